@@ -1,0 +1,304 @@
+"""The demo world: an invented country whose every fact is known.
+
+People, towns, firms, works, rivers and regions get names made of syllables, so no language model has met
+them. A fact is functional (one object for each subject and relation); hence a chain of facts has exactly
+one right answer, and evidence, difficulty and leakage can be measured exactly:
+
+    The Zolvan Lamp --written_by--> Krando Vilmesh --born_in--> Drosken --on_river--> Galmir
+
+The passage of an entity states that entity's own facts and no others. The splits `run` (corpus and
+evaluation) and `warmstart` (demonstrations) share no invented word, since a hash of a word says which split
+may use it. The same seed, split and sizes give the same bytes.
+
+    python -m data.demo_world --out outputs/demo_world --seed 0
+"""
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from data.files import write_jsonl
+from data.ratios import largest_remainder
+from data.world_language import (
+    COLOUR,
+    FIRM_NOUNS,
+    PRONOUNS,
+    RELATIONS,
+    WORK_NOUNS,
+    invented_word,
+    say,
+)
+from verl_ext.method.answers import contains_answer
+
+Split = Literal["run", "warmstart"]
+SPLITS: tuple[Split, ...] = ("run", "warmstart")
+HOPS = (1, 2, 3, 4)
+# How many of 240 passages each kind gets: other sizes keep the ratio.
+KIND_WEIGHTS = {"person": 90, "town": 40, "firm": 42, "work": 48, "river": 12, "region": 8}
+MIN_PASSAGES = 60  # below this rivers and regions are too few for four hops without a shortcut
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A thing with a name; `id` is also the id of its passage."""
+
+    id: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A corpus document: what the world says of one entity."""
+
+    id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A question of `hop` facts `entities[i] --relations[i]--> entities[i + 1]`; the last is the answer.
+
+    Fact i stands in the passage `doc_ids[i]`; `entities` holds names, so it is one longer than `doc_ids`.
+    """
+
+    id: str
+    hop: int
+    question: str
+    answer: str
+    doc_ids: tuple[str, ...]
+    entities: tuple[str, ...]
+    relations: tuple[str, ...]
+
+
+@dataclass
+class World:
+    """Entities and passages by id, facts by (subject id, relation), and the chains drawn from them.
+
+    A fact's object is an entity id or a plain value such as a year.
+    """
+
+    seed: int
+    split: Split
+    entities: dict[str, Entity] = field(default_factory=dict)
+    facts: dict[tuple[str, str], str] = field(default_factory=dict)
+    passages: dict[str, Passage] = field(default_factory=dict)
+    chains: list[Chain] = field(default_factory=list)
+
+    def name(self, thing: str) -> str:
+        """The name of an entity id; a plain value is its own name."""
+        return self.entities[thing].name if thing in self.entities else thing
+
+    def of_kind(self, kind: str) -> list[str]:
+        """Ids of all entities of a kind, in order of creation."""
+        return [entity.id for entity in self.entities.values() if entity.kind == kind]
+
+
+def split_of(word: str) -> Split:
+    """The one split that may use an invented word."""
+    return SPLITS[sha256(word.lower().encode()).digest()[0] % 2]
+
+
+def generate_world(
+    seed: int, split: Split = "run", *, passages: int = 240, chains_per_hop: int = 100
+) -> World:
+    """Build the world of one seed and split.
+
+    Raises:
+        ValueError: fewer than `MIN_PASSAGES` passages, or a world too small for `chains_per_hop` chains.
+    """
+    if passages < MIN_PASSAGES:
+        raise ValueError(f"a demo world needs at least {MIN_PASSAGES} passages, got {passages}")
+    rng = random.Random(f"{split}/{seed}")
+    world = World(seed, split)
+    _name_entities(world, passages, rng)
+    _draw_facts(world, rng)
+    for entity in world.entities.values():
+        world.passages[entity.id] = Passage(entity.id, entity.name, _passage_text(world, entity, rng))
+    for hop in HOPS:
+        world.chains += _draw_chains(world, hop, chains_per_hop, rng)
+    return world
+
+
+def chain_leaks(chain: Chain, world: World) -> bool:
+    """Whether the answer stands in the question or in a passage before the last one: a shortcut."""
+    early_texts = [f"{world.passages[doc].title}\n{world.passages[doc].text}" for doc in chain.doc_ids[:-1]]
+    return any(contains_answer(text, chain.answer) for text in (chain.question, *early_texts))
+
+
+def write_world(world: World, folder: Path) -> None:
+    """Write `corpus.jsonl` (id, title, text) and `chains.jsonl` (the fields of `Chain`) into `folder`."""
+    write_jsonl(folder / "corpus.jsonl", map(asdict, world.passages.values()))
+    write_jsonl(folder / "chains.jsonl", map(asdict, world.chains))
+
+
+# --- names and facts ---------------------------------------------------------------------------------------
+
+
+def _name_entities(world: World, passages: int, rng: random.Random) -> None:
+    used: set[str] = set()
+
+    def word() -> str:
+        while (candidate := invented_word(rng)) in used or split_of(candidate) != world.split:
+            pass
+        used.add(candidate)
+        return candidate
+
+    name_of: dict[str, Callable[[], str]] = {
+        "person": lambda: f"{word()} {word()}",
+        "firm": lambda: f"{word()} {rng.choice(FIRM_NOUNS)}",
+        "work": lambda: f"The {word()} {rng.choice(WORK_NOUNS)}",
+    }
+    counts = largest_remainder(passages, list(KIND_WEIGHTS.values()))
+    for kind, count in zip(KIND_WEIGHTS, counts, strict=True):
+        for _ in range(count):
+            name = name_of.get(kind, word)()
+            entity_id = f"{kind}-{name.lower().replace(' ', '-')}"
+            world.entities[entity_id] = Entity(entity_id, kind, name)
+
+
+def _draw_facts(world: World, rng: random.Random) -> None:
+    special = {"married_to": _marry, "taught_by": _teach, "capital": _name_capitals}
+    for relation, words in RELATIONS.items():
+        if relation in special:
+            special[relation](world, rng)
+        else:
+            objects = world.of_kind(words.object) if isinstance(words.object, str) else list(words.object)
+            deal = _deal(objects, rng)
+            for subject in world.of_kind(words.subject):
+                world.facts[subject, relation] = next(deal)
+
+
+def _deal(objects: list[str], rng: random.Random) -> Iterator[str]:
+    """Endless draws that use every object equally often."""
+    while True:
+        yield from rng.sample(objects, len(objects))
+
+
+def _marry(world: World, rng: random.Random) -> None:
+    people = world.of_kind("person")
+    married = rng.sample(people, 2 * (len(people) // 3))
+    for one, other in zip(married[::2], married[1::2], strict=True):
+        world.facts[one, "married_to"] = other
+        world.facts[other, "married_to"] = one
+
+
+def _teach(world: World, rng: random.Random) -> None:
+    """A teacher comes earlier in the list than the pupil: nobody is their own teacher's teacher."""
+    people = world.of_kind("person")
+    for i, pupil in enumerate(people[1:], start=1):
+        if rng.random() < 0.6:
+            world.facts[pupil, "taught_by"] = rng.choice(people[:i])
+
+
+def _name_capitals(world: World, rng: random.Random) -> None:
+    """A region's capital is one of its own towns."""
+    for region in world.of_kind("region"):
+        towns = [town for town in world.of_kind("town") if world.facts[town, "in_region"] == region]
+        world.facts[region, "capital"] = rng.choice(towns)
+
+
+# --- passages ----------------------------------------------------------------------------------------------
+
+
+def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
+    """Sentences of one or two clauses; the first says what the thing is, the rest come in any order."""
+    relations = [name for name in RELATIONS if (entity.id, name) in world.facts]
+    relations[1:] = rng.sample(relations[1:], len(relations) - 1)
+    clauses = [say(rng, name, world.name(world.facts[entity.id, name])) for name in relations]
+    sentences = [" and ".join(clauses[i : i + 2]) for i in range(0, len(clauses), 2)]
+    subjects = [entity.name] + [rng.choice(PRONOUNS[entity.kind])] * (len(sentences) - 1)
+    text = " ".join(f"{subject} {said}." for subject, said in zip(subjects, sentences, strict=True))
+    return f"{text} {rng.choice(COLOUR[entity.kind])}" if len(clauses) < 6 else text
+
+
+# --- chains ------------------------------------------------------------------------------------------------
+
+
+def _draw_chains(world: World, hop: int, count: int, rng: random.Random) -> list[Chain]:
+    """`count` chains without a shortcut, spread over the first documents as evenly as they allow."""
+    chains: list[Chain] = []
+    for path in _spread(list(_paths(world, hop)), rng):
+        chain = _chain(world, f"{world.split}-{hop}-{len(chains):04d}", path, rng)
+        if len(chains) == count:
+            break
+        if not chain_leaks(chain, world):
+            chains.append(chain)
+    if len(chains) < count:
+        raise ValueError(
+            f"a world of {len(world.passages)} passages has {len(chains)} chains of {hop} hops without a "
+            f"shortcut, {count} were asked for: ask for fewer chains or more passages"
+        )
+    return chains
+
+
+# (things, relations): things[i] --relations[i]--> things[i + 1]
+Walk = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def _paths(world: World, hop: int) -> Iterator[Walk]:
+    """Every walk of `hop` facts that meets no thing twice."""
+    outgoing: dict[str, list[tuple[str, str]]] = {}
+    for (subject, relation), thing in world.facts.items():
+        outgoing.setdefault(subject, []).append((relation, thing))
+
+    def walk(things: tuple[str, ...], relations: tuple[str, ...]) -> Iterator[Walk]:
+        if len(relations) == hop:
+            yield things, relations
+            return
+        for relation, thing in outgoing.get(things[-1], []):
+            if thing not in things:
+                yield from walk((*things, thing), (*relations, relation))
+
+    for start in world.entities:
+        yield from walk((start,), ())
+
+
+def _spread(paths: list[Walk], rng: random.Random) -> list[Walk]:
+    """Shuffle, then deal in rounds: one path of every first document, then a second of each, and so on."""
+    rng.shuffle(paths)
+    seen: Counter[str] = Counter()
+    rounds: list[int] = []
+    for things, _ in paths:
+        seen[things[0]] += 1
+        rounds.append(seen[things[0]])
+    return [paths[i] for i in sorted(range(len(paths)), key=rounds.__getitem__)]
+
+
+def _chain(world: World, chain_id: str, path: Walk, rng: random.Random) -> Chain:
+    things, relations = path
+    names = tuple(map(world.name, things))
+    question = compose_question(names[0], relations, rng)
+    return Chain(chain_id, len(relations), question, names[-1], things[:-1], names, relations)
+
+
+def compose_question(start: str, relations: tuple[str, ...], rng: random.Random) -> str:
+    """Ask for the end of a walk from the name `start`, in one of the phrasings of each relation."""
+    phrase = start
+    for relation in relations[:-1]:
+        phrase = rng.choice(RELATIONS[relation].means).format(x=phrase)
+    return rng.choice(RELATIONS[relations[-1]].asks).format(x=phrase)
+
+
+def main() -> None:
+    """Command line: write the corpus and the chains of one world."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, required=True, help="folder for corpus.jsonl and chains.jsonl")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--split", choices=SPLITS, default="run")
+    parser.add_argument("--passages", type=int, default=240)
+    parser.add_argument("--chains-per-hop", type=int, default=100)
+    args = parser.parse_args()
+    world = generate_world(args.seed, args.split, passages=args.passages, chains_per_hop=args.chains_per_hop)
+    write_world(world, args.out)
+    print(f"{len(world.passages)} passages and {len(world.chains)} chains of 1 to 4 hops in {args.out}")
+
+
+if __name__ == "__main__":
+    main()

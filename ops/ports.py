@@ -1,0 +1,52 @@
+"""Choose the port a service will listen on, before anything is started.
+
+A port that somebody asked for is theirs or an error that names the holder; silently moving elsewhere would
+leave clients talking to a stranger. A port nobody asked for is any free one.
+"""
+
+import errno
+import socket
+
+import psutil
+
+
+class PortTaken(RuntimeError):
+    """The port that was asked for already has a listener."""
+
+
+def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
+    """Return a TCP port on which a server can listen at `host`.
+
+    The port is not held: between this call and the server's own bind another process could take it.
+
+    Args:
+        preferred: the port the user set, or None for any free one.
+        host: the address the server will bind, IPv4 or IPv6.
+
+    Raises:
+        PortTaken: `preferred` is in use; the message names the holder where the system tells.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: connections in TIME_WAIT from an earlier run do not count, a listener does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, preferred or 0))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise PortTaken(
+                f"port {preferred} on {host} is taken by {_holder(preferred)}. "
+                "Stop that process, set another port, or leave the port unset to get a free one."
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _holder(port: int | None) -> str:
+    """Say who listens on `port`; other users' processes are hidden from an ordinary user."""
+    try:
+        listeners = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        pid = next(c.pid for c in listeners if c.pid and c.laddr and c.laddr.port == port)
+        return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())})"
+    except (StopIteration, psutil.Error):
+        return "a process this user may not see"

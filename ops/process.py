@@ -1,0 +1,131 @@
+"""One supervised child process: started under a keeper, its output teed, its end explained, its tree ended.
+
+Every child carries `DRZERO_RUN_ID`, a fresh id, in its environment, and so does all that it starts. The
+keeper (`ops.child`) ends the tree it can see; the id is for the case where the keeper itself was killed: then
+descendants are found by it, whatever session or parent they have by now, and nothing else can be hit. It does
+not replace the keeper, since a process that sets its own title (Ray's Python workers do) overwrites the
+environment that the system shows.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from ops import child
+from ops.logs import LogTee, say
+
+RUN_ID_VARIABLE = "DRZERO_RUN_ID"
+_KEEPER_MARGIN_S = 5.0  # what the keeper needs beyond the grace that it gives its command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What to run: `env` is added to this process's environment, output goes to `log_path` (appended)."""
+
+    name: str
+    command: tuple[str, ...]
+    log_path: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class ChildError(RuntimeError):
+    """A child process is at fault: which, how it ended, its first error, its last lines, its log."""
+
+    def __init__(self, message: str, failed: "Child") -> None:
+        self.name = failed.spec.name
+        self.exit_code = failed.poll()
+        self.first_error = failed.first_error
+        self.log_path = failed.spec.log_path
+        lines = [message]
+        if self.first_error:
+            lines.append(f"first error: {self.first_error}")
+        if tail := failed.tail()[-15:]:
+            lines += ["last lines:", *(f"  {line}" for line in tail)]
+        super().__init__("\n".join([*lines, f"log: {self.log_path}"]))
+
+
+class Child:
+    """A running command; start it from a thread that lives as long as it should (see `ops.child`)."""
+
+    def __init__(self, spec: Command, grace_s: float = 10.0) -> None:
+        """Start `spec`; on a stop it has `grace_s` seconds between SIGTERM and SIGKILL."""
+        self.spec = spec
+        self.run_id = uuid.uuid4().hex
+        self._grace_s = grace_s
+        keeper = [sys.executable, "-P", child.__file__, str(os.getpid()), str(grace_s)]
+        self._keeper = subprocess.Popen(
+            [*keeper, *spec.command],
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, RUN_ID_VARIABLE: self.run_id},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal is the supervisor's to handle, in its order
+        )
+        self._tee = LogTee(spec.name, cast(BufferedReader, self._keeper.stdout), spec.log_path)
+
+    @property
+    def pid(self) -> int:
+        """The keeper's pid: the command and all its descendants are below it."""
+        return self._keeper.pid
+
+    @property
+    def first_error(self) -> str | None:
+        """The first line of output that looks like an error."""
+        return self._tee.first_error
+
+    def tail(self) -> list[str]:
+        """Return the last lines of output, oldest first."""
+        return self._tee.tail()
+
+    def poll(self) -> int | None:
+        """Return None while it runs, then the exit code (negative: the signal that ended it)."""
+        code = self._keeper.poll()
+        if code is not None:
+            self._tee.join()  # so that the last lines are there when the exit is reported
+        return code
+
+    def stop(self) -> None:
+        """End the whole tree, if need be by SIGKILL, and wait for it; harmless when it has ended already."""
+        if self._keeper.poll() is None:
+            self._keeper.send_signal(signal.SIGTERM)
+            try:
+                self._keeper.wait(self._grace_s + _KEEPER_MARGIN_S)
+            except subprocess.TimeoutExpired:
+                say(self.spec.name, "did not end in time; killing it")
+                self._keeper.kill()
+                self._keeper.wait()
+        for process in marked_processes(self.run_id):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._tee.join()
+
+
+def marked_processes(run_id: str) -> list[psutil.Process]:
+    """Return the processes of this machine whose environment at their start carried `run_id`."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
+            if process.environ().get(RUN_ID_VARIABLE) == run_id:
+                found.append(process)
+    return found
+
+
+def describe_exit(code: int) -> str:
+    """Say in words how a process ended: `code` as `Popen.returncode` gives it."""
+    signum = -code if code < 0 else code - 128  # shells report a signal as 128 + its number
+    try:
+        name = signal.Signals(signum).name
+    except ValueError:
+        return f"exit code {code}"
+    hint = ", often for lack of memory" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}" if code < 0 else f"exit code {code} (a child was killed by {name}{hint})"

@@ -1,0 +1,78 @@
+"""One composed config per stage: what preflight judges, what the child process gets, what is kept with the run.
+
+    config = compose_stage("challenger", ["hardware=cpu", "trainer.total_training_steps=2", "+trainer.foo=1"])
+
+Hydra composes once, in this process; the trainer reads the resolved file (`--config-name resolved`) and never
+composes again, so that what was checked is what runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from ops.atomic import atomic_write
+from pipeline.overrides import check_overrides
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+RESOLVED = "resolved"
+"""Name of the resolved config in a run's folder."""
+
+OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
+
+
+def detect_hardware() -> str:
+    """The hardware profile of this machine: 8xh100 from 8 GPUs on, single_gpu from 1 on, else cpu."""
+    if shutil.which("nvidia-smi") is None:
+        return "cpu"
+    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False).stdout
+    gpus = sum(line.startswith("GPU ") for line in listing.splitlines())
+    return "8xh100" if gpus >= 8 else "single_gpu" if gpus else "cpu"
+
+
+def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose `config/{stage}.yaml` with overrides in Hydra's grammar; paths come out absolute.
+
+    `hardware=` is picked by what the machine has unless an override says it. Raises OverrideError for an
+    override that cannot do what it says.
+    """
+    overrides = list(overrides)
+    check_overrides(overrides, CONFIG_DIR, stage)
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        config = compose(stage)
+        has_hardware = "trainer" in config
+        if has_hardware and not any(override.startswith("hardware=") for override in overrides):
+            overrides.append(f"hardware={detect_hardware()}")
+        config = compose(stage, overrides=overrides)
+    with open_dict(config):
+        for name, path in config.paths.items():
+            config.paths[name] = os.path.abspath(path)
+        if "run" in config:
+            config.run.dir = os.path.abspath(config.run.dir)
+    return config
+
+
+def resolve(config: DictConfig) -> DictConfig:
+    """The same config without interpolations; raises OmegaConf's error for a key that has no value."""
+    return OmegaConf.create(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
+
+
+def write_resolved(config: DictConfig) -> Path:
+    """Write what the trainer reads into the run's folder: the config, and the two files veRL loads by path.
+
+    `search_tool` and `agent_loops` go to files of their own, because veRL takes tools and agent loops from
+    paths. Returns the path of the resolved config.
+    """
+    folder = Path(config.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / "search_tool_config.yaml", OmegaConf.to_yaml(config.search_tool))
+    atomic_write(folder / "agent_loops.yaml", OmegaConf.to_yaml(config.agent_loops.loops))
+    path = folder / f"{RESOLVED}.yaml"
+    atomic_write(path, OmegaConf.to_yaml(config))
+    return path

@@ -1,0 +1,344 @@
+"""Judge Hydra overrides as users type them, before anything starts.
+
+Hydra alone lets two kinds of mistake through that surface only after the services are up: a `+key` under a
+node that veRL turns into a dataclass (`unexpected keyword argument` in a worker), and a plain value that
+replaces a whole node (`trainer=async`). And where it does refuse, it advises `+key` even for a misspelt key.
+Here every override gets one verdict, and each refusal names what was meant.
+
+Overrides are applied one after the other to a copy of the composed config, as Hydra does, so that a later
+override may use a key which an earlier one added. What is not judged here (packages of groups, types) is left
+to Hydra's own composition, whose message is passed on.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+# Keys of older veRL releases and their guides: old key -> (today's key, why). Nearest-name search would miss
+# these.
+RENAMED: dict[str, tuple[str, str]] = {
+    "actor_rollout_ref.actor.micro_batch_size_per_gpu": (
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "veRL names the actor's batch sizes after the update they belong to",
+    ),
+    "actor_rollout_ref.rollout.micro_batch_size_per_gpu": (
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+        "outside the update, micro-batches are those of the log-prob computation",
+    ),
+    "actor_rollout_ref.ref.micro_batch_size_per_gpu": (
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+        "outside the update, micro-batches are those of the log-prob computation",
+    ),
+    "critic.micro_batch_size_per_gpu": (
+        "critic.ppo_micro_batch_size_per_gpu",
+        "veRL names the critic's batch sizes after the update they belong to",
+    ),
+    "actor_rollout_ref.rollout.multi_turn.max_turns": (
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
+        "veRL caps assistant turns and user turns apart",
+    ),
+    "actor_rollout_ref.rollout.tp": (
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "engines call it tp, veRL spells it out",
+    ),
+}
+
+Tree = dict[str, Any]
+_ABSENT: Any = object()
+# What composition raises for a bad override; the plain ones where Hydra foresaw none (~list.0).
+_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
+# Read by Hydra's instantiation itself, so no field of the class is needed.
+_INSTANTIATE_KEYS = {"_target_", "_convert_", "_recursive_", "_partial_", "_args_"}
+
+
+class OverrideError(ValueError):
+    """An override that cannot do what it says; the message names it and what was probably meant."""
+
+
+def check_overrides(overrides: list[str], config_dir: Path, config_name: str) -> None:
+    """Judge `overrides` against the config `config_name` of `config_dir`; return when all are fine.
+
+    Raises:
+        OverrideError: for the first override that is not.
+    """
+    parsed = [_parse(text) for text in overrides]
+    with initialize_config_dir(str(config_dir.resolve()), version_base=None):
+        groups = _Groups(config_dir, config_name, [o for o in overrides if o.startswith("hydra.")])
+        values = [o for o in parsed if not groups.selects(o)]
+        config: Tree = _plain(groups.compose([o for o in parsed if o not in values]))
+        for override in values:
+            if not override.key_or_group.startswith("hydra."):
+                _check_value(override, config, groups)
+                _apply(override, config)
+        try:
+            compose(config_name, overrides=overrides)
+        except _HYDRA_ERRORS as error:
+            raise _refused_by_hydra(overrides, error) from None
+
+
+def _parse(text: str) -> Override:
+    """Parse one override by Hydra's grammar."""
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except (HydraException, ValueError, RecursionError) as error:
+        position = _position(text, error)
+        raise OverrideError(
+            f"override {text!r} is not valid: {_first_paragraph(error)}\n"
+            f"  {text}\n  {' ' * position}^ at position {position + 1}\n"
+            "An override reads key=value, +key=value (a new key) or ~key (delete). Quote a value with "
+            "special characters twice, once for the shell and once for Hydra: 'key=\"a, b: {c}\"'."
+        ) from None
+    if not override.key_or_group:
+        raise OverrideError(f"override {text!r} has no key: write key=value")
+    if override.is_sweep_override():
+        raise OverrideError(
+            f"override {text!r} is a sweep over several values, and a run takes one. "
+            f"A list is written {override.key_or_group}=[a,b]; a text with a comma is quoted: "
+            f"'{override.key_or_group}=\"a,b\"'."
+        )
+    return override
+
+
+def _position(text: str, error: BaseException) -> int:
+    """Return where in `text` the parser stopped: its own figure where it gives one, else the end."""
+    cause: Any = error.__cause__
+    start = getattr(cause, "startIndex", None)  # a character that no token begins with
+    if start is None:
+        start = getattr(getattr(cause, "offendingToken", None), "start", None)  # a token out of place
+    return len(text) if start is None else min(max(start, 0), len(text))
+
+
+def _refused_by_hydra(overrides: list[str], error: BaseException) -> OverrideError:
+    return OverrideError(f"Hydra cannot compose {' '.join(overrides)!r}: {_first_paragraph(error)}")
+
+
+def _first_paragraph(error: BaseException) -> str:
+    """Return the message without Hydra's search path and link to its manual."""
+    lines = str(error).split("\nConfig search path")[0].splitlines()
+    return " ".join(line.strip() for line in lines if line.strip() and "hydra.cc/docs" not in line)
+
+
+class _Groups:
+    """The config groups on Hydra's search path, inside an `initialize_config_dir`."""
+
+    def __init__(self, config_dir: Path, config_name: str, hydra_overrides: list[str]) -> None:
+        self._dir, self._config_name = config_dir, config_name
+        self._context = hydra_overrides  # they may set the search path
+        self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
+
+    def names(self) -> list[str]:
+        """Return all top-level groups."""
+        return self._list("", ObjectType.GROUP)
+
+    def options(self, group: str) -> list[str]:
+        """Return what `group` can be set to: the recipe's own files if it has any, else veRL's."""
+        own = sorted(path.stem for path in (self._dir / group).glob("*.yaml"))
+        return own or self._list(group, ObjectType.CONFIG)
+
+    def selects(self, override: Override) -> bool:
+        """Tell whether Hydra takes `override` as the choice of a group's option rather than as a value."""
+        group = override.key_or_group
+        if override.package is not None:
+            return True
+        return not isinstance(override.value(), dict) and bool(
+            self._list(group, ObjectType.CONFIG) or self._list(group, ObjectType.GROUP)
+        )
+
+    def compose(self, choices: list[Override]) -> DictConfig:
+        """Compose the config with group choices alone."""
+        for choice in choices:
+            value = choice.value()
+            names = value if isinstance(value, list) else [value]
+            if not choice.is_delete() and not all(isinstance(name, str) for name in names):
+                raise OverrideError(
+                    f"{choice.input_line!r}: {choice.key_or_group!r} is a config group and takes "
+                    f"the name of an option: {', '.join(self.options(choice.key_or_group))}"
+                )
+        lines = [choice.input_line or "" for choice in choices]
+        try:
+            return compose(self._config_name, overrides=self._context + lines)
+        except MissingConfigException as error:
+            group, _, option = (error.missing_cfg_file or "").rpartition("/")
+            if not lines or not group:
+                raise
+            options = self.options(group)
+            near = _meant(difflib.get_close_matches(option, options))
+            raise OverrideError(
+                f"config group {group!r} has no option {option!r}{near} Options: {', '.join(options)}"
+            ) from None
+        except _HYDRA_ERRORS as error:
+            if not (lines or self._context):  # the config itself is broken
+                raise
+            raise _refused_by_hydra(self._context + lines, error) from None
+
+    def _list(self, group: str, kind: ObjectType) -> list[str]:
+        return self._loader.get_group_options(group, kind, self._config_name, self._context)
+
+
+def _check_value(override: Override, config: Tree, groups: _Groups) -> None:
+    key, line = override.key_or_group, override.input_line
+    found = _find(config, key)
+    if override.is_delete():
+        if found is _ABSENT:
+            raise OverrideError(f"{line!r}: there is no key {key!r} to delete{_nearest(key, config)}")
+        return
+    if found is _ABSENT and key in RENAMED:
+        successor, reason = RENAMED[key]
+        raise OverrideError(
+            f"{line!r}: {key!r} is now {successor!r} ({reason}). "
+            f"Write {successor}={override.get_value_element_as_str()}"
+        )
+    paths = list(_leaves(key, override.value())) if isinstance(found, dict) or found is _ABSENT else [key]
+    new = [path for path in paths if _find(config, path) is _ABSENT]
+    if override.is_add() and not new:
+        raise OverrideError(f"{line!r}: {key!r} exists already. To set it, write {str(line)[1:]}")
+    if override.is_add() or override.is_force_add():
+        for path in new:
+            _check_field(override, path, config)
+    elif new:
+        raise OverrideError(
+            f"{line!r}: there is no key {new[0]!r}{_nearest(new[0], config, groups.names())} "
+            f"To add a new key on purpose, write +{line}"
+        )
+    if isinstance(found, dict):
+        _check_mapping(override, found, groups)
+
+
+def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
+    """Refuse a plain value for a mapping; null (which switches a part off) and an interpolation may stand."""
+    key, value = override.key_or_group, override.value()
+    if value is None or isinstance(value, dict) or (isinstance(value, str) and value.startswith("${")):
+        return
+    choices = [(group, option) for group in groups.names() for option in groups.options(group)]
+    meant = [
+        f"{group}={option}" for group, option in choices if value == option or value in option.split("_")
+    ]
+    hint = f" A config group has that option: {', '.join(meant)}." if meant else ""
+    raise OverrideError(
+        f"{override.input_line!r} would replace the whole mapping {key!r} by a plain value.{hint} "
+        f"To change one of its keys, write {key}.{next(iter(found), 'KEY')}=VALUE. Keys: {', '.join(found)}"
+    )
+
+
+def _check_field(override: Override, path: str, config: Tree) -> None:
+    """Refuse a new key below a dataclass node that has no such field."""
+    parts = path.split(".")
+    for depth in range(len(parts) - 1, 0, -1):  # the nearest dataclass above decides
+        owner, name = ".".join(parts[:depth]), parts[depth]
+        node = _find(config, owner)
+        if isinstance(node, dict) and "_target_" in node:
+            break
+    else:
+        return
+    fields = _field_names(str(node["_target_"]))
+    # A key that veRL's own YAML has here is fine though no field: veRL takes it out beforehand.
+    if fields is None or name in fields or name in node or name in _INSTANTIATE_KEYS:
+        return
+    raise OverrideError(
+        f"{override.input_line!r}: veRL makes {owner!r} into {node['_target_']}, which has no field {name!r}"
+        f"{_meant(difflib.get_close_matches(name, fields | set(node), n=2), f'{owner}.')} "
+        "A + cannot add a field to a dataclass."
+    )
+
+
+def _field_names(target: str) -> set[str] | None:
+    """Return the fields of the dataclass at the import path `target`; None where it is none."""
+    try:
+        cls = get_class(target)  # imports that module only, and only now: it takes seconds for veRL's
+    except Exception:  # importing somebody's module can fail in any way, and is not this override's fault
+        return None
+    return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
+
+
+def _plain(node: Any) -> Any:
+    """Return a config as plain dicts and lists with text keys, interpolations unresolved."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=False)
+    if isinstance(node, dict):
+        return {str(name): _plain(inner) for name, inner in node.items()}
+    return [_plain(inner) for inner in node] if isinstance(node, list) else node
+
+
+def _find(config: Tree, key: str) -> Any:
+    """Return what stands at the dotted `key`, or `_ABSENT`."""
+    node: Any = config
+    for part in key.split("."):
+        if isinstance(node, list):
+            node = node[int(part)] if part.isdecimal() and int(part) < len(node) else _ABSENT
+        else:
+            node = node.get(part, _ABSENT) if isinstance(node, dict) else _ABSENT
+    return node
+
+
+def _apply(override: Override, config: Tree) -> None:
+    """Do to `config` what Hydra will do to its own, as far as later overrides can see."""
+    *parents, name = override.key_or_group.split(".")
+    node = config
+    for part in parents:
+        inner = node.get(part)
+        if isinstance(inner, list):
+            return
+        if not isinstance(inner, dict):
+            inner = node[part] = {}
+        node = inner
+    if override.is_delete():
+        node.pop(name, None)
+    else:
+        node[name] = _merged(node.get(name), _plain(override.value()))
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{name: _merged(old.get(name), inner) for name, inner in new.items()}}
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    """Yield the dotted keys that setting `key` to `value` sets."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key
+
+
+def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of a config, mappings included."""
+    for name, inner in node.items():
+        yield prefix + name
+        if isinstance(inner, dict):
+            yield from _dotted_keys(inner, f"{prefix}{name}.")
+
+
+def _nearest(key: str, config: Tree, groups: Iterable[str] = ()) -> str:
+    """Say what an unknown key may mean: its name elsewhere, else a similar key, else a similar name."""
+    keys = [*_dotted_keys(config), *groups]
+    by_name: dict[str, list[str]] = {}
+    for known in keys:
+        by_name.setdefault(known.rpartition(".")[2], []).append(known)
+    name = key.rpartition(".")[2]
+    similar_names = difflib.get_close_matches(name, by_name, n=1, cutoff=0.8)
+    candidates = by_name.get(name) or difflib.get_close_matches(key, keys, n=2)
+    candidates = candidates or [known for similar in similar_names for known in by_name[similar]]
+    return _meant(
+        sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, key, known).ratio())[:2]
+    )
+
+
+def _meant(candidates: Iterable[str], prefix: str = "") -> str:
+    """Return a sentence end and, where there are candidates, the question."""
+    quoted = [repr(prefix + candidate) for candidate in dict.fromkeys(candidates)]
+    return f". Did you mean {' or '.join(quoted)}?" if quoted else "."

@@ -1,0 +1,46 @@
+"""The prepare-data stage: index a corpus where one is given, then write the challenger's prompts.
+
+    drzero prepare-data source=papers.jsonl            # index, then prompts
+    drzero prepare-data chroma.path=my/chromadb        # prompts from an index that is there
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+from transformers import AutoTokenizer
+
+from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
+from pipeline.checks import check_model_folder
+from pipeline.compose import resolve
+from search.embedders import EmbedderSpec
+from search.index import build_index
+from search.store import iter_documents
+
+
+def run_prepare_data(config: DictConfig) -> PrepareReport:
+    """Write `zero_ratio….parquet` and its held-out split; prints and returns what was done.
+
+    Raises CorpusError, StoreError or ValueError with nothing half-written.
+    """
+    config = resolve(config)
+    check_model_folder(config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path")
+    chroma_path, collection = Path(config.chroma.path), config.chroma.collection
+    if config.source is not None:
+        embedder = EmbedderSpec(config.retrieval.embedder, config.retrieval.device)
+        print(build_index(Path(config.source), chroma_path, collection, embedder, replace=config.replace))
+    report = prepare_challenger_prompts(
+        iter_documents(chroma_path, collection),
+        rows=config.rows,
+        hop_ratio=list(config.hop_ratio),
+        tokenizer=AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path),
+        max_document_tokens=config.max_document_tokens,
+        prompt_form=config.prompts.form,
+        heldout_rows=config.heldout_rows,
+        seed=config.data.seed,
+        corpus_id=collection,
+        out_dir=Path(config.out_dir),
+    )
+    print(report.summary())
+    return report

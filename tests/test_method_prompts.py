@@ -1,0 +1,48 @@
+"""What the prompts must say."""
+
+from typing import get_args
+
+import pytest
+
+from verl_ext.method.answers import extract_last_tag
+from verl_ext.method.prompts import PromptForm, challenger_messages, solver_messages
+
+
+def text_of(messages: list[dict[str, str]]) -> str:
+    return "\n".join(message["content"] for message in messages)
+
+
+@pytest.mark.parametrize("form", get_args(PromptForm))
+@pytest.mark.parametrize("hop", [1, 2, 3, 4])
+def test_the_challenger_sees_the_document_between_markers(form: PromptForm, hop: int) -> None:
+    assert (
+        extract_last_tag(text_of(challenger_messages("Some {curly} text.", hop, form)), "document")
+        == "Some {curly} text."
+    )
+
+
+@pytest.mark.parametrize("form", get_args(PromptForm))
+def test_hop_counts_give_different_prompts(form: PromptForm) -> None:
+    assert len({text_of(challenger_messages("d", hop, form)) for hop in (1, 2, 3, 4)}) == 4
+
+
+def test_the_full_form_says_how_many_searches_and_turns_there_are() -> None:
+    text = text_of(challenger_messages("d", 3, "full", max_turns=7))
+    assert "exactly 3 hops" in text and "at least 2 times" in text and "at most 7 turns" in text
+
+
+@pytest.mark.parametrize("form", get_args(PromptForm))
+def test_the_solver_sees_the_question(form: PromptForm) -> None:
+    assert "Who {x}?" in text_of(solver_messages(" Who {x}? ", form))
+
+
+@pytest.mark.parametrize("form", get_args(PromptForm))
+def test_control_tokens_cannot_leave_the_document_or_the_question(form: PromptForm) -> None:
+    assert "<|im_end|>" not in text_of(
+        challenger_messages("a<|im_end|>", 1, form) + solver_messages("b<|im_end|>", form)
+    )
+
+
+def test_a_question_without_hops_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one hop"):
+        challenger_messages("d", 0, "full")

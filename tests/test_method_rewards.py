@@ -1,0 +1,193 @@
+"""Challenger and solver rewards, part by part."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_ext.method.challenger_reward import challenger_reward, difficulty, extract_pair, has_integrity
+from verl_ext.method.format_score import answer_part, think_part, tool_part
+from verl_ext.method.solver_reward import solver_reward
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+
+DOCUMENT = "Brann Halvorsen designed the Ostrel lighthouse in 1893."
+ANSWERED = SearchCall("raw", ("q",), response="[1] Halvorsen: He was born in the village of Kestmoor.")
+UNANSWERED = SearchCall("raw", ("q",))
+INVALID = SearchCall("raw", None, response="Error", error="the call is not JSON")
+FAILED = SearchCall("raw", ("q",), failed=True, error="HTTP 503")
+
+
+def ask(question: str, answer: str, thinking: str = "<think>hm</think>") -> Turn:
+    return Turn(f"{thinking}<question>{question}</question>\n<answer>{answer}</answer>")
+
+
+def trajectory(*calls: SearchCall, last: Turn) -> Trajectory:
+    return Trajectory((*(Turn("<think>search</think>", (call,)) for call in calls), last))
+
+
+GOOD = trajectory(ANSWERED, last=ask("Where was the designer of the Ostrel lighthouse born?", "Kestmoor"))
+
+
+@given(st.integers(2, 20).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_difficulty_falls_in_equal_steps_from_one_right_attempt_to_all(k_of_n: tuple[int, int]) -> None:
+    k, n = k_of_n
+    expected = Fraction(n - k, n - 1) if k else Fraction(0)
+    assert difficulty(k, n) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(("k", "n"), [(-1, 5), (6, 5), (1, 1), (0, 0)])
+def test_impossible_counts_are_refused(k: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"{k} right of {n}"):
+        difficulty(k, n)
+
+
+@pytest.mark.parametrize(
+    ("texts", "share"),
+    [
+        (["<think>a</think> x", "\n<think>b</think>"], 1.0),
+        (["<think>a</think>", "x <think>b</think>"], 0.5),
+        (["<think>never closed"], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_thinking_counts_where_a_turn_opens_with_a_closed_block(texts: list[str], share: float) -> None:
+    assert think_part(Trajectory(tuple(map(Turn, texts)))) == share
+
+
+@pytest.mark.parametrize(
+    ("calls", "hop", "score"),
+    [
+        ((), 1, 1.0),
+        ((UNANSWERED,), 1, 1.0),
+        ((), 2, 0.0),
+        ((INVALID,), 2, 0.0),
+        ((ANSWERED,), 2, 1.0),
+        ((ANSWERED,), 3, 2 / 3),
+        ((ANSWERED,), 4, 0.5),
+        ((ANSWERED, INVALID), 4, 0.5),
+        ((ANSWERED,) * 5, 4, 1.0),
+        ((ANSWERED, UNANSWERED), 4, 0.0),
+    ],
+)
+def test_tool_part_counts_valid_answered_calls_against_hops(
+    calls: tuple[SearchCall, ...], hop: int, score: float
+) -> None:
+    assert tool_part(Trajectory((Turn("", calls),)), hop) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("the Ostrel lighthouse", 1.0),
+        ("Yes", 1.0),
+        ("no.", 1.0),
+        ("Halvorsen designed the Ostrel lighthouse in 1893", 0.5),
+        ("Paris", 0.0),
+        ("strel", 0.0),
+        ("the", 0.0),
+    ],
+)
+def test_answer_part_wants_few_words_with_evidence(answer: str, score: float) -> None:
+    assert answer_part(answer, [DOCUMENT]) == score
+
+
+@pytest.mark.parametrize(("words", "score"), [(1, 1.0), (5, 1.0), (6, 0.5), (10, 0.5), (11, 0.0)])
+def test_answer_part_steps_at_five_and_ten_words(words: int, score: float) -> None:
+    answer = " ".join(f"w{i}" for i in range(words))
+    assert answer_part(answer, [f"x {answer} y"]) == score
+
+
+def test_evidence_does_not_reach_across_two_texts() -> None:
+    assert answer_part("red fox", ["it is red", "fox hunting"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "integrity"),
+    [
+        ("Who?", "Ann", True),
+        (None, "Ann", False),
+        ("Who?", None, False),
+        ("?!", "Ann", False),
+        ("Who?", "The", False),
+        ("What is Oslo's river?", "Oslo", False),
+        ("Which U.S. state?", "us", False),
+    ],
+)
+def test_integrity(question: str | None, answer: str | None, integrity: bool) -> None:
+    assert has_integrity(question, answer) is integrity
+
+
+def test_the_pair_comes_from_the_last_turn_after_its_thinking() -> None:
+    last = ask("Q2?", "A2", thinking="<think><question>no</question><answer>no</answer></think>")
+    assert extract_pair(Trajectory((ask("Q1?", "A1"), last))) == ("Q2?", "A2")
+
+
+def test_a_pair_only_thought_of_is_no_pair() -> None:
+    thought = Turn("<think><question>Q</question><answer>A</answer></think>")
+    assert extract_pair(Trajectory((thought,))) == (None, None)
+
+
+def test_the_reward_is_difficulty_plus_half_the_format_score() -> None:
+    score = challenger_reward(GOOD, DOCUMENT, 2, n=5, k=2)
+    assert score.valid and score.integrity
+    assert (score.think, score.tool, score.answer_part, score.format) == (1, 1, 1, 1)
+    assert score.score == pytest.approx(3 / 4 + 1 / 2)
+
+
+@given(st.integers(0, 5), st.integers(1, 4))
+def test_the_reward_is_put_together_from_its_components(k: int, hop: int) -> None:
+    score = challenger_reward(GOOD, DOCUMENT, hop, n=5, k=k)
+    tool = Fraction(min(2, hop), hop) if hop > 1 else Fraction(1)
+    expected = (Fraction(5 - k, 4) if 0 < k < 5 else 0) + Fraction(1, 2) * (3 + tool) / 4
+    assert score.score == pytest.approx(float(expected))
+
+
+def test_a_question_nobody_or_everybody_answers_keeps_its_format_score() -> None:
+    assert {challenger_reward(GOOD, DOCUMENT, 2, n=5, k=k).score for k in (0, 5)} == {0.5}
+
+
+def test_a_question_without_integrity_scores_zero_and_is_valid_data() -> None:
+    leaked = trajectory(last=ask("Is it Kestmoor?", "Kestmoor"))
+    score = challenger_reward(leaked, DOCUMENT, 1, n=5, k=None)
+    assert (score.score, score.valid, score.reason_invalid) == (0.0, True, None)
+
+
+def test_unfinished_attempts_make_the_sample_invalid() -> None:
+    score = challenger_reward(GOOD, DOCUMENT, 2, n=5, k=None)
+    assert (score.score, score.valid) == (0.0, False)
+    assert score.reason_invalid == "fewer than 5 solver attempts were finished"
+
+
+@pytest.mark.parametrize("last", [ask("Where?", "Kestmoor"), Turn("gave up")])
+def test_a_failed_search_makes_the_sample_invalid_whatever_came_of_it(last: Turn) -> None:
+    score = challenger_reward(trajectory(ANSWERED, FAILED, last=last), DOCUMENT, 3, n=5, k=3)
+    assert (score.score, score.valid) == (0.0, False)
+    assert "1 of the challenger's searches failed: HTTP 503" in str(score.reason_invalid)
+
+
+def test_a_trajectory_without_turns_scores_zero() -> None:
+    assert challenger_reward(Trajectory(), DOCUMENT, 1, n=5, k=None).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<think>x</think><answer>the Kestmoor.</answer>", 1.0),
+        ("<answer>Kestmoor village</answer>", 0.0),
+        ("It is Kestmoor.", 0.0),
+        ("<think><answer>Kestmoor</answer></think>", 0.0),
+    ],
+)
+def test_the_solver_is_paid_for_an_exact_match(text: str, score: float) -> None:
+    assert solver_reward(Trajectory((Turn(text),)), ["Kestmoor"]).score == score
+
+
+def test_a_solver_sample_with_a_failed_search_is_invalid() -> None:
+    score = solver_reward(trajectory(FAILED, last=Turn("<answer>x</answer>")), ["x"])
+    assert (score.score, score.valid) == (0.0, False)
+
+
+def test_a_question_without_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ground_truth\.target"):
+        solver_reward(GOOD, [])

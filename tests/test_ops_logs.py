@@ -1,0 +1,104 @@
+"""Teeing a child's output."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from ops.logs import LogTee, looks_like_error
+
+
+def tee(folder: Path, content: bytes, keep: int = 30) -> LogTee:
+    reader, writer = os.pipe()
+    result = LogTee("main", io.BufferedReader(io.FileIO(reader)), folder / "logs" / "main.log", keep)
+    with open(writer, "wb") as pipe:
+        pipe.write(content)
+    result.join()
+    return result
+
+
+def test_the_log_file_holds_every_byte(tmp_path: Path) -> None:
+    content = b"one\n\xff\xfe\r\n 10%\r 20%\rdone\nno end"
+    tee(tmp_path, content)
+    assert (tmp_path / "logs" / "main.log").read_bytes() == content
+
+
+def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
+    tee(tmp_path, b"one\n")
+    tee(tmp_path, b"two\n")
+    assert (tmp_path / "logs" / "main.log").read_text() == "one\ntwo\n"
+
+
+def test_every_line_is_printed_behind_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tee(tmp_path, b"one\ntwo\r\nno end")
+    assert capsys.readouterr().out == "[main] one\n[main] two\n[main] no end\n"
+
+
+def test_a_progress_bar_is_printed_in_its_last_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tee(tmp_path, b" 10%\r 20%\r100%\n")
+    assert capsys.readouterr().out == "[main] 100%\n"
+
+
+def test_only_the_last_lines_are_remembered(tmp_path: Path) -> None:
+    assert tee(tmp_path, b"1\n2\n3\n", keep=2).tail() == ["2", "3"]
+
+
+def test_output_without_line_ends_is_read_to_its_end(tmp_path: Path) -> None:
+    tee(tmp_path, b"x" * 1_000_000)
+    assert (tmp_path / "logs" / "main.log").stat().st_size == 1_000_000
+
+
+def test_a_closed_terminal_does_not_stop_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stdout", closed)
+    assert tee(tmp_path, b"one\ntwo\n").tail() == ["one", "two"]
+
+
+def test_the_first_error_is_the_end_of_the_first_traceback(tmp_path: Path) -> None:
+    log = b"""INFO start
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    raise KeyError("Error: not this line")
+torch.cuda.OutOfMemoryError: CUDA out of memory
+
+During handling of the above exception, another exception occurred:
+
+RuntimeError: worker died
+"""
+    assert tee(tmp_path, log).first_error == "torch.cuda.OutOfMemoryError: CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: bad",
+        "(TaskRunner pid=12) ray.exceptions.RayTaskError: x",
+        "KeyError",
+        "2026-01-01 12:00:00 ERROR [server] cannot bind",
+        "Fatal Python error: Aborted",
+        "Segmentation fault (core dumped)",
+        "Error: cannot start 'x'",
+    ],
+)
+def test_an_error_line_is_recognised(line: str) -> None:
+    assert looks_like_error(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "step 1 errors: 0",
+        '    raise ValueError("Error: x")',
+        '(TaskRunner pid=12)     raise ValueError("Error: x")',
+        "WARNING ImportError: optional part missing",
+        "a.py:3: UserWarning: ImportError: optional part missing",
+        "error_rate 0.0",
+    ],
+)
+def test_a_harmless_line_is_no_error(line: str) -> None:
+    assert not looks_like_error(line)

@@ -1,0 +1,41 @@
+"""Choosing ports."""
+
+import os
+import socket
+
+import pytest
+
+from ops.ports import PortTaken, free_port
+
+
+def test_an_unset_port_is_one_that_can_be_bound() -> None:
+    with socket.create_server(("127.0.0.1", free_port(None))):
+        pass
+
+
+def test_a_free_port_that_was_asked_for_is_given() -> None:
+    port = free_port(None)
+    assert free_port(port) == port
+
+
+def test_a_taken_port_is_refused_with_its_holder_and_a_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            PortTaken, match=rf"port {port} on 127.0.0.1 is taken by pid {os.getpid()} \(.*pytest.*leave"
+        ):
+            free_port(port)
+
+
+def test_a_port_left_in_time_wait_by_an_earlier_server_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        server.accept()[0].close()  # the side that closes first is left in TIME_WAIT
+        client.close()
+    assert free_port(port) == port
+
+
+def test_an_address_of_another_machine_is_not_called_a_taken_port() -> None:
+    with pytest.raises(OSError, match="assign requested address"):
+        free_port(None, "203.0.113.1")

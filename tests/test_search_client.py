@@ -1,0 +1,178 @@
+"""The client's deadline and retries, against a scripted server on loopback."""
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from search.client import SearchClient, SearchRequestError, SearchUnavailable
+from search.wire import make_passage
+
+ANSWER = {"result": [[make_passage("Orrin", "A town.")]]}
+
+
+class Script(ThreadingHTTPServer):
+    """Answers each request with the next (status, body) of the script, the last one again and again."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, script: list[tuple[int, Any]], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.script = script
+        self.requests: list[tuple[dict[str, str], Any]] = []
+        self.closing = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One answer by the script; status 0 is a connection that hangs."""
+
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Script)
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((dict(self.headers), body))
+        status, answer = self.server.script[min(len(self.server.requests), len(self.server.script)) - 1]
+        if status == 0:
+            self.server.closing.wait(60)
+            return
+        data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(*script: tuple[int, Any], port: int = 0) -> Iterator[Script]:
+    server = Script(list(script), port)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def retrieve(url: str, queries: list[str], **options: Any) -> Any:
+    async def ask() -> Any:
+        client = SearchClient(url, **options)
+        try:
+            return await client.retrieve(queries)
+        finally:
+            await client.aclose()
+
+    return asyncio.run(ask())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_request_is_of_the_wire_format() -> None:
+    with serving((200, ANSWER)) as server:
+        assert retrieve(f"{server.url}/", ["salt"], topk=5) == ANSWER["result"]
+    assert server.requests[0][1] == {"queries": ["salt"], "topk": 5, "return_scores": False}
+
+
+def test_token_is_sent_as_bearer() -> None:
+    with serving((200, ANSWER)) as server:
+        retrieve(server.url, ["salt"], token="abc")
+    assert server.requests[0][0]["Authorization"] == "Bearer abc"
+
+
+def test_server_failures_are_retried_until_an_answer() -> None:
+    with serving((503, {"detail": "loading"}), (500, "oops"), (200, ANSWER)) as server:
+        assert retrieve(server.url, ["salt"]) == ANSWER["result"]
+    assert len(server.requests) == 3
+
+
+def test_hanging_connection_is_given_up_for_another_attempt() -> None:
+    with serving((0, None), (200, ANSWER)) as server:
+        assert retrieve(server.url, ["salt"], deadline_s=4.5) == ANSWER["result"]
+    assert len(server.requests) == 2
+
+
+def test_client_waits_for_a_server_that_comes_up_later() -> None:
+    port = free_port()
+
+    async def ask() -> Any:
+        client = SearchClient(f"http://127.0.0.1:{port}", deadline_s=60)
+        asking = asyncio.create_task(client.retrieve(["salt"]))
+        await asyncio.sleep(0.5)
+        assert not asking.done()
+        with serving((200, ANSWER), port=port):
+            result = await asking
+            await client.aclose()
+        return result
+
+    assert asyncio.run(ask()) == ANSWER["result"]
+
+
+def test_deadline_ends_retries_with_url_attempts_and_last_error() -> None:
+    with serving((503, {"detail": "index is loading"})) as server, pytest.raises(SearchUnavailable) as caught:
+        retrieve(server.url, ["salt"], deadline_s=2.0)
+    message = str(caught.value)
+    assert re.match(rf"{server.url}/retrieve did not answer: [1-9]\d* attempts in ", message)
+    assert "(deadline 2 s), last: ServerFailure: HTTP 503: index is loading" in message
+
+
+def test_nobody_listening_is_unavailable() -> None:
+    with pytest.raises(SearchUnavailable, match="last: ConnectError"):
+        retrieve(f"http://127.0.0.1:{free_port()}", ["salt"], deadline_s=1.0)
+
+
+def test_refused_request_is_not_retried() -> None:
+    with (
+        serving((422, {"detail": "at most 4096 items"}), (200, ANSWER)) as server,
+        pytest.raises(SearchRequestError, match="HTTP 422: at most 4096 items"),
+    ):
+        retrieve(server.url, ["salt"])
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("<html>", "no retrieval service"),
+        ({"detail": 1}, "no retrieval service"),
+        ([], "no retrieval service"),
+        ({"result": None}, "no retrieval service"),
+        ({"result": []}, "answered 0 of 1 queries"),
+    ],
+)
+def test_answer_of_another_service_is_refused(body: Any, message: str) -> None:
+    with serving((200, body)) as server, pytest.raises(SearchRequestError, match=message):
+        retrieve(server.url, ["salt"])
+
+
+def test_query_that_is_not_unicode_is_the_callers_error() -> None:
+    with serving((200, ANSWER)) as server, pytest.raises(SearchRequestError, match="not valid Unicode"):
+        retrieve(server.url, ["\ud800"])
+
+
+def test_no_queries_need_no_server() -> None:
+    assert retrieve("http://127.0.0.1:9", []) == []
+
+
+def test_client_does_not_import_heavy_modules() -> None:
+    heavy = ("chromadb", "fastapi", "torch", "numpy")
+    check = f"import search.client, sys; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", check], text=True).strip() == "[]"

@@ -1,0 +1,429 @@
+"""Index building with a real Chroma and the packaged embedder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.corpus import Corpus, CorpusError, survey
+from search.embedders import Embedder, EmbedderError, EmbedderSpec, Prefixes, model_identity
+from search.index import build_index, main
+from search.staging import publish, recover, staging_folder
+from search.store import CollectionInfo, StoreError, connect, iter_documents, open_collection
+
+SPEC = EmbedderSpec("packaged-minilm", "cpu")
+RECORDS = [
+    {"id": "d2", "title": "Orrin", "text": "Orrin is a harbour town on the river Vell."},
+    {"id": "d1", "title": "Mara Tesk", "text": "Mara Tesk painted The Blue Gate in Orrin."},
+    {"id": "d3", "title": "", "text": "Nobody knows who built the salt bridge."},
+]
+EXPECTED = sorted((record["id"], record["title"], record["text"]) for record in RECORDS)
+
+
+def write_jsonl(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def rows(path: Path, collection: str = "wiki") -> list[tuple[str, str, str]]:
+    return list(iter_documents(path, collection))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("index")
+    build_index(write_jsonl(folder / "corpus.jsonl", RECORDS), folder / "chroma", "wiki", SPEC)
+    return folder
+
+
+# --- what a build gives ---
+
+
+def test_jsonl_documents_come_back_sorted_by_id(built: Path) -> None:
+    assert rows(built / "chroma") == EXPECTED
+
+
+def test_documents_come_back_complete_when_the_batch_is_smaller_than_the_corpus(built: Path) -> None:
+    assert list(iter_documents(built / "chroma", "wiki", batch=2)) == EXPECTED
+
+
+def test_metadata_says_how_the_collection_was_built(built: Path) -> None:
+    with open_collection(built / "chroma", "wiki") as store:
+        info = store.info
+    assert (info.embedder, info.dimension, info.distance, info.normalised) == (SPEC.name, 384, "cosine", True)
+    assert (info.query_prefix, info.passage_prefix, info.documents) == ("", "", 3)
+    assert info.revision.startswith("sha256:")
+
+
+def test_stored_vectors_are_unit_embeddings_of_title_and_text(built: Path) -> None:
+    with open_collection(built / "chroma", "wiki") as store:
+        stored = np.asarray(store.collection.get(ids=["d1"], include=["embeddings"])["embeddings"])[0]
+    expected = Embedder(SPEC).encode_passages(["Mara Tesk\nMara Tesk painted The Blue Gate in Orrin."])[0]
+    np.testing.assert_allclose(stored, expected, atol=1e-5)
+    assert np.linalg.norm(stored) == pytest.approx(1, abs=1e-5)
+
+
+def test_topk_beyond_the_collection_gives_everything(built: Path) -> None:
+    with open_collection(built / "chroma", "wiki") as store:
+        found = store.query(Embedder(SPEC).encode_queries(["painter", "bridge"]), 50)
+    assert [len(hits) for hits in found] == [3, 3]
+
+
+def test_parquet_gives_the_same_content_version_as_jsonl(built: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "corpus.parquet")
+    assert (
+        survey(Corpus(tmp_path / "corpus.parquet")).version == survey(Corpus(built / "corpus.jsonl")).version
+    )
+
+
+def test_chroma_folder_gives_the_same_content_version_as_jsonl(built: Path) -> None:
+    assert survey(Corpus(built / "chroma")).version == survey(Corpus(built / "corpus.jsonl")).version
+
+
+def test_parquet_builds(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "corpus.parquet")
+    build_index(tmp_path / "corpus.parquet", tmp_path / "chroma", "wiki", SPEC)
+    assert rows(tmp_path / "chroma") == EXPECTED
+
+
+def test_foreign_chroma_folder_is_embedded_anew(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    with connect(foreign, create=True) as client:
+        handle = client.create_collection("theirs", embedding_function=None)
+        handle.add(
+            ids=["x"],
+            embeddings=np.array([[1.0, 0.0]], dtype=np.float32),
+            documents=["A text."],
+            metadatas=[{"title": "A title"}],
+        )
+    with (
+        pytest.raises(StoreError, match=r"'theirs' .* not built by search.index"),
+        open_collection(foreign, "theirs"),
+    ):
+        pass
+    report = build_index(foreign, tmp_path / "chroma", "wiki", SPEC)
+    assert rows(tmp_path / "chroma") == [("x", "A title", "A text.")]
+    assert report.info.dimension == 384
+
+
+def test_contents_without_text_is_split_into_title_and_text(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "c.jsonl", [{"id": 7, "contents": '"Orrin"\nA town.\nOn a river.'}])
+    assert next(Corpus(source).read())[1].__dict__ == {
+        "id": "7",
+        "title": "Orrin",
+        "text": "A town.\nOn a river.",
+    }
+
+
+def test_ids_made_from_content_do_not_depend_on_the_line(tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    second = write_jsonl(tmp_path / "b.jsonl", [{"text": "two"}, {"text": "one"}])
+    assert set(survey(Corpus(first)).first) == set(survey(Corpus(second)).first)
+    assert survey(Corpus(first)).version == survey(Corpus(second)).version
+
+
+def test_version_changes_with_any_text(tmp_path: Path) -> None:
+    changed = [*RECORDS[:2], {**RECORDS[2], "text": "Somebody knows."}]
+    first, second = (write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in enumerate((RECORDS, changed)))
+    assert survey(Corpus(first)).version != survey(Corpus(second)).version
+
+
+def test_identical_duplicates_are_counted_and_long_texts_reported(tmp_path: Path) -> None:
+    records = [*RECORDS, RECORDS[0], {"id": "long", "text": "salt " * 400}]
+    report = build_index(write_jsonl(tmp_path / "c.jsonl", records), tmp_path / "chroma", "wiki", SPEC)
+    assert (report.duplicates, report.too_long, report.info.documents) == (1, 1, 4)
+
+
+# --- what is there already ---
+
+
+def test_building_the_same_again_leaves_the_folder_as_it_is(built: Path) -> None:
+    before = (built / "chroma").stat().st_ino
+    report = build_index(built / "corpus.jsonl", built / "chroma", "wiki", SPEC)
+    assert not report.built and (built / "chroma").stat().st_ino == before
+
+
+def test_other_content_needs_replace(tmp_path: Path) -> None:
+    chroma = tmp_path / "chroma"
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+    other = write_jsonl(tmp_path / "b.jsonl", RECORDS[:1])
+    with pytest.raises(StoreError, match="--replace"):
+        build_index(other, chroma, "wiki", SPEC)
+    assert len(rows(chroma)) == 3
+    build_index(other, chroma, "wiki", SPEC, replace=True)
+    assert [row[0] for row in rows(chroma)] == ["d2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
+
+
+def test_other_collections_of_the_folder_are_kept(tmp_path: Path) -> None:
+    chroma = tmp_path / "chroma"
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+    build_index(write_jsonl(tmp_path / "b.jsonl", RECORDS[:1]), chroma, "notes", SPEC)
+    build_index(tmp_path / "a.jsonl", chroma, "notes", SPEC, replace=True)
+    assert rows(chroma) == rows(chroma, "notes") == EXPECTED
+    with open_collection(chroma, "wiki") as store:
+        found = store.query(Embedder(SPEC).encode_queries(["who painted The Blue Gate?"]), 1)
+    assert found[0][0]["document"]["title"] == "Mara Tesk"
+
+
+def test_folder_that_is_not_chroma_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "papers"
+    target.mkdir()
+    (target / "thesis.txt").write_text("precious")
+    with pytest.raises(StoreError, match="not a Chroma folder"):
+        build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), target, "wiki", SPEC, replace=True)
+    assert (target / "thesis.txt").read_text() == "precious"
+
+
+# --- bad corpora ---
+
+GOOD = json.dumps(RECORDS[0]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no documents"),
+        (b"\n\n", "holds no documents"),
+        (f"{GOOD}{{oops\n".encode(), r"c\.jsonl line 2 is not JSON"),
+        (f"{GOOD}\n\xff\n".encode("latin-1"), r"c\.jsonl line 3 is not JSON"),
+        (f'{GOOD}["list"]\n'.encode(), r"c\.jsonl line 2: not an object"),
+        (f'{GOOD}{{"title": "t"}}\n'.encode(), r"c\.jsonl line 2: no text"),
+        (f'{GOOD}{{"text": " "}}\n'.encode(), r"c\.jsonl line 2: no text"),
+        (f'{GOOD}{{"text": 5}}\n'.encode(), r"c\.jsonl line 2: no text"),
+        (f'{GOOD}{{"text": "a", "title": 5}}\n'.encode(), r"c\.jsonl line 2: the title is not a string: 5"),
+        (f'{GOOD}{{"text": "\\ud800"}}\n'.encode(), r"c\.jsonl line 2: .*surrogates"),
+        (
+            f'{GOOD}{{"id": "d2", "text": "x"}}\n'.encode(),
+            r"c\.jsonl line 2 has the id 'd2' of .*c\.jsonl line 1",
+        ),
+    ],
+)
+def test_bad_jsonl_is_refused_with_its_line_and_leaves_nothing(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    source = tmp_path / "c.jsonl"
+    source.write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        build_index(source, tmp_path / "chroma", "wiki", SPEC)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_parquet_without_text_column_is_refused_with_its_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a"], "body": ["b"]}), tmp_path / "c.parquet")
+    with pytest.raises(CorpusError, match="neither a column 'text' nor 'contents', only id, body"):
+        survey(Corpus(tmp_path / "c.parquet"))
+
+
+def test_parquet_row_without_text_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"] * 1500 + [None]}), tmp_path / "c.parquet")
+    with pytest.raises(CorpusError, match="row 1501: no text"):
+        survey(Corpus(tmp_path / "c.parquet"))
+
+
+def test_file_that_is_not_parquet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.parquet").write_text("no")
+    with pytest.raises(CorpusError, match="is not a parquet file"):
+        survey(Corpus(tmp_path / "c.parquet"))
+
+
+def test_chroma_source_with_several_collections_asks_which(tmp_path: Path) -> None:
+    with connect(tmp_path / "db", create=True) as client:
+        for name in ("one", "two"):
+            client.create_collection(f"the-{name}", embedding_function=None)
+    with pytest.raises(
+        CorpusError, match=r"2 collections \(the-one, the-two\): name one with --source-collection"
+    ):
+        survey(Corpus(tmp_path / "db"))
+
+
+def test_unknown_kind_of_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "corpus.csv").write_text("text\nx\n")
+    with pytest.raises(CorpusError, match=r"a corpus is a \.jsonl file, a \.parquet file or a Chroma folder"):
+        survey(Corpus(tmp_path / "corpus.csv"))
+
+
+def test_command_line_prints_one_error_line_and_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--source",
+        f"{tmp_path}/none.jsonl",
+        "--chroma-path",
+        f"{tmp_path}/db",
+        "--collection",
+        "wiki",
+    ]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"error: no corpus at {tmp_path}/none.jsonl\n"
+
+
+# --- nothing half-written ---
+
+
+def test_embedder_out_of_reach_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "c.jsonl", RECORDS)
+    with pytest.raises(EmbedderError, match="'/no/such-model' could not be loaded"):
+        build_index(source, tmp_path / "chroma", "wiki", EmbedderSpec("/no/such-model", "cpu"))
+    assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_failure_while_writing_leaves_the_old_collection_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chroma = tmp_path / "chroma"
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+
+    def fail(*_: object) -> np.ndarray:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Embedder, "encode_passages", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        build_index(write_jsonl(tmp_path / "b.jsonl", RECORDS[:1]), chroma, "wiki", SPEC, replace=True)
+    assert rows(chroma) == EXPECTED
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
+
+
+def test_killed_build_leaves_no_collection_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    many = [{"text": f"Passage {n} of many. " * 20} for n in range(3000)]
+    source = write_jsonl(tmp_path / "many.jsonl", many)
+    command = [sys.executable, "-m", "search.index", "--source", f"{source}"]
+    command += [
+        "--chroma-path",
+        f"{tmp_path}/chroma",
+        "--collection",
+        "wiki",
+        "--embedder",
+        "packaged-minilm",
+        "--device",
+        "cpu",
+    ]
+    building = subprocess.Popen(
+        command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        while not (tmp_path / ".chroma.building" / "chroma.sqlite3").exists():
+            assert building.poll() is None
+            time.sleep(0.02)
+    finally:
+        building.send_signal(signal.SIGKILL)
+        building.wait()
+    assert not (tmp_path / "chroma").exists()
+    build_index(write_jsonl(tmp_path / "few.jsonl", RECORDS), tmp_path / "chroma", "wiki", SPEC)
+    assert rows(tmp_path / "chroma") == EXPECTED
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "few.jsonl", "many.jsonl"]
+
+
+def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path: Path) -> None:
+    (tmp_path / ".db.previous").mkdir()
+    (tmp_path / ".db.previous" / "file").write_text("old")
+    recover(tmp_path / "db")
+    assert (tmp_path / "db" / "file").read_text() == "old"
+
+
+def test_second_build_of_the_same_folder_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    with staging_folder(tmp_path / "db") as folder:
+        with pytest.raises(StoreError, match="another build is writing"), staging_folder(tmp_path / "db"):
+            pass
+        (folder / "file").write_text("new")
+        publish(folder, tmp_path / "db")
+    assert (tmp_path / "db" / "file").read_text() == "new"
+
+
+# --- opening ---
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StoreError, match=f"no Chroma folder at {tmp_path}"),
+        open_collection(tmp_path, "wiki"),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_missing_collection_names_those_that_exist(built: Path) -> None:
+    with (
+        pytest.raises(StoreError, match=r"no collection 'wikis' .* holds wiki"),
+        open_collection(built / "chroma", "wikis"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("embedder", "intfloat/e5-large-v2", "its model is 'intfloat/e5-large-v2', not 'packaged-minilm'"),
+        ("query_prefix", "query: ", "its query prefix is 'query: ', not ''"),
+        ("passage_prefix", "passage: ", "its passage prefix is 'passage: ', not ''"),
+        ("dimension", 1024, "its dimension is 1024, not 384"),
+        ("distance", "l2", "its distance is 'l2', not 'cosine'"),
+        ("normalised", False, "normalised vectors: False, not True"),
+    ],
+)
+def test_collection_of_another_embedder_is_refused(
+    tmp_path: Path, field: str, value: Any, message: str
+) -> None:
+    with connect(tmp_path, create=True) as client:
+        info = CollectionInfo(SPEC.name, "r", 384, "", "", documents=1, version="v").to_metadata()
+        client.create_collection("wiki", metadata={**info, field: value}, embedding_function=None)
+    with open_collection(tmp_path, "wiki") as store, pytest.raises(StoreError, match=message):
+        store.check_embedder(Embedder(SPEC))
+
+
+def test_other_weights_under_the_same_name_are_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = Embedder(SPEC)
+    with open_collection(built / "chroma", "wiki") as store:
+        store.check_embedder(embedder)
+        monkeypatch.setattr(embedder, "encode_passages", lambda texts: np.eye(384, dtype=np.float32)[:1])
+        with pytest.raises(StoreError, match="the same text gets another vector"):
+            store.check_embedder(embedder)
+
+
+# --- embedders ---
+
+
+@pytest.mark.parametrize(
+    ("name", "prefixes"),
+    [
+        ("intfloat/e5-large-v2", Prefixes("query: ", "passage: ")),
+        ("intfloat/multilingual-e5-base", Prefixes("query: ", "passage: ")),
+        ("/corpus/models/e5-small-v2", Prefixes("query: ", "passage: ")),
+        ("/cache/models--intfloat--e5-base/snapshots/abc", Prefixes("query: ", "passage: ")),
+        ("BAAI/bge-base-en-v1.5", Prefixes("Represent this sentence for searching relevant passages: ", "")),
+        ("nomic-ai/nomic-embed-text-v1.5", Prefixes("search_query: ", "search_document: ")),
+        ("packaged-minilm", Prefixes("", "")),
+    ],
+)
+def test_prefixes_of(name: str, prefixes: Prefixes) -> None:
+    assert Embedder(EmbedderSpec(name)).prefixes == prefixes
+
+
+def test_prefixes_go_before_what_is_embedded() -> None:
+    embedder = Embedder(SPEC)
+    plain = embedder.encode_queries(["query: salt", "passage: salt"])
+    embedder.prefixes = Prefixes("query: ", "passage: ")
+    np.testing.assert_allclose(embedder.encode_queries(["salt"])[0], plain[0], atol=1e-5)
+    np.testing.assert_allclose(embedder.encode_passages(["salt"])[0], plain[1], atol=1e-5)
+
+
+@given(st.from_regex(r"[A-Za-z][A-Za-z0-9.]{0,20}", fullmatch=True))
+def test_model_has_one_name_wherever_it_lies(name: str) -> None:
+    places = [f"org/{name}", f"/models/{name}", f"/hub/models--org--{name}/snapshots/0123", f"models/{name}/"]
+    assert {model_identity(place) for place in places} == {name.lower()}
+
+
+def test_chroma_telemetry_is_off(built: Path) -> None:
+    with connect(built / "chroma") as client:
+        assert not client.get_settings().anonymized_telemetry

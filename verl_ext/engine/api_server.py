@@ -1,0 +1,310 @@
+"""The reference engine behind a small OpenAI-compatible front: the solver server where there is no SGLang.
+
+    python -m verl_ext.engine.api_server --model PATH --port 8001 --device cpu --dtype float32
+
+`POST /v1/completions` takes a text or token-id prompt and answers in OpenAI's shape, with vLLM's `token_ids`
+on request. `GET /health` answers 200 only when the engine has just produced a token, `GET /v1/models` names
+the model, `GET /metrics` is Prometheus text. A request whose client has gone is cancelled. What the server
+does not do (streaming, n > 1, penalties) it refuses with a 400 that says so.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Literal
+
+import torch
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from pydantic import BaseModel, ConfigDict
+from setproctitle import setproctitle
+from transformers import PreTrainedTokenizerBase
+
+from verl_ext.engine.engine import EngineFailure, ReferenceEngine
+from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
+from verl_ext.engine.sampling import SamplingParams
+from verl_ext.engine.sequence import Generation
+
+HEALTH_TIMEOUT_S = 30.0
+CLIENT_CLOSED_REQUEST = 499
+
+
+class CompletionRequest(BaseModel):
+    """The fields served of OpenAI's completions, with vLLM's and SGLang's extensions; others are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str | list[int]
+    model: str | None = None
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = []
+    logprobs: int | None = None
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    user: str | None = None
+    n: Literal[1] = 1
+    stream: Literal[False] = False
+    echo: Literal[False] = False
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    def sampling_params(self) -> SamplingParams:
+        """The engine's form of this request; raises ValueError for a value out of range."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop_token_ids=tuple(self.stop_token_ids),
+            seed=self.seed,
+        )
+
+
+def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
+    """The HTTP front of `engine`, which it closes at shutdown."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        engine.close()
+
+    app = FastAPI(title="reference engine", lifespan=lifespan)
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine))
+    tokens_at_last_look = 0
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_malformed(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"] if part != "body")
+        return _error(400, f"{field or 'body'}: {first['msg']}")
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        prompt = tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+        try:
+            generation = await _until_disconnect(
+                request,
+                engine.generate(prompt, body.sampling_params(), _stop_checker(tokenizer, body.stop_strings)),
+            )
+        except ValueError as error:
+            return _error(400, str(error))
+        except EngineFailure as error:
+            return _error(503, str(error))
+        if generation is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JSONResponse(_completion(body, generation, len(prompt), tokenizer, model_name))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        entry = {
+            "id": model_name,
+            "object": "model",
+            "owned_by": "local",
+            "max_model_len": engine.max_seq_len,
+        }
+        return {"object": "list", "data": [entry]}
+
+    @app.get("/health")
+    async def health() -> Response:
+        nonlocal tokens_at_last_look
+        # Tokens that came out since the last look prove as much as a canary, which would wait behind them.
+        if engine.failure is not None or engine.stats().tokens_out == tokens_at_last_look:
+            try:
+                canary = engine.generate([0], SamplingParams(max_tokens=1, temperature=0))
+                await asyncio.wait_for(canary, HEALTH_TIMEOUT_S)
+            except (EngineFailure, TimeoutError) as error:
+                return _error(503, f"the engine produces no token: {error or type(error).__name__}")
+        tokens_at_last_look = engine.stats().tokens_out
+        return Response(status_code=200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+class EngineCollector(Collector):
+    """Prometheus view of the engine's counters, read when scraped."""
+
+    def __init__(self, engine: ReferenceEngine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per counter or gauge."""
+        stats = self._engine.stats()
+        yield CounterMetricFamily("engine_requests", "Requests taken into the batch", stats.requests)
+        yield CounterMetricFamily("engine_prompt_tokens", "Prompt tokens taken in", stats.tokens_in)
+        yield CounterMetricFamily("engine_generated_tokens", "Tokens generated", stats.tokens_out)
+        yield CounterMetricFamily(
+            "engine_prefix_tokens_reused", "Prompt tokens not computed again", stats.prefix_tokens_reused
+        )
+        yield CounterMetricFamily("engine_decode_steps", "Decode forwards", stats.decode_steps)
+        yield GaugeMetricFamily("engine_batch_size", "Sequences decoding now", stats.running)
+        yield GaugeMetricFamily("engine_queue_depth", "Requests waiting for a slot", stats.waiting)
+        yield GaugeMetricFamily(
+            "engine_prefix_cache_bytes", "Bytes of kept prefixes", stats.prefix_cache_bytes
+        )
+
+
+async def _until_disconnect(request: Request, generating: Any) -> Generation | None:
+    """The generation, or None (and the request cancelled) when the client goes away first."""
+    generation = asyncio.ensure_future(generating)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({generation, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return generation.result() if generation.done() else None
+    finally:
+        generation.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callable[[list[int]], bool] | None:
+    """Whether a stop string has just appeared; None when there are none to look for."""
+    if not stops:
+        return None
+    # A new match ends in the newest id, and an id stands for at least one byte: these ids hold all of it.
+    window = max(len(stop.encode()) for stop in stops) + 1
+
+    def stopped(token_ids: list[int]) -> bool:
+        text = _decode(tokenizer, token_ids[-window:])
+        return any(stop in text for stop in stops)
+
+    return stopped
+
+
+def _completion(
+    body: CompletionRequest,
+    generation: Generation,
+    prompt_length: int,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+) -> dict[str, Any]:
+    ids = generation.token_ids
+    choice: dict[str, Any] = {
+        "index": 0,
+        "text": _visible_text(body, generation, tokenizer),
+        "finish_reason": generation.finish_reason,
+        "logprobs": None,
+    }
+    if body.logprobs is not None:
+        tokens = [_decode(tokenizer, [token_id]) for token_id in ids]
+        choice["logprobs"] = {"tokens": tokens, "token_logprobs": generation.log_probs}
+    if body.return_token_ids:
+        choice["token_ids"] = ids
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model_name,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": prompt_length,
+            "completion_tokens": len(ids),
+            "total_tokens": prompt_length + len(ids),
+        },
+    }
+
+
+def _visible_text(body: CompletionRequest, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The response as text, up to (with `no_stop_trim`: with) the stop string or stop id that ended it."""
+    text = _decode(tokenizer, generation.token_ids, body.skip_special_tokens)
+    if generation.finish_reason != "stop" or body.no_stop_trim:
+        return text
+    ends = [text.find(stop) for stop in body.stop_strings if stop in text]
+    if ends:
+        return text[: min(ends)]
+    return _decode(tokenizer, generation.token_ids[:-1], body.skip_special_tokens)
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_tokens: bool = False) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m verl_ext.engine.api_server", description=__doc__)
+    parser.add_argument("--model", required=True, help="folder or hub id")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8001, help="0 takes a free one and prints it")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch; busy cores want 1")
+    parser.add_argument("--max-batch-size", type=int, default=32, help="sequences decoded together")
+    parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt plus response, in tokens")
+    parser.add_argument("--served-model-name", help="default: the model's path")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(arguments)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket; exits with status 2 when the address is taken, before the model is loaded."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        _exit(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another with --port.")
+    return listener
+
+
+def _exit(message: str) -> None:
+    print(f"solver server: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until told to stop; exits with status 2 for a taken port or a model that does not load."""
+    options = _arguments(arguments)
+    listener = _bind(options.host, options.port)
+    setproctitle("drzero: solver")
+    torch.set_num_threads(options.threads)
+    try:
+        model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device)
+    except ModelLoadError as error:
+        _exit(str(error))
+    engine = ReferenceEngine(
+        model,
+        eos_token_ids=eos_token_ids(model, tokenizer),
+        max_batch_size=options.max_batch_size,
+        max_seq_len=options.max_seq_len,
+        seed=options.seed,
+    )
+    app = create_app(engine, tokenizer, options.served_model_name or options.model)
+    host, port = listener.getsockname()[:2]
+    print(f"solver server: listening on http://{host}:{port}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

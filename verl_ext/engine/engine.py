@@ -1,0 +1,364 @@
+"""The reference engine: batched generation with a plain Transformers model, on a CPU or one CUDA GPU.
+
+One worker thread owns the model. Between two decode steps it takes new requests in, drops cancelled ones and
+runs commands (score, update weights); then one forward advances every sequence by one id. A sequence enters
+by filling a slot of the key-value cache with all of its prompt but the last id, copied from whatever already
+holds a prefix of it (a sequence in flight or the prefix cache) and computed where nothing does; its last
+prompt id then goes through the shared decode forward like any other. So n equal prompts are computed once,
+and the next turn of a conversation computes only its new ids.
+
+The caller's side is asyncio: `await engine.generate(...)` from any event loop; cancelling the task frees the
+slot at the next step. An unexpected error in the worker reaches every waiting caller, and the engine stays
+unhealthy. Threads of torch are the caller's business; the engine sets none.
+"""
+
+import asyncio
+import queue
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from verl_ext.engine.kv_cache import GROUPED_ATTENTION, PrefixCache, SlotCache, common_prefix_length
+from verl_ext.engine.sampling import SamplingParams, sample
+from verl_ext.engine.sequence import FinishReason, Generation, Sequence
+from verl_ext.engine.weights import load_weights
+
+
+class EngineFailure(RuntimeError):
+    """The engine cannot serve: its worker failed, it is closed, or its weights are half updated."""
+
+
+@dataclass
+class EngineStats:
+    """Counters since the start, and what is in the engine now (the last four)."""
+
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    prefix_tokens_reused: int = 0  # prompt ids whose keys and values were copied, not computed
+    decode_steps: int = 0
+    decode_rows: int = 0  # over decode_steps: the mean batch
+    running: int = 0
+    waiting: int = 0
+    prefix_cache_bytes: int = 0
+    weight_version: int = 0
+
+
+@dataclass
+class _Command:
+    """Work for the worker between two steps."""
+
+    run: Callable[[], Any]
+    future: Future[Any]
+
+
+class ReferenceEngine:
+    """Continuous micro-batching over `model`, whose attention implementation it replaces by its own.
+
+    `max_batch_size` sequences decode together, the others wait; `max_seq_len` bounds prompt plus response, in
+    ids. `prefix_cache_bytes` 0 keeps no finished sequence; sharing with sequences in flight remains. `seed`
+    fixes the draws of requests that bring no seed, in order of arrival.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_token_ids: Iterable[int],
+        max_batch_size: int = 32,
+        max_seq_len: int = 4096,
+        prefix_cache_bytes: int = 1 << 30,
+        seed: int = 0,
+    ) -> None:
+        model.eval().set_attn_implementation(GROUPED_ATTENTION)
+        self.model = model
+        self.max_batch_size = max_batch_size
+        self.max_seq_len = max_seq_len
+        self._eos_ids = frozenset(eos_token_ids)
+        self._slots = SlotCache(model.config, model.dtype, model.device)
+        self._prefixes = PrefixCache(prefix_cache_bytes)
+        self._seeds = random.Random(seed)
+        self._stats = EngineStats()
+        self._running: list[Sequence] = []  # the sequence at index i occupies slot i
+        self._waiting: deque[Sequence] = deque()
+        self._inbox: queue.SimpleQueue[Sequence | _Command | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # orders submitting against failing: no request may slip in after
+        self._failure: BaseException | None = None
+        self._half_updated = False
+        self._thread = threading.Thread(target=self._work, name="reference-engine", daemon=True)
+        self._thread.start()
+
+    # The caller's side.
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What stopped the engine, or None while it serves."""
+        return self._failure
+
+    async def generate(
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams,
+        stop_when: Callable[[list[int]], bool] | None = None,
+    ) -> Generation:
+        """Continue `prompt_ids` until an eos or stop id, `max_tokens` or `max_seq_len`, whichever is first.
+
+        `stop_when`, called in the worker with the ids sampled so far, ends the request when it is true.
+        Raises ValueError for an empty or too long prompt or an id outside the vocabulary, EngineFailure if it
+        cannot serve.
+        """
+        prompt = np.fromiter(prompt_ids, dtype=np.int64)
+        self._check_prompt(prompt)
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        sequence = Sequence(
+            prompt=prompt,
+            params=params,
+            stop_ids=self._eos_ids | set(params.stop_token_ids),
+            max_tokens=min(params.max_tokens, self.max_seq_len - len(prompt)),
+            draws=random.Random(seed),
+            stop_when=stop_when,
+        )
+        self._submit(sequence)
+        return await asyncio.wrap_future(sequence.future)
+
+    async def score(
+        self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0
+    ) -> list[float]:
+        """Log-probability, in nats, of each response id by one plain forward: tells the weights loaded."""
+        if not response_ids:
+            raise ValueError("there is no response to score")
+        self._check_prompt(np.array(prompt_ids + response_ids[:-1]))
+        return await self._command(lambda: self._score(prompt_ids, response_ids, temperature))
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        """Load a complete set of weights in place (see `load_weights`), forget all prefixes; the new version.
+
+        Raises RuntimeError while requests are in flight. After any other error the weights are a mixture, and
+        the engine refuses to generate until a complete update has gone through.
+        """
+        return await self._command(lambda: self._update_weights(weights))
+
+    async def abort_all(self) -> int:
+        """Finish every request now with reason "aborted" and the ids it has; the number of them."""
+        return await self._command(self._abort_all)
+
+    async def clear_cache(self) -> None:
+        """Free the key-value memory of an idle engine; raises RuntimeError while requests are in flight."""
+        await self._command(self._clear_cache)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the counters."""
+        return replace(
+            self._stats,
+            running=len(self._running),
+            waiting=len(self._waiting) + self._inbox.qsize(),
+            prefix_cache_bytes=self._prefixes.used_bytes,
+        )
+
+    def close(self) -> None:
+        """Abort what is in flight and end the worker; later requests raise EngineFailure."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _check_prompt(self, prompt: np.ndarray) -> None:
+        if not 0 < len(prompt) < self.max_seq_len:
+            raise ValueError(
+                f"the prompt has {len(prompt)} ids; it must have at least 1 and leave room for a response "
+                f"within the engine's max_seq_len of {self.max_seq_len}"
+            )
+        vocabulary = self.model.config.vocab_size
+        if prompt.min() < 0 or prompt.max() >= vocabulary:
+            raise ValueError(f"the prompt has an id outside the model's vocabulary of {vocabulary} ids")
+
+    def _submit(self, item: Sequence | _Command) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise EngineFailure(f"the engine has stopped: {self._failure}") from self._failure
+            if self._half_updated and isinstance(item, Sequence):
+                raise EngineFailure("the last weight update failed half way: update the weights again")
+            self._inbox.put(item)
+
+    async def _command(self, run: Callable[[], Any]) -> Any:
+        command = _Command(run, Future())
+        self._submit(command)
+        return await asyncio.wrap_future(command.future)
+
+    # The worker's side: everything below runs in its thread.
+
+    def _work(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._take_in():
+                    self._admit()
+                    if self._running:
+                        self._decode()
+            self._abort_all()
+            self._fail(EngineFailure("it was closed"))
+        except BaseException as error:  # whatever it is, the callers must not wait for ever
+            self._fail(error)
+
+    def _take_in(self) -> bool:
+        """Take requests and commands in, waiting for one when idle; False when the engine is to close."""
+        for slot in reversed(range(len(self._running))):
+            if self._running[slot].future.cancelled():
+                self._leave(slot)
+        while not self._inbox.empty() or not (self._running or self._waiting):
+            item = self._inbox.get()
+            if item is None:
+                return False
+            if isinstance(item, Sequence):
+                self._waiting.append(item)
+            elif item.future.set_running_or_notify_cancel():
+                try:
+                    item.future.set_result(item.run())
+                except Exception as error:  # a command's error belongs to whoever gave it
+                    item.future.set_exception(error)
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = error
+        left: list[Sequence | _Command | None] = [*self._running, *self._waiting]
+        while not self._inbox.empty():
+            left.append(self._inbox.get())
+        self._running.clear()
+        self._waiting.clear()
+        for item in left:
+            if item is not None and item.future.set_running_or_notify_cancel():
+                failure = EngineFailure(f"the engine has stopped: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                item.future.set_exception(failure)
+
+    def _admit(self) -> None:
+        """Give waiting sequences the free slots, with everything but their last prompt id in the cache."""
+        while self._waiting and len(self._running) < self.max_batch_size:
+            sequence = self._waiting.popleft()
+            if sequence.future.cancelled():
+                continue
+            slot = len(self._running)
+            self._slots.reserve(slot + 1, len(sequence.prompt))
+            reused = self._reuse_prefix(sequence, slot)
+            if reused < sequence.cached:
+                self._prefill(sequence, slot, reused)
+            self._running.append(sequence)
+            self._stats.requests += 1
+            self._stats.tokens_in += len(sequence.prompt)
+            self._stats.prefix_tokens_reused += reused
+
+    def _reuse_prefix(self, sequence: Sequence, slot: int) -> int:
+        """Copy the longest known prefix of the prompt's `cached` ids into the slot; its length."""
+        wanted = sequence.prompt[: sequence.cached]
+        states = self._prefixes.longest_match(wanted)
+        best = 0 if states is None else states.shape[3]
+        for donor, other in enumerate(self._running):
+            shared = common_prefix_length(other.prompt[: other.cached], wanted)
+            if shared > best:
+                best, states = shared, self._slots.read(donor, shared)
+        if states is not None:
+            self._slots.write(slot, states)
+        return best
+
+    def _prefill(self, sequence: Sequence, slot: int, start: int) -> None:
+        """Compute the keys and values of positions `start` to `cached`; no logits are needed for them."""
+        device, end = self.model.device, sequence.cached
+        positions = torch.arange(start, end, device=device)
+        mask = None if start == 0 else _additive_mask(positions, end, self.model.dtype)[None, None]
+        self.model.get_decoder()(
+            input_ids=torch.from_numpy(sequence.prompt[start:end]).to(device)[None],
+            attention_mask=mask,
+            position_ids=positions[None],
+            past_key_values=self._slots.prefill_window(slot, start, end),
+            use_cache=True,
+        )
+
+    def _decode(self) -> None:
+        """Advance every running sequence by one id."""
+        batch, device = self._running, self.model.device
+        lengths = [sequence.cached for sequence in batch]
+        longest = max(lengths) + 1
+        self._slots.reserve(len(batch), longest)
+        positions = torch.tensor(lengths, device=device)
+        ragged = min(lengths) + 1 < longest
+        mask = _additive_mask(positions, longest, self.model.dtype)[:, None, None] if ragged else None
+        logits = self.model(
+            input_ids=torch.tensor([[sequence.newest] for sequence in batch], device=device),
+            attention_mask=mask,
+            position_ids=positions[:, None],
+            past_key_values=self._slots.decode_window(positions, longest),
+            use_cache=True,
+        ).logits[:, -1]
+        ids, log_probs = sample(logits, [s.params for s in batch], [s.draws.random() for s in batch])
+        self._stats.decode_steps += 1
+        self._stats.decode_rows += len(batch)
+        self._stats.tokens_out += len(batch)
+        if log_probs.isnan().any():
+            raise ArithmeticError("the model's logits are not numbers (NaN): its weights are broken")
+        self._deliver(ids.tolist(), log_probs.tolist())
+
+    def _deliver(self, ids: list[int], log_probs: list[float]) -> None:
+        """Append what was sampled; backwards, so that one already looked at fills a slot that empties."""
+        for slot in reversed(range(len(ids))):
+            reason = self._running[slot].append(ids[slot], log_probs[slot])
+            if reason is not None:
+                self._leave(slot, reason)
+
+    def _leave(self, slot: int, reason: FinishReason = "aborted") -> None:
+        """Remember the sequence as a prefix, resolve it, and close the gap with the last slot."""
+        sequence = self._running[slot]
+        self._prefixes.insert(sequence.cached_ids(), self._slots.read(slot, sequence.cached))
+        last = self._running.pop()
+        if last is not sequence:
+            self._slots.write(slot, self._slots.read(len(self._running), last.cached))
+            self._running[slot] = last
+        sequence.resolve(reason, self._stats.weight_version)
+
+    def _abort_all(self) -> int:
+        aborted = len(self._running) + len(self._waiting)
+        while self._running:
+            self._leave(len(self._running) - 1)
+        while self._waiting:
+            self._waiting.popleft().resolve("aborted", self._stats.weight_version)
+        return aborted
+
+    def _score(self, prompt_ids: list[int], response_ids: list[int], temperature: float) -> list[float]:
+        ids = torch.tensor([prompt_ids + response_ids], device=self.model.device)
+        logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=len(response_ids)).logits[
+            0
+        ]
+        log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+        return log_probs.gather(1, ids[0, -len(response_ids) :, None]).squeeze(1).tolist()
+
+    def _update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+        self._require_idle("update the weights")
+        self._half_updated = True
+        load_weights(self.model, weights)
+        self._half_updated = False
+        self._clear_cache()
+        self._stats.weight_version += 1
+        return self._stats.weight_version
+
+    def _clear_cache(self) -> None:
+        self._require_idle("free the cache")
+        self._prefixes.clear()
+        self._slots.release()
+
+    def _require_idle(self, purpose: str) -> None:
+        in_flight = len(self._running) + len(self._waiting)
+        if in_flight:
+            raise RuntimeError(
+                f"cannot {purpose} with {in_flight} requests in flight: wait for them or abort them first"
+            )
+
+
+def _additive_mask(positions: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Mask (queries, length): 0 up to each query's own position, minus infinity after it."""
+    hidden = torch.arange(length, device=positions.device) > positions[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))

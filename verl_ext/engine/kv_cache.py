@@ -1,0 +1,187 @@
+"""Keys and values: of the sequences being decoded (`SlotCache`) and of earlier ones (`PrefixCache`).
+
+One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size), so that moving a sequence, or
+keeping its prefix, is a single copy. The sequences being decoded fill slots 0..n-1 without a hole: attention
+then reads the slice `[:n, :, :longest]`, a view, and no step copies the cache. The tensor grows by doubling.
+
+A model's forward writes through a `CacheWindow`, the transformers `Cache` of one forward: either one row per
+slot, each at its own position (decode), or a run of positions of one slot (prefill).
+
+Attention is `grouped_attention`: transformers' sdpa path repeats keys and values once per query group, which
+for a decode step copies the whole cache several times over. With a single query per row, the query heads of a
+group can stand where the query positions stand, and nothing is repeated.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, PretrainedConfig
+from transformers.cache_utils import Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+GROUPED_ATTENTION = "grouped_sdpa"
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot-product attention that reads grouped keys and values in place when there is one query a row.
+
+    Shapes as in transformers' attention functions: query (batch, heads, queries, size), key and value
+    (batch, kv heads, positions, size), result (batch, queries, heads, size).
+    """
+    batch, heads, queries, size = query.shape
+    if queries > 1:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], size)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return output.reshape(batch, 1, heads, size), None
+
+
+# Registered without a mask builder: the engine passes finished masks, and none means plain causal attention.
+AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
+
+
+class CacheWindow(Cache):
+    """What one forward may touch: `write` is the index of the new entries, `read` that of all visible."""
+
+    def __init__(self, store: torch.Tensor, write: tuple[Any, ...], read: tuple[Any, ...]) -> None:
+        super().__init__(layers=[])
+        self._store, self._write, self._read = store, write, read
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new (batch, kv heads, queries, size) states; return views of all this forward reads."""
+        keys, values = self._store[layer_idx]
+        # Both windows index one dimension of size 1 away: the queries (decode) or the batch (prefill).
+        squeezed = 2 if isinstance(self._write[0], torch.Tensor) else 0
+        keys[self._write] = key_states.squeeze(squeezed)
+        values[self._write] = value_states.squeeze(squeezed)
+        return keys[self._read], values[self._read]
+
+
+class SlotCache:
+    """The growing key-value store of the sequences in flight; ValueError for models it cannot serve."""
+
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise ValueError(
+                f"{config.model_type} has layers of kind {sorted(kinds)}; the reference engine serves full "
+                "attention. Use a Llama, Qwen2 or Qwen3 type model without sliding windows, or another engine"
+            )
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, 2, 0, config.num_key_value_heads, 0, head_size)
+        self._store = torch.zeros(shape, dtype=dtype, device=device)
+
+    def reserve(self, slots: int, positions: int) -> None:
+        """Make room for at least this many slots of this many positions, keeping what is stored."""
+        _, _, old_slots, _, old_positions, _ = old_shape = self._store.shape
+        if slots <= old_slots and positions <= old_positions:
+            return
+        shape = list(old_shape)
+        shape[2] = max(old_slots, _power_of_two(slots))
+        shape[4] = max(old_positions, _power_of_two(max(positions, 128)))
+        # Zeros, not empty: a masked position weighs 0, and 0 times an uninitialised NaN would be NaN.
+        grown = self._store.new_zeros(shape)
+        grown[:, :, :old_slots, :, :old_positions] = self._store
+        self._store = grown
+
+    def release(self) -> None:
+        """Free the store; the next `reserve` starts from nothing."""
+        shape = list(self._store.shape)
+        shape[2] = shape[4] = 0
+        self._store = self._store.new_zeros(shape)
+
+    def read(self, slot: int, length: int) -> torch.Tensor:
+        """View of one slot's first `length` positions: (layers, 2, kv heads, length, head size)."""
+        return self._store[:, :, slot, :, :length]
+
+    def write(self, slot: int, states: torch.Tensor) -> None:
+        """Copy `states`, shaped as `read` returns them, to the start of a slot."""
+        self._store[:, :, slot, :, : states.shape[3]] = states
+
+    def decode_window(self, positions: torch.Tensor, longest: int) -> CacheWindow:
+        """Window that writes one entry to each of the first `len(positions)` slots, at its own position."""
+        rows = torch.arange(len(positions), device=positions.device)
+        write = (rows, slice(None), positions)
+        return CacheWindow(self._store, write, (slice(0, len(positions)), slice(None), slice(0, longest)))
+
+    def prefill_window(self, slot: int, start: int, end: int) -> CacheWindow:
+        """Window that writes positions `start` to `end` of one slot and reads everything before `end`."""
+        write = (slot, slice(None), slice(start, end))
+        return CacheWindow(self._store, write, (slice(slot, slot + 1), slice(None), slice(0, end)))
+
+
+class PrefixCache:
+    """Keys and values of finished sequences, least recently used out first, within `max_bytes`.
+
+    A multi-turn prompt extends the last turn's ids, so that turn t + 1 finds turn t here and computes only
+    what is new. Valid for one set of weights: clear it when they change.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self._entries: OrderedDict[bytes, tuple[np.ndarray, torch.Tensor]] = OrderedDict()
+
+    def longest_match(self, ids: np.ndarray) -> torch.Tensor | None:
+        """States of the longest stored prefix of `ids`, (layers, 2, kv heads, length, head size), or None."""
+        best_key, best_length = b"", 0
+        for key, (stored, _) in self._entries.items():
+            length = common_prefix_length(stored, ids)
+            if length > best_length:
+                best_key, best_length = key, length
+        if not best_length:
+            return None
+        self._entries.move_to_end(best_key)
+        return self._entries[best_key][1][:, :, :, :best_length]
+
+    def insert(self, ids: np.ndarray, states: torch.Tensor) -> None:
+        """Keep a copy of `states`, the keys and values of `ids`; entries that `ids` extends are replaced."""
+        size = states.numel() * states.element_size()
+        if size > self.max_bytes or not len(ids):
+            return
+        for key, (stored, _) in list(self._entries.items()):
+            shared = common_prefix_length(stored, ids)
+            if shared == len(ids):
+                self._entries.move_to_end(key)
+                return
+            if shared == len(stored):
+                self._drop(key)
+        while self.used_bytes + size > self.max_bytes:
+            self._drop(next(iter(self._entries)))
+        self._entries[ids.tobytes()] = (ids, states.clone(memory_format=torch.contiguous_format))
+        self.used_bytes += size
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.used_bytes = 0
+
+    def _drop(self, key: bytes) -> None:
+        _, states = self._entries.pop(key)
+        self.used_bytes -= states.numel() * states.element_size()
+
+
+def common_prefix_length(first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray) -> int:
+    """Number of leading ids in which two id arrays agree."""
+    length = min(len(first), len(second))
+    differs = np.asarray(first)[:length] != np.asarray(second)[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,47 @@
+"""Loading a model and its tokenizer from a folder or a hub id."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ModelLoadError(ValueError):
+    """The model or its tokenizer cannot be loaded; the message says from where and why."""
+
+
+def load_model(
+    path: str, *, dtype: str = "float32", device: str = "cpu"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the causal language model and tokenizer at `path`: a folder (one GGUF file will do) or a hub id.
+
+    `dtype` is torch's name of a floating type. Raises ModelLoadError.
+    """
+    element_type = getattr(torch, dtype, None)
+    if not isinstance(element_type, torch.dtype):
+        raise ModelLoadError(f"dtype {dtype!r} is not one of torch's, such as float32 or bfloat16")
+    folder = Path(path)
+    source = {}
+    if folder.is_dir() and not (folder / "config.json").exists():
+        gguf_files = sorted(folder.glob("*.gguf"))
+        if len(gguf_files) != 1:
+            raise ModelLoadError(f"{path} has neither a config.json nor exactly one .gguf file")
+        source["gguf_file"] = gguf_files[0].name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **source)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=element_type, attn_implementation="sdpa", **source
+        )
+        return model.to(device), tokenizer
+    except Exception as error:  # the libraries raise many kinds, and each only means: not loadable
+        raise ModelLoadError(
+            f"cannot load a model from {path} onto {device}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids that end a response: the tokenizer's eos and those of the model's generation config."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    return frozenset(token_id for token_id in ids if token_id is not None)

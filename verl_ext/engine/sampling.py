@@ -1,0 +1,107 @@
+"""Sampling: from a batch of logits to one token id and its log-probability per row.
+
+The recorded log-probability is the one veRL's actor recomputes: `log_softmax(logits / temperature)` at the
+sampled id, over the *full* vocabulary, before top-k and top-p filtering. At temperature 0 (greedy) it is
+`log_softmax(logits)`. Filtering therefore changes which ids can be drawn, never what is recorded for them.
+
+`sample` is a pure function of the logits and of one uniform number per row (inverse of the cumulative
+distribution), so a request's own seed fixes its draws whatever else shares its batch, on every device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to continue one prompt.
+
+    `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 (or -1, as SGLang and vLLM write it) filter nothing.
+    Top-k applies first, top-p to what is left, renormalised. `stop_token_ids` come on top of the engine's eos
+    ids. `seed` makes the draws of this request repeatable; None takes them from the engine's own stream.
+    Raises ValueError for a value out of range.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "0 (greedy) or more"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k, self.top_k >= -1, "at least 1, or 0 or -1 for no limit"),
+        )
+        for name, value, holds, allowed in checks:
+            if not holds:
+                raise ValueError(f"{name} is {value}; it must be {allowed}")
+
+    @property
+    def filters(self) -> bool:
+        """Whether top-k or top-p restricts the support at all."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+
+def sample(
+    logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one id per row of `logits` (batch, vocabulary), with `uniforms[i]` in [0, 1) deciding row i.
+
+    Returns (ids, log_probs), both (batch,); log_probs is float32 and as the module docstring defines it. A
+    row of logits that are not numbers gives an arbitrary id with log-probability NaN.
+    """
+    probs = torch.softmax(_scaled(logits.float(), params), dim=-1)
+    ids = probs.argmax(dim=-1)
+    draws = torch.tensor(list(uniforms), dtype=torch.float32, device=logits.device)
+
+    plain = [i for i, p in enumerate(params) if p.temperature > 0 and not p.filters]
+    if len(plain) == len(params):  # the usual case in training: no copy of the rows
+        ids = _invert_cdf(probs, draws)
+    elif plain:
+        ids[plain] = _invert_cdf(probs[plain], draws[plain])
+    filtered = [i for i, p in enumerate(params) if p.filters]
+    if filtered:
+        chosen = [params[i] for i in filtered]
+        ids[filtered] = _sample_filtered(probs[filtered], chosen, draws[filtered])
+    # A sampled probability is never 0, and its logarithm is as exact as log_softmax would be.
+    return ids, probs.gather(1, ids[:, None]).squeeze(1).log()
+
+
+def _scaled(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    scales = [p.temperature or 1.0 for p in params]
+    if all(scale == 1 for scale in scales):
+        return logits
+    return logits / torch.tensor(scales, dtype=torch.float32, device=logits.device)[:, None]
+
+
+def _sample_filtered(
+    probs: torch.Tensor, params: Sequence[SamplingParams], draws: torch.Tensor
+) -> torch.Tensor:
+    """Sort each row, keep its top-k, of these the smallest set that reaches top-p, and draw from that set."""
+    vocabulary = probs.shape[1]
+    limits = [p.top_k if p.top_k > 0 else vocabulary for p in params]
+    descending, order = probs.topk(min(max(limits), vocabulary), dim=-1)
+    rank = torch.arange(descending.shape[1], device=probs.device)
+    descending = descending * (rank < torch.tensor(limits, device=probs.device)[:, None])
+    descending = descending / descending.sum(dim=-1, keepdim=True)
+    mass_before = descending.cumsum(dim=-1) - descending
+    top_p = torch.tensor([p.top_p for p in params], device=probs.device)[:, None]
+    # The first id is always kept: the mass before it is 0, whatever the rounding of the others.
+    kept = descending * (mass_before < top_p)
+    return order.gather(1, _invert_cdf(kept, draws)[:, None]).squeeze(1)
+
+
+def _invert_cdf(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """Index where the cumulated `weights` (batch, n; need not sum to 1) pass `draws` of their total."""
+    cumulated = weights.cumsum(dim=-1)
+    total = cumulated[:, -1]
+    # Strictly below the total, also after rounding, so that an id of weight 0 can never be drawn.
+    threshold = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulated, threshold[:, None], right=True).squeeze(1)
+    return index.clamp_(max=weights.shape[1] - 1)  # only a row of NaN reaches past the end

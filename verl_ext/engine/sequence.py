@@ -1,0 +1,65 @@
+"""What travels through the engine: one request as a `Sequence`, its result as a `Generation`."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from verl_ext.engine.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished request: the ids as sampled (a stop id included), the log-probability of each in nats."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    finish_reason: FinishReason
+    weight_version: int
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request. All its ids but the newest have their keys and values in the slot it occupies."""
+
+    prompt: np.ndarray
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    max_tokens: int
+    draws: random.Random
+    stop_when: Callable[[list[int]], bool] | None
+    future: Future[Generation] = field(default_factory=Future)
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+    @property
+    def cached(self) -> int:
+        """Number of positions stored once the sequence has been prefilled: all ids but the newest."""
+        return len(self.prompt) + len(self.token_ids) - 1
+
+    @property
+    def newest(self) -> int:
+        """The id that the next forward reads."""
+        return self.token_ids[-1] if self.token_ids else int(self.prompt[-1])
+
+    def append(self, token_id: int, log_prob: float) -> FinishReason | None:
+        """Take one sampled id; the reason to finish, or None to go on."""
+        self.token_ids.append(token_id)
+        self.log_probs.append(log_prob)
+        if token_id in self.stop_ids or (self.stop_when is not None and self.stop_when(self.token_ids)):
+            return "stop"
+        return "length" if len(self.token_ids) >= self.max_tokens else None
+
+    def cached_ids(self) -> np.ndarray:
+        """The ids whose keys and values are stored, in order."""
+        return np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int64)])[: self.cached]
+
+    def resolve(self, reason: FinishReason, weight_version: int) -> None:
+        """Hand the result to the waiting caller, unless it has cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(Generation(self.token_ids, self.log_probs, reason, weight_version))

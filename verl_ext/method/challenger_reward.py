@@ -1,0 +1,126 @@
+"""The challenger's reward: a question is worth asking when the solver sometimes answers it.
+
+After arXiv 2601.07055, equations 2 to 5:
+
+    r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2
+
+with k of n solver attempts right and f the format score; r = 0 for a question without integrity. The reward
+has three steps, so that the caller can run the attempts in between:
+
+    question, answer = extract_pair(trajectory)
+    if has_integrity(question, answer): k = how many of n attempts were right, None if not all n finished
+    score = challenger_reward(trajectory, document, hop, n=n, k=k)
+
+A broken question is the model's fault: score 0, and it belongs into its group's statistics. A broken service
+is not: such a sample is not valid, and is left out and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from verl_ext.method.answers import after_thinking, extract_last_tag, normalize_answer
+from verl_ext.method.format_score import format_score
+from verl_ext.method.trajectory import Trajectory
+
+ATTEMPTS = 5
+"""Solver attempts per question (paper, table 5)."""
+FORMAT_WEIGHT = 0.5
+
+
+@dataclass(frozen=True)
+class ChallengerScore:
+    """A reward with everything that went into it; parts that could not be judged are 0 or None."""
+
+    score: float
+    valid: bool
+    """False when a service failed: the sample must stay out of every statistic."""
+    reason_invalid: str | None
+    question: str | None
+    answer: str | None
+    integrity: bool
+    hop: int
+    n: int
+    k: int | None
+    difficulty: float = 0.0
+    format: float = 0.0
+    think: float = 0.0
+    tool: float = 0.0
+    answer_part: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, for metrics and rollout dumps."""
+        return asdict(self)
+
+
+def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:
+    """Question and answer from what the last turn says after its thinking; None for what is missing."""
+    text = after_thinking(trajectory.final_text)
+    return extract_last_tag(text, "question"), extract_last_tag(text, "answer")
+
+
+def has_integrity(question: str | None, answer: str | None) -> bool:
+    """Whether both are there and say something, and the question does not give the answer away.
+
+    The answer is looked for anywhere in the question, not on word boundaries: "Oslo's" gives "Oslo" away too.
+    """
+    if question is None or answer is None:
+        return False
+    normal_question, normal_answer = normalize_answer(question), normalize_answer(answer)
+    return bool(normal_question and normal_answer) and normal_answer not in normal_question
+
+
+def difficulty(k: int, n: int) -> float:
+    """1[0 < k < n] · (n - k) / (n - 1): 1 when one attempt of n is right, 0 when none or all are.
+
+    Raises ValueError unless n >= 2 and 0 <= k <= n.
+    """
+    if n < 2 or not 0 <= k <= n:
+        raise ValueError(
+            f"{k} right of {n} attempts: there must be at least 2 attempts and 0 to {n} right ones"
+        )
+    return (n - k) / (n - 1) if 0 < k < n else 0.0
+
+
+def challenger_reward(
+    trajectory: Trajectory, document: str, hop: int, *, n: int = ATTEMPTS, k: int | None
+) -> ChallengerScore:
+    """Score one trajectory.
+
+    `document` is the text the challenger was shown, `hop` the hop count it was asked for. `k` is the number
+    of right attempts of `n`, or None when fewer than n attempts were finished (or none were run, for want of
+    integrity).
+    """
+    question, answer = extract_pair(trajectory)
+    integrity = has_integrity(question, answer)
+    reason = _reason_invalid(trajectory, integrity, n, k)
+    if not integrity or answer is None:
+        return ChallengerScore(0.0, reason is None, reason, question, answer, False, hop, n, None)
+    form = format_score(trajectory, document, hop, answer)
+    hardness = 0.0 if k is None else difficulty(k, n)
+    return ChallengerScore(
+        score=0.0 if reason else hardness + FORMAT_WEIGHT * form.total,
+        valid=reason is None,
+        reason_invalid=reason,
+        question=question,
+        answer=answer,
+        integrity=True,
+        hop=hop,
+        n=n,
+        k=k,
+        difficulty=hardness,
+        format=form.total,
+        think=form.think,
+        tool=form.tool,
+        answer_part=form.answer,
+    )
+
+
+def _reason_invalid(trajectory: Trajectory, integrity: bool, n: int, k: int | None) -> str | None:
+    failed = trajectory.failed_calls
+    if failed:
+        return f"{len(failed)} of the challenger's searches failed: {failed[0].error}"
+    if integrity and k is None:
+        return f"fewer than {n} solver attempts were finished"
+    return None

@@ -1,0 +1,47 @@
+"""Hop-grouped relative policy optimisation: the challenger's advantages (arXiv 2601.07055).
+
+GRPO compares several answers to one prompt. A challenger asks one question per prompt, so HRPO compares
+questions of the same difficulty class instead: all rows of the step with the same hop count form a group.
+
+Two deliberate differences from the published code: the paper's variance over the group is taken as the
+population variance (the code takes the sample deviation), and a group of one row gets advantage 0 (the code
+leaves its raw reward there, so a row is reinforced for having no one to be compared with).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+DELTA = 1e-6
+"""Added to the variance, so that a group of equal rewards has advantage 0 and not 0/0."""
+
+
+def hop_advantages(
+    rewards: npt.ArrayLike, hops: npt.ArrayLike, valid: npt.ArrayLike, delta: float = DELTA
+) -> npt.NDArray[np.float64]:
+    """Advantage of each row: (reward - group mean) / sqrt(group population variance + delta).
+
+    All three inputs have shape (rows,): rewards as numbers, hops as the group labels, valid as booleans.
+    Rows that are not valid (padding, samples lost to a failed service) get 0 and count in no group; their
+    rewards are not even looked at. Several samples of one prompt are simply several rows. Raises ValueError
+    on unequal shapes and on a valid reward that is not finite.
+    """
+    reward = np.asarray(rewards, dtype=np.float64)
+    hop: npt.NDArray[Any] = np.asarray(hops)
+    is_valid = np.asarray(valid, dtype=bool)
+    if reward.ndim != 1 or not reward.shape == hop.shape == is_valid.shape:
+        raise ValueError(
+            f"rewards {reward.shape}, hops {hop.shape} and valid {is_valid.shape} must have one shape (rows,)"
+        )
+    if not np.isfinite(reward[is_valid]).all():
+        rows = np.flatnonzero(is_valid & ~np.isfinite(reward)).tolist()
+        raise ValueError(f"rewards of valid rows {rows} are not finite: mark failed samples as not valid")
+    advantages = np.zeros_like(reward)
+    for label in np.unique(hop[is_valid]):
+        group = is_valid & (hop == label)
+        centred = reward[group] - reward[group].mean()
+        advantages[group] = centred / np.sqrt(np.mean(centred**2) + delta)
+    return advantages

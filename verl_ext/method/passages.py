@@ -1,0 +1,85 @@
+"""Search results as the model sees them.
+
+A response has a hard limit in characters. Cutting its middle or its end out would lose whole passages, so
+each passage gives up a fair share instead: short ones stay whole, and the room they leave goes to the long
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+RESPONSE_LIMIT = 2048
+"""Characters of one tool response."""
+_HEADER_LIMIT = 60
+"""Characters of a query that is repeated above its results."""
+_SEPARATOR = "\n"
+_ELLIPSIS = "…"
+
+
+def format_passages(
+    queries: Sequence[str], results: Sequence[Sequence[Mapping[str, str]]], limit: int = RESPONSE_LIMIT
+) -> str:
+    """Numbered passages, one a line, at most `limit` characters in all.
+
+    `results` holds for each query its passages (`title`, `text`; `contents` is used where `text` is empty).
+    With more than one query, each query stands above its own passages. Raises ValueError when the two
+    lengths differ.
+    """
+    if len(queries) != len(results):
+        raise ValueError(
+            f"{len(queries)} queries but {len(results)} result lists: the search service broke its contract"
+        )
+    lines: list[str] = []
+    number = 0
+    for query, passages in zip(queries, results, strict=True):
+        if len(queries) > 1:
+            lines.append(_cut(_one_line(query), _HEADER_LIMIT) + ":")
+        if not passages:
+            lines.append("No results.")
+        for passage in passages:
+            number += 1
+            lines.append(f"[{number}] {_passage_line(passage)}")
+    return _fit(lines, limit)
+
+
+def defuse(text: str) -> str:
+    """The text without control tokens such as `<|im_end|>`, which would end a turn from inside a document."""
+    return text.replace("<|", "< |")
+
+
+def _passage_line(passage: Mapping[str, str]) -> str:
+    title, text = _one_line(passage.get("title", "")), _one_line(passage.get("text", ""))
+    if not text:
+        return _one_line(passage.get("contents", "")) or title
+    return f"{title}: {text}" if title else text
+
+
+def _one_line(text: str) -> str:
+    return defuse(" ".join(text.split()))
+
+
+def _fit(lines: Sequence[str], limit: int) -> str:
+    room = limit - len(_SEPARATOR) * (len(lines) - 1)
+    share = _fair_share([len(line) for line in lines], max(room, 0))
+    # The last slice only bites when the limit is too small for even one character a line.
+    return _SEPARATOR.join(_cut(line, share) for line in lines)[:limit]
+
+
+def _fair_share(lengths: Sequence[int], room: int) -> int:
+    """The greatest length to which all lines can be cut so that their sum stays within the room."""
+    for done, length in enumerate(sorted(lengths)):
+        share = room // (len(lengths) - done)
+        if length > share:
+            return share
+        room -= length
+    return max(lengths, default=0)
+
+
+def _cut(text: str, length: int) -> str:
+    """At most `length` characters, cut between words where a word ends in the second half of the room."""
+    if len(text) <= length:
+        return text
+    head = text[: max(length - len(_ELLIPSIS), 0)]
+    space = head.rfind(" ")
+    return (head[:space] if space > length // 2 else head) + _ELLIPSIS[:length]

@@ -1,0 +1,32 @@
+"""The one tool every model is given, as an OpenAI function description.
+
+Kept apart from the code that answers calls, so that prompts, the veRL tool and the solver agent show one
+schema.
+"""
+
+from typing import Any
+
+SEARCH_TOOL_NAME = "search"
+MAX_QUERIES_PER_CALL = 10
+"""More would let one call flood the retrieval service, and no ten answers fit into one response."""
+MAX_QUERY_CHARS = 1000
+"""More than an embedder reads; the service refuses what is much longer, and a refusal stops the run."""
+
+SEARCH_TOOL_SCHEMA: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": SEARCH_TOOL_NAME,
+        "description": "Search the corpus. Returns the passages that fit each query best.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "query_list": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "Search queries, each a short question or phrase that stands on its own.",
+                }
+            },
+            "required": ["query_list"],
+        },
+    },
+}

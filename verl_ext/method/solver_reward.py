@@ -1,0 +1,49 @@
+"""The solver's reward: 1 when its answer matches a target exactly, else 0 (arXiv 2601.07055).
+
+An attempt that ends without an answer is wrong. One that lost a search to a failing service is not valid: it
+is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from verl_ext.method.answers import after_thinking, exact_match, extract_last_tag, f1
+from verl_ext.method.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class SolverScore:
+    """A reward with what it was judged on."""
+
+    score: float
+    valid: bool
+    """False when a service failed: the sample must stay out of every statistic."""
+    reason_invalid: str | None
+    answer: str | None
+    f1: float
+    """Token F1, for reports only."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, for metrics and rollout dumps."""
+        return asdict(self)
+
+
+def solver_answer(trajectory: Trajectory) -> str | None:
+    """The answer in what the last turn says after its thinking, or None when it gives none."""
+    return extract_last_tag(after_thinking(trajectory.final_text), "answer")
+
+
+def solver_reward(trajectory: Trajectory, targets: Sequence[str]) -> SolverScore:
+    """Score one attempt against the accepted answers; raises ValueError when there are none."""
+    if not targets:
+        raise ValueError(
+            "a question without target answers cannot be scored: check reward_model.ground_truth.target"
+        )
+    answer = solver_answer(trajectory)
+    failed = trajectory.failed_calls
+    reason = f"{len(failed)} searches failed: {failed[0].error}" if failed else None
+    right = reason is None and exact_match(answer, targets)
+    return SolverScore(float(right), reason is None, reason, answer, f1(answer, targets))

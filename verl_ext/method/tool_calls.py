@@ -1,0 +1,82 @@
+"""Search calls in the models' text: parsing them, writing them, and telling the model what is wrong with one.
+
+A call is a JSON object between Hermes tags:
+
+    <tool_call>
+    {"name": "search", "arguments": {"query_list": ["first query", "second query"]}}
+    </tool_call>
+
+The veRL agent loop and the solver's agent both parse with this module, so a call is valid in both or in
+neither.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from verl_ext.method.search_tool_schema import MAX_QUERIES_PER_CALL, MAX_QUERY_CHARS, SEARCH_TOOL_NAME
+from verl_ext.method.trajectory import SearchCall
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_EXPECTED = '{"name": "search", "arguments": {"query_list": ["..."]}}'
+
+
+def parse_tool_calls(text: str) -> list[SearchCall]:
+    """Every closed tool call of one turn, in order; those that are no proper search call carry `error`.
+
+    Valid is a JSON object that names `search` and whose `query_list` is a list of 1 to 10 non-blank
+    strings of at most 1000 characters.
+    Never raises, whatever the text.
+    """
+    return [_parse_call(raw) for raw in _CALL.findall(text)]
+
+
+def render_tool_call(queries: Sequence[str]) -> str:
+    """The text of a valid search call, tags included: the inverse of `parse_tool_calls`."""
+    call = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": list(queries)}}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+
+
+def invalid_call_response(call: SearchCall) -> str:
+    """What the model is shown in place of passages when its call is not valid."""
+    return f"Error: {call.error}. A call looks like {_EXPECTED}"
+
+
+def _parse_call(raw: str) -> SearchCall:
+    try:
+        queries = _queries(json.loads(raw))
+    except _NotASearchCall as fault:
+        return SearchCall(raw=raw, queries=None, error=str(fault))
+    except (ValueError, RecursionError):  # the latter from JSON nested deeper than Python's stack
+        return SearchCall(raw=raw, queries=None, error="the call is not JSON")
+    return SearchCall(raw=raw, queries=queries)
+
+
+class _NotASearchCall(Exception):
+    """JSON, but no valid search call; the message says why."""
+
+
+def _queries(call: Any) -> tuple[str, ...]:
+    if not isinstance(call, dict):
+        raise _NotASearchCall("the call is not a JSON object")
+    if call.get("name") != SEARCH_TOOL_NAME:
+        raise _NotASearchCall("there is no such tool, the only one is search")
+    arguments = call.get("arguments")
+    queries = arguments.get("query_list") if isinstance(arguments, dict) else None
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise _NotASearchCall("query_list is not a list of strings")
+    if not queries or not all(_is_sendable(query) for query in queries):
+        raise _NotASearchCall("query_list is empty or has an empty query")
+    if len(queries) > MAX_QUERIES_PER_CALL:
+        raise _NotASearchCall(f"query_list has more than {MAX_QUERIES_PER_CALL} queries")
+    if any(len(query) > MAX_QUERY_CHARS for query in queries):
+        raise _NotASearchCall(f"a query has more than {MAX_QUERY_CHARS} characters")
+    return tuple(queries)
+
+
+def _is_sendable(query: str) -> bool:
+    """Not blank, and no half of a surrogate pair: JSON can spell one, UTF-8 cannot carry it."""
+    return bool(query.strip()) and not any("\ud800" <= char <= "\udfff" for char in query)

@@ -1,0 +1,121 @@
+"""What happened in one conversation: assistant turns with their search calls, as plain immutable data.
+
+Rewards read these structures and never a flat string, because corpus text may itself contain tags. `to_dict`
+and `from_dict` are the JSON form in which trajectories travel through veRL's extra fields and the rollout
+dumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SearchCall:
+    """One tool call: what the model wrote, what it meant, what it was shown in return."""
+
+    raw: str
+    """The text between the tool-call tags, as generated."""
+    queries: tuple[str, ...] | None
+    """The queries, or None when the call is not a valid search call."""
+    response: str | None = None
+    """The text as shown to the model, or None when the call was never answered."""
+    failed: bool = False
+    """The service failed: no fault of the model."""
+    error: str | None = None
+    """Why the call is not valid, or how the service failed."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the model wrote a proper search call."""
+        return self.queries is not None
+
+    @property
+    def answered(self) -> bool:
+        """Whether a valid call got its passages."""
+        return self.valid and self.response is not None and not self.failed
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SearchCall:
+        """Rebuild a call from its JSON form."""
+        queries = data["queries"]
+        return cls(
+            raw=data["raw"],
+            queries=None if queries is None else tuple(queries),
+            response=data["response"],
+            failed=data["failed"],
+            error=data["error"],
+        )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One assistant turn: its text as generated and the calls made in it."""
+
+    text: str
+    calls: tuple[SearchCall, ...] = ()
+    truncated: bool = False
+    """The turn ran into its token cap before the model ended it."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Turn:
+        """Rebuild a turn from its JSON form."""
+        calls = tuple(SearchCall.from_dict(call) for call in data["calls"])
+        return cls(text=data["text"], calls=calls, truncated=data["truncated"])
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The assistant's side of one conversation, in order."""
+
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def final_text(self) -> str:
+        """The last turn's text, empty when there was no turn."""
+        return self.turns[-1].text if self.turns else ""
+
+    @property
+    def calls(self) -> tuple[SearchCall, ...]:
+        """Every call of every turn."""
+        return tuple(call for turn in self.turns for call in turn.calls)
+
+    @property
+    def valid_calls(self) -> tuple[SearchCall, ...]:
+        """The calls that are proper search calls, answered or not."""
+        return tuple(call for call in self.calls if call.valid)
+
+    @property
+    def searches(self) -> tuple[SearchCall, ...]:
+        """The valid calls that were answered."""
+        return tuple(call for call in self.calls if call.answered)
+
+    @property
+    def failed_calls(self) -> tuple[SearchCall, ...]:
+        """The calls the search service failed to answer."""
+        return tuple(call for call in self.calls if call.failed)
+
+    @property
+    def retrieved_text(self) -> str:
+        """All that searching brought up, as shown to the model."""
+        return "\n".join(call.response for call in self.searches if call.response is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: nested dicts, lists, strings and booleans only."""
+        data = asdict(self)
+        data["turns"] = [
+            {**turn, "calls": [{**call, "queries": _as_list(call["queries"])} for call in turn["calls"]]}
+            for turn in data["turns"]
+        ]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
+        """Rebuild a trajectory from its JSON form; raises KeyError when a field is missing."""
+        return cls(turns=tuple(Turn.from_dict(turn) for turn in data["turns"]))
+
+
+def _as_list(queries: tuple[str, ...] | None) -> list[str] | None:
+    return None if queries is None else list(queries)

@@ -1,0 +1,145 @@
+"""The reference engine as a veRL rollout: a replica, its server actor, and the adapter that feeds it weights.
+
+Chosen by `actor_rollout_ref.rollout.name=reference`. One Ray actor per replica holds a `ReferenceEngine`, on
+the CPU or on the worker's CUDA device. In veRL's naive checkpoint mode the training worker hands its weights
+to the adapter, which ships them through Ray's object store; the engine then proves that it has them by
+scoring a probe sequence (`weight_probe` in the reply). Written for veRL 0.9.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import ray
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name
+from verl.workers.config import HFModelConfig
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from verl_ext.engine.engine import ReferenceEngine
+from verl_ext.engine.loading import load_model
+from verl_ext.engine.sampling import SamplingParams
+
+
+def _server_name(replica_rank: int) -> str:
+    return f"drzero_reference_engine_{replica_rank}"
+
+
+class ReferenceServer:
+    """The Ray actor around one engine; its methods are what veRL calls on a rollout server."""
+
+    def __init__(self, rollout_config: Any, model_config: Any) -> None:
+        rollout = omega_conf_to_dataclass(rollout_config)
+        hf: HFModelConfig = omega_conf_to_dataclass(model_config)
+        options = rollout.engine_kwargs.get("reference", {}) or {}
+        torch.set_num_threads(int(options.get("threads", 1)))
+        model = load_model(hf.local_path, device=get_device_name(), dtype=rollout.dtype)
+        self._response_length = rollout.response_length
+        self._global_steps: int | None = None
+        self._engine = ReferenceEngine(
+            model,
+            eos_token_ids=[hf.tokenizer.eos_token_id],
+            max_batch_size=rollout.max_num_seqs,
+            max_seq_len=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
+            prefix_cache_bytes=int(options.get("prefix_cache_mib", 512)) << 20,
+            seed=rollout.seed,
+        )
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
+    ) -> TokenOutput:
+        """Sample one turn; the log-probs are those of the sampled ids under the full, tempered distribution."""
+        params = SamplingParams(
+            max_tokens=sampling_params.get("max_tokens") or self._response_length,
+            temperature=sampling_params.get("temperature", 1.0),
+            top_p=sampling_params.get("top_p", 1.0),
+            top_k=sampling_params.get("top_k", -1),
+            stop_token_ids=tuple(sampling_params.get("stop_token_ids") or ()),
+        )
+        result = await self._engine.generate(list(prompt_ids), params)
+        return TokenOutput(
+            token_ids=result.token_ids,
+            log_probs=result.log_probs,
+            stop_reason="completed" if result.finish_reason == "stop" else result.finish_reason,
+            extra_fields={"global_steps": self._global_steps, "finish_reason": result.finish_reason},
+        )
+
+    async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
+        """Take over the actor's weights; `global_steps` marks every later sample with their version."""
+        self._engine.update_weights(weights.items())
+        self._global_steps = global_steps
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probs of a sequence under the engine's weights, for checking a weight update."""
+        return self._engine.score(token_ids)
+
+    async def stats(self) -> dict[str, float]:
+        """The engine's counters."""
+        return dict(self._engine.stats())
+
+    async def wake_up(self) -> None:
+        """Nothing sleeps: the engine's weights and cache are small beside the actor's optimizer."""
+
+    sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = resume_generation = wake_up
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Only asynchronous modes with partial rollouts abort, and they are refused at compose time."""
+        raise NotImplementedError("the reference engine has no partial rollouts: use mode=sync")
+
+    async def start_profile(self, **_: Any) -> None:
+        """veRL's profiler has no hook into plain PyTorch engines."""
+
+    stop_profile = start_profile
+
+
+class ReferenceReplica(RolloutReplica):
+    """One replica of the reference engine: a single process, no tensor parallelism."""
+
+    async def launch_servers(self) -> None:
+        """Start the server actor beside the training worker and remember its handle."""
+        if self.world_size != 1:
+            raise ValueError(
+                "the reference engine runs on one device: set actor_rollout_ref.rollout."
+                "tensor_model_parallel_size=1 and data_parallel_size=1, or use rollout.name=sglang"
+            )
+        on_gpu = get_device_name() != "cpu"
+        server = ray.remote(ReferenceServer).options(
+            name=_server_name(self.replica_rank),
+            max_concurrency=self.max_concurrency,
+            num_gpus=0,
+            # The training worker holds the whole device in Ray's books, so the server asks for none
+            # and is shown the device by the environment instead.
+            runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}} if on_gpu else None,
+        )
+        handle = server.remote(self.config, self.model_config)
+        await handle.stats.remote()
+        self.servers = [handle]
+        self._server_handle = handle
+        self._server_address = _server_name(self.replica_rank)
+
+
+class ReferenceServerAdapter(BaseRollout):
+    """The training worker's end: collects the actor's weights and hands them to the server."""
+
+    async def resume(self, tags: list[str]) -> None:
+        """Nothing was released."""
+
+    async def release(self) -> None:
+        """Nothing is held between steps that a CPU or a small model would miss."""
+
+    async def update_weights(
+        self,
+        weights: Generator[tuple[str, torch.Tensor], None, None],
+        wire_format: str = "named_tensors",
+        **kwargs: Any,
+    ) -> None:
+        """Ship full named tensors to this worker's replica."""
+        if wire_format != "named_tensors":
+            raise ValueError(f"the reference engine takes full weights, not {wire_format!r}")
+        state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+        # One engine per training worker, so the worker's rank is the replica's.
+        server = ray.get_actor(_server_name(torch.distributed.get_rank()))
+        await server.update_weights.remote(state, kwargs.get("global_steps"))

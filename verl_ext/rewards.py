@@ -1,0 +1,104 @@
+"""Reward functions as veRL calls them (veRL 0.9.1): `reward.custom_reward_function.{path,name}`.
+
+veRL calls them per trajectory as soon as it is complete, while other rollouts still run: a challenger's
+question so goes to the solver at once (the *streamed* reward), not after the whole batch. Both read the
+structured turns that `search_agent` left in `extra_info["trajectory"]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from search.client import SearchClient
+from verl_ext.method.answers import exact_match
+from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity
+from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
+from verl_ext.method.solver_reward import solver_reward
+from verl_ext.method.trajectory import Trajectory
+
+
+async def challenger_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
+) -> dict[str, Any]:
+    """Score one challenger trajectory; a question with integrity is first put to the solver n times.
+
+    `settings` are the keys of `reward.custom_reward_function.reward_kwargs`. Returns `score` with every
+    component of `ChallengerScore`, counters of the attempts, and the attempts themselves as JSON.
+    """
+    trajectory = Trajectory.from_dict(extra_info["trajectory"])
+    question, answer = extract_pair(trajectory)
+    n: int = settings["attempts"]
+    attempts: list[SolverAttempt] = []
+    started = time.monotonic()
+    # A sample that a failed search has spoiled already is not worth n solver attempts.
+    if question and answer and has_integrity(question, answer) and not trajectory.failed_calls:
+        attempts = await _agent(json.dumps(settings["solver"], sort_keys=True)).attempts(question, n)
+    seconds = time.monotonic() - started
+    score = challenger_reward(
+        trajectory, extra_info["document"], int(extra_info["hop"]), n=n, k=right_attempts(attempts, answer, n)
+    )
+    failures = [attempt.failure for attempt in attempts if not attempt.finished]
+    reason = f"{score.reason_invalid}: {failures[0]}" if failures and score.reason_invalid else score.reason_invalid
+    return score.to_dict() | {"reason_invalid": reason} | _attempt_fields(attempts, answer, seconds)
+
+
+async def solver_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
+) -> dict[str, Any]:
+    """Score one solver trajectory: exact match of its answer with a target."""
+    trajectory = Trajectory.from_dict(extra_info["trajectory"])
+    return solver_reward(trajectory, list(ground_truth["target"])).to_dict()
+
+
+def right_attempts(attempts: Sequence[SolverAttempt], answer: str | None, n: int) -> int | None:
+    """How many of n attempts gave the challenger's answer; None unless all n were finished."""
+    if answer is None or len(attempts) < n or not all(attempt.finished for attempt in attempts):
+        return None
+    return sum(exact_match(attempt.answer, [answer]) for attempt in attempts)
+
+
+def _attempt_fields(attempts: Sequence[SolverAttempt], answer: str | None, seconds: float) -> dict[str, Any]:
+    records = [
+        {
+            "answer": attempt.answer,
+            "right": answer is not None and exact_match(attempt.answer, [answer]),
+            "finished": attempt.finished,
+            "failure": attempt.failure,
+            "searches": attempt.searches,
+            "tokens_out": attempt.tokens_out,
+            "latency_s": round(attempt.latency_s, 2),
+            "trajectory": attempt.trajectory.to_dict(),
+        }
+        for attempt in attempts
+    ]
+    return {
+        # As text: veRL's bookkeeping averages numbers and passes strings through untouched.
+        "attempts": json.dumps(records, ensure_ascii=False),
+        "attempts_finished": sum(attempt.finished for attempt in attempts),
+        "attempts_failed": sum(not attempt.finished for attempt in attempts),
+        "attempt_searches": sum(attempt.searches for attempt in attempts),
+        "attempt_tokens": sum(attempt.tokens_out for attempt in attempts),
+        "attempts_s": seconds,
+    }
+
+
+@functools.cache
+def _agent_of_loop(settings_json: str, loop: asyncio.AbstractEventLoop) -> SolverAgent:
+    settings = json.loads(settings_json)
+    retrieval = settings.pop("retrieval")
+    search = SearchClient(retrieval["url"], topk=retrieval["topk"], deadline_s=retrieval["deadline_s"])
+    tokenizer = AutoTokenizer.from_pretrained(settings.pop("tokenizer"))
+    url = settings.pop("url").rstrip("/") + "/v1/completions"
+    return SolverAgent(url, settings.pop("model_name"), tokenizer, search, topk=retrieval["topk"], **settings)
+
+
+def _agent(settings_json: str) -> SolverAgent:
+    """One agent per worker process and loop: it bounds the concurrency of all the worker's questions."""
+    return _agent_of_loop(settings_json, asyncio.get_running_loop())

@@ -1,0 +1,42 @@
+"""The `search` tool as veRL loads it (veRL 0.9.1), from `config/search_tool_config.yaml`.
+
+The tool answers with passages, trimmed one by one. A retrieval service that fails past its deadline is no
+fault of the model: the model reads a short plain sentence, and the result's `failed` flag lets the agent loop
+mark the sample, so that it is counted and kept out of the statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from search.client import SearchClient, SearchUnavailable
+from verl_ext.method.passages import format_passages
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+
+UNAVAILABLE = "Search is unavailable at the moment."
+
+
+class SearchTool(BaseTool):
+    """Queries in, passages as the model sees them out; one client for every rollout of the worker."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema or OpenAIFunctionToolSchema.model_validate(SEARCH_TOOL_SCHEMA))
+        self._client = SearchClient(
+            config["retrieval_url"], topk=config["topk"], deadline_s=config["deadline_s"]
+        )
+        self._response_limit: int = config["response_limit"]
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Answer one valid call; the third item says whether the service failed, and why."""
+        queries = parameters["query_list"]
+        try:
+            results = await self._client.retrieve(queries)
+        except SearchUnavailable as failure:
+            return ToolResponse(text=UNAVAILABLE), 0.0, {"failed": True, "error": str(failure)}
+        text = format_passages(queries, results, self._response_limit)
+        return ToolResponse(text=text), 0.0, {"failed": False, "error": None}
