@@ -63,6 +63,8 @@ def _trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # veRL warns in every process of engines that are not installed.
+        "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
         # Ray's usage reports would be the only thing that leaves the machine.
         "RAY_USAGE_STATS_ENABLED": "0",
         "TENSORBOARD_DIR": str(folder / "tensorboard"),

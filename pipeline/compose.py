@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -24,7 +25,16 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 RESOLVED = "resolved"
 """Name of the resolved config in a run's folder."""
 
+
+
+def fast_cpu_dtype() -> str:
+    """bfloat16 where the processor multiplies it (about 1.7 times as fast there), else float32."""
+    return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+
+
+# For the config files: ${add:a,b} and ${fast_cpu_dtype:}.
 OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
+OmegaConf.register_new_resolver("fast_cpu_dtype", fast_cpu_dtype, replace=True)
 
 
 def detect_hardware() -> str:

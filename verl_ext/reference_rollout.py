@@ -2,13 +2,15 @@
 
 Chosen by `actor_rollout_ref.rollout.name=reference`. One Ray actor per replica holds a `ReferenceEngine`, on
 the CPU or on the worker's CUDA device. In veRL's naive checkpoint mode the training worker hands its weights
-to the adapter, which ships them through Ray's object store; the engine then proves that it has them by
-scoring a probe sequence (`weight_probe` in the reply). Written for veRL 0.9.1.
+to the adapter, which ships them through Ray's object store. That they arrived is measured each step: the
+actor's log-probs of the samples are compared with the engine's own (`rollout_corr/` in the metrics), and the
+tests compare `score` with the actor. Written for veRL 0.9.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -20,7 +22,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from verl_ext.engine.engine import ReferenceEngine
-from verl_ext.engine.loading import load_model
+from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
 
 
@@ -36,12 +38,12 @@ class ReferenceServer:
         hf: HFModelConfig = omega_conf_to_dataclass(model_config)
         options = rollout.engine_kwargs.get("reference", {}) or {}
         torch.set_num_threads(int(options.get("threads", 1)))
-        model = load_model(hf.local_path, device=get_device_name(), dtype=rollout.dtype)
+        model, tokenizer = load_model(hf.local_path, dtype=rollout.dtype, device=get_device_name())
         self._response_length = rollout.response_length
         self._global_steps: int | None = None
         self._engine = ReferenceEngine(
             model,
-            eos_token_ids=[hf.tokenizer.eos_token_id],
+            eos_token_ids=eos_token_ids(model, tokenizer),
             max_batch_size=rollout.max_num_seqs,
             max_seq_len=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
             prefix_cache_bytes=int(options.get("prefix_cache_mib", 512)) << 20,
@@ -69,16 +71,16 @@ class ReferenceServer:
 
     async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
         """Take over the actor's weights; `global_steps` marks every later sample with their version."""
-        self._engine.update_weights(weights.items())
+        await self._engine.update_weights(weights.items())
         self._global_steps = global_steps
 
-    async def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probs of a sequence under the engine's weights, for checking a weight update."""
-        return self._engine.score(token_ids)
+    async def score(self, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
+        """Log-probs of a response under the engine's weights, for checking a weight update."""
+        return await self._engine.score(prompt_ids, response_ids)
 
     async def stats(self) -> dict[str, float]:
         """The engine's counters."""
-        return dict(self._engine.stats())
+        return asdict(self._engine.stats())
 
     async def wake_up(self) -> None:
         """Nothing sleeps: the engine's weights and cache are small beside the actor's optimizer."""

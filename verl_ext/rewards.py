@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
 from transformers import AutoTokenizer
 
 from search.client import SearchClient
@@ -39,7 +40,7 @@ async def challenger_score(
     started = time.monotonic()
     # A sample that a failed search has spoiled already is not worth n solver attempts.
     if question and answer and has_integrity(question, answer) and not trajectory.failed_calls:
-        attempts = await _agent(json.dumps(settings["solver"], sort_keys=True)).attempts(question, n)
+        attempts = await _agent(settings["solver"]).attempts(question, n)
     seconds = time.monotonic() - started
     score = challenger_reward(
         trajectory, extra_info["document"], int(extra_info["hop"]), n=n, k=right_attempts(attempts, answer, n)
@@ -99,6 +100,7 @@ def _agent_of_loop(settings_json: str, loop: asyncio.AbstractEventLoop) -> Solve
     return SolverAgent(url, settings.pop("model_name"), tokenizer, search, topk=retrieval["topk"], **settings)
 
 
-def _agent(settings_json: str) -> SolverAgent:
+def _agent(settings: DictConfig | dict[str, Any]) -> SolverAgent:
     """One agent per worker process and loop: it bounds the concurrency of all the worker's questions."""
-    return _agent_of_loop(settings_json, asyncio.get_running_loop())
+    plain = OmegaConf.to_container(OmegaConf.create(settings))
+    return _agent_of_loop(json.dumps(plain, sort_keys=True), asyncio.get_running_loop())

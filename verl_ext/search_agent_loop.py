@@ -21,7 +21,7 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_ext.method.chat import TURN_END
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
@@ -53,6 +53,9 @@ class SearchAgentLoop(ToolAgentLoop):
             kwargs["hf_model_type"] = "qwen2"
         super().__init__(*args, **kwargs)
         self.max_tokens_per_turn = max_tokens_per_turn
+        # veRL's schema class loses the query list's item type; solver attempts render the whole schema, and
+        # one prompt must be one sequence of ids in both.
+        self.tool_schemas = [SEARCH_TOOL_SCHEMA]
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
         """Run the conversation to its end and attach trajectory and token account."""

@@ -6,7 +6,7 @@ can pass for a low reward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from verl_ext.step_rows import StepRow
@@ -69,6 +69,20 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
         metrics[f"solver/{name}"] = sum(row.reward.get(name, 0) for row in rows if not row.padding)
     metrics["time/solver_attempts_mean_s"] = _mean([row.reward.get("attempts_s", 0.0) for row in good])
     return _prefixed(metrics)
+
+
+def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
+    """One line a person can follow a run by."""
+    parts = {
+        "reward": "drzero/reward/score",
+        "valid": "drzero/questions/valid_share",
+        "searched": "drzero/rollout/searched_share",
+        "solved": "drzero/solved/pass_rate",
+        "failures": "drzero/failures/share",
+        "seconds": "timing_s/step",
+    }
+    told = ", ".join(f"{name} {metrics[key]:.2f}" for name, key in parts.items() if key in metrics)
+    return f"step {step}/{steps}: {told}"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -44,7 +44,7 @@ def read_rows(batch: KVBatchMeta) -> list[StepRow]:
     """The rows of a sampled batch, in its order."""
     columns = ["data_source", "extra_info", "extra_fields"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=columns)
-    sources, infos, fields = (list(data[name].tolist()) for name in columns)
+    sources, infos, fields = (list(data[name]) for name in columns)
     return [
         StepRow(
             key=key,

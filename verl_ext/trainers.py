@@ -30,7 +30,7 @@ from verl.trainer.ppo.v1 import (
 
 from verl_ext.heartbeat import Heartbeat
 from verl_ext.method.hrpo import hop_advantages
-from verl_ext.step_metrics import challenger_metrics, rollout_metrics
+from verl_ext.step_metrics import challenger_metrics, progress_line, rollout_metrics
 from verl_ext.step_rows import StepRow, read_rows
 
 
@@ -125,6 +125,7 @@ class ObservedTrainer(PPOTrainer):
         metrics.update(rollout_metrics(rows, self._expected_rollouts))
         if any("integrity" in row.reward for row in rows):
             metrics.update(challenger_metrics(rows))
+        print(progress_line(metrics, global_steps, self.total_training_steps), flush=True)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
         """Dump the step's rollouts with turns, reward and solver attempts: veRL's own dump has flat text."""

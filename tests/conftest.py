@@ -1,0 +1,118 @@
+"""Parts that several test files need: a small prepared run, and real HTTP peers on loopback."""
+
+import os
+
+# Before any library that reads them is imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own servers then stay on loopback
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from tiny_model import save_speaking_model, save_tiny_model
+
+from data.demo_world import generate_world, write_world
+from pipeline.cli import main
+
+Answer = Callable[[dict[str, Any]], Any]
+"""From a request's JSON body to the response's, or to an HTTP status that says no."""
+
+
+@dataclass
+class Peer:
+    """A server on loopback: its address, and the JSON bodies it was sent."""
+
+    url: str
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+
+StartPeer = Callable[[str, Answer], Peer]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a challenger run needs, made by the CLI: corpus, index, prompts, a policy."""
+
+    corpus: Path
+    model: Path
+    documents: list[dict[str, Any]]
+
+    def overrides(self, checkpoints: Path) -> list[str]:
+        """The overrides under which the stages find it."""
+        return [
+            "hardware=cpu",
+            "model=demo-policy",
+            f"actor_rollout_ref.model.path={self.model}",
+            f"paths.corpus={self.corpus}",
+            f"paths.checkpoints={checkpoints}",
+            "run.name=tiny",
+        ]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer model with a real tokenizer."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def speaking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer model that knows the protocol by heart."""
+    return save_speaking_model(tmp_path_factory.mktemp("models") / "speaking")
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Prepared:
+    """Index and prompts over a world of 60 passages, one prompt each."""
+    corpus = tmp_path_factory.mktemp("corpus")
+    write_world(generate_world(0, "run", passages=60), corpus)
+    documents = [json.loads(line) for line in (corpus / "corpus.jsonl").read_text().splitlines()]
+    made = Prepared(corpus, tiny_model, documents)
+    source = f"source={corpus / 'corpus.jsonl'}"
+    assert main(["prepare-data", *made.overrides(corpus), source, "rows=60", "heldout_rows=0"]) == 0
+    return made
+
+
+@pytest.fixture
+def start_peer() -> Iterator[StartPeer]:
+    """Start servers that answer POST requests at one path by a function."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(path: str, answer: Answer) -> Peer:
+        listener = socket.create_server(("127.0.0.1", 0))
+        peer = Peer(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        async def endpoint(request: Request) -> JSONResponse:
+            peer.requests.append(await request.json())
+            answered = answer(peer.requests[-1])
+            if isinstance(answered, int):
+                return JSONResponse({"error": "scripted"}, status_code=answered)
+            return JSONResponse(answered)
+
+        app = FastAPI()
+        app.add_api_route(path, endpoint, methods=["POST"])
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        return peer
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+def unused_port() -> int:
+    """A port on which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
