@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from data.errors import DataError
 from data.parquet_io import ABILITY, AGENT_NAME, write_training_rows
 from data.ratios import largest_remainder
 from verl_ext.method.passages import defuse
@@ -77,18 +78,16 @@ def prepare_challenger_prompts(
     the corpus. With `heldout_rows` 0 there is no held-out file.
 
     Raises:
-        ValueError: no document with text, or a row count or ratio without sense; nothing is written then.
+        DataError: no document with text, or a row count or ratio without sense; nothing is written then.
     """
     if rows < 1 or heldout_rows < 0:
-        raise ValueError(
+        raise DataError(
             f"need at least 1 training row and no negative held-out count: {rows}, {heldout_rows}"
         )
     hop_counts = largest_remainder(rows, hop_ratio)
     sample, seen, blank = _sample(documents, rows + heldout_rows, random.Random(f"{seed}/documents"))
     if not sample:
-        raise ValueError(
-            f"the corpus {corpus_id!r} has no document with text: nothing to ask questions about"
-        )
+        raise DataError(f"the corpus {corpus_id!r} has no document with text: nothing to ask questions about")
 
     disjoint = len(sample) == rows + heldout_rows or 2 * heldout_rows <= len(sample)
     heldout, train = sample[:heldout_rows], sample[heldout_rows:] if disjoint else sample

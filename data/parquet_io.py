@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data.errors import DataError
 from data.files import atomic_path
 
 AGENT_NAME = "search_agent"
@@ -60,10 +61,10 @@ def write_training_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Check `rows` against the contract and write them atomically; the same rows give the same bytes.
 
     Raises:
-        ValueError: there is no row, or one breaks the contract (see `check_training_rows`).
+        DataError: there is no row, or one breaks the contract (see `check_training_rows`).
     """
     if not rows:
-        raise ValueError(f"no rows to write to {path}: veRL cannot train on an empty file")
+        raise DataError(f"no rows to write to {path}: veRL cannot train on an empty file")
     check_training_rows(rows)
     table = pa.Table.from_pylist(list(rows), schema=TRAINING_SCHEMA)
     with atomic_path(path) as temporary:
@@ -75,16 +76,16 @@ def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.name
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is not parquet or lacks a column.
+        DataError: the file is not parquet or lacks a column.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no parquet file at {path}: prepare the data first or correct the path")
     try:
         present = pq.read_schema(path).names
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a parquet file ({error}): prepare the data again") from error
+        raise DataError(f"{path} is not a parquet file ({error}): prepare the data again") from error
     if missing := [column for column in columns if column not in present]:
-        raise ValueError(
+        raise DataError(
             f"{path} lacks the columns {', '.join(missing)} (it has {', '.join(present)}): "
             "prepare the data again or point to a file with these columns"
         )
@@ -92,11 +93,11 @@ def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.name
 
 
 def check_training_rows(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError at the first row that breaks the contract of training rows, naming row and field."""
+    """Raise DataError at the first row that breaks the contract of training rows, naming row and field."""
     for number, row in enumerate(rows):
         fault = _fault(row)
         if fault:
-            raise ValueError(f"training row {number}: {fault}")
+            raise DataError(f"training row {number}: {fault}")
 
 
 def _fault(row: Mapping[str, Any]) -> str | None:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from fractions import Fraction
 
+from data.errors import DataError
+
 
 def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
     """Split `total` into whole counts in the ratio `weights` (Hamilton's method).
@@ -14,7 +16,7 @@ def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
         ValueError: `total` is negative, a weight is negative or all weights are 0.
     """
     if total < 0 or min(weights, default=-1) < 0 or sum(weights) == 0:
-        raise ValueError(
+        raise DataError(
             f"cannot split {total} in the ratio {':'.join(map(str, weights)) or '(empty)'}: "
             "nothing may be negative and at least one weight must be positive"
         )

@@ -70,6 +70,7 @@ def _trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
         "WANDB_DIR": str(folder),
-        "WANDB_MODE": os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
+        "WANDB_MODE": os.environ.get("WANDB_MODE")
+        or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
         **{name: str(value) for name, value in config.trainer_env.items()},
     }

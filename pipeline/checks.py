@@ -1,4 +1,4 @@
-"""What can be known before anything is started: each check raises one error that says what, where, and what to do.
+"""What can be known before anything starts: each check raises one error that says what to do about it.
 
 The checks read the composed config, the prompts file and the index's metadata; they load no model.
 """
@@ -37,11 +37,11 @@ def check_on_policy(config: DictConfig) -> None:
     mode = config.trainer.v1.trainer_mode
     if mode != "drzero_hrpo_sync" and not config.allow_off_policy:
         raise CheckError(
-            f"trainer mode {mode} trains the challenger on questions of an older policy, and HRPO is on-policy: "
+            f"trainer mode {mode} trains on questions of an older policy, and HRPO is on-policy: "
             "use mode=sync, or say allow_off_policy=true"
         )
     if config.actor_rollout_ref.rollout.name == "reference" and mode != "drzero_hrpo_sync":
-        raise CheckError("the reference engine has no partial rollouts: use mode=sync or another rollout engine")
+        raise CheckError("the reference engine has no partial rollouts: use mode=sync or another engine")
 
 
 def check_batch(config: DictConfig) -> None:
@@ -52,8 +52,8 @@ def check_batch(config: DictConfig) -> None:
     unit = actor.ppo_micro_batch_size_per_gpu * devices
     if rows % unit:
         raise CheckError(
-            f"data.train_batch_size × rollout.n = {rows} is no multiple of ppo_micro_batch_size_per_gpu × devices "
-            f"= {actor.ppo_micro_batch_size_per_gpu} × {devices} = {unit}: change one of them"
+            f"data.train_batch_size × rollout.n = {rows} is no multiple of ppo_micro_batch_size_per_gpu × "
+            f"devices = {actor.ppo_micro_batch_size_per_gpu} × {devices} = {unit}: change one of them"
         )
 
 
@@ -69,9 +69,9 @@ def check_index(config: DictConfig) -> None:
         built_with = store.info.embedder
     if model_identity(built_with) != model_identity(config.retrieval.embedder):
         raise CheckError(
-            f"collection {config.chroma.collection!r} in {config.chroma.path} was built with {built_with}, but "
-            f"retrieval.embedder is {config.retrieval.embedder}: set retrieval.embedder={built_with}, or index the "
-            "corpus again"
+            f"collection {config.chroma.collection!r} in {config.chroma.path} was built with {built_with}, "
+            f"but retrieval.embedder is {config.retrieval.embedder}: set retrieval.embedder={built_with}, "
+            "or index the corpus again"
         )
 
 
@@ -93,12 +93,14 @@ def _check_lengths(path: Path, prompts: list[list[dict[str, Any]]], config: Dict
     limit = config.data.max_prompt_length
     tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
     # A token is at least one character, so only prompts of more characters than the limit need counting.
-    long = [(row, prompt) for row, prompt in enumerate(prompts) if sum(len(m["content"]) for m in prompt) > limit]
+    long = [
+        (row, prompt) for row, prompt in enumerate(prompts) if sum(len(m["content"]) for m in prompt) > limit
+    ]
     lengths = {row: len(render_prompt_ids(tokenizer, prompt, [SEARCH_TOOL_SCHEMA])) for row, prompt in long}
     over = {row: length for row, length in lengths.items() if length > limit}
     if over:
         worst = max(over, key=lambda row: over[row])
         raise CheckError(
-            f"{len(over)} of {len(prompts)} prompts in {path} are longer than data.max_prompt_length={limit} tokens "
-            f"(row {worst}: {over[worst]}): raise it, or make prompts with a smaller max_document_tokens"
+            f"{len(over)} of {len(prompts)} prompts in {path} are longer than data.max_prompt_length={limit} "
+            f"tokens (row {worst}: {over[worst]}): raise it, or use a smaller max_document_tokens"
         )

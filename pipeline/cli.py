@@ -13,8 +13,11 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from dotenv import load_dotenv
 
 from ops.services import ServiceGroup
 
@@ -31,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]!r}? " if near else ""
         print(f"drzero: there is no stage {stage!r}: {hint}stages are {', '.join(STAGES)}", file=sys.stderr)
         return 2
+    load_dotenv()  # WANDB_API_KEY, HF_TOKEN
     # A library's progress bars and advice would drown the run's own output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
@@ -69,7 +73,9 @@ def _serve_search(overrides: Sequence[str]) -> None:
     check_index(config)
     Path(config.run.dir).mkdir(parents=True, exist_ok=True)
     with ServiceGroup([retrieval_spec(config)]) as services:
-        services.wait()
+        while True:
+            services.check()
+            time.sleep(0.5)
 
 
 def _demo(overrides: Sequence[str]) -> None:
@@ -98,6 +104,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     """Errors whose message is written for the user; any other is a bug and keeps its traceback."""
     from omegaconf.errors import OmegaConfBaseException
 
+    from data.errors import DataError
     from ops.ports import PortTaken
     from ops.process import ChildError
     from pipeline.checks import CheckError
@@ -108,7 +115,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
 
     return (
         *(ChildError, PortTaken, StoreError, CorpusError, EmbedderError, CheckError, OverrideError),
-        *(OmegaConfBaseException, FileNotFoundError, ValueError),
+        *(OmegaConfBaseException, FileNotFoundError, DataError),
     )
 
 

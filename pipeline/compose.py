@@ -1,4 +1,4 @@
-"""One composed config per stage: what preflight judges, what the child process gets, what is kept with the run.
+"""One composed config per stage: what is checked, what the child process gets, what is kept with the run.
 
     config = compose_stage("challenger", ["hardware=cpu", "trainer.total_training_steps=2", "+trainer.foo=1"])
 
@@ -26,22 +26,24 @@ RESOLVED = "resolved"
 """Name of the resolved config in a run's folder."""
 
 
-
 def fast_cpu_dtype() -> str:
     """bfloat16 where the processor multiplies it (about 1.7 times as fast there), else float32."""
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
 
 
-# For the config files: ${add:a,b} and ${fast_cpu_dtype:}.
+# For the config files: ${add:a,b}, ${fast_cpu_dtype:} and ${cores:}.
 OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
 OmegaConf.register_new_resolver("fast_cpu_dtype", fast_cpu_dtype, replace=True)
+OmegaConf.register_new_resolver("cores", lambda: len(os.sched_getaffinity(0)), replace=True)
 
 
 def detect_hardware() -> str:
     """The hardware profile of this machine: 8xh100 from 8 GPUs on, single_gpu from 1 on, else cpu."""
     if shutil.which("nvidia-smi") is None:
         return "cpu"
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False).stdout
+    listing = subprocess.run(
+        ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False
+    ).stdout
     gpus = sum(line.startswith("GPU ") for line in listing.splitlines())
     return "8xh100" if gpus >= 8 else "single_gpu" if gpus else "cpu"
 
@@ -70,7 +72,7 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
 
 def resolve(config: DictConfig) -> DictConfig:
     """The same config without interpolations; raises OmegaConf's error for a key that has no value."""
-    return OmegaConf.create(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
+    return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
 
 
 def write_resolved(config: DictConfig) -> Path:

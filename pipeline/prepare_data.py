@@ -1,7 +1,7 @@
 """The prepare-data stage: index a corpus where one is given, then write the challenger's prompts.
 
-    drzero prepare-data source=papers.jsonl            # index, then prompts
-    drzero prepare-data chroma.path=my/chromadb        # prompts from an index that is there
+drzero prepare-data source=papers.jsonl            # index, then prompts
+drzero prepare-data chroma.path=my/chromadb        # prompts from an index that is there
 """
 
 from __future__ import annotations

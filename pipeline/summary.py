@@ -72,7 +72,9 @@ def summarise(steps: Steps) -> dict[str, float]:
     figures["questions_some_but_not_all_solve"] = _some_but_not_all(steps)
     for name in ("rollouts_lost", "rows_invalid", "searches"):
         figures[f"failed_{name}"] = sum(step.get(f"drzero/failures/{name}", 0.0) for step in steps.values())
-    figures["seconds_per_step"] = sum(step.get("timing_s/step", 0.0) for step in steps.values()) / max(len(steps), 1)
+    figures["seconds_per_step"] = sum(step.get("timing_s/step", 0.0) for step in steps.values()) / max(
+        len(steps), 1
+    )
     return figures
 
 
@@ -115,7 +117,11 @@ def _cell(step: Mapping[str, Any], key: str) -> str:
 
 def _weighted(steps: Steps, key: str, rows: list[float]) -> float:
     total = sum(rows)
-    return sum(step.get(key, 0.0) * n for step, n in zip(steps.values(), rows, strict=True)) / total if total else 0.0
+    return (
+        sum(step.get(key, 0.0) * n for step, n in zip(steps.values(), rows, strict=True)) / total
+        if total
+        else 0.0
+    )
 
 
 def _k_of_n(steps: Steps) -> dict[str, float]:
@@ -130,11 +136,16 @@ def _k_of_n(steps: Steps) -> dict[str, float]:
 
 def _some_but_not_all(steps: Steps) -> float:
     counts = _k_of_n(steps)
-    return sum(count for name, count in counts.items() if 0 < int(name.split("_")[0]) < int(name.split("_")[-1]))
+    return sum(
+        count for name, count in counts.items() if 0 < int(name.split("_")[0]) < int(name.split("_")[-1])
+    )
 
 
 def _histogram(steps: Steps) -> str:
-    return ", ".join(f"{name.replace('_of_', '/')}: {count:.0f}" for name, count in _k_of_n(steps).items()) or "none"
+    return (
+        ", ".join(f"{name.replace('_of_', '/')}: {count:.0f}" for name, count in _k_of_n(steps).items())
+        or "none"
+    )
 
 
 def _shown(path: Path) -> str:

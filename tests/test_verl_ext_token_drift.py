@@ -46,7 +46,9 @@ TURNS = st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4)
 
 
 @given(IDS, TURNS)
-def test_a_rollout_that_only_grows_has_none(prompt: list[int], turns: list[tuple[list[int], list[int]]]) -> None:
+def test_a_rollout_that_only_grows_has_none(
+    prompt: list[int], turns: list[tuple[list[int], list[int]]]
+) -> None:
     assert play(prompt, turns).drift() == 0
 
 

@@ -7,10 +7,8 @@ the engine is registered for the device `cpu`.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import torch
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -36,5 +34,3 @@ class CpuActorRolloutRefWorker(ActorRolloutRefWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         initialize_global_process_group_ray(backend="gloo")
-        # Ray gives a worker one thread; while the actor works, the engines rest and leave it every core.
-        torch.set_num_threads(len(os.sched_getaffinity(0)))

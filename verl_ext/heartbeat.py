@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
-Phase = Literal["start-up", "rollout", "log-probs", "advantage", "update", "save", "weight-sync", "validation", "done"]
+Phase = Literal[
+    "start-up", "rollout", "log-probs", "advantage", "update", "save", "weight-sync", "validation", "done"
+]
 
 
 class Heartbeat:

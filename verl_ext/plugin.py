@@ -27,6 +27,8 @@ PlatformRegistry.register("cpu")(CpuPlatform)
 RolloutReplicaRegistry.register(REFERENCE_ROLLOUT, _load_reference_replica)
 # Shim for veRL 0.9.1: replicas have a public registry, their weight adapters only this dict. The test
 # `test_veRL_still_has_no_public_registry_for_weight_adapters` says when it can go.
-rollout_base._ROLLOUT_REGISTRY[(REFERENCE_ROLLOUT, "async")] = "verl_ext.reference_rollout.ReferenceServerAdapter"
+rollout_base._ROLLOUT_REGISTRY[(REFERENCE_ROLLOUT, "async")] = (
+    "verl_ext.reference_rollout.ReferenceServerAdapter"
+)
 
 import_module("verl_ext.trainers")

@@ -38,7 +38,7 @@ class ReferenceServer:
         hf: HFModelConfig = omega_conf_to_dataclass(model_config)
         options = rollout.engine_kwargs.get("reference", {}) or {}
         torch.set_num_threads(int(options.get("threads", 1)))
-        model, tokenizer = load_model(hf.local_path, dtype=rollout.dtype, device=get_device_name())
+        model, tokenizer = load_model(str(hf.local_path), dtype=rollout.dtype, device=get_device_name())
         self._response_length = rollout.response_length
         self._global_steps: int | None = None
         self._engine = ReferenceEngine(
@@ -53,7 +53,7 @@ class ReferenceServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
-        """Sample one turn; the log-probs are those of the sampled ids under the full, tempered distribution."""
+        """Sample one turn; log-probs are of the sampled ids under the full, tempered distribution."""
         params = SamplingParams(
             max_tokens=sampling_params.get("max_tokens") or self._response_length,
             temperature=sampling_params.get("temperature", 1.0),
@@ -108,7 +108,7 @@ class ReferenceReplica(RolloutReplica):
                 "tensor_model_parallel_size=1 and data_parallel_size=1, or use rollout.name=sglang"
             )
         on_gpu = get_device_name() != "cpu"
-        server = ray.remote(ReferenceServer).options(
+        server: Any = ray.remote(ReferenceServer).options(
             name=_server_name(self.replica_rank),
             max_concurrency=self.max_concurrency,
             num_gpus=0,
@@ -116,7 +116,7 @@ class ReferenceReplica(RolloutReplica):
             # and is shown the device by the environment instead.
             runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}} if on_gpu else None,
         )
-        handle = server.remote(self.config, self.model_config)
+        handle: Any = server.remote(self.config, self.model_config)
         await handle.stats.remote()
         self.servers = [handle]
         self._server_handle = handle

@@ -46,7 +46,11 @@ async def challenger_score(
         trajectory, extra_info["document"], int(extra_info["hop"]), n=n, k=right_attempts(attempts, answer, n)
     )
     failures = [attempt.failure for attempt in attempts if not attempt.finished]
-    reason = f"{score.reason_invalid}: {failures[0]}" if failures and score.reason_invalid else score.reason_invalid
+    reason = (
+        f"{score.reason_invalid}: {failures[0]}"
+        if failures and score.reason_invalid
+        else score.reason_invalid
+    )
     return score.to_dict() | {"reason_invalid": reason} | _attempt_fields(attempts, answer, seconds)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -52,6 +53,7 @@ class SearchAgentLoop(ToolAgentLoop):
         if kwargs["tokenizer"].eos_token == TURN_END:
             kwargs["hf_model_type"] = "qwen2"
         super().__init__(*args, **kwargs)
+        self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         self.max_tokens_per_turn = max_tokens_per_turn
         # veRL's schema class loses the query list's item type; solver attempts render the whole schema, and
         # one prompt must be one sequence of ids in both.
@@ -84,7 +86,11 @@ class SearchAgentLoop(ToolAgentLoop):
         self, tool_call: FunctionCall, tools_kwargs: dict[str, Any], agent_data: AgentData
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         turn: Turn = agent_data.extra_fields["turns"][-1]
-        index = next(i for i, call in enumerate(turn.calls) if call.response is None and call.raw == tool_call.arguments)
+        index = next(
+            i
+            for i, call in enumerate(turn.calls)
+            if call.response is None and call.raw == tool_call.arguments
+        )
         call, response = await self._answer(turn.calls[index], tools_kwargs, agent_data)
         # Calls of one turn run concurrently, so the turn is read again after the wait.
         turn = agent_data.extra_fields["turns"][-1]
@@ -117,7 +123,7 @@ def token_drift(output: AgentLoopOutput, sampled: list[tuple[list[int], list[int
     starts with the whole of the turn before, input and output; and the row's masked-in response ids are the
     sampled ids, in order (as far as the response was kept).
     """
-    for (before_in, before_out), (after_in, _) in zip(sampled, sampled[1:], strict=False):
+    for (before_in, before_out), (after_in, _) in pairwise(sampled):
         known = before_in + before_out
         if after_in[: len(known)] != known:
             return 1

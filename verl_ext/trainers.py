@@ -35,7 +35,7 @@ from verl_ext.step_rows import StepRow, read_rows
 
 
 class TooManyFailures(RuntimeError):
-    """So many rollouts of one step were spoiled by failed services that training on the rest would mislead."""
+    """Failed services spoiled so many rollouts of a step that training on the rest would mislead."""
 
 
 class ObservedTrainer(PPOTrainer):
@@ -108,17 +108,24 @@ class ObservedTrainer(PPOTrainer):
         share = 1 - good / self._expected_rollouts
         limit = self.config.run.max_failed_share
         if share > limit:
-            causes = [str(row.reward.get("reason_invalid")) for row in rows if not row.padding and not row.counts]
+            causes = [
+                str(row.reward.get("reason_invalid")) for row in rows if not row.padding and not row.counts
+            ]
             lost = self._expected_rollouts - sum(not row.padding for row in rows)
             raise TooManyFailures(
                 f"step {self.global_steps}: {share:.0%} of {self._expected_rollouts} rollouts were spoiled "
-                f"(run.max_failed_share={limit:.0%}). {lost} raised in the agent loop (see the trainer's log); "
+                f"(run.max_failed_share={limit:.0%}). {lost} raised in the agent loop (see trainer.log), "
                 f"{len(causes)} are invalid, the first because: {causes[:3]}. Rerun to resume from the last "
                 "checkpoint once the service is up again."
             )
 
     def _compute_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        timing_raw: dict[str, float],
+        global_steps: int,
+        epoch: int,
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         rows = read_rows(batch)
@@ -127,7 +134,9 @@ class ObservedTrainer(PPOTrainer):
             metrics.update(challenger_metrics(rows))
         print(progress_line(metrics, global_steps, self.total_training_steps), flush=True)
 
-    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
+    def _log_rollout_data(
+        self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str
+    ) -> None:
         """Dump the step's rollouts with turns, reward and solver attempts: veRL's own dump has flat text."""
         target = Path(rollout_data_dir) / f"step_{self.global_steps:04d}.jsonl"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,9 +178,13 @@ class HrpoTrainer(ObservedTrainer):
             "loss_mask": _nested(masks),
         }
         metrics["drzero/hrpo/lone_groups"] = _lone_groups(rows)
-        metrics["drzero/hrpo/advantage_abs_mean"] = float(np.abs(advantages[counts]).mean()) if counts.any() else 0.0
+        metrics["drzero/hrpo/advantage_abs_mean"] = (
+            float(np.abs(advantages[counts]).mean()) if counts.any() else 0.0
+        )
         return tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(columns, batch_size=len(batch))
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=TensorDict(columns, batch_size=len(batch)),
         )
 
 

@@ -8,6 +8,7 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 RESPONSE_LIMIT = 2048
 """Characters of one tool response."""
@@ -18,7 +19,7 @@ _ELLIPSIS = "…"
 
 
 def format_passages(
-    queries: Sequence[str], results: Sequence[Sequence[Mapping[str, str]]], limit: int = RESPONSE_LIMIT
+    queries: Sequence[str], results: Sequence[Sequence[Mapping[str, Any]]], limit: int = RESPONSE_LIMIT
 ) -> str:
     """Numbered passages, one a line, at most `limit` characters in all.
 
@@ -48,7 +49,7 @@ def defuse(text: str) -> str:
     return text.replace("<|", "< |")
 
 
-def _passage_line(passage: Mapping[str, str]) -> str:
+def _passage_line(passage: Mapping[str, Any]) -> str:
     title, text = _one_line(passage.get("title", "")), _one_line(passage.get("text", ""))
     if not text:
         return _one_line(passage.get("contents", "")) or title

@@ -1,0 +1,186 @@
+"""Bad input as a user brings it: one clear error, exit code 2, and nothing half-written."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from conftest import Prepared, unused_port
+
+from pipeline.cli import main
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the CLI says on stderr when it refuses; exactly one error, no traceback."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drzero")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def prepare(folder: Path, corpus: Path, model: Path) -> list[str]:
+    """A prepare-data command from a corpus file into an empty folder."""
+    return [
+        "prepare-data",
+        *("hardware=cpu", "model=demo-policy", f"actor_rollout_ref.model.path={model}"),
+        *(f"paths.corpus={folder}", f"source={corpus}", "rows=8", "heldout_rows=0"),
+    ]
+
+
+def challenger(prepared: Prepared, folder: Path, *overrides: str) -> list[str]:
+    """A challenger command on free ports, so that only what is tested can be wrong."""
+    ports = [f"retrieval.port={unused_port()}", f"solver.port={unused_port()}"]
+    return ["challenger", *prepared.overrides(folder), "data.train_batch_size=4", *ports, *overrides]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "holds no documents"),
+        ('{"text": "one"}\n{"text": "two"}\nthree\n', "line 3 is not JSON"),
+        ('{"text": "one"}\n{"title": "two"}\n', "line 2: no text"),
+    ],
+    ids=["empty", "not JSON", "no text"],
+)
+def test_a_bad_corpus_is_refused_with_its_line_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path, text: str, expected: str
+) -> None:
+    corpus, target = tmp_path / "bad.jsonl", tmp_path / "corpus"
+    corpus.write_text(text)
+    message = refusal(capsys, *prepare(target, corpus, tiny_model))
+    assert expected in message and str(corpus) in message
+    assert not target.exists() or files_below(target) == []
+
+
+def test_a_corpus_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path
+) -> None:
+    message = refusal(capsys, *prepare(tmp_path / "corpus", tmp_path / "none.jsonl", tiny_model))
+    assert f"no corpus at {tmp_path / 'none.jsonl'}" in message
+
+
+def test_a_collection_built_with_another_embedder_is_refused_with_the_right_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    wrong = "retrieval.embedder=intfloat/e5-large-v2"
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", wrong))
+    assert "was built with packaged-minilm" in message
+    assert "set retrieval.embedder=packaged-minilm" in message
+    assert not (tmp_path / "ck").exists()
+
+
+def test_serving_a_collection_built_with_another_embedder_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    message = refusal(
+        capsys,
+        *("serve-search", "hardware=cpu", f"paths.corpus={prepared.corpus}", f"paths.checkpoints={tmp_path}"),
+        "retrieval.embedder=intfloat/e5-large-v2",
+    )
+    assert "was built with packaged-minilm" in message and files_below(tmp_path) == []
+
+
+def test_an_index_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", f"chroma.path={tmp_path / 'none'}"))
+    assert f"no Chroma folder at {tmp_path / 'none'}" in message
+    assert not (tmp_path / "ck").exists()
+
+
+def test_missing_prompts_are_refused_with_the_command_that_makes_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    missing = tmp_path / "none.parquet"
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", f"data.train_files={missing}"))
+    assert f"no prompts at {missing} (data.train_files)" in message and "`drzero prepare-data`" in message
+    assert not (tmp_path / "ck").exists()
+
+
+def test_prompts_longer_than_the_limit_are_refused_with_the_longest_row(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", "data.max_prompt_length=60"))
+    assert "of 60 prompts in" in message and "longer than data.max_prompt_length=60 tokens (row " in message
+    assert not (tmp_path / "ck").exists()
+
+
+def test_fewer_prompts_than_a_batch_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", "data.train_batch_size=64"))
+    assert "has 60 rows, less than one batch (data.train_batch_size=64)" in message
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize("service", ["retrieval", "solver"])
+def test_a_port_that_is_taken_is_refused_with_its_holder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, service: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        message = refusal(capsys, *challenger(prepared, tmp_path / "ck", f"{service}.port={port}"))
+    assert f"port {port} on 127.0.0.1 is taken by pid " in message
+    assert not (tmp_path / "ck").exists()
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_both_sides(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", "data.train_batch_size=6"))
+    assert "data.train_batch_size × rollout.n = 6 is no multiple of" in message and "4 × 1 = 4" in message
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_an_asynchronous_challenger_is_refused_as_off_policy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, mode: str
+) -> None:
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", f"mode={mode}"))
+    assert "HRPO is on-policy: use mode=sync, or say allow_off_policy=true" in message
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref.model.path", "solver.model_path"])
+def test_a_model_folder_that_is_not_there_is_refused_with_its_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, key: str
+) -> None:
+    missing = tmp_path / "no_model"
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", f"{key}={missing}"))
+    assert f"{key}: there is no model at {missing}" in message
+    assert not (tmp_path / "ck").exists()
+
+
+def test_prompts_that_are_no_training_rows_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    broken = tmp_path / "broken.parquet"
+    broken.write_text("no parquet")
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", f"data.train_files={broken}"))
+    assert str(broken) in message
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("challanger", "challenger"), ("prepare_data", "prepare-data")])
+def test_an_unknown_stage_is_refused_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], typed: str, meant: str
+) -> None:
+    assert main([typed]) == 2
+    assert f"there is no stage {typed!r}: did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_an_index_of_other_content_is_left_alone_unless_it_is_to_be_replaced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    shutil.copytree(prepared.corpus / "chromadb", tmp_path / "corpus" / "chromadb")
+    before = files_below(tmp_path / "corpus")
+    (tmp_path / "other.jsonl").write_text(json.dumps({"text": "other"}))
+    message = refusal(capsys, *prepare(tmp_path / "corpus", tmp_path / "other.jsonl", prepared.model))
+    assert "already holds a collection 'corpus' of other content" in message
+    assert files_below(tmp_path / "corpus") == before

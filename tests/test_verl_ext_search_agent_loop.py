@@ -1,0 +1,192 @@
+"""The agent loop over veRL's own state machine, with a scripted engine and a real search service."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import StartPeer, unused_port
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.experimental.agent_loop.tool_agent_loop import ToolListWrap
+from verl.experimental.agent_loop.tool_parser import ToolParser
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
+from verl_ext.method.passages import format_passages
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
+from verl_ext.method.trajectory import Trajectory
+from verl_ext.search_agent_loop import PARSER_NAME, SearchAgentLoop, SearchCallParser
+from verl_ext.search_tool import UNAVAILABLE, SearchTool
+
+PASSAGE = {"title": "Vell", "text": "A river.", "contents": "Vell\nA river."}
+PROMPT = [{"role": "user", "content": "Ask."}]
+FINAL = "<question>Which?</question><answer>Vell</answer>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+class Engine:
+    """Says what it was told to, one turn a call, and remembers what it was given."""
+
+    def __init__(self, tokenizer: Any, *turns: str) -> None:
+        self._turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
+        self._eos = tokenizer.eos_token_id
+        self.inputs: list[list[int]] = []
+        self.caps: list[int] = []
+
+    async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+        self.inputs.append(list(prompt_ids))
+        self.caps.append(sampling_params["max_tokens"])
+        ids = [*self._turns[len(self.inputs) - 1], self._eos][: self.caps[-1]]
+        return TokenOutput(
+            token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": 0}, num_preempted=0
+        )
+
+
+def roll_out(
+    tokenizer: Any, url: str, *turns: str, response_length: int = 400, cap: int = 100
+) -> tuple[AgentLoopOutput, Engine]:
+    """One rollout of veRL's loop."""
+    multi_turn = {"max_user_turns": 5, "max_assistant_turns": 5, "max_parallel_calls": 1, "format": PARSER_NAME}
+    multi_turn |= {"max_tool_response_length": 1000, "tool_response_truncate_side": "middle"}
+    rollout = {"multi_turn": multi_turn, "prompt_length": 300, "response_length": response_length}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {**rollout, "full_determinism": False}}})
+    tool = SearchTool({"retrieval_url": url, "topk": 2, "deadline_s": 2.0, "response_limit": 300}, None)
+    engine = Engine(tokenizer, *turns)
+
+    async def run() -> AgentLoopOutput:
+        loop = SearchAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=engine,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(OmegaConf.create({})),
+            tools=ToolListWrap([tool]),
+            hf_model_type="llama",
+            max_tokens_per_turn=cap,
+        )
+        return await loop.run({"temperature": 1.0}, raw_prompt=PROMPT, tools_kwargs={}, extra_info={})
+
+    return asyncio.run(run()), engine
+
+
+def library(request: dict[str, Any]) -> dict[str, Any]:
+    return {"result": [[PASSAGE] * 2 for _ in request["queries"]]}
+
+
+def trajectory(output: AgentLoopOutput) -> Trajectory:
+    return Trajectory.from_dict(output.extra_fields["trajectory"])
+
+
+def test_a_search_becomes_a_structured_turn_with_the_text_as_shown(
+    tokenizer: Any, start_peer: StartPeer
+) -> None:
+    output, _ = roll_out(tokenizer, start_peer("/retrieve", library).url, render_tool_call(["Vell"]), FINAL)
+    first, last = trajectory(output).turns
+    assert first.calls[0].queries == ("Vell",) and not first.calls[0].failed
+    assert first.calls[0].response == format_passages(["Vell"], [[PASSAGE] * 2], 300)
+    assert (last.text, last.calls, last.truncated) == (FINAL, (), False)
+    assert output.extra_fields["token_drift"] == 0
+
+
+def test_every_turns_input_is_what_the_solvers_agent_would_send(tokenizer: Any, start_peer: StartPeer) -> None:
+    call = render_tool_call(["Vell"])
+    output, engine = roll_out(tokenizer, start_peer("/retrieve", library).url, call, FINAL)
+    first = render_prompt_ids(tokenizer, PROMPT, [SEARCH_TOOL_SCHEMA])
+    turn = [*tokenizer.encode(call, add_special_tokens=False), tokenizer.eos_token_id]
+    shown = format_passages(["Vell"], [[PASSAGE] * 2], 300)
+    assert engine.inputs == [first, first + turn + tool_turn_ids(tokenizer, turn, [shown])]
+    assert output.prompt_ids == first
+
+
+def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer: Any) -> None:
+    output, _ = roll_out(
+        tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL
+    )
+    (call,) = trajectory(output).failed_calls
+    assert call.response == UNAVAILABLE and "ConnectError" in str(call.error)
+    assert output.extra_fields["token_drift"] == 0
+
+
+def test_an_invalid_call_is_explained_to_the_model_and_costs_no_search(
+    tokenizer: Any, start_peer: StartPeer
+) -> None:
+    peer = start_peer("/retrieve", library)
+    output, engine = roll_out(tokenizer, peer.url, "<tool_call>Vell</tool_call>", FINAL)
+    (call,) = trajectory(output).calls
+    assert not call.valid and not call.failed and peer.requests == []
+    assert "Error: the call is not JSON" in tokenizer.decode(engine.inputs[1])
+
+
+def test_a_turn_is_capped_and_marked_where_the_cap_cut_it(tokenizer: Any, start_peer: StartPeer) -> None:
+    output, engine = roll_out(tokenizer, start_peer("/retrieve", library).url, FINAL, cap=5)
+    assert engine.caps == [5]
+    assert trajectory(output).turns[0].truncated
+
+
+def test_a_turn_that_just_fits_its_cap_is_not_marked(tokenizer: Any, start_peer: StartPeer) -> None:
+    whole = len(tokenizer.encode(FINAL, add_special_tokens=False)) + 1
+    output, _ = roll_out(tokenizer, start_peer("/retrieve", library).url, FINAL, cap=whole)
+    assert not trajectory(output).turns[0].truncated
+
+
+def test_the_cap_shrinks_to_the_room_that_is_left_in_the_response(
+    tokenizer: Any, start_peer: StartPeer
+) -> None:
+    peer = start_peer("/retrieve", library)
+    output, engine = roll_out(tokenizer, peer.url, render_tool_call(["Vell"]), FINAL, response_length=110)
+    room = 110 - (len(engine.inputs[1]) - len(engine.inputs[0]))
+    assert engine.caps == [100, room]
+    assert len(output.response_ids) == len(output.response_mask) <= 110
+    assert output.extra_fields["token_drift"] == 0
+
+
+def test_a_turn_that_asks_twice_gets_one_answer_and_the_other_call_stays_unanswered(
+    tokenizer: Any, start_peer: StartPeer
+) -> None:
+    peer = start_peer("/retrieve", library)
+    call = render_tool_call(["Vell"])
+    output, _ = roll_out(tokenizer, peer.url, call + call, FINAL)
+    assert [known.answered for known in trajectory(output).calls] == [True, False]
+    assert len(peer.requests) == 1
+
+
+PIECES = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "\n", '{"name": "search", ', '"arguments": {"query_list": ["', '"]}}', "{"]
+    + [render_tool_call(["Vell"]), "é", "\\ud800", "<think>", " "]
+)
+TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=12).map("".join)
+
+
+def extract(tokenizer: Any, ids: list[int]) -> list[Any]:
+    parser = ToolParser.get_tool_parser(PARSER_NAME, tokenizer)
+    assert isinstance(parser, SearchCallParser)
+    _, calls = asyncio.run(parser.extract_tool_calls(ids))
+    return calls
+
+
+@given(text=TEXTS)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_parser_finds_the_calls_that_the_method_finds(tokenizer: Any, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    expected = parse_tool_calls(tokenizer.decode(ids, skip_special_tokens=True))
+    found = extract(tokenizer, ids)
+    assert [call.arguments for call in found] == [call.raw for call in expected]
+    judged = [parse_tool_calls(f"<tool_call>{call.arguments}</tool_call>") for call in found]
+    assert judged == [[call] for call in expected]
+
+
+@given(ids=st.lists(st.integers(0, 49_151), max_size=30))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_parser_takes_any_ids(tokenizer: Any, ids: list[int]) -> None:
+    extract(tokenizer, ids)

@@ -1,0 +1,132 @@
+"""A step's metrics on rows made by hand: every figure is told, and spoiled rows touch none but the failures."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.step_metrics import challenger_metrics, progress_line, rollout_metrics
+from verl_ext.step_rows import StepRow
+
+ANSWERED = SearchCall("r", ("q",), response="p")
+INVALID = SearchCall("r", None, response="Error", error="not JSON")
+FAILED = SearchCall("r", ("q",), response="Search is unavailable", failed=True, error="down")
+ATTEMPTS = {"attempts_finished": 2, "attempts_failed": 0, "attempt_searches": 3, "attempt_tokens": 40}
+
+
+def row(
+    hop: int = 1,
+    *calls: SearchCall,
+    k: int | None = None,
+    score: float = 0.0,
+    valid: bool = True,
+    padding: bool = False,
+    truncated: bool = False,
+    drift: int = 0,
+) -> StepRow:
+    reward: dict[str, Any] = dict.fromkeys(
+        ("difficulty", "format", "think", "tool", "answer_part"), score / 2
+    )
+    reward |= {"score": score, "valid": valid, "integrity": k is not None, "n": 2, "k": k, "attempts_s": 1.0}
+    if k is not None:
+        reward |= ATTEMPTS
+    turns = (*(Turn("t", (call,)) for call in calls), Turn("end", truncated=truncated))
+    return StepRow("key", padding, f"search_zero_{hop}", {"hop": hop}, reward, Trajectory(turns), drift)
+
+
+STEP = [
+    row(1, k=1, score=1.5),
+    row(1, score=0.0, truncated=True),
+    row(2, ANSWERED, k=2, score=0.5),
+    row(2, INVALID, k=0, score=0.5),
+]
+
+
+def all_metrics(rows: list[StepRow], expected: int = 8) -> dict[str, float]:
+    return rollout_metrics(rows, expected) | challenger_metrics(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("failures/rollouts_lost", 4),
+        ("failures/rows_invalid", 0),
+        ("failures/share", 0.5),
+        ("rollout/rows", 4),
+        ("rollout/turns", 1.5),
+        ("rollout/truncated_turns", 1),
+        ("rollout/tool_calls", 2),
+        ("rollout/tool_calls_invalid", 1),
+        ("rollout/searched_share", 0.25),
+        ("rollout/searched_share_multi_hop", 0.5),
+        ("rollout/token_drift_rate", 0),
+        ("reward/score", 0.625),
+        ("reward/difficulty", 0.3125),
+        ("reward/score_hop_1", 0.75),
+        ("reward/score_hop_2", 0.5),
+        ("questions/valid_share", 0.75),
+        ("questions/valid_share_hop_1", 0.5),
+        ("questions/valid_share_hop_2", 1),
+        ("solved/0_of_2", 1),
+        ("solved/1_of_2", 1),
+        ("solved/2_of_2", 1),
+        ("solved/pass_rate", 0.5),
+        ("solved/some", 1 / 3),
+        ("solver/attempts_finished", 6),
+        ("solver/attempt_searches", 9),
+        ("solver/attempt_tokens", 120),
+        ("time/solver_attempts_mean_s", 1.0),
+    ],
+)
+def test_a_figure_of_the_step_by_hand(name: str, value: float) -> None:
+    assert all_metrics(STEP)[f"drzero/{name}"] == pytest.approx(value)
+
+
+ROWS = st.builds(
+    row,
+    st.integers(1, 4),
+    k=st.none() | st.integers(0, 2),
+    score=st.floats(0, 1.5),
+    drift=st.just(0),
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=6), st.lists(ROWS, max_size=4), st.randoms(use_true_random=False))
+def test_padding_rows_influence_nothing(good: list[StepRow], others: list[StepRow], rng: Any) -> None:
+    padding = [row(r.hop, FAILED, k=r.reward["k"], score=9.0, padding=True, drift=1) for r in others]
+    mixed = [*good, *padding]
+    rng.shuffle(mixed)
+    assert all_metrics(mixed) == pytest.approx(all_metrics(good))
+
+
+@given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_invalid_rows_influence_nothing_but_the_failures(good: list[StepRow], bad: int, rng: Any) -> None:
+    mixed = [*good, *(row(2, FAILED, score=9.0, valid=False, truncated=True) for _ in range(bad))]
+    rng.shuffle(mixed)
+    with_bad, without = all_metrics(mixed, 10), all_metrics(good, 10)
+    changed = {name for name in without if with_bad[name] != pytest.approx(without[name])}
+    assert changed == {
+        "drzero/failures/rows_invalid",
+        "drzero/failures/rollouts_lost",
+        "drzero/failures/searches",
+    }
+    assert with_bad["drzero/failures/rows_invalid"] == with_bad["drzero/failures/searches"] == bad
+    assert with_bad["drzero/failures/share"] == (10 - len(good)) / 10
+
+
+def test_drift_is_told_of_every_real_row_also_of_an_invalid_one() -> None:
+    metrics = rollout_metrics([*STEP, row(1, valid=False, drift=1)], 8)
+    assert metrics["drzero/rollout/token_drift_rate"] == pytest.approx(1 / 5)
+
+
+def test_a_step_of_failures_alone_has_figures_all_the_same() -> None:
+    metrics = all_metrics([row(2, FAILED, valid=False)], 2)
+    assert metrics["drzero/failures/share"] == 1.0
+    assert metrics["drzero/rollout/rows"] == metrics["drzero/reward/score"] == 0.0
+
+
+def test_the_progress_line_tells_what_there_is() -> None:
+    line = progress_line({"drzero/reward/score": 0.5, "timing_s/step": 12.0}, 2, 6)
+    assert line == "step 2/6: reward 0.50, seconds 12.00"

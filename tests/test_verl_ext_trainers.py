@@ -1,0 +1,175 @@
+"""HRPO advantages as the trainer writes them, over a real TransferQueue; and when a step is stopped."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from tensordict.tensorclass import NonTensorStack
+from transfer_queue import KVBatchMeta
+
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.step_rows import read_rows
+from verl_ext.trainers import HrpoSync, TooManyFailures
+
+FAILED = SearchCall("r", ("q",), failed=True, error="down")
+# hop, reward, valid, padding: two groups of three and two, a lone row, an invalid and a padding row.
+STEP = [
+    (1, 0.0, True, False),
+    (2, 1.5, True, False),
+    (1, 1.0, True, False),
+    (3, 0.7, True, False),
+    (1, 9.0, False, False),
+    (2, 0.5, True, False),
+    (1, 0.5, True, False),
+    (1, 9.0, True, True),
+]
+LENGTHS = [3, 1, 2, 4, 2, 3, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[None]:
+    """veRL's data system in this process, with one storage unit."""
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def put_step(partition: str) -> KVBatchMeta:
+    """STEP as the rollout leaves it: the reward on the last token, tool tokens masked out."""
+    masks = [torch.tensor([1] * (length - 1) + [1]) for length in LENGTHS]
+    masks[3][1] = 0
+    scores = [torch.zeros(length) for length in LENGTHS]
+    for row, (_, reward, _, _) in zip(scores, STEP, strict=True):
+        row[-1] = reward
+    extra_fields = [
+        {
+            "trajectory": Trajectory((Turn("t", () if valid else (FAILED,)),)).to_dict(),
+            "token_drift": 0,
+            "reward_extra_info": {"score": reward, "valid": valid, "reason_invalid": None if valid else "down"},
+        }
+        for _, reward, valid, _ in STEP
+    ]
+    fields: dict[str, Any] = {
+        "response_mask": nested(masks),
+        "rm_scores": nested(scores),
+        "data_source": NonTensorStack(*[f"search_zero_{hop}" for hop, *_ in STEP]),
+        "extra_info": NonTensorStack(*[{"hop": hop, "doc_id": f"d{i}"} for i, (hop, *_) in enumerate(STEP)]),
+        "extra_fields": NonTensorStack(*extra_fields),
+    }
+    keys = [f"{partition}_{index}" for index in range(len(STEP))]
+    tags = [{"is_padding": padding} for *_, padding in STEP]
+    tq.kv_batch_put(
+        keys=keys, partition_id=partition, fields=TensorDict(fields, batch_size=len(STEP)), tags=tags
+    )
+    return KVBatchMeta(keys=keys, tags=tags, partition_id=partition)
+
+
+def trainer(batch_size: int = 8, limit: float = 0.25) -> HrpoSync:
+    """A trainer that has not been set up: its hooks need the config alone."""
+    made = HrpoSync.__new__(HrpoSync)
+    made.config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": batch_size},
+            "actor_rollout_ref": {"rollout": {"n": 1}},
+            "run": {"max_failed_share": limit},
+        }
+    )
+    made.global_steps = 3
+    return made
+
+
+@pytest.fixture(scope="module")
+def written(queue: None) -> dict[str, list[torch.Tensor]]:
+    """The columns that the trainer wrote for STEP, and its metrics under `metrics`."""
+    batch = put_step("advantages")
+    metrics: dict[str, Any] = {}
+    trainer()._advantages(batch, metrics, read_rows(batch))
+    names = ["advantages", "returns", "response_mask", "loss_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="advantages", select_fields=names)
+    return {name: list(data[name].unbind()) for name in names} | {"metrics": [metrics]}  # type: ignore[list-item]
+
+
+def by_hand(row: int) -> float:
+    """(r - mean of the hop) / sqrt(population variance of the hop + 1e-6), over rows that count."""
+    hop, reward, valid, padding = STEP[row]
+    if padding or not valid:
+        return 0.0
+    group = [r for h, r, counts, pads in STEP if h == hop and counts and not pads]
+    mean = sum(group) / len(group)
+    return (reward - mean) / (sum((r - mean) ** 2 for r in group) / len(group) + 1e-6) ** 0.5
+
+
+@pytest.mark.parametrize("row", range(len(STEP)))
+def test_a_rows_advantage_is_its_hop_groups_on_every_own_token(
+    written: dict[str, list[torch.Tensor]], row: int
+) -> None:
+    expected = torch.full((LENGTHS[row],), by_hand(row))
+    if row == 3:
+        expected[1] = 0.0
+    assert torch.allclose(written["advantages"][row], expected, atol=1e-5)
+    assert torch.equal(written["advantages"][row], written["returns"][row])
+
+
+def test_a_lone_row_has_no_advantage_and_keeps_its_place_in_the_loss(
+    written: dict[str, list[torch.Tensor]],
+) -> None:
+    assert written["advantages"][3].abs().sum() == 0
+    assert written["loss_mask"][3].tolist() == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("row", [4, 7], ids=["invalid", "padding"])
+def test_a_row_that_does_not_count_is_masked_out_of_the_loss(
+    written: dict[str, list[torch.Tensor]], row: int
+) -> None:
+    assert written["loss_mask"][row].sum() == written["response_mask"][row].sum() == 0
+
+
+def test_rows_that_count_keep_their_masks(written: dict[str, list[torch.Tensor]]) -> None:
+    for row in (0, 1, 2, 5, 6):
+        assert written["loss_mask"][row].tolist() == [1] * LENGTHS[row]
+
+
+def test_lone_groups_and_the_size_of_advantages_are_told(written: dict[str, Any]) -> None:
+    (metrics,) = written["metrics"]
+    assert metrics["drzero/hrpo/lone_groups"] == 1
+    counted = [abs(by_hand(row)) for row in (0, 1, 2, 3, 5, 6)]
+    assert metrics["drzero/hrpo/advantage_abs_mean"] == pytest.approx(sum(counted) / 6, abs=1e-5)
+
+
+def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
+    batch = put_step("rows")
+    rows = read_rows(batch)
+    assert [row.key for row in rows] == batch.keys
+    assert [(row.hop, row.reward["score"], row.padding) for row in rows] == [
+        (hop, reward, padding) for hop, reward, _, padding in STEP
+    ]
+    assert [row.counts for row in rows] == [valid and not padding for _, _, valid, padding in STEP]
+
+
+def test_a_step_with_few_failures_goes_on(queue: None) -> None:
+    trainer(batch_size=7)._stop_on_failures(read_rows(put_step("few")))
+
+
+def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> None:
+    with pytest.raises(TooManyFailures) as stopped:
+        trainer(batch_size=10)._stop_on_failures(read_rows(put_step("many")))
+    message = str(stopped.value)
+    assert "step 3: 40% of 10 rollouts" in message
+    assert "3 raised in the agent loop" in message
+    assert "1 are invalid, the first because: ['down']" in message
+
+
+def test_kl_in_the_reward_is_refused() -> None:
+    with pytest.raises(ValueError, match="use_kl_in_reward=false"):
+        HrpoSync(OmegaConf.create({"algorithm": {"use_kl_in_reward": True}}))
