@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -20,9 +21,9 @@ COLUMNS = {
     "difficulty": "drzero/reward/difficulty",
     "format": "drzero/reward/format",
     "valid": "drzero/questions/valid_share",
-    "searched\n(hop ≥ 2)": "drzero/rollout/searched_share_multi_hop",
-    "solver\npass rate": "drzero/solved/pass_rate",
-    "some, not\nall solve": "drzero/solved/some",
+    "searched,\nhop ≥ 2": "drzero/rollout/searched_share_multi_hop",
+    "pass\nrate": "drzero/solved/pass_rate",
+    "some,\nnot all": "drzero/solved/some",
     "tool\ncalls": "drzero/rollout/tool_calls",
     "drift": "drzero/rollout/token_drift_rate",
     "failures": "drzero/failures/share",
@@ -59,16 +60,15 @@ def read_metrics(folder: Path) -> Steps:
 
 def summarise(steps: Steps) -> dict[str, float]:
     """The figures that say whether the run was a real one: shares over all questions, sums over all steps."""
-    rows = [step.get("drzero/rollout/rows", 0.0) for step in steps.values()]
-    weighted = {
-        "reward": "drzero/reward/score",
-        "valid_question_share": "drzero/questions/valid_share",
-        "searched_share_multi_hop": "drzero/rollout/searched_share_multi_hop",
-        "token_drift_rate": "drzero/rollout/token_drift_rate",
+    rows, multi_hop = "drzero/rollout/rows", "drzero/rollout/rows_multi_hop"
+    figures = {
+        "reward": _weighted(steps, "drzero/reward/score", rows),
+        "valid_question_share": _weighted(steps, "drzero/questions/valid_share", rows),
+        "searched_share_multi_hop": _weighted(steps, "drzero/rollout/searched_share_multi_hop", multi_hop),
+        "token_drift_rate": _weighted(steps, "drzero/rollout/token_drift_rate", rows),
     }
-    figures = {name: _weighted(steps, key, rows) for name, key in weighted.items()}
     figures["steps"] = len(steps)
-    figures["questions"] = sum(rows)
+    figures["questions"] = sum(step.get(rows, 0.0) for step in steps.values())
     figures["questions_some_but_not_all_solve"] = _some_but_not_all(steps)
     for name in ("rollouts_lost", "rows_invalid", "searches"):
         figures[f"failed_{name}"] = sum(step.get(f"drzero/failures/{name}", 0.0) for step in steps.values())
@@ -84,7 +84,7 @@ def print_summary(config: DictConfig) -> None:
     steps = read_metrics(folder)
     figures = summarise(steps)
     atomic_write(folder / "summary.json", json.dumps({"figures": figures, "steps": steps}, indent=1))
-    console = Console(width=110)
+    console = Console(width=118)
     console.print(_table(steps, config.run.name))
     for name, value in figures.items():
         console.print(f"  {name.replace('_', ' '):<34} {value:.3g}")
@@ -102,7 +102,7 @@ def print_summary(config: DictConfig) -> None:
 
 
 def _table(steps: Steps, name: str) -> Table:
-    table = Table(title=f"{name}: {len(steps)} steps", title_justify="left")
+    table = Table(title=f"{name}: {len(steps)} steps", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("step", justify="right")
     for column in COLUMNS:
         table.add_column(column, justify="right")
@@ -115,12 +115,10 @@ def _cell(step: Mapping[str, Any], key: str) -> str:
     return f"{step[key]:.3g}" if key in step else "–"
 
 
-def _weighted(steps: Steps, key: str, rows: list[float]) -> float:
-    total = sum(rows)
+def _weighted(steps: Steps, key: str, weight: str) -> float:
+    total = sum(step.get(weight, 0.0) for step in steps.values())
     return (
-        sum(step.get(key, 0.0) * n for step, n in zip(steps.values(), rows, strict=True)) / total
-        if total
-        else 0.0
+        sum(step.get(key, 0.0) * step.get(weight, 0.0) for step in steps.values()) / total if total else 0.0
     )
 
 

@@ -46,12 +46,12 @@ class Prepared:
     model: Path
     documents: list[dict[str, Any]]
 
-    def overrides(self, checkpoints: Path) -> list[str]:
-        """The overrides under which the stages find it."""
+    def overrides(self, checkpoints: Path, model: Path | None = None) -> list[str]:
+        """The overrides under which the stages find it; `model` stands in for the random one."""
         return [
             "hardware=cpu",
             "model=demo-policy",
-            f"actor_rollout_ref.model.path={self.model}",
+            f"actor_rollout_ref.model.path={model or self.model}",
             f"paths.corpus={self.corpus}",
             f"paths.checkpoints={checkpoints}",
             "run.name=tiny",

@@ -21,7 +21,7 @@ QUESTIONS = (
     "<question>Who came?</question><answer>Vell</answer>",
 )
 ANSWERS = ("<answer>Vell</answer>", "<answer>nobody</answer>")
-STEPS, SAMPLED = 240, 2000
+STEPS, SAMPLED = 300, 2000
 
 
 def save_tiny_model(folder: Path, seed: int = 0) -> Path:
@@ -41,7 +41,7 @@ def save_speaking_model(folder: Path, seed: int = 0) -> Path:
     tokenizer = load_base_tokenizer()
     model = _new_model(tokenizer, seed)
     examples = [encode(tokenizer, conversation) for conversation in _conversations(random.Random(seed))]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
     rng = random.Random(seed)
     for _ in range(STEPS):

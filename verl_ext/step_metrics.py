@@ -31,6 +31,7 @@ def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
             "failures/searches": sum(len(row.trajectory.failed_calls) for row in real),
             "failures/share": (expected - len(good)) / expected,
             "rollout/rows": len(good),
+            "rollout/rows_multi_hop": len(multi_hop),
             "rollout/turns": _mean([len(row.trajectory.turns) for row in good]),
             "rollout/truncated_turns": sum(turn.truncated for row in good for turn in row.trajectory.turns),
             "rollout/tool_calls": len(calls),

@@ -1,0 +1,388 @@
+"""The real challenger stage with a tiny model: two steps, a resumed third, and two runs whose service is killed.
+
+Each run is `python -m pipeline.cli challenger …` in a process of its own: real services, veRL's own trainer,
+checkpoint, export. The policy knows the protocol by heart (`tiny_model.save_speaking_model`), so that there
+are searches, solver attempts and rewards that differ.
+"""
+
+import ipaddress
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from conftest import Prepared
+from omegaconf import DictConfig, OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from verl_ext.method.challenger_reward import challenger_reward
+from verl_ext.method.trajectory import Trajectory
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN_LIMIT_S = 900
+BATCH = 8
+PHASES = ["rollout", "log-probs", "advantage", "update", "save", "weight-sync"]
+pytestmark = pytest.mark.timeout(2 * RUN_LIMIT_S)
+
+
+@dataclass
+class Watch:
+    """What was seen of a run's processes while it ran."""
+
+    processes: dict[tuple[int, float], str] = field(default_factory=dict)
+    """(pid, start time) → command line."""
+    listeners: set[tuple[str, int]] = field(default_factory=set)
+
+    def look(self, root: psutil.Process) -> None:
+        """Add what is there now."""
+        for process in [root, *root.children(recursive=True)]:
+            with suppress(psutil.Error):
+                self.processes.setdefault((process.pid, process.create_time()), " ".join(process.cmdline()))
+                for connection in process.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        self.listeners.add((connection.laddr.ip, connection.laddr.port))
+
+    def alive(self) -> list[str]:
+        """The command lines of those that still run."""
+        left = []
+        for (pid, started), command in self.processes.items():
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(f"{pid} {command}")
+        return left
+
+
+@dataclass
+class Run:
+    """A finished run: exit code, output, folder, and what was seen on the way."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+    watch: Watch
+
+    @property
+    def config(self) -> DictConfig:
+        return cast(DictConfig, OmegaConf.load(self.folder / "resolved.yaml"))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+
+def run_challenger(arguments: list[str], folder: Path, meanwhile: Callable[[Watch], None] | None = None) -> Run:
+    """Run the stage to its end, watching its processes; `meanwhile` runs beside it, in a thread."""
+    output = {name: folder.parent / f"{folder.name}.{name}" for name in ("out", "err")}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with output["out"].open("w") as out, output["err"].open("w") as err:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.cli", "challenger", *arguments],
+            cwd=ROOT,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        watch, root = Watch(), psutil.Process(child.pid)
+        helper = threading.Thread(target=meanwhile, args=(watch,), daemon=True) if meanwhile else None
+        if helper:
+            helper.start()
+        deadline = time.monotonic() + RUN_LIMIT_S
+        try:
+            while child.poll() is None and time.monotonic() < deadline:
+                with suppress(psutil.Error):
+                    watch.look(root)
+                time.sleep(0.5)
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+            code = child.wait(60)
+    return Run(code, output["out"].read_text(), output["err"].read_text(), folder, watch)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> list[str]:
+    """The command of the two-step run, as a user would type it."""
+    return [
+        *prepared.overrides(checkpoints, speaking_model),
+        *("trainer.total_training_steps=2", f"data.train_batch_size={BATCH}", "trainer.save_freq=1"),
+        # A tiny model needs a larger rate to move visibly.
+        *("actor_rollout_ref.actor.optim.lr=1e-3", "trainer.max_actor_ckpt_to_keep=3", "+trainer.foo=1"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(arguments: list[str], checkpoints: Path) -> Run:
+    """The run of two steps."""
+    run = run_challenger(arguments, checkpoints / "tiny")
+    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def metrics(trained: Run) -> list[dict[str, Any]]:
+    return trained.lines("metrics/attempt_001.jsonl")
+
+
+@pytest.fixture(scope="module")
+def rollouts(trained: Run) -> list[dict[str, Any]]:
+    return trained.lines("dumps/step_0001.jsonl") + trained.lines("dumps/step_0002.jsonl")
+
+
+def test_the_run_ends_with_a_summary_that_names_what_it_left(trained: Run) -> None:
+    for name in ("checkpoint", "export", "rollout dumps", "metrics", "logs"):
+        assert name in trained.out
+    assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
+
+
+def test_a_key_of_the_users_own_reaches_the_trainers_config(trained: Run) -> None:
+    assert trained.config.trainer.foo == 1
+
+
+def test_both_steps_have_metrics_with_the_time_of_every_phase(metrics: list[dict[str, Any]]) -> None:
+    assert [line["step"] for line in metrics] == [1, 2]
+    for line in metrics:
+        for phase in ("gen", "adv", "update_actor", "save_checkpoint", "update_weights", "step"):
+            assert line["data"][f"timing_s/{phase}"] >= 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["failures/share", "failures/rollouts_lost", "failures/rows_invalid", "failures/searches"]
+    + ["rollout/token_drift_rate", "solver/attempts_failed"],
+)
+def test_nothing_failed_and_no_token_drifted(metrics: list[dict[str, Any]], name: str) -> None:
+    assert [line["data"][f"drzero/{name}"] for line in metrics] == [0.0, 0.0]
+
+
+def test_the_rehearsal_is_a_real_one(rollouts: list[dict[str, Any]]) -> None:
+    """Valid questions, answered searches, solver attempts, and rewards that differ."""
+    calls = [call for r in rollouts for turn in r["trajectory"]["turns"] for call in turn["calls"]]
+    assert any(call["queries"] and call["response"] for call in calls)
+    assert any(r["reward"]["integrity"] and len(r["attempts"]) == 5 for r in rollouts)
+    assert len({r["reward"]["score"] for r in rollouts}) > 1
+
+
+def test_there_is_one_dump_line_a_rollout(trained: Run) -> None:
+    for step in (1, 2):
+        lines = trained.lines(f"dumps/step_{step:04d}.jsonl")
+        assert len({line["key"] for line in lines}) == len(lines) == BATCH
+        assert {line["step"] for line in lines} == {step}
+        assert all(line["trajectory"]["turns"] for line in lines)
+
+
+def test_every_dumped_reward_is_that_of_the_dumped_trajectory(rollouts: list[dict[str, Any]]) -> None:
+    for rollout in rollouts:
+        reward = rollout["reward"]
+        k = sum(attempt["right"] for attempt in rollout["attempts"]) if rollout["attempts"] else None
+        again = challenger_reward(
+            Trajectory.from_dict(rollout["trajectory"]), rollout["document"], rollout["hop"], n=5, k=k
+        )
+        assert {name: reward[name] for name in again.to_dict()} == again.to_dict()
+
+
+def test_the_advantages_told_are_those_of_the_dumped_rewards(
+    trained: Run, metrics: list[dict[str, Any]]
+) -> None:
+    for step, line in enumerate(metrics, start=1):
+        by_hop: dict[int, list[float]] = {}
+        for rollout in trained.lines(f"dumps/step_{step:04d}.jsonl"):
+            by_hop.setdefault(rollout["hop"], []).append(rollout["reward"]["score"])
+        sizes = [
+            abs(score - np.mean(group)) / np.sqrt(np.var(group) + 1e-6)
+            for group in by_hop.values()
+            for score in group
+        ]
+        assert line["data"]["drzero/hrpo/advantage_abs_mean"] == pytest.approx(np.mean(sizes), abs=1e-4)
+
+
+def test_the_sampler_and_the_actor_agree_on_the_log_probs(metrics: list[dict[str, Any]]) -> None:
+    for line in metrics:
+        assert abs(line["data"]["rollout_corr/kl"]) < 1e-4
+
+
+def test_heartbeats_tell_the_phases_in_order(trained: Run) -> None:
+    beats = [(beat["step"], beat["phase"]) for beat in trained.lines("heartbeats.jsonl")]
+    expected = [(0, "start-up"), *((step, phase) for step in (1, 2) for phase in PHASES)]
+    assert beats[: len(expected)] == expected
+    assert [phase for _, phase in beats[len(expected) :]] in ([], ["done"])
+
+
+def checkpoint_weights(run: Run, step: int) -> dict[str, torch.Tensor]:
+    """The actor's float32 weights; one process wrote them, so its shard is the whole."""
+    shard = run.folder / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+    state = torch.load(shard, weights_only=False)
+    return {
+        name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in state.items()
+    }
+
+
+def test_training_moved_the_weights(trained: Run, speaking_model: Path) -> None:
+    before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
+    first, second = checkpoint_weights(trained, 1), checkpoint_weights(trained, 2)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(before[name], first[name])
+    assert not torch.equal(first[name], second[name])
+
+
+def test_the_export_is_the_checkpoint_in_bfloat16_and_gives_its_log_probs(
+    trained: Run, speaking_model: Path
+) -> None:
+    exported = AutoModelForCausalLM.from_pretrained(trained.folder / "hf", dtype=torch.bfloat16)
+    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32)
+    from_checkpoint.load_state_dict(checkpoint_weights(trained, 2))
+    from_checkpoint.to(torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(trained.folder / "hf")
+    ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
+    with torch.no_grad():
+        ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+    moved = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert not torch.allclose(ours, moved(ids).logits.float().log_softmax(-1), atol=1e-2)
+
+
+def test_the_export_keeps_the_chat_template(trained: Run, speaking_model: Path) -> None:
+    exported, original = (AutoTokenizer.from_pretrained(p) for p in (trained.folder / "hf", speaking_model))
+    assert exported.chat_template == original.chat_template
+    assert exported.eos_token == original.eos_token == "<|im_end|>"
+
+
+def test_tensorboard_has_the_metrics(trained: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trained.folder / "tensorboard"))
+    events.Reload()
+    assert [scalar.step for scalar in events.Scalars("drzero/reward/score")] == [1, 2]
+
+
+def test_no_process_of_the_run_is_left_and_its_ports_are_free(trained: Run) -> None:
+    assert_nothing_left(trained)
+
+
+def test_nothing_listened_beyond_loopback(trained: Run) -> None:
+    assert (trained.config.retrieval.host, trained.config.retrieval.port) in trained.watch.listeners
+    beyond = [
+        (ip, port)
+        for ip, port in trained.watch.listeners
+        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+    ]
+    assert beyond == []
+
+
+def assert_nothing_left(run: Run) -> None:
+    deadline = time.monotonic() + 30
+    while run.watch.alive() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert run.watch.alive() == []
+    listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    assert not listening & {run.config.retrieval.port, run.config.solver.port}
+    in_folder = str(run.folder)
+    assert [
+        process.info
+        for process in psutil.process_iter(["cmdline"])
+        if in_folder in " ".join(process.info["cmdline"] or [])
+    ] == []
+
+
+@pytest.fixture(scope="module")
+def resumed(arguments: list[str], trained: Run, metrics: list[dict[str, Any]]) -> Run:
+    """The same command with one step more, after all that reads the first run's files has had its turn."""
+    run = run_challenger([*arguments, "trainer.total_training_steps=3"], trained.folder)
+    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
+    return run
+
+
+def unbroken_order(config: DictConfig, steps: int) -> list[Counter[tuple[str, int]]]:
+    """What veRL's own data loader draws in a run that is never stopped: (document, hops) per step."""
+    tokenizer = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
+    dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None, is_train=True)
+    loader = StatefulDataLoader(
+        dataset=dataset,
+        batch_size=config.data.train_batch_size,
+        drop_last=True,
+        collate_fn=collate_fn,
+        sampler=create_rl_sampler(config.data, dataset),
+    )
+    batches = [batch["extra_info"] for batch, _ in zip(loader, range(steps), strict=False)]
+    return [Counter((info["doc_id"], info["hop"]) for info in batch) for batch in batches]
+
+
+def test_a_rerun_resumes_after_the_last_step(resumed: Run) -> None:
+    assert [line["step"] for line in resumed.lines("metrics/attempt_002.jsonl")] == [3]
+    assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 3
+    assert (resumed.folder / "hf" / "source_checkpoint").read_text() == "global_step_3"
+
+
+def test_a_resumed_run_draws_the_data_of_an_unbroken_one(resumed: Run) -> None:
+    dumped = [
+        Counter((line["doc_id"], line["hop"]) for line in resumed.lines(f"dumps/step_{step:04d}.jsonl"))
+        for step in (1, 2, 3)
+    ]
+    assert dumped == unbroken_order(resumed.config, 3)
+
+
+def test_a_resumed_run_goes_on_from_the_saved_weights(resumed: Run) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    second, third = checkpoint_weights(resumed, 2)[name], checkpoint_weights(resumed, 3)[name]
+    step = (third - second).abs().max()
+    assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
+
+
+@pytest.fixture(scope="module", params=["retrieval", "solver"])
+def killed(request: pytest.FixtureRequest, arguments: list[str], checkpoints: Path) -> Iterator[tuple[str, Run]]:
+    """A run whose named service is killed (SIGKILL) during the first step's rollout."""
+    service: str = request.param
+    folder = checkpoints / f"killed_{service}"
+
+    def kill(watch: Watch) -> None:
+        beats = folder / "heartbeats.jsonl"
+        deadline = time.monotonic() + RUN_LIMIT_S
+        while not (beats.exists() and "rollout" in beats.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        port = OmegaConf.load(folder / "resolved.yaml")[service].port
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                os.kill(connection.pid, signal.SIGKILL)
+
+    run = run_challenger([*arguments, f"run.name=killed_{service}"], folder, kill)
+    yield service, run
+
+
+def test_a_killed_service_ends_the_run_with_its_name_and_log(killed: tuple[str, Run]) -> None:
+    service, run = killed
+    assert run.code == 1, run.err[-3000:]
+    assert f"service {service!r} died: killed by SIGKILL" in run.err
+    assert str(run.folder / "logs" / f"{service}.log") in run.err
+    assert "Traceback" not in run.err.split("last lines:")[0]
+
+
+def test_a_killed_service_leaves_no_process_behind(killed: tuple[str, Run]) -> None:
+    assert_nothing_left(killed[1])
+
+
+def test_a_killed_service_leaves_no_step_half_written(killed: tuple[str, Run]) -> None:
+    folder = killed[1].folder
+    assert not list(folder.glob("**/*.partial")) and not list(folder.glob("dumps/*"))
+    assert not (folder / "hf").exists() and not list(folder.glob("global_step_*"))
