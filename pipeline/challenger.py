@@ -20,7 +20,7 @@ from ops.supervisor import run_supervised
 from pipeline.checks import check_challenger
 from pipeline.compose import RESOLVED, resolve, write_resolved
 from pipeline.export import export_policy
-from pipeline.stage_services import choose_ports, retrieval_spec, solver_spec
+from pipeline.stage_services import choose_ports, process_env, retrieval_spec, solver_spec
 from pipeline.summary import metrics_path, print_summary, saved_step
 
 
@@ -72,5 +72,5 @@ def _trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
         "WANDB_DIR": str(folder),
         "WANDB_MODE": os.environ.get("WANDB_MODE")
         or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
-        **{name: str(value) for name, value in config.trainer_env.items()},
+        **process_env(config),
     }

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from ops.process import Command
 from ops.services import ServiceGroup
 from ops.supervisor import run_supervised
+from pipeline.stage_services import process_env
 from pipeline.summary import saved_step
 
 EXPORT = "hf"
@@ -37,8 +38,7 @@ def export_policy(config: DictConfig) -> Path:
             *("--local_dir", str(folder / marker / "actor"), "--target_dir", str(partial)),
         ),
         log_path=folder / "logs" / "merger.log",
-        env={"VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin"}
-        | {name: str(value) for name, value in config.trainer_env.items()},
+        env={"VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin", **process_env(config)},
     )
     run_supervised(merger, ServiceGroup([]))
     (partial / "source_checkpoint").write_text(marker)

@@ -47,6 +47,7 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
         log_path=_log(config, "retrieval"),
         health_url=f"http://{retrieval.host}:{retrieval.port}/health",
         startup_budget_s=retrieval.startup_budget_s,
+        env=process_env(config),
     )
 
 
@@ -60,7 +61,13 @@ def solver_spec(config: DictConfig) -> ServiceSpec:
         log_path=_log(config, "solver"),
         health_url=f"http://{solver.host}:{solver.port}/health",
         startup_budget_s=solver.startup_budget_s,
+        env=process_env(config),
     )
+
+
+def process_env(config: DictConfig) -> dict[str, str]:
+    """The environment that the hardware profile asks for."""
+    return {name: str(value) for name, value in config.process_env.items()}
 
 
 def _sglang_command(config: DictConfig) -> tuple[str, ...]:

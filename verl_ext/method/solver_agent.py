@@ -141,6 +141,8 @@ class SolverAgent:
             # The attempt's deadline bounds the reading; a long generation is no fault.
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            # A proxy set for the internet must not swallow calls to our own services.
+            trust_env=False,
         )
 
     async def aclose(self) -> None:

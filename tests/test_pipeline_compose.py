@@ -1,0 +1,279 @@
+"""The recipe's configs: every combination composes into what veRL takes, with the published values in place."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+import verl_ext.plugin  # noqa: F401 - veRL knows our rollout engine by it
+from pipeline.checks import CheckError, check_on_policy
+from pipeline.compose import CONFIG_DIR, RESOLVED, compose_stage, detect_hardware, resolve, write_resolved
+from pipeline.overrides import OverrideError
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+MODELS, HARDWARE, MODES = options("model"), options("hardware"), options("mode")
+DATACLASS_NODES = [
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.rollout",
+    "algorithm",
+    "reward",
+    "global_profiler",
+    "distillation",
+]
+
+
+@pytest.fixture(scope="module")
+def hydra_ready() -> Iterator[None]:
+    """Hydra alone, for the many combinations; `compose_stage` judges the overrides first and takes longer."""
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        yield
+
+
+def combination(model: str, hardware: str, mode: str, *overrides: str) -> DictConfig:
+    chosen = [f"hardware={hardware}", f"model={model}", f"mode={mode}"]
+    return resolve(compose("challenger", [*chosen, "retrieval.port=1", "solver.port=2", *overrides]))
+
+
+def test_the_groups_are_those_of_the_design() -> None:
+    assert HARDWARE == ["8xh100", "cpu", "single_gpu"]
+    assert MODES == ["colocate_async", "separate_async", "sync"]
+    assert {"qwen3-32b", "qwen3-14b", "qwen3-8b", "qwen2.5-7b", "qwen2.5-3b"} < set(MODELS)
+    assert {"smollm2-135m", "demo-policy"} < set(MODELS)
+
+
+@pytest.mark.parametrize(("model", "hardware", "mode"), itertools.product(MODELS, HARDWARE, MODES))
+def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(
+    hydra_ready: None, model: str, hardware: str, mode: str
+) -> None:
+    config = combination(model, hardware, mode)
+    for node in DATACLASS_NODES:
+        assert omega_conf_to_dataclass(OmegaConf.select(config, node)) is not None, node
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    assert config.trainer.v1.trainer_mode == f"drzero_hrpo_{mode}"
+
+
+@pytest.mark.parametrize(("model", "hardware"), itertools.product(MODELS, HARDWARE))
+def test_a_model_node_loads_as_verls_model_config(
+    hydra_ready: None, tiny_model: Path, model: str, hardware: str
+) -> None:
+    config = combination(model, hardware, "sync", f"actor_rollout_ref.model.path={tiny_model}")
+    loaded = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    assert loaded.tokenizer.eos_token == "<|im_end|>"
+    assert config.solver.model_path == str(tiny_model)
+
+
+@pytest.mark.parametrize(("model", "hardware"), itertools.product(MODELS, HARDWARE))
+def test_a_whole_conversation_fits_the_engines(hydra_ready: None, model: str, hardware: str) -> None:
+    config = combination(model, hardware, "sync")
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    assert rollout.max_model_len == data.max_prompt_length + data.max_response_length
+    assert rollout.multi_turn.max_tool_response_length > config.retrieval.response_limit
+    assert config.rollout.max_tokens_per_turn <= data.max_response_length
+
+
+@pytest.fixture(scope="module")
+def published() -> DictConfig:
+    """The challenger as a user gets it on the paper's machine."""
+    return resolve(compose_stage("challenger", ["hardware=8xh100", "retrieval.port=1", "solver.port=2"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.train_batch_size", 256),
+        ("data.max_prompt_length", 1536),
+        ("data.max_response_length", 2560),
+        ("data.train_files", "zero_ratio4321.parquet"),
+        ("actor_rollout_ref.actor.optim.lr", 1e-6),
+        ("actor_rollout_ref.actor.optim.optimizer", "AdamW"),
+        ("actor_rollout_ref.actor.optim.betas", [0.9, 0.999]),
+        ("actor_rollout_ref.actor.optim.weight_decay", 0.01),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", 0.03),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type", "constant"),
+        ("actor_rollout_ref.actor.optim.clip_grad", 0.1),
+        ("actor_rollout_ref.actor.grad_clip", 0.1),
+        ("actor_rollout_ref.actor.clip_ratio", 0.2),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 256),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 2),
+        ("actor_rollout_ref.actor.ppo_epochs", 1),
+        ("actor_rollout_ref.actor.use_kl_loss", False),
+        ("actor_rollout_ref.actor.entropy_coeff", 0),
+        ("actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
+        ("actor_rollout_ref.rollout.name", "sglang"),
+        ("actor_rollout_ref.rollout.n", 1),
+        ("actor_rollout_ref.rollout.temperature", 1.0),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", 0.25),
+        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", 2),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns", 5),
+        ("algorithm.use_kl_in_reward", False),
+        ("solver.attempts", 5),
+        ("reward.custom_reward_function.reward_kwargs.attempts", 5),
+        ("solver.tp_size", 2),
+        ("solver.dp_size", 4),
+        ("solver.mem_fraction_static", 0.25),
+        ("solver.temperature", 1.0),
+        ("retrieval.topk", 3),
+        ("retrieval.response_limit", 2048),
+        ("retrieval.embedder", "intfloat/e5-large-v2"),
+        ("trainer.n_gpus_per_node", 8),
+        ("trainer.total_training_steps", 50),
+        ("trainer.resume_mode", "auto"),
+    ],
+)
+def test_a_published_value_stands_where_a_user_looks_for_it(
+    published: DictConfig, key: str, value: Any
+) -> None:
+    found = OmegaConf.select(published, key)
+    assert Path(found).name == value if key == "data.train_files" else found == value
+
+
+def test_rollout_replicas_are_dp_4(published: DictConfig) -> None:
+    gpus = published.trainer.n_gpus_per_node * published.trainer.nnodes
+    assert gpus // published.actor_rollout_ref.rollout.tensor_model_parallel_size == 4
+
+
+def test_the_optimizer_veRL_makes_warms_up_and_stays_constant(published: DictConfig) -> None:
+    optim = omega_conf_to_dataclass(published.actor_rollout_ref.actor).optim
+    assert (optim.lr_warmup_steps_ratio, optim.lr_scheduler_type) == (0.03, "constant")
+    # Absolute warm-up steps would win over the ratio.
+    assert optim.lr_warmup_steps in (None, -1, 0)
+
+
+def test_a_key_added_with_plus_is_in_the_resolved_file(tmp_path: Path) -> None:
+    overrides = ["hardware=cpu", "trainer.total_training_steps=2", "+trainer.foo=1", f"run.dir={tmp_path}"]
+    config = compose_stage("challenger", overrides)
+    written = OmegaConf.load(write_resolved(resolve(config)))
+    assert (written.trainer.foo, written.trainer.total_training_steps) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.total_training_step=2", "'trainer.total_training_steps'"),
+        ("solver.attemps=3", "'solver.attempts'"),
+        ("retrieval.prot=1", "'retrieval.port'"),
+        ("hardwear=cpu", "'hardware'"),
+        (
+            "+actor_rollout_ref.actor.micro_batch_size_per_gpu=2",
+            "Write actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        ),
+        ("+actor_rollout_ref.actor.clip_ration=0.1", "'actor_rollout_ref.actor.clip_ratio'"),
+        ("trainer=async", "mode=separate_async"),
+        ("model=qwen3-9b", "qwen3-8b"),
+    ],
+)
+def test_an_override_that_cannot_work_is_refused_with_what_was_meant(override: str, expected: str) -> None:
+    with pytest.raises(OverrideError) as refused:
+        compose_stage("challenger", ["hardware=cpu", override])
+    assert expected in str(refused.value)
+
+
+def machine_with(gpus: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an nvidia-smi first in the path that lists so many GPUs."""
+    listing = "\n".join(f"echo 'GPU {number}: H100 (UUID: x)'" for number in range(gpus))
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n{listing}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hardware"), [(0, "cpu"), (1, "single_gpu"), (4, "single_gpu"), (8, "8xh100"), (16, "8xh100")]
+)
+def test_hardware_is_what_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, hardware: str
+) -> None:
+    machine_with(gpus, tmp_path, monkeypatch)
+    assert detect_hardware() == hardware
+
+
+def test_a_machine_without_nvidia_smi_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert detect_hardware() == "cpu"
+
+
+def test_hardware_is_picked_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(8, tmp_path, monkeypatch)
+    assert compose_stage("challenger", []).trainer.n_gpus_per_node == 8
+    assert compose_stage("challenger", ["hardware=cpu"]).trainer.device == "cpu"
+
+
+@pytest.mark.parametrize("order", [["hardware=cpu", "model=qwen3-8b"], ["model=qwen3-8b", "hardware=cpu"]])
+def test_a_model_that_is_said_wins_over_the_hardwares_default(order: list[str]) -> None:
+    assert compose_stage("challenger", order).actor_rollout_ref.model.path == "Qwen/Qwen3-8B"
+
+
+def test_the_cpu_profile_defaults_to_the_demo_policy() -> None:
+    config = compose_stage("challenger", ["hardware=cpu"])
+    assert config.actor_rollout_ref.model.path.endswith("models/demo-policy")
+    assert config.prompts.form == "short"
+
+
+def test_paths_come_out_absolute() -> None:
+    config = resolve(compose_stage("challenger", ["hardware=cpu", "paths.corpus=a", "paths.checkpoints=b"]))
+    assert config.data.train_files == os.path.abspath("a/data/zero_ratio4321.parquet")
+    assert config.run.dir == os.path.abspath("b/challenger_iter1")
+
+
+@pytest.mark.parametrize("stage", ["prepare_data", "serve_search"])
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_the_other_stages_compose(stage: str, hardware: str) -> None:
+    assert resolve(compose_stage(stage, [f"hardware={hardware}"])).retrieval.topk == 3
+
+
+def test_no_secret_of_the_environment_is_in_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = {"WANDB_API_KEY": "wandb-secret-0123", "HF_TOKEN": "hf_secret0123", "MODAL_TOKEN_SECRET": "as-x9"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    write_resolved(resolve(compose_stage("challenger", ["hardware=cpu", f"run.dir={tmp_path}"])))
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert (tmp_path / f"{RESOLVED}.yaml").is_file()
+    assert not [name for name, value in secrets.items() if value in written]
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_an_asynchronous_challenger_must_be_asked_for_twice(hydra_ready: None, mode: str) -> None:
+    with pytest.raises(CheckError, match="allow_off_policy=true"):
+        check_on_policy(combination("qwen2.5-3b", "8xh100", mode))
+    check_on_policy(combination("qwen2.5-3b", "8xh100", mode, "allow_off_policy=true"))
+
+
+OUR_ROOTS = {"run", "paths", "chroma", "retrieval", "solver", "prompts", "rollout", "iteration", "allow_off_policy"}
+OUR_ROOTS |= {"source", "replace", "rows", "heldout_rows", "hop_ratio", "max_document_tokens", "out_dir"}
+
+
+def keys_of(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Every dotted key of a YAML mapping with its line, counted from 0."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield prefix + key.value, key.start_mark.line
+            yield from keys_of(value, f"{prefix}{key.value}.")
+
+
+def test_every_key_of_our_own_has_a_comment_above_it_where_it_is_introduced() -> None:
+    known, explained = set(), set()
+    for path in CONFIG_DIR.rglob("*.yaml"):
+        text = path.read_text()
+        lines = text.splitlines()
+        for key, line in keys_of(yaml.compose(text) or yaml.MappingNode("", [])):
+            if key.partition(".")[0] in OUR_ROOTS:
+                known.add(key)
+                if line and lines[line - 1].strip().startswith("#"):
+                    explained.add(key)
+    assert known - explained == set()
+    assert len(known) > 40
