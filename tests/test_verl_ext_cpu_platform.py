@@ -16,7 +16,7 @@ from verl_ext.cpu_platform import CpuPlatform
 
 
 def in_a_fresh_process(code: str, **variables: str) -> str:
-    """The output of a Python process without this one's imports; `PATH` is all it needs of the environment."""
+    """The last line that a Python process without this one's imports and environment prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PATH": "", "PYTHONPATH": ":".join(sys.path), **variables},

@@ -111,8 +111,7 @@ def test_the_solver_searches_in_the_real_service_and_all_is_counted(
 def test_one_failed_attempt_makes_the_sample_invalid_and_not_wrong(
     start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any
 ) -> None:
-    replies = [answer("Ember Sea"), *[500] * 5, answer("x")]
-    solver = start_peer("/v1/completions", Solver(tokenizer, *replies))
+    solver = start_peer("/v1/completions", Solver(tokenizer, answer("Ember Sea"), *[500] * 5, answer("x")))
     got = score(GOOD, settings(tiny_model, solver.url, retrieval.url, concurrency=1))
     assert (got["valid"], got["score"], got["k"]) == (False, 0.0, None)
     assert (got["attempts_finished"], got["attempts_failed"]) == (3, 1)

@@ -43,7 +43,9 @@ class Engine:
         self.inputs: list[list[int]] = []
         self.caps: list[int] = []
 
-    async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
+    async def generate(
+        self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
         self.inputs.append(list(prompt_ids))
         self.caps.append(sampling_params["max_tokens"])
         ids = [*self._turns[len(self.inputs) - 1], self._eos][: self.caps[-1]]
@@ -56,7 +58,12 @@ def roll_out(
     tokenizer: Any, url: str, *turns: str, response_length: int = 400, cap: int = 100
 ) -> tuple[AgentLoopOutput, Engine]:
     """One rollout of veRL's loop."""
-    multi_turn = {"max_user_turns": 5, "max_assistant_turns": 5, "max_parallel_calls": 1, "format": PARSER_NAME}
+    multi_turn = {
+        "max_user_turns": 5,
+        "max_assistant_turns": 5,
+        "max_parallel_calls": 1,
+        "format": PARSER_NAME,
+    }
     multi_turn |= {"max_tool_response_length": 1000, "tool_response_truncate_side": "middle"}
     rollout = {"multi_turn": multi_turn, "prompt_length": 300, "response_length": response_length}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {**rollout, "full_determinism": False}}})
@@ -99,7 +106,9 @@ def test_a_search_becomes_a_structured_turn_with_the_text_as_shown(
     assert output.extra_fields["token_drift"] == 0
 
 
-def test_every_turns_input_is_what_the_solvers_agent_would_send(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_every_turns_input_is_what_the_solvers_agent_would_send(
+    tokenizer: Any, start_peer: StartPeer
+) -> None:
     call = render_tool_call(["Vell"])
     output, engine = roll_out(tokenizer, start_peer("/retrieve", library).url, call, FINAL)
     first = render_prompt_ids(tokenizer, PROMPT, [SEARCH_TOOL_SCHEMA])
@@ -110,9 +119,7 @@ def test_every_turns_input_is_what_the_solvers_agent_would_send(tokenizer: Any, 
 
 
 def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer: Any) -> None:
-    output, _ = roll_out(
-        tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL
-    )
+    output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL)
     (call,) = trajectory(output).failed_calls
     assert call.response == UNAVAILABLE and "ConnectError" in str(call.error)
     assert output.extra_fields["token_drift"] == 0
@@ -162,8 +169,20 @@ def test_a_turn_that_asks_twice_gets_one_answer_and_the_other_call_stays_unanswe
 
 
 PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "\n", '{"name": "search", ', '"arguments": {"query_list": ["', '"]}}', "{"]
-    + [render_tool_call(["Vell"]), "é", "\\ud800", "<think>", " "]
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "\n",
+        '{"name": "search", ',
+        '"arguments": {"query_list": ["',
+        '"]}}',
+        "{",
+        render_tool_call(["Vell"]),
+        "é",
+        "\\ud800",
+        "<think>",
+        " ",
+    ]
 )
 TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=12).map("".join)
 

@@ -1,4 +1,4 @@
-"""A step's metrics on rows made by hand: every figure is told, and spoiled rows touch none but the failures."""
+"""A step's metrics on rows made by hand: figures by hand, and spoiled rows touch none but the failures."""
 
 from typing import Any
 

@@ -56,7 +56,11 @@ def put_step(partition: str) -> KVBatchMeta:
         {
             "trajectory": Trajectory((Turn("t", () if valid else (FAILED,)),)).to_dict(),
             "token_drift": 0,
-            "reward_extra_info": {"score": reward, "valid": valid, "reason_invalid": None if valid else "down"},
+            "reward_extra_info": {
+                "score": reward,
+                "valid": valid,
+                "reason_invalid": None if valid else "down",
+            },
         }
         for _, reward, valid, _ in STEP
     ]
@@ -97,7 +101,7 @@ def written(queue: None) -> dict[str, list[torch.Tensor]]:
     trainer()._advantages(batch, metrics, read_rows(batch))
     names = ["advantages", "returns", "response_mask", "loss_mask"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id="advantages", select_fields=names)
-    return {name: list(data[name].unbind()) for name in names} | {"metrics": [metrics]}  # type: ignore[list-item]
+    return {name: list(data[name].unbind()) for name in names} | {"metrics": [metrics]}
 
 
 def by_hand(row: int) -> float:

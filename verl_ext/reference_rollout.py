@@ -66,7 +66,7 @@ class ReferenceServer:
             token_ids=result.token_ids,
             log_probs=result.log_probs,
             stop_reason="completed" if result.finish_reason == "stop" else result.finish_reason,
-            extra_fields={"global_steps": self._global_steps, "finish_reason": result.finish_reason},
+            extra_fields={"global_steps": self._global_steps},
         )
 
     async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
