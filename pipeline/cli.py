@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]!r}? " if near else ""
         print(f"drzero: there is no stage {stage!r}: {hint}stages are {', '.join(STAGES)}", file=sys.stderr)
         return 2
-    load_dotenv()  # WANDB_API_KEY, HF_TOKEN
+    load_dotenv(Path(".env"))  # WANDB_API_KEY, HF_TOKEN
     # A library's progress bars and advice would drown the run's own output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

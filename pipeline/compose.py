@@ -56,17 +56,14 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     """
     overrides = list(overrides)
     check_overrides(overrides, CONFIG_DIR, stage)
+    if not any(override.startswith("hardware=") for override in overrides):
+        overrides.append(f"hardware={detect_hardware()}")
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        config = compose(stage)
-        has_hardware = "trainer" in config
-        if has_hardware and not any(override.startswith("hardware=") for override in overrides):
-            overrides.append(f"hardware={detect_hardware()}")
         config = compose(stage, overrides=overrides)
     with open_dict(config):
         for name, path in config.paths.items():
             config.paths[name] = os.path.abspath(path)
-        if "run" in config:
-            config.run.dir = os.path.abspath(config.run.dir)
+        config.run.dir = os.path.abspath(config.run.dir)
     return config
 
 

@@ -26,15 +26,13 @@ def options(group: str) -> list[str]:
 
 
 MODELS, HARDWARE, MODES = options("model"), options("hardware"), options("mode")
-# `reward` as a whole is none: in veRL 0.9.1 its manager's `__post_init__` calls one that does not exist.
+# The nodes that veRL 0.9.1 itself makes into dataclasses for a run like ours. Of `reward`, `distillation` and
+# `global_profiler` it reads single keys; its own defaults for them cannot be made whole.
 DATACLASS_NODES = [
     "actor_rollout_ref.actor",
     "actor_rollout_ref.rollout",
     "algorithm",
-    "reward.reward_model",
     "reward.sandbox_fusion",
-    "global_profiler",
-    "distillation",
 ]
 
 
@@ -236,7 +234,8 @@ def test_paths_come_out_absolute() -> None:
 @pytest.mark.parametrize("stage", ["prepare_data", "serve_search"])
 @pytest.mark.parametrize("hardware", HARDWARE)
 def test_the_other_stages_compose(stage: str, hardware: str) -> None:
-    assert resolve(compose_stage(stage, [f"hardware={hardware}"])).retrieval.topk == 3
+    config = resolve(compose_stage(stage, [f"hardware={hardware}"]))
+    assert (config.run.name, config.chroma.collection) == (stage, "corpus")
 
 
 def test_no_secret_of_the_environment_is_in_what_is_written(

@@ -18,7 +18,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import format_passages
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
 from verl_ext.method.trajectory import Trajectory
 from verl_ext.search_agent_loop import PARSER_NAME, SearchAgentLoop, SearchCallParser
@@ -61,7 +61,7 @@ def roll_out(
     multi_turn = {
         "max_user_turns": 5,
         "max_assistant_turns": 5,
-        "max_parallel_calls": 1,
+        "max_parallel_calls": MAX_CALLS_PER_TURN,
         "format": PARSER_NAME,
     }
     multi_turn |= {"max_tool_response_length": 1000, "tool_response_truncate_side": "middle"}
@@ -118,6 +118,13 @@ def test_every_turns_input_is_what_the_solvers_agent_would_send(
     assert output.prompt_ids == first
 
 
+def test_equal_calls_of_one_turn_are_each_answered(tokenizer: Any, start_peer: StartPeer) -> None:
+    twice = render_tool_call(["Vell"]) * 2
+    output, _ = roll_out(tokenizer, start_peer("/retrieve", library).url, twice, FINAL, cap=200)
+    assert len(trajectory(output).searches) == 2
+    assert output.extra_fields["token_drift"] == 0
+
+
 def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer: Any) -> None:
     output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL)
     (call,) = trajectory(output).failed_calls
@@ -158,14 +165,12 @@ def test_the_cap_shrinks_to_the_room_that_is_left_in_the_response(
     assert output.extra_fields["token_drift"] == 0
 
 
-def test_a_turn_that_asks_twice_gets_one_answer_and_the_other_call_stays_unanswered(
-    tokenizer: Any, start_peer: StartPeer
-) -> None:
+def test_calls_beyond_the_limit_of_a_turn_stay_unanswered(tokenizer: Any, start_peer: StartPeer) -> None:
     peer = start_peer("/retrieve", library)
-    call = render_tool_call(["Vell"])
-    output, _ = roll_out(tokenizer, peer.url, call + call, FINAL)
-    assert [known.answered for known in trajectory(output).calls] == [True, False]
-    assert len(peer.requests) == 1
+    many = render_tool_call(["Vell"]) * (MAX_CALLS_PER_TURN + 1)
+    output, _ = roll_out(tokenizer, peer.url, many, FINAL, response_length=1500, cap=600)
+    assert [known.answered for known in trajectory(output).calls] == [True] * MAX_CALLS_PER_TURN + [False]
+    assert len(peer.requests) == MAX_CALLS_PER_TURN
 
 
 PIECES = st.sampled_from(

@@ -7,8 +7,10 @@ the engine is registered for the device `cpu`.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch.distributed as dist
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -33,4 +35,7 @@ class CpuActorRolloutRefWorker(ActorRolloutRefWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            # A lone worker meets nobody: torch's TCP store would listen on every interface.
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         initialize_global_process_group_ray(backend="gloo")

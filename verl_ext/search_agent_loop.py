@@ -91,11 +91,10 @@ class SearchAgentLoop(ToolAgentLoop):
             for i, call in enumerate(turn.calls)
             if call.response is None and call.raw == tool_call.arguments
         )
+        # Calls of one turn run concurrently: an empty response claims this one before the wait.
+        _record(agent_data, index, replace(turn.calls[index], response=""))
         call, response = await self._answer(turn.calls[index], tools_kwargs, agent_data)
-        # Calls of one turn run concurrently, so the turn is read again after the wait.
-        turn = agent_data.extra_fields["turns"][-1]
-        calls = (*turn.calls[:index], call, *turn.calls[index + 1 :])
-        agent_data.extra_fields["turns"][-1] = replace(turn, calls=calls)
+        _record(agent_data, index, call)
         return response, 0.0, {}
 
     async def _answer(
@@ -114,6 +113,13 @@ class SearchAgentLoop(ToolAgentLoop):
             await tool.release(instance_id)
         answered = replace(call, response=response.text, failed=outcome["failed"], error=outcome["error"])
         return answered, response
+
+
+def _record(agent_data: AgentData, index: int, call: SearchCall) -> None:
+    """Put a call in place of the last turn's call `index`."""
+    turn: Turn = agent_data.extra_fields["turns"][-1]
+    calls = (*turn.calls[:index], call, *turn.calls[index + 1 :])
+    agent_data.extra_fields["turns"][-1] = replace(turn, calls=calls)
 
 
 def token_drift(output: AgentLoopOutput, sampled: list[tuple[list[int], list[int]]]) -> int:

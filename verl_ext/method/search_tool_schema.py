@@ -7,6 +7,8 @@ schema.
 from typing import Any
 
 SEARCH_TOOL_NAME = "search"
+MAX_CALLS_PER_TURN = 5
+"""Calls of one turn that are answered, in rollouts (`max_parallel_calls`) and in solver attempts alike."""
 MAX_QUERIES_PER_CALL = 10
 """More would let one call flood the retrieval service, and no ten answers fit into one response."""
 MAX_QUERY_CHARS = 1000

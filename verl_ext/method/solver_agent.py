@@ -28,7 +28,7 @@ from search.client import SearchUnavailable
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, solver_messages
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_reward import solver_answer
 from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
@@ -193,14 +193,15 @@ class SolverAgent:
             calls = tuple(parse_tool_calls(completion.text))
             # In the last turn nobody would read the passages.
             if calls and turn_number < self._max_turns:
-                calls = tuple(await asyncio.gather(*map(self._respond, calls)))
+                answered = await asyncio.gather(*map(self._respond, calls[:MAX_CALLS_PER_TURN]))
+                calls = (*answered, *calls[MAX_CALLS_PER_TURN:])
             progress.turns.append(Turn(completion.text, calls, completion.truncated))
             failed = [call for call in calls if call.failed]
             if failed:
                 return f"a search failed: {failed[0].error}"
             if not calls:
                 return None
-            responses = [call.response or "" for call in calls]
+            responses = [call.response or "" for call in calls[:MAX_CALLS_PER_TURN]]
             context += completion.ids + tool_turn_ids(self._tokenizer, completion.ids, responses)
         return None
 
