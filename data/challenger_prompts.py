@@ -17,7 +17,7 @@ from data.errors import DataError
 from data.parquet_io import ABILITY, AGENT_NAME, write_training_rows
 from data.ratios import largest_remainder
 from verl_ext.method.passages import defuse
-from verl_ext.method.prompts import PromptForm, challenger_messages
+from verl_ext.method.prompts import MAX_TURNS, PromptForm, challenger_messages
 
 Document = tuple[str, str, str]  # id, title, text
 LONGEST_FRAGMENT = 40  # characters of a cut word that are dropped to end a document on a whole word
@@ -66,6 +66,7 @@ def prepare_challenger_prompts(
     tokenizer: Any,
     max_document_tokens: int = 256,
     prompt_form: PromptForm,
+    max_turns: int = MAX_TURNS,
     heldout_rows: int,
     seed: int,
     corpus_id: str,
@@ -91,7 +92,7 @@ def prepare_challenger_prompts(
 
     disjoint = len(sample) == rows + heldout_rows or 2 * heldout_rows <= len(sample)
     heldout, train = sample[:heldout_rows], sample[heldout_rows:] if disjoint else sample
-    make = _RowMaker(tokenizer, max_document_tokens, prompt_form, seed, corpus_id)
+    make = _RowMaker(tokenizer, max_document_tokens, prompt_form, max_turns, seed, corpus_id)
     train_rows = make.rows(train, hop_counts, "train")
     heldout_table = make.rows(heldout, largest_remainder(heldout_rows, hop_ratio), "heldout")
 
@@ -162,8 +163,10 @@ def _ratio_name(ratio: Sequence[int]) -> str:
 class _RowMaker:
     """Turns documents into training rows; counts in `cut` the documents that were too long."""
 
-    def __init__(self, tokenizer: Any, max_tokens: int, form: PromptForm, seed: int, corpus_id: str) -> None:
-        self.tokenizer, self.max_tokens, self.form = tokenizer, max_tokens, form
+    def __init__(
+        self, tokenizer: Any, max_tokens: int, form: PromptForm, max_turns: int, seed: int, corpus_id: str
+    ) -> None:
+        self.tokenizer, self.max_tokens, self.form, self.max_turns = tokenizer, max_tokens, form, max_turns
         self.seed, self.corpus_id = seed, corpus_id
         self.cut = 0
 
@@ -189,7 +192,7 @@ class _RowMaker:
         source = f"search_zero_{hop}"
         return {
             "data_source": source,
-            "prompt": challenger_messages(document, hop, self.form),
+            "prompt": challenger_messages(document, hop, self.form, self.max_turns),
             "ability": ABILITY,
             "reward_model": {"style": "rule", "ground_truth": {"target": None}},
             "extra_info": {

@@ -33,9 +33,11 @@ def run_challenger(config: DictConfig) -> None:
     choose_ports(config)
     config = resolve(config)
     check_challenger(config)
-    write_resolved(config)
-    folder = Path(config.run.dir)
-    if saved_step(folder) < config.trainer.total_training_steps:
+    folder, steps = Path(config.run.dir), config.trainer.total_training_steps
+    if config.trainer.resume_mode == "auto" and saved_step(folder) >= steps:
+        print(f"{folder} has all its {steps} steps: nothing to train; a new run needs another run.name")
+    else:
+        write_resolved(config)
         with ServiceGroup([retrieval_spec(config), solver_spec(config)]) as services:
             run_supervised(_trainer(config, folder), services)
     export_policy(config)

@@ -88,7 +88,9 @@ def _demo(overrides: Sequence[str]) -> None:
 def _smoke(overrides: Sequence[str]) -> None:
     from pipeline.demo import run_demo
 
-    run_demo(["run.name=smoke", "trainer.total_training_steps=1", "data.train_batch_size=4", *overrides])
+    choices = ["run.name=smoke", "trainer.total_training_steps=1", "data.train_batch_size=4"]
+    # Always from the start: a smoke test that resumes a finished run would test nothing.
+    run_demo([*choices, "trainer.resume_mode=disable", "trainer.save_freq=1", *overrides])
 
 
 # Stages are imported when they run: `drzero help` must not load torch.

@@ -55,9 +55,9 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     override that cannot do what it says.
     """
     overrides = list(overrides)
-    check_overrides(overrides, CONFIG_DIR, stage)
     if not any(override.startswith("hardware=") for override in overrides):
-        overrides.append(f"hardware={detect_hardware()}")
+        overrides.insert(0, f"hardware={detect_hardware()}")
+    check_overrides(overrides, CONFIG_DIR, stage)
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         config = compose(stage, overrides=overrides)
     with open_dict(config):

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.demo_world import generate_world, write_world
+from data.demo_world import World, generate_world, write_world
+from data.errors import DataError
+from data.parquet_io import read_parquet
 from pipeline.challenger import run_challenger
 from pipeline.compose import compose_stage, detect_hardware
 from pipeline.demo_models import prepare_demo_models
@@ -26,7 +28,7 @@ PROMPTS, HELDOUT = 960, 64
 def run_demo(overrides: Sequence[str]) -> None:
     """Prepare the demo world and its models, then run the challenger stage with `overrides`."""
     prepare_demo(overrides)
-    run_challenger(compose_stage("challenger", [*_demo_choices(), *overrides]))
+    run_challenger(compose_stage("challenger", [*_demo_choices(), "run.name=demo", *overrides]))
 
 
 def prepare_demo(overrides: Sequence[str] = ()) -> None:
@@ -34,11 +36,23 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
     roots = [override for override in overrides if override.startswith("paths.")]
     config = compose_stage("prepare_data", [*_demo_choices(), *roots])
     corpus = Path(config.paths.corpus)
-    write_world(generate_world(WORLD_SEED, "run"), corpus)
+    world = generate_world(WORLD_SEED, "run")
+    _spare_other_prompts(corpus / "data" / "zero_ratio4321.parquet", world)
+    write_world(world, corpus)
     for folder in prepare_demo_models(corpus / "models"):
         print(f"model ready: {folder.name}")
     sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}", f"source={corpus / 'corpus.jsonl'}"]
     run_prepare_data(compose_stage("prepare_data", [*_demo_choices(), *roots, *sizes]))
+
+
+def _spare_other_prompts(path: Path, world: World) -> None:
+    """Never overwrite prompts of the user's own corpus: raises DataError when they are not the demo's."""
+    if path.exists():
+        first = read_parquet(path, ["extra_info"]).column("extra_info")[0].as_py()
+        if first["doc_id"] not in {passage.id for passage in world.passages.values()}:
+            raise DataError(
+                f"{path} holds prompts of another corpus: give the demo a place, paths.corpus=outputs/demo"
+            )
 
 
 def _demo_choices() -> list[str]:

@@ -66,14 +66,15 @@ def load_base_model() -> Any:
 def prepare_demo_models(folder: Path) -> list[Path]:
     """Unpack both models under `folder`, skipping what is there already; returns their folders.
 
-    A folder appears whole or not at all, and says by its `source.sha256` what it was made from, so that a new
-    adapter replaces an old policy.
+    A folder appears whole or not at all, and says in `made_from` what it was made from, so that a new adapter
+    or template replaces an old folder. Raises FileNotFoundError when a part of the installation is missing.
     """
-    made = [_prepare(folder / BASE_NAME, GGUF_FILE, load_base_model)]
-    if (ADAPTER / "adapter_model.safetensors").exists():
-        digest = hashlib.sha256((ADAPTER / "adapter_model.safetensors").read_bytes()).hexdigest()
-        made.append(_prepare(folder / POLICY_NAME, digest, _load_policy))
-    return made
+    template = hashlib.sha256(demo_chat_template().encode()).hexdigest()
+    adapter = hashlib.sha256((ADAPTER / "adapter_model.safetensors").read_bytes()).hexdigest()
+    return [
+        _prepare(folder / BASE_NAME, f"{GGUF_FILE} {template}", load_base_model),
+        _prepare(folder / POLICY_NAME, f"{GGUF_FILE} {template} {adapter}", _load_policy),
+    ]
 
 
 def _load_policy() -> Any:
@@ -81,7 +82,7 @@ def _load_policy() -> Any:
 
 
 def _prepare(target: Path, source: str, load: Any) -> Path:
-    marker = target / "source.sha256"
+    marker = target / "made_from"
     if marker.exists() and marker.read_text() == source:
         return target
     partial = target.with_name(target.name + ".partial")
@@ -89,7 +90,7 @@ def _prepare(target: Path, source: str, load: Any) -> Path:
     partial.mkdir(parents=True)
     load().save_pretrained(partial)
     load_base_tokenizer().save_pretrained(partial)
-    (partial / "source.sha256").write_text(source)
+    (partial / "made_from").write_text(source)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return target

@@ -27,7 +27,9 @@ def export_policy(config: DictConfig) -> Path:
     folder = Path(config.run.dir)
     step = saved_step(folder)
     target, partial = folder / EXPORT, folder / f"{EXPORT}.partial"
-    marker = f"global_step_{step}"
+    checkpoint = folder / f"global_step_{step}" / "actor"
+    # With the time: a run from the start writes the same step again.
+    marker = f"{checkpoint.parent.name} {checkpoint.stat().st_mtime_ns}"
     if (target / "source_checkpoint").is_file() and (target / "source_checkpoint").read_text() == marker:
         return target
     shutil.rmtree(partial, ignore_errors=True)
@@ -35,7 +37,7 @@ def export_policy(config: DictConfig) -> Path:
         name="merger",
         command=(
             *(sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"),
-            *("--local_dir", str(folder / marker / "actor"), "--target_dir", str(partial)),
+            *("--local_dir", str(checkpoint), "--target_dir", str(partial)),
         ),
         log_path=folder / "logs" / "merger.log",
         env={"VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin", **process_env(config)},

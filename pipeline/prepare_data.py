@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from omegaconf import DictConfig
-from transformers import AutoTokenizer
 
 from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
-from pipeline.checks import check_model_folder
+from pipeline.checks import load_tokenizer
 from pipeline.compose import resolve
 from search.embedders import EmbedderSpec
 from search.index import build_index
@@ -25,22 +24,31 @@ def run_prepare_data(config: DictConfig) -> PrepareReport:
     Raises CorpusError, StoreError or ValueError with nothing half-written.
     """
     config = resolve(config)
-    check_model_folder(config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path")
+    tokenizer = load_tokenizer(config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path")
     chroma_path, collection = Path(config.chroma.path), config.chroma.collection
     if config.source is not None:
         embedder = EmbedderSpec(config.retrieval.embedder, config.retrieval.device)
-        print(build_index(Path(config.source), chroma_path, collection, embedder, replace=config.replace))
-    report = prepare_challenger_prompts(
+        report = build_index(
+            Path(config.source),
+            chroma_path,
+            collection,
+            embedder,
+            source_collection=config.source_collection,
+            replace=config.replace,
+        )
+        print(report)
+    prompts = prepare_challenger_prompts(
         iter_documents(chroma_path, collection),
         rows=config.rows,
         hop_ratio=list(config.hop_ratio),
-        tokenizer=AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path),
+        tokenizer=tokenizer,
         max_document_tokens=config.max_document_tokens,
         prompt_form=config.prompts.form,
+        max_turns=config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns,
         heldout_rows=config.heldout_rows,
         seed=config.data.seed,
         corpus_id=collection,
         out_dir=Path(config.out_dir),
     )
-    print(report.summary())
-    return report
+    print(prompts.summary())
+    return prompts

@@ -17,16 +17,21 @@ RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
 def choose_ports(config: DictConfig) -> None:
     """Fill in `retrieval.port` and `solver.port`: as asked for, else the usual one, else any free one.
 
-    Raises PortTaken for a port that was asked for and is in use.
+    Raises PortTaken for a port that was asked for and is in use, or asked for twice.
     """
+    retrieval, solver = config.retrieval, config.solver
+    if retrieval.port is not None and retrieval.port == solver.port:
+        raise PortTaken(f"retrieval.port and solver.port are both {solver.port}: choose two ports, or none")
     with open_dict(config):
-        for service, usual in ((config.retrieval, RETRIEVAL_PORT), (config.solver, SOLVER_PORT)):
-            service.port = _port(service.port, usual, service.host)
+        retrieval.port = _port(retrieval.port, RETRIEVAL_PORT, retrieval.host, other=solver.port)
+        solver.port = _port(solver.port, SOLVER_PORT, solver.host, other=retrieval.port)
 
 
-def _port(asked: int | None, usual: int, host: str) -> int:
+def _port(asked: int | None, usual: int, host: str, other: int | None) -> int:
     if asked is not None:
         return free_port(asked, host)
+    if usual == other:
+        return free_port(None, host)
     try:
         return free_port(usual, host)
     except PortTaken:
@@ -77,7 +82,8 @@ def _sglang_command(config: DictConfig) -> tuple[str, ...]:
         *("--model-path", solver.model_path, "--served-model-name", "solver", "--dtype", solver.dtype),
         *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
         *("--mem-fraction-static", str(solver.mem_fraction_static)),
-        *("--context-length", str(solver.max_context_tokens)),
+        # SGLang keeps six positions of its context for itself.
+        *("--context-length", str(solver.max_context_tokens + 6)),
     )
 
 

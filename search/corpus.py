@@ -104,7 +104,7 @@ class Corpus:
         if len(names) != 1:
             raise CorpusError(
                 f"{self.source} holds {len(names)} collections ({', '.join(names)}): "
-                "name one with --source-collection"
+                "name one (source_collection=…, or --source-collection)"
             )
         return names[0]
 

@@ -100,7 +100,7 @@ def build_index(
     if existing is not None and not replace:
         raise StoreError(
             f"{chroma_path} already holds a collection {collection!r} of other content or embedder: "
-            "pass --replace to build it anew, or choose another --collection"
+            "say replace (replace=true, or --replace) to build it anew, or choose another collection name"
         )
     encoder.load()
     with staging_folder(chroma_path) as folder:

@@ -296,14 +296,15 @@ def test_an_update_with_requests_in_flight_is_refused_and_aborting_them_allows_i
     assert len(generation.token_ids) == len(generation.log_probs) > 0
 
 
-def test_an_error_in_the_worker_reaches_all_requests_and_later_ones(engine_of: Build) -> None:
+@pytest.mark.parametrize("part", ["lm_head", "model.embed_tokens"], ids=["decoding", "prefilling"])
+def test_an_error_in_the_worker_reaches_all_requests_and_later_ones(engine_of: Build, part: str) -> None:
     model = tiny_llama()
     engine = engine_of(model, max_batch_size=2)
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ArithmeticError("the forward broke")
 
-    model.lm_head.register_forward_hook(broken)
+    model.get_submodule(part).register_forward_hook(broken)
 
     async def scenario() -> list[Any]:
         requests = [engine.generate(prompt_of(5 + i), GREEDY) for i in range(4)]

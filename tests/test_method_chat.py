@@ -51,7 +51,23 @@ def qwen_like(tokenizer: Any) -> Any:
     return other
 
 
-@pytest.fixture(params=["tokenizer", "qwen_like"])
+THINKING_TEMPLATE = GATHERING_TEMPLATE.replace(
+    "~ message.content ~ '<|im_end|>\\n'",
+    "~ ('<think>' ~ message.reasoning_content ~ '</think>'"
+    " if message.role == 'assistant' and (message.reasoning_content or loop.last) else '')"
+    " ~ message.content ~ '<|im_end|>\\n'",
+)
+
+
+@pytest.fixture(scope="module")
+def qwen3_like(tokenizer: Any) -> Any:
+    """A template that gives the last turn, and only it, a think block of its own, as Qwen3's does."""
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = THINKING_TEMPLATE
+    return other
+
+
+@pytest.fixture(params=["tokenizer", "qwen_like", "qwen3_like"])
 def any_tokenizer(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 

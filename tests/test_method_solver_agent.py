@@ -253,6 +253,13 @@ def test_server_errors_are_tried_again(serve: Serve) -> None:
     assert (attempt.answer, len(script.requests)) == ("Kestmoor", 4)
 
 
+def test_an_aborted_completion_is_tried_again_and_never_counts_as_an_answer(serve: Serve) -> None:
+    script = serve(says("<answer>wr", finish="abort"))
+    (attempt,) = play(script.url, retries=1)
+    assert (attempt.finished, attempt.answer, len(script.requests)) == (False, None, 2)
+    assert "'abort'" in str(attempt.failure)
+
+
 def test_a_server_that_keeps_failing_leaves_the_attempt_unfinished(serve: Serve) -> None:
     script = serve(500)
     (attempt,) = play(script.url, retries=1)

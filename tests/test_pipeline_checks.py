@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,43 @@ def test_an_index_of_other_content_is_left_alone_unless_it_is_to_be_replaced(
     message = refusal(capsys, *prepare(tmp_path / "corpus", tmp_path / "other.jsonl", prepared.model))
     assert "already holds a collection 'corpus' of other content" in message
     assert files_below(tmp_path / "corpus") == before
+
+
+def test_one_port_for_both_services_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    port = unused_port()
+    arguments = challenger(prepared, tmp_path, f"retrieval.port={port}", f"solver.port={port}")
+    assert f"both {port}" in refusal(capsys, *arguments)
+
+
+def test_several_updates_a_batch_are_refused_for_hrpo(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    message = refusal(capsys, *challenger(prepared, tmp_path, "actor_rollout_ref.actor.ppo_epochs=2"))
+    assert "allow_off_policy" in message
+
+
+def test_prompts_worded_for_another_kind_of_model_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    assert "prompts.form=full" in refusal(capsys, *challenger(prepared, tmp_path, "prompts.form=full"))
+
+
+def test_a_folder_with_another_runs_checkpoint_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    run = tmp_path / "tiny"
+    run.mkdir()
+    (run / "latest_checkpointed_iteration.txt").write_text("3")
+    (run / "resolved.yaml").write_text("actor_rollout_ref: {model: {path: elsewhere}}")
+    message = refusal(capsys, *challenger(prepared, tmp_path, f"run.dir={run}"))
+    assert "elsewhere" in message and "run.name" in message
+
+
+def test_a_profile_that_needs_sglang_says_so_where_it_is_not_installed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    if find_spec("sglang") is not None:
+        pytest.skip("SGLang is installed here")
+    assert "SGLang" in refusal(capsys, *challenger(prepared, tmp_path, "solver.engine=sglang"))

@@ -125,6 +125,11 @@ def test_equal_calls_of_one_turn_are_each_answered(tokenizer: Any, start_peer: S
     assert output.extra_fields["token_drift"] == 0
 
 
+def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer: Any, start_peer: StartPeer) -> None:
+    with pytest.raises(RuntimeError, match="returned no token"):
+        roll_out(tokenizer, start_peer("/retrieve", library).url, FINAL, cap=0)
+
+
 def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer: Any) -> None:
     output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL)
     (call,) = trajectory(output).failed_calls

@@ -1,7 +1,7 @@
 """Phase heartbeats: one JSON line whenever the trainer enters a phase, for whoever watches over the run.
 
 A line is `{"time": unix seconds, "step": n, "phase": "rollout"}`. The file is appended to by the trainer's
-driver alone and read by the pipeline, which so knows what a silent trainer is busy with.
+driver alone; it tells whoever looks, a person or a watchdog, what a silent trainer is busy with.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 Phase = Literal[
-    "start-up", "rollout", "log-probs", "advantage", "update", "save", "weight-sync", "validation", "done"
+    "start-up", "rollout", "log-probs", "advantage", "update", "save", "weight-sync", "validation"
 ]
 
 

@@ -88,7 +88,7 @@ class ReferenceServer:
     sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = resume_generation = wake_up
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Only asynchronous modes with partial rollouts abort, and they are refused at compose time."""
+        """Only asynchronous modes with partial rollouts abort, and `pipeline.checks` refuses them."""
         raise NotImplementedError("the reference engine has no partial rollouts: use mode=sync")
 
     async def start_profile(self, **_: Any) -> None:

@@ -75,6 +75,10 @@ class SearchAgentLoop(ToolAgentLoop):
         input_ids = list(agent_data.prompt_ids)
         state = await super()._handle_generating_state(agent_data, capped, ignore_termination)
         turn_ids = list(agent_data.response_ids)
+        if not turn_ids:  # no fault of the model: an engine always samples at least one id
+            raise RuntimeError(
+                "the rollout engine returned no token: aborted, or no room left in max_model_len"
+            )
         text = self.tokenizer.decode(turn_ids, skip_special_tokens=True)
         truncated = len(turn_ids) >= capped["max_tokens"] and turn_ids[-1] != self.tokenizer.eos_token_id
         turn = Turn(text, tuple(parse_tool_calls(text)), truncated)

@@ -1,10 +1,8 @@
 """Our trainer modes: veRL's V1 trainers with HRPO advantages, phase heartbeats and honest accounting.
 
 The mixins override hooks of veRL's `PPOTrainer` and nothing else, so any of its modes can carry them (veRL
-0.9.1). A mode is chosen by `trainer.v1.trainer_mode`; the groups `mode/` and the stage files set it:
-
-    drzero_hrpo_sync    challenger: advantages normalised among questions of the same hop count
-    drzero_grpo_sync    solver: veRL's own GRPO
+0.9.1). A mode is chosen by `trainer.v1.trainer_mode`, which the config group `mode/` sets: `drzero_hrpo_sync`
+for the challenger, its advantages normalised among questions of the same hop count.
 """
 
 from __future__ import annotations
@@ -100,7 +98,9 @@ class ObservedTrainer(PPOTrainer):
 
     @property
     def _expected_rollouts(self) -> int:
-        return int(self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n)
+        """Rollouts of one batch; an asynchronous mode trains on several batches a step."""
+        rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        return int(rollouts // self.parameter_sync_step)
 
     def _stop_on_failures(self, rows: list[StepRow]) -> None:
         """Raise `TooManyFailures` above the configured share, naming the first causes."""
@@ -129,7 +129,7 @@ class ObservedTrainer(PPOTrainer):
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         rows = read_rows(batch)
-        metrics.update(rollout_metrics(rows, self._expected_rollouts))
+        metrics.update(rollout_metrics(rows, self._expected_rollouts * self.parameter_sync_step))
         if any("integrity" in row.reward for row in rows):
             metrics.update(challenger_metrics(rows))
         print(progress_line(metrics, global_steps, self.total_training_steps), flush=True)
@@ -235,10 +235,3 @@ class HrpoSeparateAsync(HrpoTrainer, PPOTrainerSeparateAsync):
     """HRPO with rollouts on devices of their own."""
 
     base_mode = "separate_async"
-
-
-@register_trainer("drzero_grpo_sync")
-class GrpoSync(ObservedTrainer, PPOTrainerSync):
-    """veRL's GRPO with our accounting."""
-
-    base_mode = "sync"

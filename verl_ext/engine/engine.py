@@ -240,15 +240,16 @@ class ReferenceEngine:
     def _admit(self) -> None:
         """Give waiting sequences the free slots, with everything but their last prompt id in the cache."""
         while self._waiting and len(self._running) < self.max_batch_size:
-            sequence = self._waiting.popleft()
+            sequence = self._waiting[0]  # it leaves the queue last, so that a failure here finds it
             if sequence.future.cancelled():
+                self._waiting.popleft()
                 continue
             slot = len(self._running)
             self._slots.reserve(slot + 1, len(sequence.prompt))
             reused = self._reuse_prefix(sequence, slot)
             if reused < sequence.cached:
                 self._prefill(sequence, slot, reused)
-            self._running.append(sequence)
+            self._running.append(self._waiting.popleft())
             self._stats.requests += 1
             self._stats.tokens_in += len(sequence.prompt)
             self._stats.prefix_tokens_reused += reused

@@ -18,6 +18,8 @@ TURN_END = "<|im_end|>"
 _ASSISTANT_WITH_CALL = {
     "role": "assistant",
     "content": "",
+    # Without reasoning of its own, Qwen3's template gives the last turn, and only it, an empty think block.
+    "reasoning_content": "r",
     "tool_calls": [{"id": "0", "type": "function", "function": {"name": "search", "arguments": {}}}],
 }
 # Any conversation a template accepts will do ahead of the tool turn: its ids are cut off again.

@@ -239,8 +239,8 @@ class SolverAgent:
             reraise=True,
         ):
             with attempt:
-                response = await self._post(request)
-        return self._read(response)
+                completion = self._read(await self._post(request))
+        return completion
 
     async def _post(self, request: dict[str, Any]) -> httpx.Response:
         try:
@@ -265,6 +265,8 @@ class SolverAgent:
             raise SolverServerError(
                 f"{self._url} did not answer as an OpenAI completions endpoint: {response.text[:200]!r}"
             ) from error
+        if finish_reason not in ("stop", "length"):  # SGLang answers an aborted request with 200
+            raise _Unavailable(f"the completion ended with {finish_reason!r}")
         ids = choice.get("token_ids")
         if ids is None:
             ids = self._encode(text, ended=finish_reason == "stop")
