@@ -95,7 +95,6 @@ def test_every_abstract_call_of_a_platform_is_there_and_harmless() -> None:
         ("drzero_hrpo_sync", trainers.HrpoSync),
         ("drzero_hrpo_colocate_async", trainers.HrpoColocateAsync),
         ("drzero_hrpo_separate_async", trainers.HrpoSeparateAsync),
-        ("drzero_grpo_sync", trainers.GrpoSync),
     ],
 )
 def test_a_trainer_is_known_by_its_mode(mode: str, trainer: type) -> None:

@@ -89,7 +89,7 @@ def trainer(batch_size: int = 8, limit: float = 0.25) -> HrpoSync:
             "run": {"max_failed_share": limit},
         }
     )
-    made.global_steps = 3
+    made.global_steps, made.parameter_sync_step = 3, 1
     return made
 
 
