@@ -59,14 +59,6 @@ class ObservedTrainer(PPOTrainer):
             for role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(CpuActorRolloutRefWorker)
 
-    def fit(self, agent_loop_manager: Any) -> None:
-        """Train; then close wandb, whose own process would else be ended under it with a traceback."""
-        super().fit(agent_loop_manager)
-        if "wandb" in self.config.trainer.logger:
-            import wandb
-
-            wandb.finish()
-
     # Phases -------------------------------------------------------------------------------------------------
 
     def on_sample_begin(self) -> None:  # noqa: D102 - veRL's own hooks, here and below
