@@ -1,0 +1,64 @@
+"""The actions of `modal run modal_train.py --action X`, as data: what each runs, and on what machine.
+
+An action that is a stage becomes `drzero STAGE overrides…` in a container, as it is typed locally. The
+machine is a default; `--config-path`, `--gpu-type` and `--gpu-count` say otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launch.errors import LaunchError, nearest
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action."""
+
+    name: str
+    help: str
+    stage: str | None = None
+    """The `drzero` verb that it runs in a container; None for what the launcher does itself."""
+    compute: str = "cpu"
+    """The file of `config/compute/` that describes its machine."""
+    preflight: bool = False
+    """Whether `drzero preflight STAGE` judges it before its machine is asked for."""
+    trains: bool = False
+    """Whether `--steps` means something to it."""
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is work that is paid for by the hour, resumed and accounted for."""
+        return self.stage is not None and (self.preflight or self.name == "smoke")
+
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action("smoke", "a check on a CPU, then three real steps on one GPU", "demo", "a10g"),
+        Action("prepare-data", "index a corpus and write challenger prompts", "prepare-data", preflight=True),
+        Action("challenger", "train the challenger", "challenger", "8xh100", True, True),
+        Action("synthesize", "its questions, gated, as solver data", "synthesize", "8xh100", True),
+        Action("solver", "train the solver on them", "solver", "8xh100", True, True),
+        Action("merge", "the solver's checkpoint as a model folder", "merge", preflight=True),
+        Action("evaluate", "exact match on the benchmarks", "evaluate", "8xh100", True),
+        Action("evolve", "the whole loop", "evolve", "8xh100", True, True),
+        Action("preflight", "judge a stage and its cost, start nothing: preflight [STAGE]", "preflight"),
+        Action("status", "how far loop and launches are, and what they cost", "status"),
+        Action("diagnose", "why a run ended or stands still", "diagnose"),
+        Action("list-models", "models on the volumes, and what would be downloaded", "list-models"),
+        Action("upload", "files to the corpus volume: upload LOCAL [REMOTE]"),
+        Action("download", "files from the checkpoints volume: download REMOTE [LOCAL]"),
+        Action("logs", "a run's output"),
+    )
+}
+"""By name, in the order of the help."""
+
+
+def find_action(name: str) -> Action:
+    """The action of that name; raises LaunchError that names the nearest."""
+    if name not in ACTIONS:
+        raise LaunchError(
+            f"--action {name}: there is no such action: {nearest(name, ACTIONS)}Actions: {', '.join(ACTIONS)}"
+        )
+    return ACTIONS[name]

@@ -1,0 +1,130 @@
+"""The command line of `modal run modal_train.py`, parsed by us: flags, and any number of Hydra overrides.
+
+    modal run modal_train.py --action challenger --iteration 2 trainer.save_freq=5 +trainer.foo=1
+
+Modal builds options from a typed signature, and those do not mix with free words; so the entry point takes
+the words as they are. They are parsed when the file is imported, ahead of Modal: a mistyped flag is told in
+a second, not after an image build.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from launch.actions import ACTIONS, Action, find_action
+from launch.errors import LaunchError, nearest
+
+
+@dataclass
+class Words:
+    """What was typed; None where nothing was."""
+
+    action: str
+    iteration: int | None = None
+    model: str | None = None
+    env: str | None = None
+    steps: int | None = None
+    hop_ratio: str | None = None
+    config_path: str | None = None
+    gpu_type: str | None = None
+    gpu_count: int | None = None
+    stage: str | None = None
+    num_examples: int | None = None
+    follow: bool = False
+    overrides: list[str] = field(default_factory=list)
+    """Hydra overrides as typed: `key=value`, `+key=value`, `~key`, `group=option`."""
+    places: list[str] = field(default_factory=list)
+    """Other free words: the paths of upload and download, the stage of preflight."""
+
+    @property
+    def of_action(self) -> Action:
+        """The action's entry in the table."""
+        return find_action(self.action)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as LaunchError, one line each, with the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(message)
+
+
+def parse(words: Sequence[str]) -> Words:
+    """Parse the words after `modal_train.py`.
+
+    Raises LaunchError for an unknown action or flag, a flag without a value, or one that the action does not
+    take.
+    """
+    parser = _build()
+    values, rest = parser.parse_known_args(list(words))
+    for word in rest:
+        if word.startswith("-"):
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            name = word.partition("=")[0]
+            raise LaunchError(
+                f"{name}: there is no such flag: {nearest(name, flags)}Flags: {', '.join(flags)}"
+            )
+    overrides = [word for word in rest if _is_override(word)]
+    parsed = Words(**vars(values), overrides=overrides, places=[w for w in rest if w not in overrides])
+    _check(parsed)
+    return parsed
+
+
+def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
+    """What follows `FILE` in `modal run … FILE …`; None where Modal does something else with the file."""
+    for position, word in enumerate(argv):
+        if word.partition("::")[0].endswith(file) and "run" in argv[:position]:
+            function = word.partition("::")[2]
+            return None if function not in ("", "main") else list(argv[position + 1 :])
+    return None
+
+
+def config_path_of(argv: Sequence[str]) -> str | None:
+    """The value of `--config-path` in a command line of whatever form."""
+    for position, word in enumerate(argv):
+        if word == "--config-path" and position + 1 < len(argv):
+            return argv[position + 1]
+        if word.startswith("--config-path="):
+            return word.partition("=")[2]
+    return None
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith("~")
+
+
+def _build() -> _Parser:
+    parser = _Parser(prog="modal run modal_train.py", allow_abbrev=False, add_help=False)
+    parser.add_argument("--action", required=True)
+    parser.add_argument("--iteration", type=int)
+    parser.add_argument("--model")
+    parser.add_argument("--env")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--hop-ratio")
+    parser.add_argument("--config-path")
+    parser.add_argument("--gpu-type")
+    parser.add_argument("--gpu-count", type=int)
+    parser.add_argument("--stage")
+    parser.add_argument("--num-examples", type=int)
+    parser.add_argument("--follow", action="store_true")
+    return parser
+
+
+def _check(words: Words) -> None:
+    action = words.of_action
+    if words.steps is not None and not action.trains and action.name != "preflight":
+        raise LaunchError(f"--steps: {action.name} does not train; leave it out")
+    if words.follow and action.name != "logs":
+        raise LaunchError(f"--follow is for --action logs; {action.name} shows its output as it comes")
+    for name, least in (("iteration", 0), ("steps", 1), ("gpu_count", 0), ("num_examples", 1)):
+        value = getattr(words, name)
+        if value is not None and value < least:
+            raise LaunchError(f"--{name.replace('_', '-')} {value}: say {least} or more")
+    if words.places and action.name not in ("upload", "download", "preflight", "logs", "diagnose"):
+        names = nearest(words.places[0], ACTIONS)
+        raise LaunchError(
+            f"{words.places[0]!r}: {action.name} takes flags and overrides (key=value) only. {names}"
+        )

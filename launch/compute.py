@@ -1,0 +1,170 @@
+"""The machine of a launch: a file of `config/compute/`, what a run file or flags change of it, and checks.
+
+    compute = load_compute("8xh100").changed(type="H200", count=4)
+    compute.modal_options()     # for Function.with_options: gpu="H200:4", cpu=…, timeout=…
+    compute.overrides()         # for the stage: compute=8xh100 compute.type=H200 …
+
+The same numbers go to Modal and, as overrides, to the stage's own config, so that preflight judges the
+machine that is asked for. Any GPU type that pipeline/rates.py has a price for is allowed, in any count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch.errors import LaunchError, nearest
+from pipeline.rates import GPUS, usd_per_hour
+
+CONFIG = Path(__file__).resolve().parent.parent / "config"
+MODAL_LIMIT_S = 86400
+"""Modal ends a call after a day."""
+MODAL_GPUS = 8
+"""GPUs of one machine on Modal, at most."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One machine on Modal."""
+
+    name: str
+    """The file of `config/compute/` that it starts from."""
+    hardware: str
+    """The hardware profile made for it."""
+    type: str | None
+    """GPU type, None for none."""
+    count: int
+    cpu: float
+    """Physical cores."""
+    memory: int
+    """MiB."""
+    timeout: int
+    """Seconds of one call."""
+    region: str | None
+    retries: int
+    max_usd: float | None
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What it costs, by the rates of pipeline/rates.py."""
+        gpu = GPUS[self.type] if self.type else None
+        return usd_per_hour(gpu, self.count, self.cpu, self.memory / 1024)
+
+    def changed(self, **values: Any) -> Compute:
+        """The same machine with some values changed; raises LaunchError for what Modal could not give."""
+        unknown = [key for key in values if key not in _KEYS]
+        if unknown:
+            raise LaunchError(
+                f"compute.{unknown[0]}: there is no such key: {nearest(unknown[0], _KEYS)}"
+                f"Keys: {', '.join(_KEYS)}"
+            )
+        return _checked(dataclasses.replace(self, **values))
+
+    def modal_options(self) -> dict[str, Any]:
+        """The arguments of `Function.with_options`; what is None there is left as it is."""
+        return {
+            "gpu": f"{self.type}:{self.count}" if self.type else None,
+            "cpu": float(self.cpu),
+            "memory": self.memory,
+            "timeout": self.timeout,
+            "retries": self.retries or None,
+            "region": self.region,
+        }
+
+    def overrides(self) -> list[str]:
+        """Hydra overrides that give a stage's config the same machine."""
+        file = load_compute(self.name)
+        words = [f"compute={self.name}"]
+        if self.hardware != file.hardware:
+            words.append(f"hardware={self.hardware}")
+        for key in _KEYS:
+            mine = getattr(self, key)
+            if mine != getattr(file, key):
+                words.append(f"compute.{key}={'null' if mine is None else mine}")
+        if self.count and self.count != file.count:
+            words += _shares(self.count)
+        return words
+
+
+_KEYS = ("type", "count", "cpu", "memory", "timeout", "region", "retries", "max_usd")
+
+
+def compute_names() -> list[str]:
+    """The files of `config/compute/` that describe a machine on Modal."""
+    return sorted(path.stem for path in (CONFIG / "compute").glob("*.yaml") if path.stem != "local")
+
+
+def load_compute(name: str) -> Compute:
+    """`config/compute/NAME.yaml`; raises LaunchError for a name without a file."""
+    if name not in compute_names():
+        known = compute_names()
+        raise LaunchError(
+            f"compute={name}: there is no such machine: {nearest(name, known)}{', '.join(known)}"
+        )
+    values = yaml.safe_load((CONFIG / "compute" / f"{name}.yaml").read_text(encoding="utf-8"))["compute"]
+    wanted = {key: values[key] for key in (*_KEYS, "hardware")}
+    return _checked(Compute(name=name, **wanted))
+
+
+def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
+    """The machine with other GPUs, from the file nearest to their number; `none` and 0 mean no GPU."""
+    if type_ is None and count is None:
+        return compute
+    if count == 0 or (type_ or "").lower() == "none":
+        return load_compute("cpu")
+    count = count or compute.count or 1
+    if (count == 1) != (compute.count == 1):
+        base = load_compute("single_h100" if count == 1 else "8xh100")
+        compute = dataclasses.replace(base, type=compute.type or base.type)
+    return compute.changed(type=_known_type(type_) if type_ else compute.type, count=count)
+
+
+def _known_type(name: str) -> str:
+    by_name = {known.lower(): known for known in GPUS}
+    if name.lower() not in by_name:
+        raise LaunchError(
+            f"GPU type {name!r} is not known: {nearest(name.upper(), GPUS)}Types: {', '.join(GPUS)}; "
+            "or add it to pipeline/rates.py"
+        )
+    return by_name[name.lower()]
+
+
+def _shares(count: int) -> list[str]:
+    """How a stage uses another number of GPUs than its profile's: copies of two GPUs where it is even."""
+    if count == 1:
+        return ["trainer.n_gpus_per_node=1"]
+    tp = 2 if count % 2 == 0 else 1
+    return [
+        f"trainer.n_gpus_per_node={count}",
+        f"solver.tp_size={tp}",
+        f"solver.dp_size={count // tp}",
+        f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}",
+    ]
+
+
+def _checked(compute: Compute) -> Compute:
+    where = f"compute {compute.name}"
+    if compute.type is not None:
+        compute = dataclasses.replace(compute, type=_known_type(str(compute.type)))
+    if compute.type and not 1 <= compute.count <= MODAL_GPUS:
+        raise LaunchError(f"{where}: count is {compute.count}: a machine on Modal has 1 to {MODAL_GPUS} GPUs")
+    if not compute.type and compute.count:
+        raise LaunchError(
+            f"{where}: count is {compute.count} and type is not set: choose one of {', '.join(GPUS)}"
+        )
+    if not 1 <= compute.timeout <= MODAL_LIMIT_S:
+        raise LaunchError(
+            f"{where}: timeout is {compute.timeout}: Modal ends a call after 1 to {MODAL_LIMIT_S} seconds; "
+            "a longer run goes on in a new call by itself"
+        )
+    if compute.cpu <= 0 or compute.memory < 128:
+        raise LaunchError(f"{where}: cpu={compute.cpu} cores, memory={compute.memory} MiB: both must be said")
+    if not 0 <= compute.retries <= 10:
+        raise LaunchError(f"{where}: retries is {compute.retries}: Modal allows 0 to 10")
+    if compute.max_usd is not None and compute.max_usd <= 0:
+        raise LaunchError(f"{where}: max_usd is {compute.max_usd}: say a sum above 0, or null for no limit")
+    return compute

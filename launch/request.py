@@ -1,0 +1,232 @@
+"""A launch, resolved: what will run, on which machine, under which name, for how much at most.
+
+    request = resolve(parse(words))
+    print(request.as_yaml())        # printed at the start, and kept beside the run
+
+File, environment default and flags are merged here, once, at the client; what travels to Modal is this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from launch.actions import Action
+from launch.arguments import Words
+from launch.compute import Compute, for_gpus
+from launch.errors import LaunchError
+from launch.runfile import RunFile, check_option, model_of_env, read_runfile
+
+SMOKE_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that a container needs to know of a launch."""
+
+    id: str
+    """Unlike for every launch; a retried or continued call has the same."""
+    part: int
+    """Calls of this launch before this one."""
+    action: str
+    name: str
+    """Names the launch's folder on the volume: the run's own name."""
+    preparations: tuple[tuple[str, ...], ...]
+    """Words for `drzero`, run on a CPU ahead of preflight."""
+    command: tuple[str, ...]
+    """Words for `drzero`."""
+    compute: Compute
+    preflight: bool
+
+    def next_part(self) -> Request:
+        """The same launch, in its next call."""
+        return dataclasses.replace(self, part=self.part + 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the wire and for YAML."""
+        return dataclasses.asdict(self)
+
+    def as_yaml(self) -> str:
+        """The resolved launch, for people."""
+        values = {
+            "launch": f"{self.action}: {self.name}",
+            "command": "drzero " + " ".join(self.command),
+            "compute": {key: value for key, value in dataclasses.asdict(self.compute).items()},
+            "usd_per_hour": round(self.compute.usd_per_hour, 2),
+        }
+        if self.preparations:
+            values["preparations"] = ["drzero " + " ".join(words) for words in self.preparations]
+        return yaml.safe_dump(values, sort_keys=False, width=110)
+
+
+def from_dict(values: dict[str, Any]) -> Request:
+    """The opposite of `Request.to_dict`."""
+    return Request(
+        **values
+        | {
+            "compute": Compute(**values["compute"]),
+            "command": tuple(values["command"]),
+            "preparations": tuple(tuple(words) for words in values["preparations"]),
+        }
+    )
+
+
+def resolve(words: Words) -> Request:
+    """Merge run file, environment default and flags; raises LaunchError for what cannot be."""
+    action, file = words.of_action, read_runfile(words.config_path)
+    env = words.env or file.env
+    compute = for_gpus(_machine(action, file, words), words.gpu_type, words.gpu_count)
+    compute, overrides = _budget(compute, [*file.overrides, *words.overrides])
+    choices = [*_env_choice(env), *_model_choice(words, file, env)]
+    place = compute.overrides() if action.is_job or action.name == "preflight" else []
+    shared = [*place, *choices]
+    command = _command(action, words, file, shared, overrides)
+    return Request(
+        id=uuid.uuid4().hex,
+        part=0,
+        action=action.name,
+        name=_name(action, words, file, overrides),
+        preparations=_preparations(action, env),
+        command=command,
+        compute=compute,
+        preflight=action.preflight and not _is_demo_data(action, env),
+    )
+
+
+def _machine(action: Action, file: RunFile, words: Words) -> Compute:
+    named = [word.partition("=")[2] for word in words.overrides if word.startswith("compute=")]
+    if named:
+        return RunFile(compute=named[-1]).machine(action.compute)
+    # A run file's machine is meant for the work; what only looks at things keeps its own.
+    judged = action.is_job or action.name == "preflight"
+    default = "8xh100" if action.name == "preflight" else action.compute
+    return file.machine(default) if judged else RunFile().machine(action.compute)
+
+
+def _budget(compute: Compute, overrides: list[str]) -> tuple[Compute, list[str]]:
+    """Overrides of `compute.KEY` change the machine that is asked for; the rest are the stage's."""
+    rest, changes = [], {}
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key.startswith("compute."):
+            changes[key.removeprefix("compute.")] = yaml.safe_load(value)
+        elif key != "compute":
+            rest.append(word)
+    return (compute.changed(**changes) if changes else compute), rest
+
+
+def _env_choice(env: str | None) -> list[str]:
+    return [f"env={check_option('env', env)}"] if env else []
+
+
+def _model_choice(words: Words, file: RunFile, env: str | None) -> list[str]:
+    """file < environment default < flag."""
+    if words.model:
+        return [_model(words.model)]
+    if env and env in file.models_by_env:
+        return [_model(file.models_by_env[env])]
+    if file.model and not (env and model_of_env(env)):
+        return [_model(file.model)]
+    return []
+
+
+def _model(name: str) -> str:
+    """An option of config/model/, or a hub id, which has a slash."""
+    return f"base_model={name}" if "/" in name else f"model={check_option('model', name)}"
+
+
+def _command(
+    action: Action, words: Words, file: RunFile, shared: list[str], overrides: list[str]
+) -> tuple[str, ...]:
+    stage, rest = action.stage, [*shared]
+    if stage is None:
+        return ()
+    if action.name == "smoke":
+        return _smoke(shared, overrides)
+    if _is_demo_data(action, words.env or file.env):
+        if words.hop_ratio or overrides:
+            raise LaunchError("--env demo brings its own prompts: prepare-data takes nothing else with it")
+        return ("demo-data",)
+    if action.name == "status":
+        return ("status", *overrides)
+    if action.name == "list-models":
+        return ("list-models", *overrides)
+    if action.name == "diagnose":
+        return ("diagnose", run_name(words))
+    if action.name == "preflight":
+        judged = words.stage or (words.places[0] if words.places else "challenger")
+        rest = [judged, *shared]
+        stage_action = judged
+    else:
+        stage_action = action.name
+    iteration = words.iteration if words.iteration is not None else file.iteration
+    if iteration is not None and stage_action != "evolve":
+        rest.append(f"iteration={iteration}")
+    steps = words.steps or file.steps
+    if steps and stage_action in ("challenger", "solver", "evolve"):
+        rest.append(f"steps_per_iteration={steps}")
+    rest += _hops(stage_action, words.hop_ratio or file.hop_ratio)
+    if words.num_examples:
+        if stage_action != "evaluate":
+            raise LaunchError(f"--num-examples is for evaluate, not {stage_action}")
+        rest.append(f"questions_per_benchmark={words.num_examples}")
+    return (stage, *rest, *overrides)
+
+
+def _smoke(shared: list[str], overrides: list[str]) -> tuple[str, ...]:
+    """Three real steps of the packaged small model, through SGLang where there is a GPU for it."""
+    engine = [
+        *("actor_rollout_ref.rollout.name=sglang", "solver.engine=sglang"),
+        *("solver.tp_size=1", "solver.dp_size=1"),
+    ]
+    on_gpu = any(word.startswith("compute=") and word != "compute=cpu" for word in shared)
+    fresh = ["run.name=smoke", "trainer.resume_mode=disable", f"trainer.total_training_steps={SMOKE_STEPS}"]
+    return ("demo", *shared, *(engine if on_gpu else []), *fresh, *overrides)
+
+
+def _hops(stage: str, ratio: str | None) -> list[str]:
+    if ratio is None:
+        return []
+    weights = ratio.replace(",", ":").split(":")
+    if not all(weight.isdecimal() for weight in weights) or not any(int(weight) for weight in weights):
+        raise LaunchError(f"--hop-ratio {ratio}: say weights of 1, 2, 3, … hops, like 4:3:2:1")
+    if stage == "prepare-data":
+        return [f"hop_ratio=[{','.join(weights)}]"]
+    if stage == "challenger":
+        return [f"data.train_files=${{paths.corpus}}/data/zero_ratio{''.join(weights)}.parquet"]
+    raise LaunchError(f"--hop-ratio is for prepare-data and challenger, not {stage}")
+
+
+def _preparations(action: Action, env: str | None) -> tuple[tuple[str, ...], ...]:
+    """The demo world is made where it is wanted and missing; a corpus of one's own is uploaded."""
+    if _is_demo_data(action, env) or action.name == "merge":
+        return ()
+    return (("demo-data",),) if action.name == "smoke" or (env == "demo" and action.is_job) else ()
+
+
+def _is_demo_data(action: Action, env: str | None) -> bool:
+    return action.name == "prepare-data" and env == "demo"
+
+
+def _name(action: Action, words: Words, file: RunFile, overrides: list[str]) -> str:
+    named = [word.partition("=")[2] for word in overrides if word.startswith("run.name=")]
+    if named:
+        return named[-1]
+    if action.name in ("smoke", "evolve", "prepare-data"):
+        return action.name.replace("-", "_")
+    iteration = words.iteration if words.iteration is not None else file.iteration
+    return f"{action.name}_iter{1 if iteration is None else iteration}"
+
+
+def run_name(words: Words) -> str:
+    """The run that logs and diagnose are about: a name, or --stage with --iteration."""
+    if words.places:
+        return words.places[0]
+    stage = words.stage or "challenger"
+    if stage in ("evolve", "smoke", "prepare_data", "prepare-data"):
+        return stage.replace("-", "_")
+    return f"{stage}_iter{1 if words.iteration is None else words.iteration}"

@@ -1,0 +1,127 @@
+"""A run file (`--config-path`): one YAML that says machine, model, environment, steps and image additions.
+
+    compute:                  # a name of config/compute/, or a mapping with `base` and what differs
+      base: a100-40gb
+      timeout: 14400
+    model: qwen2.5-3b         # an option of config/model/
+    models_by_env:            # an environment may want another
+      demo: demo-policy
+    env: own                  # an option of config/env/
+    iteration: 1
+    steps: 50
+    hop_ratio: "4:3:2:1"
+    overrides: [trainer.save_freq=5, +trainer.foo=1]
+    image:
+      pip: [my-package==1.0]
+      apt: [graphviz]
+      scripts: [tools/]
+
+Merged in the order file < environment default < flag: `models_by_env`, or else the environment's own default,
+stands above `model`, and `--model` above all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launch.compute import CONFIG, Compute, load_compute
+from launch.errors import LaunchError, nearest
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What a run file says; None where it says nothing."""
+
+    compute: Any = None
+    model: str | None = None
+    models_by_env: dict[str, str] = field(default_factory=dict)
+    env: str | None = None
+    iteration: int | None = None
+    steps: int | None = None
+    hop_ratio: str | None = None
+    overrides: list[str] = field(default_factory=list)
+    image: dict[str, list[str]] = field(default_factory=dict)
+
+    def machine(self, default: str) -> Compute:
+        """The machine it describes, else the one of that name."""
+        if self.compute is None:
+            return load_compute(default)
+        if isinstance(self.compute, str):
+            return load_compute(self.compute)
+        values = dict(self.compute)
+        base = load_compute(str(values.pop("base", default)))
+        return base.changed(**values)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "compute": (str, dict),
+    "model": (str,),
+    "models_by_env": (dict,),
+    "env": (str,),
+    "iteration": (int,),
+    "steps": (int,),
+    "hop_ratio": (str,),
+    "overrides": (list,),
+    "image": (dict,),
+}
+_IMAGE_KEYS = ("pip", "apt", "scripts")
+
+
+def read_runfile(path: str | None) -> RunFile:
+    """Read a run file; raises LaunchError that names file, key and the nearest right key."""
+    if path is None:
+        return RunFile()
+    file = Path(path)
+    if not file.is_file():
+        raise LaunchError(f"--config-path {path}: there is no such file; config/runs/ has examples")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise LaunchError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise LaunchError(f"{path}: wants keys at its top: {', '.join(_TYPES)}")
+    for key, value in values.items():
+        _check(path, str(key), value)
+    return RunFile(**values)
+
+
+def _check(path: str, key: str, value: Any) -> None:
+    if key not in _TYPES:
+        raise LaunchError(
+            f"{path}: {key}: there is no such key: {nearest(key, _TYPES)}Keys: {', '.join(_TYPES)}"
+        )
+    if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
+        names = " or ".join(kind.__name__ for kind in _TYPES[key])
+        raise LaunchError(f"{path}: {key}: {value!r} is not {names}")
+    if key == "image":
+        for part, items in value.items():
+            if part not in _IMAGE_KEYS or not isinstance(items, list):
+                raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
+
+
+def options(group: str) -> list[str]:
+    """The options of a config group."""
+    return sorted(file.stem for file in (CONFIG / group).glob("*.yaml"))
+
+
+def check_option(group: str, name: str) -> str:
+    """The option of that name; raises LaunchError that names the nearest."""
+    if name not in options(group):
+        known = options(group)
+        raise LaunchError(
+            f"--{group} {name}: there is no such {group}: {nearest(name, known)}{', '.join(known)}"
+        )
+    return name
+
+
+def model_of_env(env: str) -> str | None:
+    """The model that an environment's own file chooses (`override /model`), None where it leaves it."""
+    values = yaml.safe_load((CONFIG / "env" / f"{env}.yaml").read_text(encoding="utf-8")) or {}
+    for entry in values.get("defaults", ()):
+        if isinstance(entry, dict) and "override /model" in entry:
+            return str(entry["override /model"])
+    return None

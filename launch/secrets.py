@@ -1,0 +1,41 @@
+"""Secrets: from `.env` through Modal's own dotenv secret, else the named ones that exist.
+
+`wandb-secret` holds WANDB_API_KEY and `huggingface-secret` HF_TOKEN. Neither is a must: without a W&B key
+runs log offline, without a Hugging Face token gated models cannot be downloaded; both are said, not crashed
+over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import modal
+
+NAMED = {"wandb-secret": "WANDB_API_KEY", "huggingface-secret": "HF_TOKEN"}
+"""What each named secret is expected to hold."""
+_MEANING = {
+    "wandb-secret": "metrics are logged offline, into the run's folder",
+    "huggingface-secret": "only models that need no login can be downloaded",
+}
+
+
+def dotenv_secrets(root: Path) -> list[modal.Secret]:
+    """The `.env` beside modal_train.py, if there is one."""
+    return [modal.Secret.from_dotenv(root)] if (root / ".env").is_file() else []
+
+
+def named_secrets(already: Mapping[str, str | None]) -> tuple[list[modal.Secret], list[str]]:
+    """The named secrets that exist and that `.env` does not stand in for, and notes on the missing ones."""
+    found, notes = [], []
+    for name, key in NAMED.items():
+        if already.get(key):
+            continue
+        secret = modal.Secret.from_name(name)
+        try:
+            secret.hydrate()
+        except modal.exception.NotFoundError:
+            notes.append(f"no secret {name} ({key}): {_MEANING[name]}")
+        else:
+            found.append(secret)
+    return found, notes

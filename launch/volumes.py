@@ -1,0 +1,59 @@
+"""The volumes: their names, where they are mounted, and where a container finds them.
+
+| volume | mounted at | holds |
+|---|---|---|
+| `dr-zero-corpus` | `/corpus` | `chromadb/`, `data/`, `models/` |
+| `dr-zero-checkpoints` | `/checkpoints` | `challenger_iter1/`, …, `launches/` |
+| `dr-zero-cache` | `/cache` | hub and package caches |
+
+With EXPERIMENTER set (in the environment or in `.env`) each name ends in `-EXPERIMENTER-EXPERIMENT_NAME`, so
+that two people, or two experiments of one, do not meet; EXPERIMENT_NAME is `default` unless said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from launch.errors import LaunchError
+
+MOUNTS = {"corpus": "/corpus", "checkpoints": "/checkpoints", "cache": "/cache"}
+"""Mount path by kind."""
+LAUNCHES = "launches"
+"""Folder of the checkpoints volume with one folder a launch."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
+    """The volume's name by kind; raises LaunchError for a name that Modal would refuse."""
+    suffix = _isolation(environment)
+    return {kind: f"dr-zero-{kind}{suffix}" for kind in MOUNTS}
+
+
+def _isolation(environment: Mapping[str, str]) -> str:
+    who = environment.get("EXPERIMENTER", "").strip()
+    what = environment.get("EXPERIMENT_NAME", "").strip()
+    if what and not who:
+        raise LaunchError(
+            f"EXPERIMENT_NAME={what} without EXPERIMENTER: set both, or neither for the shared volumes"
+        )
+    if not who:
+        return ""
+    for key, value in (("EXPERIMENTER", who), ("EXPERIMENT_NAME", what or "default")):
+        if not _NAME.fullmatch(value):
+            raise LaunchError(
+                f"{key}={value!r}: volume names have letters, digits, '.', '_' and '-', 64 at most"
+            )
+    return f"-{who}-{what or 'default'}"
+
+
+def place(kind: str) -> Path:
+    """Where this container has the volume; DRZERO_MOUNT_CORPUS and its like name another folder."""
+    return Path(os.environ.get(f"DRZERO_MOUNT_{kind.upper()}") or MOUNTS[kind])
+
+
+def launch_folder(name: str) -> Path:
+    """Where a container keeps what concerns the launch of a run, not the run itself."""
+    return place("checkpoints") / LAUNCHES / name

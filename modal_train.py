@@ -1,0 +1,255 @@
+"""The recipes on Modal: image, volumes, secrets, functions, and one command line. No recipe logic.
+
+    pip install modal pyyaml python-dotenv && modal setup
+    modal run modal_train.py --action smoke
+    modal run modal_train.py --action prepare-data --env demo
+    modal run --detach modal_train.py --action challenger --iteration 1 --model qwen2.5-3b +trainer.foo=1
+    modal run modal_train.py::train --env demo --steps 10 --gpu-type A10G --gpu-count 1
+
+What happens: the words are parsed and merged with run file and environment (launch.request), a CPU container
+prepares and judges (`drzero preflight`), and only then the machine is asked for. The call on that machine is
+the whole supervised run (launch.container), commits the volume as it goes, and starts its own successor when
+its time is up; this end only reports. docs/modal.md has the whole story.
+
+At the client this file imports nothing but modal, pyyaml, python-dotenv and the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import modal
+from dotenv import dotenv_values
+from launch.image import ImageExtras, cpu_image, gpu_image
+
+from launch.actions import find_action
+from launch.arguments import Words, config_path_of, parse, words_of_modal_run
+from launch.client import run_download, run_logs, run_upload
+from launch.compute import MODAL_LIMIT_S
+from launch.errors import LaunchError
+from launch.request import Request, from_dict, resolve
+from launch.runfile import read_runfile
+from launch.secrets import NAMED, dotenv_secrets, named_secrets
+from launch.volumes import MOUNTS, volume_names
+
+ROOT = Path(__file__).resolve().parent
+DOTENV = dotenv_values(ROOT / ".env")
+ROOTS = ("paths.corpus={corpus}", "paths.checkpoints={checkpoints}")
+"""Overrides of everything that runs there; a container puts in where it has the volumes."""
+ASK_TIMEOUT_S = 1800
+"""Of what only looks at things; a first start builds the image, which may take that long."""
+
+
+def _plan() -> tuple[Words | None, ImageExtras]:
+    """What the command line asks for, ahead of anything that Modal builds; exits with 2 on a mistake."""
+    try:
+        words = words_of_modal_run(sys.argv, Path(__file__).name)
+        planned = parse(words) if words is not None else None
+        if planned is not None:
+            resolve(planned)
+        extras = read_runfile(config_path_of(sys.argv)).image
+        return planned, ImageExtras(**{part: tuple(items) for part, items in extras.items()})
+    except LaunchError as error:
+        sys.exit(f"modal_train: {error}")
+
+
+PLANNED, EXTRAS = _plan()
+NAMES = volume_names({**{key: value or "" for key, value in DOTENV.items()}, **os.environ})
+VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
+
+app = modal.App("dr-zero")
+_shared: dict[str, Any] = {
+    "volumes": {MOUNTS[kind]: volume for kind, volume in VOLUMES.items()},
+    "secrets": dotenv_secrets(ROOT),
+    # So that a container means the same volumes.
+    "env": {key: os.environ[key] for key in ("EXPERIMENTER", "EXPERIMENT_NAME") if key in os.environ},
+}
+
+
+# In the containers ------------------------------------------------------------------------------------------
+
+
+@app.function(image=cpu_image(EXTRAS), cpu=2, memory=8192, timeout=ASK_TIMEOUT_S, **_shared)
+def ask(module: str, words: list[str]) -> int:
+    """Run one of our command lines on a CPU, commit what it wrote, and return its exit code."""
+    from launch.container import run_module
+
+    _reload()
+    try:
+        return run_module(module, words)
+    finally:
+        _commit()
+
+
+@app.function(image=cpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
+def cpu_stage(request: dict[str, Any]) -> dict[str, Any]:
+    """A launch, or a part of one, on a machine without a GPU."""
+    return _run(from_dict(request))
+
+
+def gpu_stage(request: dict[str, Any]) -> dict[str, Any]:
+    """A launch, or a part of one, on GPUs; which ones is said by the call (`with_options`)."""
+    return _run(from_dict(request))
+
+
+# Only where it is wanted: nobody should wait for the GPU image to list models.
+if PLANNED is None or resolve(PLANNED).compute.type is not None:
+    gpu_stage = app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)(gpu_stage)
+
+
+def _run(request: Request) -> dict[str, Any]:
+    """One call: the stage under supervision, and its successor if its time is up."""
+    from launch.container import run_job
+
+    _reload()
+    outcome = run_job(request, commit=_commit, app_id=app.app_id)
+    result = {"state": outcome.state, "message": outcome.message, "usd": outcome.usd, "next": None}
+    if outcome.state == "continue":
+        result["next"] = _on_machine(request).spawn(request.next_part().to_dict()).object_id
+    return result
+
+
+def _reload() -> None:
+    for volume in VOLUMES.values():
+        volume.reload()
+
+
+def _commit() -> None:
+    for volume in VOLUMES.values():
+        volume.commit()
+
+
+# At the client, or in the container of an app function ------------------------------------------------------
+
+
+def _on_machine(request: Request) -> modal.Function[Any, Any, Any]:
+    """The stage's function with the machine and the secrets of this launch."""
+    secrets, notes = named_secrets({**DOTENV, **{key: os.environ.get(key) for key in NAMED.values()}})
+    for note in notes:
+        print(f"[launch] {note}")
+    function = gpu_stage if request.compute.type else cpu_stage
+    return function.with_options(secrets=[*_shared["secrets"], *secrets], **request.compute.modal_options())
+
+
+def conduct(request: Request) -> None:
+    """Prepare, judge, run and follow a launch to its end; raises LaunchError when it does not end well."""
+    print(request.as_yaml(), end="")
+    if request.action == "smoke" and ask.remote("launch.container_check", []):
+        raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was asked for")
+    for stage, *words in request.preparations:
+        if ask.remote("pipeline.cli", [stage, *ROOTS, *words]):
+            raise LaunchError(f"drzero {stage} failed (see above); no machine was asked for")
+    if request.preflight:
+        stage, *words = request.command
+        if ask.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
+            raise LaunchError("preflight found errors (see above); no machine was asked for")
+    result = _on_machine(request).remote(request.to_dict())
+    while result["next"]:
+        print(f"[launch] {result['message']}: {result['next']}")
+        result = modal.FunctionCall.from_id(result["next"]).get()
+    print(f"[launch] {result['message']}; it cost ${result['usd']:.2f}")
+    if result["state"] != "finished":
+        raise LaunchError(result["message"])
+
+
+@app.local_entrypoint()
+def main(*words: str) -> None:
+    """`modal run modal_train.py --action X …`."""
+    try:
+        _act(parse(words))
+    except LaunchError as error:
+        print(f"modal_train: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _act(words: Words) -> None:
+    by_client = {"upload": run_upload, "download": run_download, "logs": run_logs}
+    if words.action in by_client:
+        by_client[words.action](words, VOLUMES["corpus" if words.action == "upload" else "checkpoints"])
+        return
+    request = resolve(words)
+    if find_action(words.action).is_job:
+        conduct(request)
+        return
+    verb, *rest = request.command
+    if verb == "status":
+        code = ask.remote("launch.status", [])
+    elif verb == "diagnose":
+        code = ask.remote("pipeline.cli", ["diagnose", f"{{checkpoints}}/{rest[0]}"])
+    elif verb == "preflight":
+        code = ask.remote("pipeline.cli", ["preflight", rest[0], *ROOTS, *rest[1:]])
+    else:
+        code = ask.remote("pipeline.cli", [verb, *ROOTS, *rest])
+    if code:
+        raise SystemExit(code)
+
+
+# App functions: `modal run modal_train.py::train --flag value` ----------------------------------------------
+
+
+@app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
+def train(
+    stage: str = "challenger",
+    env: str = "",
+    steps: int = 0,
+    model: str = "",
+    iteration: int = -1,
+    hop_ratio: str = "",
+    gpu_type: str = "",
+    gpu_count: int = -1,
+    config_path: str = "",
+    overrides: str = "",
+) -> None:
+    """Train: the challenger unless `--stage solver` or `--stage evolve`; overrides in one string."""
+    _launch(
+        stage,
+        overrides,
+        env=env,
+        steps=steps or None,
+        model=model,
+        iteration=None if iteration < 0 else iteration,
+        hop_ratio=hop_ratio,
+        gpu_type=gpu_type,
+        gpu_count=None if gpu_count < 0 else gpu_count,
+        config_path=config_path,
+    )
+
+
+@app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
+def evaluate(
+    env: str = "",
+    model: str = "",
+    iteration: int = -1,
+    num_examples: int = 0,
+    gpu_type: str = "",
+    gpu_count: int = -1,
+    config_path: str = "",
+    overrides: str = "",
+) -> None:
+    """Evaluate a model on the benchmarks; `--num-examples` questions of each."""
+    _launch(
+        "evaluate",
+        overrides,
+        env=env,
+        model=model,
+        iteration=None if iteration < 0 else iteration,
+        num_examples=num_examples or None,
+        gpu_type=gpu_type,
+        gpu_count=None if gpu_count < 0 else gpu_count,
+        config_path=config_path,
+    )
+
+
+@app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
+def train_with_config(config_path: str, stage: str = "challenger", env: str = "", steps: int = 0) -> None:
+    """Train as a run file says."""
+    _launch(stage, "", config_path=config_path, env=env, steps=steps or None)
+
+
+def _launch(action: str, overrides: str, **flags: Any) -> None:
+    find_action(action)
+    given = {key: value for key, value in flags.items() if value not in ("", None)}
+    conduct(resolve(Words(action=action, overrides=overrides.split(), **given)))
