@@ -1,7 +1,8 @@
 """What the supervision has seen and done, one JSON line an event, for whoever asks after the run is over.
 
 A line is `{"time": unix seconds, "kind": "crash", "component": "retrieval", "text": …, …}`. Kinds: `start`,
-`ready`, `crash`, `hung`, `restart`, `stopped`, `exit`, `stall`, `progress` (after a stall), `end`, `cost`.
+`ready`, `crash`, `hung`, `restart`, `stopped`, `exit`, `stall`, `progress` (after a stall), `end`, `cost`,
+`out_of_time` (it stopped itself before a set time; run again it goes on).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 EVENTS_FILE = "events.jsonl"
+OUT_OF_TIME = "out_of_time"
 
 
 class EventLog:

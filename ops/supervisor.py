@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ops.causes import first_cause
 from ops.collect import error_lines
+from ops.events import OUT_OF_TIME
 from ops.logs import say
 from ops.process import Child, ChildError, Command, describe_exit
 from ops.services import ServiceGroup
@@ -17,6 +19,10 @@ _BLAME_S = 1.0  # a service whose end made the command fail may take a moment to
 
 class ChildFailed(ChildError):
     """The main command ended with an error of its own."""
+
+
+class Unfinished(ChildError):
+    """The main command stopped by itself before its work was done (exit code 75, EX_TEMPFAIL): no failure."""
 
 
 class NothingDone(ChildError):
@@ -39,7 +45,8 @@ def run_supervised(
     Raises:
         ServiceDied: a service ended first; the command was stopped, as its results could not be trusted.
         ServiceHung: a service stopped working, and its policy allows no restart (any more).
-        ChildFailed: the command ended with another code than 0 while all services lived.
+        Unfinished: the command ended with EX_TEMPFAIL, 75: run again it goes on.
+        ChildFailed: the command ended with any other code than 0 while all services lived.
         NothingDone: it ended with 0 before it had begun, where the plan says that it must.
         Stalled: it stood still, and the plan's policy is not to only report that.
     """
@@ -71,6 +78,10 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
         if code is not None:
             time.sleep(_BLAME_S)
             services.check()
+            if code == os.EX_TEMPFAIL:
+                told = f"{child.spec.name!r} stopped before its work was done; run again it goes on"
+                services.events.add(OUT_OF_TIME, child.spec.name, told)
+                raise Unfinished(told, child)
             raise _failed(child, code, services, watchdog)
         if watchdog and watchdog.plan.policy != "report" and (verdict := watchdog.verdict):
             raise Stalled(

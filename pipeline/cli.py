@@ -10,10 +10,12 @@
     drzero flow-test --seconds 30                             veRL's queues and buffer, without a model
     drzero status                                             how far the loop is
     drzero diagnose outputs/checkpoints/challenger_iter1      why a run ended or stands still
+    drzero list-models                                        what model= names, and what is here of it
     drzero serve-search chroma.path=my/chromadb               the retrieval service alone
 
 `key=value` changes a key, `+key=value` adds one, `group=option` swaps a group (model, hardware, mode,
-compute).
+compute). With DRZERO_STOP_AT (Unix seconds) set, a stage ends itself in time, with exit code 75; the same
+command goes on from there (docs/stopping.md).
 """
 
 from __future__ import annotations
@@ -30,13 +32,18 @@ from dotenv import load_dotenv
 
 from ops.process import ChildError
 from ops.services import ServiceGroup
+from pipeline.out_of_time import OutOfTime, require_time
 
 # The disk is full, over quota or read-only: no bug, and nothing that a traceback would explain.
 _STORAGE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one stage; 0 when it succeeded, 2 for a mistake in what was asked, 1 for a run that failed."""
+    """Run one stage and return the exit code.
+
+    0 when it succeeded, 2 for a mistake in what was asked, 1 for a run that failed, 75 (EX_TEMPFAIL) for one
+    that ended itself in time and goes on when run again.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(__doc__)
@@ -51,7 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A library's progress bars and advice would drown the run's own output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
+        if stage not in _UNTIMED:
+            require_time(stage)
         code = STAGES[stage](overrides)
+    except OutOfTime as error:
+        print(f"drzero {stage}: {error}", file=sys.stderr)
+        return os.EX_TEMPFAIL
     except _expected_errors() as error:
         print(f"drzero {stage}: {error}", file=sys.stderr)
         return 1 if isinstance(error, _failed_runs()) else 2
@@ -170,6 +182,12 @@ def _diagnose(arguments: Sequence[str]) -> None:
     run_diagnose(arguments)
 
 
+def _list_models(overrides: Sequence[str]) -> None:
+    from pipeline.list_models import run_list_models
+
+    run_list_models(overrides)
+
+
 def _serve_search(overrides: Sequence[str]) -> None:
     from pipeline.compose import compose_stage, resolve
     from pipeline.preflight import require
@@ -223,8 +241,13 @@ STAGES: dict[str, Callable[[Sequence[str]], int | None]] = {
     "flow-test": _flow_test,
     "status": _status,
     "diagnose": _diagnose,
+    "list-models": _list_models,
     "serve-search": _serve_search,
 }
+
+
+_UNTIMED = {"preflight", "check-services", "flow-test", "status", "diagnose", "serve-search"}
+"""They only look, or last until somebody ends them."""
 
 
 def _failed_runs() -> tuple[type[Exception], ...]:
@@ -251,11 +274,12 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from search.embedders import EmbedderError
     from search.store import StoreError
     from verl_ext.method.search_agent import SolverServerError
+    from verl_ext.stop_time import BadStopTime
 
     return (
         *(*_failed_runs(), PortTaken, StoreError, CorpusError, EmbedderError, CheckError, OverrideError),
         *(OmegaConfBaseException, FileNotFoundError, DataError, LoopChanged, AlreadyRunning, NotARun),
-        SolverServerError,
+        *(SolverServerError, BadStopTime),
     )
 
 

@@ -35,10 +35,19 @@ from pipeline.evaluation_inputs import load_questions
 from pipeline.evaluation_table import evaluation_table, score_all
 from pipeline.finding import refusal
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from pipeline.out_of_time import require_time
 from pipeline.preflight import require
-from pipeline.served_model import Failed, check_failed_share, completions_url, play_all, served_agent
+from pipeline.served_model import (
+    LAST_BEGIN_S,
+    Failed,
+    check_failed_share,
+    completions_url,
+    play_all,
+    served_agent,
+)
 from pipeline.stage_result import RESULT, write_result
 from pipeline.stage_services import choose_ports, retrieval_spec, solver_spec
+from verl_ext.artefacts import announce
 from verl_ext.method.answers import exact_match, f1
 from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 
@@ -65,8 +74,8 @@ class _Served:
 def run_evaluate(config: DictConfig) -> None:
     """Ask what has no answer yet, then print the table and write `report.json` and `result.json`.
 
-    Raises PreflightFailed or AlreadyRunning before anything starts, ServiceDied
-    when a service ends, ConversationsFailed when too many questions got no answer.
+    Raises PreflightFailed or AlreadyRunning before anything starts, OutOfTime when the stop time comes before
+    all is asked, ServiceDied when a service ends, ConversationsFailed when too many questions got no answer.
     """
     require(config, "evaluate")
     choose_ports(config)
@@ -154,11 +163,15 @@ def _ask_missing(
     print(f"{len(questions)} questions, {len(waiting)} of them still to ask, {model.shown}")
     if not waiting:
         return []
+    require_time(config.run.name, LAST_BEGIN_S)
     folder = Path(config.run.dir)
     # An old result must not vouch for work that is yet to finish.
     (folder / RESULT).unlink(missing_ok=True)
     atomic_write(folder / "resolved.yaml", OmegaConf.to_yaml(config))
-    failed = _ask(config, model, waiting, journal)
+    try:
+        failed = _ask(config, model, waiting, journal)
+    finally:
+        announce(journal.path)
     check_failed_share(failed, len(questions), config.run.max_failed_share)
     return failed
 
@@ -211,6 +224,7 @@ def _report(
         "failures": Counter(failure.reason for failure in failed),
     }
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    announce(folder / REPORT)
     tokens = sum(record["tokens_in"] + record["tokens_out"] for record in records)
     figures = {name: row.em for name, row in {**scores, **averages}.items()} | {"failed": len(failed)}
     write_result(config, {"answers": folder / ANSWERS, "report": folder / REPORT}, tokens, figures)

@@ -9,7 +9,7 @@ Every stage is a child process (`drzero STAGE …`) with its own composed config
 checked, as far as they can be, before the first stage starts, so that a mistake in the last one costs
 nothing. The manifest records what is complete; a rerun goes on at the first stage that is not. A finished
 stage whose settings, inputs or outputs have changed since is an error that says what changed: results built
-on it would be wrong.
+on it would be wrong. A stage that ends for lack of time (docs/stopping.md) ends the loop in the same way.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ops.lock import HeldLock
 from ops.logs import say
 from ops.process import ChildError, Command
 from ops.services import ServiceGroup
-from ops.supervisor import run_supervised
+from ops.supervisor import Unfinished, run_supervised
 from pipeline.compose import compose_stage
 from pipeline.loop import StageRun, compose_loop, plan_loop
 from pipeline.loop_checks import check_ahead
 from pipeline.loop_report import print_loop, print_scores
 from pipeline.loop_state import check_finished, forget, log_path, prune, stages_from, take_up
 from pipeline.manifest import LoopChanged, Manifest
+from pipeline.out_of_time import OutOfTime, require_time
 from pipeline.stage_identity import identity, input_identities, significant_config
 from pipeline.stage_result import RESULT, read_result
 
@@ -45,7 +46,8 @@ def run_evolve(arguments: Sequence[str]) -> None:
     """Run or continue the loop; `--from STAGE_iterN` does that stage again and all that follows from it.
 
     Raises OverrideError, CheckError or DataError before anything starts, AlreadyRunning while another loop
-    runs in the same place, LoopChanged when finished stages no longer fit, ChildError when a stage fails.
+    runs in the same place, LoopChanged when finished stages no longer fit, ChildError when a stage fails,
+    OutOfTime when the stop time comes first.
     """
     redo_from, overrides = _split_from(arguments)
     loop = compose_loop(overrides)
@@ -66,6 +68,7 @@ def run_evolve(arguments: Sequence[str]) -> None:
         forget(again, configs, manifest)
         for run in plan:
             if not manifest.is_complete(run.name):
+                require_time(run.name)
                 _run_stage(run, configs[run.name], manifest, folder)
             if not loop.keep_checkpoints:
                 prune(run, configs, manifest)
@@ -104,7 +107,7 @@ def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Pa
     manifest.begin(run.name, settings, input_identities(run.stage, config))
     try:
         _run_child(run.name, (run.stage, *run.overrides), folder)
-    except (ChildError, KeyboardInterrupt, SystemExit) as error:
+    except (ChildError, OutOfTime, KeyboardInterrupt, SystemExit) as error:
         manifest.end(run.name, "failed", _reason(error))
         raise
     _record(run, config, manifest)
@@ -112,6 +115,8 @@ def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Pa
 
 def _reason(error: BaseException) -> str:
     """What ended a stage, in a line: its own words where it has left any."""
+    if isinstance(error, OutOfTime):
+        return str(error)
     if not isinstance(error, ChildError):
         return type(error).__name__
     own = [line for line in error.tail if line.startswith("drzero ")]
@@ -127,7 +132,11 @@ def _run_child(name: str, arguments: Sequence[str], folder: Path) -> None:
     )
     # No services (a stage starts its own), but the group's handling of SIGTERM.
     with ServiceGroup([]) as services:
-        run_supervised(command, services, _STAGE_GRACE_S)
+        try:
+            run_supervised(command, services, _STAGE_GRACE_S)
+        except Unfinished as stopped:
+            own_words = _reason(stopped).removeprefix(f"drzero {arguments[0]}: ")
+            raise OutOfTime(f"{name}: {own_words}") from stopped
 
 
 def _record(run: StageRun, config: DictConfig, manifest: Manifest) -> None:

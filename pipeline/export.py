@@ -25,21 +25,26 @@ from ops.supervisor import run_supervised
 from pipeline.export_check import ExportCheck, check_export
 from pipeline.finding import CheckError
 from pipeline.fingerprint import fingerprint_checkpoint
+from pipeline.out_of_time import require_time
 from pipeline.stage_services import process_env
 from pipeline.weights import FsdpCheckpoint
 from search.staging import publish, recover, staging_folder
+from verl_ext.artefacts import announce
 
 ABOUT = "export.json"
 """In an export: which checkpoint it is of, and what was checked."""
 _MARGIN_BYTES = 64 * 2**20  # tokenizer, config, logs
+_LEAST_S, _WEIGHTS_PER_S = 60.0, 20e6
+"""What an export takes at least: a minute, and a second for so many weights, as a disk of some 200 MB/s
+reads, writes and reads them again."""
 
 
 def export_policy(config: DictConfig, run: Path) -> Path:
     """Merge the last checkpoint of the run folder `run` into `config.run.export_dir`, unless it is there.
 
-    Returns the folder. Raises CheckError (the checkpoint cannot be used, the export is not what it should be,
-    or there is no room for it), StoreError (another process is writing it) or ChildFailed (the merger ended
-    with an error); then no part of an export is left.
+    Returns the folder. Raises OutOfTime (less time is left than it takes), CheckError (the checkpoint cannot
+    be used, the export is not what it should be, or there is no room for it), StoreError (another process is
+    writing it) or ChildFailed (the merger ended with an error); then no part of an export is left.
     """
     target = Path(config.run.export_dir)
     recover(target)
@@ -47,6 +52,7 @@ def export_policy(config: DictConfig, run: Path) -> Path:
     source = _source(checkpoint)
     if _is_export_of(target, source):
         return target
+    require_time(f"the export {target.name}", _LEAST_S + checkpoint.layout.size / _WEIGHTS_PER_S)
     _check_room(target, 2 * checkpoint.layout.size)
     with staging_folder(target) as folder:
         run_supervised(_merger(config, checkpoint.folder, folder), ServiceGroup([]))
@@ -55,6 +61,7 @@ def export_policy(config: DictConfig, run: Path) -> Path:
         (folder / ABOUT).write_text(json.dumps({"source": source, "check": asdict(check)}, indent=1))
         _make_readable(folder)
         publish(folder, target)
+        announce(target)
     return target
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ops.atomic import atomic_write
+from verl_ext.artefacts import announce
 
 State = Literal["pending", "running", "failed", "complete", "forgotten"]
 """Forgotten: to be done again, its results are being removed."""
@@ -73,6 +74,7 @@ class Manifest:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         record = {"stages": {name: asdict(entry) for name, entry in self.entries.items()}}
         atomic_write(self.path, json.dumps(record, indent=1, ensure_ascii=False))
+        announce(self.path)
 
     def begin(self, name: str, config: dict[str, Any], inputs: dict[str, str | None]) -> None:
         """Record that a stage starts now."""

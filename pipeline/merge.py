@@ -38,7 +38,8 @@ def run_merge(config: DictConfig) -> Path:
     """Merge the last checkpoint of `config.source` into `config.run.export_dir`; returns that folder.
 
     Writes `report.json` and `result.json` into the run's folder. Raises CheckError before anything is written
-    when checkpoint, start model or the run's folder cannot be used, ChildFailed when veRL's merger fails.
+    when checkpoint, start model or the run's folder cannot be used, OutOfTime when less time is left than the
+    export takes, ChildFailed when veRL's merger fails.
     """
     require(config, "merge")
     config = resolve(config)

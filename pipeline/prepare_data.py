@@ -18,17 +18,23 @@ from omegaconf import DictConfig
 from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
 from pipeline.checks import load_tokenizer
 from pipeline.compose import resolve
+from pipeline.out_of_time import require_time
 from search.chunking import Chunking
 from search.embedders import EmbedderSpec
 from search.index import build_index
-from search.store import iter_documents
+from search.store import ChromaPlace, iter_documents
+from verl_ext.artefacts import announce
+
+_LEAST_S = 120.0
+"""With less left it is not begun. An index that was cut off is gone on with by the next run."""
 
 
 def run_prepare_data(config: DictConfig) -> PrepareReport:
     """Write `zero_ratio….parquet` and its held-out split; prints and returns what was done.
 
-    Raises CorpusError, StoreError or ValueError with nothing half-written.
+    Raises CorpusError, StoreError or ValueError with nothing half-written, OutOfTime with nothing begun.
     """
+    require_time("prepare-data", _LEAST_S)
     config = resolve(config)
     tokenizer = load_tokenizer(config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path")
     chroma_path, collection = config.chroma.path, config.chroma.collection
@@ -45,6 +51,8 @@ def run_prepare_data(config: DictConfig) -> PrepareReport:
             workers=config.indexing.workers,
         )
         print(report)
+        if index := ChromaPlace.parse(chroma_path).folder:  # not a server's
+            announce(index)
     prompts = prepare_challenger_prompts(
         iter_documents(chroma_path, collection),
         rows=config.rows,
@@ -58,5 +66,7 @@ def run_prepare_data(config: DictConfig) -> PrepareReport:
         corpus_id=collection,
         out_dir=Path(config.out_dir),
     )
+    for path in filter(None, (prompts.train_path, prompts.heldout_path)):
+        announce(path)
     print(prompts.summary())
     return prompts

@@ -8,7 +8,8 @@ Conversations run side by side, as many as `concurrency`, and are started only w
 of any length will do. A result is handed over as soon as it is there: what a journal keeps of it survives a
 kill. Meanwhile the services are watched, so that a dead one ends the stage at once with its name and last
 lines. A conversation that a service has cut short is played once more after all others; what fails again is
-returned to the caller, never passed off as a result.
+returned to the caller, never passed off as a result. When the stop time comes near, no conversation is begun
+any more; those that do not end in time are dropped, and are the next run's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -34,12 +35,19 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from ops.events import OUT_OF_TIME
 from ops.logs import say
 from ops.services import ServiceGroup
+from pipeline.out_of_time import OutOfTime
 from search.client import SearchClient, SearchRequestError
 from verl_ext.method.search_agent import Conversation, SearchAgent, SolverServerError
 from verl_ext.method.solver_agent import SolverAgent
+from verl_ext.stop_time import seconds_left, told_left
 
+LAST_BEGIN_S = 60.0
+"""No conversation is begun with less than this left, and no service is started for one."""
+_LAST_END_S = 20.0
+"""A conversation that has not ended this long before the stop time is dropped: services take time to end."""
 _CHECK_EVERY_S = 1.0
 _TELL_EVERY_S = 15.0
 """Between two lines of progress where there is no terminal to draw a bar on."""
@@ -119,6 +127,7 @@ async def play_all(
     `on_result` is called in this thread, in the order in which conversations end.
 
     Raises:
+        OutOfTime: the stop time came before all were played.
         ServiceDied: a service ended.
         ConversationsFailed: a server refused a request, or no conversation ended well for so long that the
             rest would not either.
@@ -156,7 +165,7 @@ async def _pass(
     since_success, check_at = 0, time.monotonic()
     with _ProgressReport(description, len(jobs)) as progress:
         try:
-            while _fill(running, waiting, play, concurrency):
+            while _fill(running, waiting, play, concurrency) and seconds_left() > _LAST_END_S:
                 done, _ = await asyncio.wait(
                     running, timeout=_CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -174,6 +183,8 @@ async def _pass(
                     progress.advance(len(failed))
                 if since_success >= _HOPELESS * concurrency:
                     await _give_up(failed, since_success, services)
+            if left := len(running) + sum(1 for _ in waiting):
+                _stop_in_time(description, len(jobs) - left, len(jobs), services)
         finally:
             for future in running:
                 future.cancel()
@@ -189,13 +200,19 @@ def _fill(
     play: Callable[[Job], Awaitable[Played]],
     concurrency: int,
 ) -> bool:
-    """Start jobs while there is room; returns whether any is running."""
-    while len(running) < concurrency:
+    """Start jobs while there is room and time; returns whether any is running."""
+    while len(running) < concurrency and seconds_left() > LAST_BEGIN_S:
         job = next(waiting, None)
         if job is None:
             break
         running[asyncio.ensure_future(play(job))] = job
     return bool(running)
+
+
+def _stop_in_time(description: str, ended: int, total: int, services: ServiceGroup) -> NoReturn:
+    told = f"out of time after {ended} of {total} conversations of this start: {told_left(seconds_left())}"
+    services.events.add(OUT_OF_TIME, description, told)
+    raise OutOfTime(f"{told}. Finished ones are kept: rerun to go on")
 
 
 async def _result(future: asyncio.Future[Played], services: ServiceGroup) -> Played:

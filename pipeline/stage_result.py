@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ops.atomic import atomic_write
+from verl_ext.artefacts import announce
 
 RESULT = "result.json"
 
@@ -39,6 +40,7 @@ def write_result(
         "figures": dict(figures),
     }
     atomic_write(folder / RESULT, json.dumps(record, indent=1))
+    announce(folder / RESULT)
 
 
 def read_result(folder: Path) -> StageResult | None:

@@ -36,13 +36,22 @@ from pipeline.checks import load_chat_tokenizer
 from pipeline.compose import resolve, write_resolved
 from pipeline.export import export_policy
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from pipeline.out_of_time import require_time
 from pipeline.preflight import require
-from pipeline.served_model import Failed, check_failed_share, completions_url, play_all, served_agent
+from pipeline.served_model import (
+    LAST_BEGIN_S,
+    Failed,
+    check_failed_share,
+    completions_url,
+    play_all,
+    served_agent,
+)
 from pipeline.stage_result import RESULT, write_result
 from pipeline.stage_services import choose_ports, retrieval_spec, solver_spec
 from pipeline.synthesis_inputs import gate_settings, partition_rows
 from pipeline.synthesis_report import figures, print_report, synthesis_report
 from search.embedders import Embedder, EmbedderSpec
+from verl_ext.artefacts import announce
 from verl_ext.method.prompts import Message
 from verl_ext.method.search_agent import Conversation, SearchAgent
 
@@ -69,8 +78,8 @@ class Sample:
 def run_synthesize(config: DictConfig) -> None:
     """Play what is missing, judge, and write the solver's split, the rejects, the report and the result.
 
-    Raises PreflightFailed before anything starts, ServiceDied or ConversationsFailed when sampling cannot go
-    on, DataError when no prompt gave a pair.
+    Raises PreflightFailed before anything starts, OutOfTime when the stop time comes before all is sampled,
+    ServiceDied or ConversationsFailed when sampling cannot go on, DataError when no prompt gave a pair.
     """
     require(config, "synthesize")
     choose_ports(config)
@@ -162,11 +171,15 @@ def _sample(config: DictConfig, rows: Sequence[Row], tokenizer: Any, journal: Jo
     print(f"{len(rows)} prompts, {total} samples, {len(missing)} of them still to draw, {config.challenger}")
     if not missing:
         return
+    require_time(config.run.name, LAST_BEGIN_S)
     # An old result must not vouch for work that is yet to finish.
     (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
     write_resolved(config)
-    with ServiceGroup([retrieval_spec(config), solver_spec(config, SERVICE)]) as services:
-        failed = asyncio.run(play_samples(config, tokenizer, missing, journal, services))
+    try:
+        with ServiceGroup([retrieval_spec(config), solver_spec(config, SERVICE)]) as services:
+            failed = asyncio.run(play_samples(config, tokenizer, missing, journal, services))
+    finally:
+        announce(journal.path)
     for reason, times in Counter(failure.reason for failure in failed).most_common(3):
         print(f"failed {times} times, to be tried again by the next run: {reason}")
 
@@ -231,6 +244,8 @@ def _select(
     print_report(report, config.run.name)
     outputs = {"train": split.train_path, "val": split.val_path, "rejects": folder / REJECTS}
     written = {name: path for name, path in outputs.items() if path is not None}
+    for path in (*written.values(), folder / REPORT):
+        announce(path)
     write_result(config, written, report["tokens_in"] + report["tokens_out"], figures(report))
 
 

@@ -1,7 +1,8 @@
 """What the two training stages share: settle → services → veRL → summary → result.
 
 veRL runs as a child on the resolved config; it resumes by its own mechanism, once the run's folder has been
-put in order after a kill (`verl_ext.checkpoints`).
+put in order after a kill (`verl_ext.checkpoints`). A trainer that runs out of time ends well, with a note in
+the run's folder (`verl_ext.stop_time`); here that becomes the stage's OutOfTime.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ops.events import EVENTS_FILE, EventLog
+from ops.events import EVENTS_FILE, OUT_OF_TIME, EventLog
 from ops.lock import HeldLock
 from ops.logs import say
 from ops.process import Command
@@ -21,18 +22,23 @@ from ops.services import ServiceGroup, ServiceSpec
 from ops.supervisor import Stalled, run_supervised
 from pipeline.compose import RESOLVED, write_resolved
 from pipeline.flow import flow_monitor
+from pipeline.out_of_time import OutOfTime, require_time
 from pipeline.stage_result import write_result
 from pipeline.stage_services import process_env
 from pipeline.summary import metrics_path, print_summary, read_metrics, spent_tokens, summarise
 from pipeline.watch import FLIGHT, PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
+from verl_ext.stop_time import NOTE, take_note
+
+START_S = 60.0
+"""With less than this left, services and trainer are not started: they would not come to a first step."""
 
 
 def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
     """Bring a run to `trainer.total_training_steps`, its last validation included; nothing when it is there.
 
-    `config` is resolved and checked. Raises AlreadyRunning when another process is at this run, ServiceDied
-    or ChildFailed when a part of the run ends.
+    `config` is resolved and checked. Raises AlreadyRunning when another process is at this run, OutOfTime
+    when the stop time ends it at a checkpoint, ServiceDied or ChildFailed when a part of the run ends.
     """
     folder, steps = Path(config.run.dir), config.trainer.total_training_steps
     with HeldLock(folder / "lock"):
@@ -42,6 +48,7 @@ def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
         if resumes and saved_step(folder) >= steps and not config.trainer.val_only:
             print(f"{folder} has all its {steps} steps: nothing to train; a new run needs another run.name")
             return
+        require_time(config.run.name, START_S)
         write_resolved(config)
         events = EventLog(folder / "logs" / EVENTS_FILE)
         with ServiceGroup(services, events=events) as group:
@@ -56,6 +63,7 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
             # A restarted trainer counts anew, so each start has a monitor of its own.
             with flow_monitor(config):
                 run_supervised(_trainer(config, folder), services, plan=watch_plan(config))
+            _raise_if_out_of_time(config, folder, services)
             return
         except Stalled as stalled:
             if not left:
@@ -64,9 +72,21 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
                 "watchdog",
                 f"{stalled.summary}; starting again from the last checkpoint, {left - 1} times more",
             )
+        require_time(config.run.name, START_S)
         _tidy(folder)
         _plan_validation(config, folder)
         write_resolved(config)
+
+
+def _raise_if_out_of_time(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
+    """Raise OutOfTime where the trainer has left a note that it ended for that."""
+    if (note := take_note(folder)) is None:
+        return
+    told = f"out of time after step {note.step} of {config.trainer.total_training_steps}: {note.why}"
+    services.events.add(OUT_OF_TIME, "trainer", told, step=note.step)
+    anew = config.trainer.resume_mode == "disable"
+    advice = "trainer.resume_mode=disable, so a rerun starts anew" if anew else "rerun to go on"
+    raise OutOfTime(f"{told}; {advice}")
 
 
 def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
@@ -86,6 +106,8 @@ def _tidy(folder: Path) -> None:
         say("checkpoints", line)
     for partial in (folder / "dumps").glob("*.partial"):
         partial.unlink()
+    for note in folder.glob(f"{NOTE}*"):
+        note.unlink()
     for old in (folder / PROGRESS).glob("*.json"):
         old.unlink()
     # torch opens its dumps and pipes there and makes no folder.

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 Phase = Literal[
-    "start-up", "rollout", "log-probs", "advantage", "update", "save", "weight-sync", "validation", "done"
+    "start-up",
+    "rollout",
+    "log-probs",
+    "advantage",
+    "update",
+    "save",
+    "weight-sync",
+    "validation",
+    "out-of-time",
+    "done",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What all our trainers add to veRL's: heartbeats, honest accounting, safe checkpoints, collapse alarms.
+"""What our trainers add to veRL's: heartbeats, honest accounting, safe checkpoints, alarms, an end in time.
 
 A mixin that overrides hooks of veRL's `PPOTrainer` and nothing else, so any of its V1 modes can carry it
 (veRL 0.9.1). How rewards become advantages is the subclass's matter (`verl_ext.trainers`).
@@ -16,8 +16,10 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer
+from verl.utils.debug import marked_timer
 
-from verl_ext.checkpoints import prune_checkpoints
+from verl_ext.artefacts import announce
+from verl_ext.checkpoints import prune_checkpoints, saved_step, step_folder
 from verl_ext.collapse import CollapseWatch, collapse_metrics
 from verl_ext.flow_counters import ObservedBuffer, counters_of
 from verl_ext.heartbeat import Heartbeat
@@ -29,6 +31,7 @@ from verl_ext.step_metrics import (
     validation_metrics,
 )
 from verl_ext.step_rows import StepRow, read_log_probs, read_rows
+from verl_ext.stop_time import Note, Pace, seconds_left, told_left, write_note
 
 
 class TooManyFailures(RuntimeError):
@@ -40,6 +43,10 @@ class ObservedTrainer(PPOTrainer):
 
     base_mode: str
     """veRL's own name of the mode, which its base classes branch on."""
+    _out_of_time: str | None = None
+    """Why the run ends after this step; None as long as it goes on."""
+    _saved: int | None = None
+    """The step of this start's last checkpoint."""
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -50,6 +57,7 @@ class ObservedTrainer(PPOTrainer):
         self._heartbeat = Heartbeat(Path(config.run.dir) / "heartbeats.jsonl")
         self._heartbeat.beat(0, "start-up")
         self._collapse_watch = CollapseWatch()
+        self._pace = Pace()
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -99,6 +107,8 @@ class ObservedTrainer(PPOTrainer):
         try:
             with self._flow.watched(self.config.flow.every_s):
                 super().fit(agent_loop_manager)
+            if self._out_of_time:
+                write_note(Path(self.config.run.dir), Note(self.total_training_steps, self._out_of_time))
         finally:
             self._heartbeat.beat(self.global_steps, "done")
 
@@ -127,18 +137,64 @@ class ObservedTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         self._heartbeat.beat(self.global_steps, "save")
         folder, keep = Path(self.config.trainer.default_local_dir), self._checkpoints_to_keep
-        # Room for the new one first, but never without a whole one.
-        prune_checkpoints(folder, max(keep - 1, 1) if keep else None)
-        super()._save_checkpoint()
-        prune_checkpoints(folder, keep)
+        with self._pace.apart("save"):
+            # Room for the new one first, but never without a whole one.
+            prune_checkpoints(folder, max(keep - 1, 1) if keep else None)
+            super()._save_checkpoint()
+            prune_checkpoints(folder, keep)
+        self._saved = self.global_steps
+        if saved_step(folder) == self._saved:
+            announce(step_folder(folder, self._saved))
 
     def on_step_end(self) -> None:  # noqa: D102
+        self._save_if_out_of_time()
         self._heartbeat.beat(self.global_steps, "weight-sync")
         super().on_step_end()
 
     def on_validate_begin(self) -> None:  # noqa: D102
-        self._heartbeat.beat(self.global_steps, "validation")
-        super().on_validate_begin()
+        if self._out_of_time is None:
+            self._heartbeat.beat(self.global_steps, "validation")
+            super().on_validate_begin()
+
+    def _validate(self) -> dict[str, float]:
+        """veRL's; nothing when the time is out, and the next start makes up for it."""
+        if self._out_of_time is not None:
+            return {}
+        with self._pace.apart("validation"):
+            return super()._validate()
+
+    # Stop time ----------------------------------------------------------------------------------------------
+
+    def on_train_begin(self) -> None:  # noqa: D102
+        # However little time is left, the first step is begun: nobody knows what it takes, and a run that is
+        # started again and again must get on.
+        if (left := seconds_left()) <= 0:
+            self._out_of_time = f"{told_left(left)} when the first step was to begin"
+            self._end_after(self.global_steps - 1)
+            return
+        self._pace.begin_step()
+        super().on_train_begin()
+
+    def _save_if_out_of_time(self) -> None:
+        """Decide whether another step fits; when none does, save this one unless veRL has just done so.
+
+        Before the weights are synchronised, as veRL itself saves: a GPU has room for a save while the rollout
+        engine sleeps.
+        """
+        self._pace.end_step()
+        trainer, step = self.config.trainer, self.global_steps
+        if step >= self.total_training_steps:
+            return
+        self._out_of_time = self._pace.reason_to_stop(trainer.test_freq > 0 and step % trainer.test_freq == 0)
+        if self._out_of_time and self._saved != step:
+            with marked_timer("save_checkpoint", self.timing_raw, color="green"):
+                self._save_checkpoint()
+
+    def _end_after(self, step: int) -> None:
+        """Let veRL's loop end after `step` as after a last one: the trackers and Ray shut down in order."""
+        print(f"step {step} is the last of this start: {self._out_of_time}", flush=True)
+        self._heartbeat.beat(step, "out-of-time")
+        self.total_training_steps = step
 
     # Accounting ---------------------------------------------------------------------------------------------
 
@@ -186,6 +242,8 @@ class ObservedTrainer(PPOTrainer):
         print(progress_line(metrics, global_steps, self.total_training_steps), flush=True)
         for alarm in alarms:
             print(f"step {global_steps}: {alarm}", flush=True)
+        if self._out_of_time:
+            self._end_after(global_steps)
 
     def _val_metrics_update(
         self,
@@ -240,6 +298,7 @@ class ObservedTrainer(PPOTrainer):
             file.flush()
             os.fsync(file.fileno())
         partial.rename(target)
+        announce(target)
 
 
 def _dump_record(row: StepRow, step: int) -> dict[str, Any]:
