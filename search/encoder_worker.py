@@ -63,10 +63,9 @@ class Vectors(msgspec.Struct, tag=True):
 
 
 class Failure(msgspec.Struct, tag=True):
-    """Why there is no answer, in one line; `embedder` when the model could not be loaded."""
+    """Why there is no answer, in one line."""
 
     reason: str
-    embedder: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -143,7 +142,11 @@ def main() -> int:
         try:
             embedder = _load(order)
         except EmbedderError as error:
-            link.sendall(pack(Failure(str(error), embedder=True)))
+            link.sendall(pack(Failure(str(error))))
+            return 2
+        except Exception as error:  # torch has no common kind for a device that is not there or has no memory
+            reason = f"embedder {order.spec['name']!r} could not be loaded: {_one_line(error)}"
+            link.sendall(pack(Failure(reason)))
             return 2
         link.sendall(pack(_describe(embedder)))
         for job in messages:
@@ -203,8 +206,12 @@ def _answer(embedder: Embedder, job: Job) -> Vectors | Failure:
                 embedder.encode_passages(texts) if job.passages else embedder.encode_queries(texts)
             )
     except Exception as error:  # a text or a device that fails: the server tells which, by asking again
-        return Failure(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return Failure(_one_line(error))
     return Vectors(vectors.tobytes())
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ from search.metrics import Metrics
 HUNG_S = 120.0
 """A batch that takes longer than this means a device that hangs: the process is killed and replaced."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_POLL_S = 0.02
+_END_S = 1.0
+"""How long the end of killed processes is waited for when the pool closes."""
 
 log = logging.getLogger(__name__)
 
@@ -86,23 +89,30 @@ class _Replica:
 
     def __init__(self, number: int, lost: Callable[["_Replica"], None]) -> None:
         self.number = number
-        self._lost = lost
         self.ready = False
+        self._link = _Link(lambda: lost(self))
+        self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, spec: EmbedderSpec, threads: int) -> Description:
-        """Start the process and load the model; raises EmbedderError, or EncoderDied if it ends meanwhile."""
+        """Start the process and load the model.
+
+        Raises EmbedderError, EncoderDied if the process ends meanwhile, OSError if there is none to have.
+        """
         ours, theirs = socket.socketpair()
-        with theirs:
-            # Not from a thread: the kernel's parent-death signal follows the thread that started the child.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "search.encoder_worker"],
-                stdin=theirs.fileno(),
-                # The tokenizer's threads, one a core, would get in the way of the other replicas.
-                env={"TOKENIZERS_PARALLELISM": "false", **os.environ},
-            )
-        ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-        _, self._link = await loop.create_unix_connection(lambda: _Link(lambda: self._lost(self)), sock=ours)
+        try:
+            with theirs:
+                # Not from a thread: the kernel's parent-death signal follows the thread that starts it.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "search.encoder_worker"],
+                    stdin=theirs.fileno(),
+                    # The tokenizer's threads, one a core, would get in the way of the other replicas.
+                    env={"TOKENIZERS_PARALLELISM": "false", **os.environ},
+                )
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
+        except BaseException:
+            ours.close()
+            raise
         answer = await self._link.ask(Order(asdict(spec), self.number, threads, os.getpid()))
         if isinstance(answer, Failure):
             raise EmbedderError(answer.reason)
@@ -123,11 +133,17 @@ class _Replica:
         assert isinstance(answer, Vectors)
         return answer.rows
 
-    def end(self) -> int:
-        """Kill the process if it lives, and return how it ended (blocks for the moment that takes)."""
+    async def end(self) -> int | None:
+        """Kill the process if it lives, and return how it ended; None if there never was one."""
+        self.ready = False
         self._link.close()
+        if self._process is None:
+            return None
         self._process.kill()
-        return self._process.wait()
+        # Not `wait`, which would stop the event loop while a device driver keeps the process from dying.
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(_POLL_S)
+        return code
 
 
 class EncoderPool:
@@ -161,6 +177,9 @@ class EncoderPool:
                 f"the encoder process of {self.spec.name!r} died while it loaded the model: "
                 "its last words are above; out of memory is the usual reason"
             ) from None
+        except OSError as error:
+            await self._stop(starts)
+            raise EmbedderError(f"no encoder process can be started ({error})") from error
         except BaseException:  # also a cancellation: no process may stay
             await self._stop(starts)
             raise
@@ -188,7 +207,11 @@ class EncoderPool:
     async def _start(self, number: int) -> Description:
         replica = _Replica(number, self._on_lost)
         self._replicas.add(replica)
-        description = await replica.start(self.spec, self._threads)
+        try:
+            description = await replica.start(self.spec, self._threads)
+        except Exception:  # a cancellation comes from `_stop`, which ends all that are left
+            await self._end(replica)
+            raise
         self._idle.append(replica)
         self.on_ready()
         return description
@@ -196,25 +219,22 @@ class EncoderPool:
     def _on_lost(self, replica: _Replica) -> None:
         """Called once for each replica whose socket has closed."""
         was_ready, replica.ready = replica.ready, False
-        self._replicas.discard(replica)
         if replica in self._idle:
             self._idle.remove(replica)
-        if self._closing:
-            replica.end()
-        elif was_ready:  # one that never was ready is the business of who starts it
+        if was_ready and not self._closing:  # one that never was ready is the business of who starts it
             task = asyncio.create_task(self._replace(replica))
             self._restarts.add(task)
             task.add_done_callback(self._restarts.discard)
 
     async def _replace(self, replica: _Replica) -> None:
-        code = replica.end()
         self._metrics.encoder_restarts.inc()
-        log.error("encoder %d died (exit code %d): starting another", replica.number, code)
+        code = await self._end(replica)
+        log.error("encoder %d died (exit code %s): starting another", replica.number, code)
         pause, started = _FIRST_PAUSE_S, time.monotonic()
         while True:
             try:
                 await self._start(replica.number)
-            except (EncoderDied, EmbedderError) as error:
+            except (EncoderDied, EmbedderError, OSError) as error:
                 reason = str(error) or "it died while it loaded the model"
                 log.error("encoder %d does not start: %s; again in %g s", replica.number, reason, pause)
                 await asyncio.sleep(pause)
@@ -229,11 +249,15 @@ class EncoderPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for replica in list(self._replicas):
-            replica.ready = False
-            replica.end()
-        self._replicas.clear()
         self._idle.clear()
+        ends = [asyncio.create_task(self._end(replica)) for replica in self._replicas]
+        if ends:
+            await asyncio.wait(ends, timeout=_END_S)
+
+    async def _end(self, replica: _Replica) -> int | None:
+        code = await replica.end()
+        self._replicas.discard(replica)
+        return code
 
 
 class PooledEmbedder:
@@ -249,5 +273,11 @@ class PooledEmbedder:
         self.prefixes = Prefixes(described.query_prefix, described.passage_prefix)
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """Return unit vectors of the passages."""
-        return asyncio.run_coroutine_threadsafe(self._pool.encode(texts, passages=True), self._loop).result()
+        """Return unit vectors of the passages; raises EmbedderError if there are none."""
+        try:
+            return asyncio.run_coroutine_threadsafe(
+                self._pool.encode(texts, passages=True), self._loop
+            ).result()
+        except (EncoderDied, EncodeFailed) as error:
+            reason = str(error) or "its process died"
+            raise EmbedderError(f"embedder {self.name!r} cannot embed a passage: {reason}") from error

@@ -47,7 +47,7 @@ from search.chunking import Chunk, Chunker, Chunking
 from search.corpus import Corpus, CorpusError, Document
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, Embedder, EmbedderError, EmbedderSpec
 from search.ledger import Changes, Ledger, Survey, read_wanted, survey
-from search.staging import recover, work_folder
+from search.staging import recover, sole_writer, work_folder
 from search.store import BEING_WRITTEN, ChromaPlace, CollectionInfo, StoreError
 from search.target import Collection, Contents, Embedded, IndexSettings, shown, write_folder, write_server
 
@@ -114,8 +114,8 @@ def build_index(
     full.
     """
     started = time.monotonic()
-    target = Collection(ChromaPlace.parse(chroma_path), collection)
-    with _workshop(target.place) as folder:
+    target = Collection(_resolved(ChromaPlace.parse(chroma_path)), collection)
+    with _workshop(target) as folder:
         # Where others embed, the model is here for its tokenizer only.
         encoder = Embedder(embedder if workers == 1 else changed(embedder, device="cpu"))
         build = _Build(
@@ -132,14 +132,20 @@ def build_index(
             ) from error
 
 
+def _resolved(place: ChromaPlace) -> ChromaPlace:
+    """Where a folder really lies: what is built beside a link to it could not take its place."""
+    return changed(place, folder=place.folder.resolve()) if place.folder else place
+
+
 @contextmanager
-def _workshop(place: ChromaPlace) -> Iterator[Path]:
+def _workshop(target: Collection) -> Iterator[Path]:
     """Yield the folder to work in: beside a folder and lasting, since a killed run's work is in it.
 
     It is removed when the work is done, or has not come to embedding. A server holds itself what was done.
     """
+    place = target.place
     if place.folder is None:
-        with tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
+        with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
             yield Path(temporary)
         return
     with work_folder(place.folder) as folder:
@@ -182,10 +188,12 @@ class _Build:
             info = CollectionInfo.from_metadata(there)
             if info and settings.built(there or {}) and info.version == settings.version(surveyed):
                 return IndexReport(info, False, surveyed.duplicates, time.monotonic() - started)
+            # What may refuse comes first: what an earlier run embedded is dropped only to be replaced.
+            changes, update = self._compare(ledger, there, settings, surveyed, replace)
+            chunker = Chunker(self.encoder, self.chunking)
             if dropped := ledger.settle(settings.identity()):
                 print(f"dropped {dropped} chunks that a run with another model or chunk size had embedded")
-            changes, update = self._compare(ledger, there, settings, surveyed, replace)
-            self._split(ledger)
+            self._split(ledger, chunker)
             resumed = ledger.vector_count()
             chunks = ledger.chunk_count()
             contents = Contents(ledger, settings, surveyed, chunks + ledger.kept_chunk_count(), update)
@@ -231,12 +239,11 @@ class _Build:
         ledger.keep_none()
         return NO_CHANGES, False
 
-    def _split(self, ledger: Ledger) -> None:
+    def _split(self, ledger: Ledger, chunker: Chunker) -> None:
         """Split the documents that are not in the ledger yet; one at a time is in memory."""
         wanted, dropped = ledger.want()
         if dropped:
             print(f"dropped {dropped} chunks that a run that was cut off had embedded of other documents")
-        chunker = Chunker(self.encoder, self.chunking)
         documents = read_wanted(self.corpus, ledger)
         with tqdm(total=wanted, desc="splitting", unit=" docs", mininterval=1.0, delay=1.0) as progress:
 

@@ -125,7 +125,7 @@ class Ledger:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
-        with self._transaction():
+        with self.transaction():
             if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone():
                 self._run_script(LASTING_SCHEMA)
             for table in RUN_TABLES:
@@ -145,19 +145,13 @@ class Ledger:
         if found == (wanted,):
             return 0
         dropped = self.vector_count()
-        with self._transaction():
+        with self.transaction():
             for table in ("settings", "chunks", "vectors"):
                 self._db.execute(f"DELETE FROM {table}")
             self._db.execute("INSERT INTO settings VALUES (?)", (wanted,))
         return dropped
 
     # --- the corpus ---
-
-    @contextmanager
-    def surveying(self) -> Iterator[None]:
-        """One transaction around a whole survey."""
-        with self._transaction():
-            yield
 
     def add_source(self, position: int, document: Document, digest: str) -> tuple[int, str] | None:
         """Note a document; return position and digest of an earlier one of the same id, if there is one."""
@@ -175,12 +169,12 @@ class Ledger:
 
     def add_present(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> None:
         """Note chunks that are there: id, document, digest, number of the document's chunks."""
-        with self._transaction():
+        with self.transaction():
             self._db.executemany("INSERT INTO present VALUES (?, ?, ?, ?)", chunks)
 
     def compare(self) -> Changes:
         """Find the documents that stay as they are: of the same digest, with all their chunks."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute(
                 "INSERT INTO kept SELECT s.id FROM source s JOIN present p ON p.document = s.id AND "
                 "p.digest = s.digest GROUP BY s.id HAVING count(*) = max(p.places)"
@@ -196,7 +190,7 @@ class Ledger:
 
     def keep_none(self) -> None:
         """Forget what is there: everything is to be written."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute("DELETE FROM kept")
             self._db.execute("DELETE FROM present")
 
@@ -219,7 +213,7 @@ class Ledger:
 
         Returns how many documents are to be split, and how many vectors were dropped.
         """
-        with self._transaction():
+        with self.transaction():
             self._db.execute(
                 "DELETE FROM chunks WHERE document IN (SELECT document FROM kept) OR NOT EXISTS "
                 "(SELECT 1 FROM source s WHERE s.id = chunks.document AND s.digest = chunks.digest)"
@@ -245,7 +239,7 @@ class Ledger:
             for document, digest, chunks in documents
             for chunk in chunks
         )
-        with self._transaction():
+        with self.transaction():
             self._db.executemany(
                 "INSERT INTO chunks (document, digest, place, places, id, title, text) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -268,7 +262,7 @@ class Ledger:
                 size += chunks
                 yield document, unit, position
 
-        with self._transaction():
+        with self.transaction():
             self._db.execute("DELETE FROM units")
             self._db.executemany("INSERT INTO units VALUES (?, ?, ?)", numbered())
         return unit + 1 if size else 0
@@ -290,7 +284,7 @@ class Ledger:
         pairs = (
             (row.number, vector.astype("<f4").tobytes()) for row, vector in zip(rows, vectors, strict=True)
         )
-        with self._transaction():
+        with self.transaction():
             self._db.executemany("INSERT INTO vectors VALUES (?, ?)", pairs)
 
     def embedded(self, unit: int) -> tuple[list[Row], np.ndarray]:
@@ -319,7 +313,8 @@ class Ledger:
             self._db.execute(statement)
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
+        """Keep all that is written inside, or nothing if it fails."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -336,7 +331,7 @@ _ROW = "c.number, c.id, c.title, c.text, c.document, c.digest, c.place, c.places
 def survey(corpus: Corpus, ledger: Ledger) -> Survey:
     """Read a whole corpus; raises CorpusError if it is empty, has a bad record or an id twice."""
     total = documents = duplicates = 0
-    with ledger.surveying():
+    with ledger.transaction():
         for number, document in tqdm(corpus.read(), desc="reading", unit=" docs", mininterval=1.0, delay=1.0):
             digest = document.digest()
             earlier = ledger.add_source(number, document, digest.hex())

@@ -10,6 +10,7 @@ where nobody else can read it: over TLS, or within this machine.
 
 import ipaddress
 import os
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ _WRITE_TIMEOUT_S = 120.0
 
 class StoreError(Exception):
     """A Chroma or a collection that cannot be used as asked, and what to do about it."""
+
+
+class StoreAway(StoreError):
+    """A Chroma that is not there or does not answer just now: the same address may work later."""
 
 
 class StoreUnavailable(Exception):
@@ -100,7 +105,9 @@ _BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma C
 
 @contextmanager
 def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[ClientAPI]:
-    """Open a Chroma, release it afterwards; raises StoreError for one that is not there, damaged or lost.
+    """Open a Chroma, release it afterwards; raises StoreError for one that cannot be used as asked.
+
+    It is StoreAway for one that is not there, damaged or lost on the way.
 
     `create` is for writing: a folder is made where there is none, and calls to a server may take longer.
     """
@@ -110,7 +117,9 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
             _folder_client(place.folder, create) if place.folder else _server_client(place, create) as client
         ):
             yield client
-    except (ChromaError, httpx.HTTPError) as error:
+    except httpx.HTTPError as error:
+        raise StoreAway(f"Chroma at {place} failed: {plain(error)}") from error
+    except ChromaError as error:
         raise StoreError(f"Chroma at {place} failed: {plain(error)}") from error
 
 
@@ -120,9 +129,9 @@ def _folder_client(folder: Path, create: bool) -> Iterator[ClientAPI]:
         try:
             check_files(folder)
         except FilesDamaged as error:
-            raise StoreError(f"the Chroma folder {folder} is damaged: {error}. Build it again") from error
+            raise StoreAway(f"the Chroma folder {folder} is damaged: {error}. Build it again") from error
     elif not create:
-        raise StoreError(
+        raise StoreAway(
             f"no Chroma folder at {folder}: build one with `python -m search.index --chroma-path {folder} …`"
         )
     settings = Settings(anonymized_telemetry=False)
@@ -134,6 +143,8 @@ def _folder_client(folder: Path, create: bool) -> Iterator[ClientAPI]:
 def _server_client(place: ChromaPlace, create: bool) -> Iterator[ClientAPI]:
     timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     headers = request_headers(place)
+    if _is_loopback(place.host):
+        _spare_the_proxy(place.host)
     _check_server(place, headers, timeout)
     try:
         client = chromadb.HttpClient(
@@ -168,15 +179,24 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
+def _spare_the_proxy(host: str) -> None:
+    """Exempt a host within this machine from the environment's proxy, which would be sent the API key.
+
+    Chroma's client goes by the environment and has no setting for it.
+    """
+    spared = urllib.request.getproxies_environment().get("no", "")
+    if host not in (name.strip() for name in spared.split(",")):
+        # In small letters, which go before capitals.
+        os.environ["no_proxy"] = f"{spared},{host}" if spared else host
+
+
 def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
     """Raise StoreError unless a Chroma with the database answers in time, for which its client would wait."""
     path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
     try:
-        answer = httpx.get(
-            place.url + path, headers=headers, timeout=timeout, trust_env=not _is_loopback(place.host)
-        )
+        answer = httpx.get(place.url + path, headers=headers, timeout=timeout)
     except httpx.HTTPError as error:
-        raise StoreError(
+        raise StoreAway(
             f"no Chroma server answers at {place} ({plain(error)}): start one (`chroma run --path … "
             f"--port {place.port}`), or correct the address"
         ) from error
@@ -189,6 +209,8 @@ def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Ti
             f"the Chroma server at {place} has no database {place.database!r} of a tenant {place.tenant!r}: "
             "make it there, or correct the address"
         )
+    if answer.status_code == 429 or answer.status_code >= 500:
+        raise StoreAway(f"the Chroma server at {place} is not ready: it answered HTTP {answer.status_code}")
     if answer.status_code != 200:
         raise StoreError(
             f"{place} is no Chroma server, or not one of version 1: it answered HTTP {answer.status_code}"

@@ -12,21 +12,28 @@ processes that hold the model), `search.store` (Chroma).
   and single flight off; `--access-log` writes a line of JSON a request to stdout.
 * A bearer token is asked for if RETRIEVAL_TOKEN is set in the environment; not a flag, because anyone on the
   machine can read a command line.
-* It refuses to start, with exit code 2 and one line, if the embedder does not fit the collection or the port
-  is taken.
+* It refuses to start, with exit code 2 and one line, if the embedder does not fit the collection, the port
+  is taken, or anything else is in the way. For an index that is away (a folder that is not there or is
+  damaged, a Chroma server that does not answer) it waits, `INDEX_WAIT_S` seconds at most, and says so: a
+  supervisor that starts it again meanwhile must not take that for a failure.
 * It serves the version of the collection that it was started with. A collection that is replaced meanwhile
   gives 503 until the server is started again: model, cache and the run's records are about that version.
 * SIGTERM drains it: new requests get 503, what is under way is answered, for `DRAIN_S` seconds at most, then
-  it ends with exit code 0.
+  it ends with exit code 0, also when an encoder or the index hangs.
+* DRZERO_LOG_LEVEL is the least level of the lines on stderr (INFO); with DEBUG a refusal has its traceback.
 """
 
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from types import FrameType
 from typing import cast
 
@@ -39,12 +46,18 @@ from search.batching import BatchLimits
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.encoders import EncoderPool, PooledEmbedder
 from search.metrics import Metrics
+from search.place import plain
 from search.service import Retrieval, ServiceLimits
-from search.store import Store, StoreError, StoreUnavailable, open_collection
+from search.store import ChromaPlace, Store, StoreAway, StoreError, StoreUnavailable
 from search.wire import TOKEN_VARIABLE, read_token
 
 DRAIN_S = 7.0
 """Less than the ten seconds between SIGTERM and SIGKILL that supervisors usually leave."""
+EXIT_S = 9.0
+"""From the signal to the end of the process, whatever hangs in a thread or a device."""
+INDEX_WAIT_S = 300.0
+_LOOK_EVERY_S = 1.0
+_BACKLOG = 2048
 # Clients keep their connections over the pauses of a training step; closing one under a request is an error.
 _KEEP_ALIVE_S = 75
 
@@ -62,6 +75,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop accepting; called by the signal."""
         super().handle_exit(sig, frame)
+        _exit_in_time()
         self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
@@ -76,13 +90,58 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # OverflowError: a port beyond 65535
         listener.close()
-        raise StoreError(
-            f"cannot listen on {host} port {port} ({error.strerror}): "
-            "stop what uses it, or choose another with --port"
-        ) from error
+        raise _no_port(host, port, error) from error
     return listener
+
+
+def _listen(listener: socket.socket) -> None:
+    """Accept connections; raises StoreError if another server that started with us was faster."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        host, port, *_ = listener.getsockname()
+        raise _no_port(host, port, error) from error
+
+
+def _no_port(host: str, port: int, error: Exception) -> StoreError:
+    reason = getattr(error, "strerror", None) or error
+    return StoreError(
+        f"cannot listen on {host} port {port} ({reason}): stop what uses it, or choose another with --port"
+    )
+
+
+def wait_for_store(chroma_path: str, collection: str, wait_s: float = INDEX_WAIT_S) -> Store:
+    """Open the collection; one in a Chroma that is away is waited for. Raises StoreError."""
+    ends, told = time.monotonic() + wait_s, ""
+    while True:
+        try:
+            return Store(ChromaPlace.parse(chroma_path), collection)
+        except StoreAway as error:
+            if time.monotonic() >= ends:
+                raise
+            if str(error) != told:
+                told = str(error)
+                log.warning("waiting for the index, %g s at most: %s", wait_s, told)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _exit_in_time() -> None:
+    """End this process in `EXIT_S` seconds if it has not ended by then; its encoders end with it."""
+
+    def exit() -> None:
+        print(f"did not end within {EXIT_S:g} s, so something hangs: it is left", file=sys.stderr, flush=True)
+        os._exit(0)
+
+    last = threading.Timer(EXIT_S, exit)
+    last.daemon = True
+    last.start()
+
+
+def _on_early_signal(*_: object) -> None:
+    _exit_in_time()
+    sys.exit(0)
 
 
 async def _serve(args: argparse.Namespace, token: str | None, listener: socket.socket, store: Store) -> None:
@@ -100,7 +159,8 @@ async def _serve(args: argparse.Namespace, token: str | None, listener: socket.s
             )
         config = uvicorn.Config(
             RetrievalApp(retrieval, token, args.access_log),
-            log_level="info",
+            log_level=logging.getLogger("search").level,
+            backlog=_BACKLOG,
             access_log=False,
             lifespan="off",
             http="httptools",
@@ -110,6 +170,7 @@ async def _serve(args: argparse.Namespace, token: str | None, listener: socket.s
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(DRAIN_S) + 1,
         )
+        _listen(listener)
         print(f"serving {store.info.documents} documents of {store.name!r} with {spec.name}", flush=True)
         try:
             await _Server(config, retrieval).serve(sockets=[listener])
@@ -161,22 +222,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         token = read_token()
+        logging.getLogger("search").setLevel(os.environ.get("DRZERO_LOG_LEVEL", "INFO").upper())
     except ValueError as error:
         parser().error(str(error))
     setproctitle("drzero: retrieval")
     logging.basicConfig(format="%(levelname)s:     %(message)s")
-    logging.getLogger("search").setLevel(logging.INFO)
     # Uvicorn takes the signal over while it serves, and raises it again when it has ended in order.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, _on_early_signal)
     try:
         with (
             _bind(args.host, args.port) as listener,
-            open_collection(args.chroma_path, args.collection) as store,
+            closing(wait_for_store(args.chroma_path, args.collection)) as store,
         ):
             uvloop.run(_serve(args, token, listener, store))
-    except (StoreError, StoreUnavailable, EmbedderError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:  # Chroma and the operating system have many kinds; a start has one clear line
+        log.debug("refused", exc_info=True)
+        ours = isinstance(error, (StoreError, StoreUnavailable, EmbedderError))
+        print(f"error: {error if ours else plain(error)}", file=sys.stderr)
         return 2
     return 0
 

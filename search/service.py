@@ -15,10 +15,9 @@ import numpy as np
 
 from search.batching import Batcher, BatchLimits, Encoders, QueueFull, Unavailable
 from search.cache import Flight, ResultCache, SingleFlight, fold
+from search.encoder_worker import CANARY
 from search.metrics import Metrics
 from search.store import Store
-
-CANARY = "canary"
 
 
 class Hits(NamedTuple):
@@ -83,10 +82,18 @@ class Retrieval:
         self.metrics.queries.inc(len(queries))
         if self.limits.cache_bytes:
             return await self._search_cached(queries, topk)
-        self._check_room(len(queries))
+        self.check_room(len(queries))
         flights = self._submit(queries, topk)
         await self._wait(flights)
         return [flight.future.result() for flight in flights]
+
+    def check_room(self, count: int) -> None:
+        """Raise QueueFull, and count it, unless so many queries fit into the queue."""
+        try:
+            self.batcher.check_room(count)
+        except QueueFull:
+            self.metrics.rejected.inc()
+            raise
 
     async def check(self) -> None:
         """Answer a canary query, past cache and queue; raises what queries get. Callers share one."""
@@ -118,7 +125,7 @@ class Retrieval:
         self.metrics.joins.inc(len(flights))
         if new:
             try:
-                self._check_room(len(new))
+                self.check_room(len(new))
             except QueueFull:
                 for flight in flights.values():
                     flight.leave()
@@ -127,13 +134,6 @@ class Retrieval:
                 self._flights.add(key, topk, flight)
                 flights[key] = flight
         return flights
-
-    def _check_room(self, count: int) -> None:
-        try:
-            self.batcher.check_room(count)
-        except QueueFull:
-            self.metrics.rejected.inc()
-            raise
 
     def _submit(self, queries: Sequence[str], topk: int) -> list[Flight[Hits]]:
         batcher = self.batcher

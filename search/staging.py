@@ -6,8 +6,10 @@ empties (`staging_folder`) or goes on with (`work_folder`). One that dies betwee
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +22,12 @@ def _sibling(target: Path, role: str) -> Path:
 
 
 def recover(target: Path) -> None:
-    """Put back the folder that an interrupted `publish` had moved aside; remove it where it is replaced."""
+    """Put back the folder that an interrupted `publish` had moved aside; remove it where it is replaced.
+
+    An empty folder replaces nothing: somebody has made it since.
+    """
     previous = _sibling(target, "previous")
-    if previous.exists() and not target.exists():
+    if previous.exists() and not (target.exists() and any(target.iterdir())):
         previous.rename(target)
     shutil.rmtree(previous, ignore_errors=True)
 
@@ -64,18 +69,34 @@ def _lock(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            target = folder.with_name(folder.name.removeprefix(".").removesuffix(".building"))
+            _lock_handle(handle, str(target))
             # The last holder may have removed or renamed it between the two calls above.
             if folder.exists() and folder.stat().st_ino == os.fstat(handle).st_ino:
                 return handle
-        except BlockingIOError:
-            os.close(handle)
-            target = folder.with_name(folder.name.removeprefix(".").removesuffix(".building"))
-            raise StoreError(f"another build is writing {target} just now: wait for it or stop it") from None
         except BaseException:
             os.close(handle)
             raise
         os.close(handle)
+
+
+@contextmanager
+def sole_writer(what: str) -> Iterator[None]:
+    """Hold a server's collection, which has no folder to lock, against other builds of this user here.
+
+    Raises StoreError if another build has it.
+    """
+    name = f"drzero-index-{os.getuid()}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+    with (Path(tempfile.gettempdir()) / name).open("a") as file:
+        _lock_handle(file.fileno(), what)
+        yield
+
+
+def _lock_handle(handle: int, what: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreError(f"another build is writing {what} just now: wait for it or stop it") from None
 
 
 def publish(folder: Path, target: Path) -> None:

@@ -6,17 +6,16 @@ metadata, the vectors are unit vectors, the distance is cosine.
 
     with open_collection("outputs/corpus/chromadb", "corpus") as store: store.query(embeddings, topk=3)
 
-An open `Store` answers from the collection that was opened, or not at all (`StoreUnavailable`): at each query
-it makes sure that this one is still there and still the same, and it comes back by itself when the collection
-does. One that was replaced by another version is refused until the process is started again, because the
-server's checks, its cache and the run's records are about the version it was started with.
+An open `Store` answers from the collection that was opened, or not at all (`StoreUnavailable`): after each
+query it makes sure that this one is still there and still the same, and it comes back by itself when the
+collection does. One that was replaced by another version is refused until the process is started again,
+because the server's checks, its cache and the run's records are about the version it was started with.
 """
 
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -24,13 +23,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import chromadb
+import httpx
 import numpy as np
 from chromadb.api import ClientAPI
-from chromadb.errors import NotFoundError
+from chromadb.errors import NotFoundError, RateLimitError
 
 from search.chroma_files import DATABASE_FILE, check_files
 from search.embedders import Embedder, model_identity
-from search.place import ChromaPlace, StoreError, StoreUnavailable, connect, plain
+from search.place import ChromaPlace, StoreAway, StoreError, StoreUnavailable, connect, plain
 from search.wire import ScoredPassage, make_passage
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "ChromaPlace",
     "CollectionInfo",
     "Store",
+    "StoreAway",
     "StoreError",
     "StoreUnavailable",
     "collection_names",
@@ -128,13 +129,9 @@ class Store:
         self._opened: _Opened | None = _Opened(place, name)
         self.collection = self._opened.collection
         self.info = self._opened.info
-        # A server is asked beside the query whether the collection is still the same: the wait is one.
-        self._beside = ThreadPoolExecutor(1, "store") if place.folder is None else None
 
     def close(self) -> None:
         """Release the files or connections."""
-        if self._beside is not None:
-            self._beside.shutdown()
         with self._lock:
             self._drop()
 
@@ -155,11 +152,9 @@ class Store:
         ):
             if stored != ours:
                 self._refuse(embedder, what, stored, ours)
-        sample = self.collection.peek(1)
-        metadatas, documents, vectors = sample["metadatas"], sample["documents"], sample["embeddings"]
-        assert metadatas and documents and vectors is not None  # a collection of ours is never empty
-        again = embedder.encode_passages([passage_text(str(metadatas[0]["title"]), documents[0])])[0]
-        cosine = float(np.dot(again, np.asarray(vectors[0], dtype=np.float32)))
+        title, text, stored_vector = self._sample()
+        again = embedder.encode_passages([passage_text(title, text)])[0]
+        cosine = float(np.dot(again, stored_vector))
         if cosine < SAME_VECTOR_COSINE:
             revisions = self.info.revision, embedder.revision
             self._refuse(
@@ -167,6 +162,17 @@ class Store:
                 f"the same text gets another vector (cosine {cosine:.3f}): its revision is",
                 *revisions,
             )
+
+    def _sample(self) -> tuple[str, str, np.ndarray]:
+        """Return title, text and vector of a stored document."""
+        try:
+            found = self.collection.peek(1)
+        except Exception as error:  # as in query
+            raise StoreAway(f"the index at {self.place} failed: {plain(error)}") from error
+        metadatas, documents, vectors = found["metadatas"], found["documents"], found["embeddings"]
+        if not metadatas or not documents or vectors is None or documents[0] is None:
+            raise StoreError(f"collection {self.name!r} in {self.place} lost its documents: build it anew")
+        return str(metadatas[0].get("title", "")), documents[0], np.asarray(vectors[0], dtype=np.float32)
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
         """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
@@ -186,7 +192,8 @@ class Store:
                     return _passages(found, wanted)
                 self._forget(opened)
             except Exception as error:  # Chroma's, httpx's, and bare ones where Chroma knows no better
-                self._forget(opened)
+                if not _is_rate_limit(error):  # another connection would only be more calls
+                    self._forget(opened)
                 raise StoreUnavailable(f"the index at {self.place} failed: {plain(error)}") from error
         raise StoreUnavailable(f"collection {self.name!r} in {self.place} is being replaced")
 
@@ -222,7 +229,6 @@ class Store:
 
     def _ask(self, opened: "_Opened", vectors: np.ndarray, wanted: int) -> Any:
         """Return Chroma's answer; None if the collection was not the opened one all the while."""
-        beside = self._beside.submit(opened.is_same_on_server) if self._beside else None
         try:
             found = opened.collection.query(
                 query_embeddings=vectors,
@@ -231,7 +237,9 @@ class Store:
             )
         except NotFoundError:  # the server has no collection of this id any more
             return None
-        same = beside.result() if beside else not opened.is_moved()
+        # Afterwards: whoever writes marks the collection first, so that one which is unmarked now was not
+        # being changed while it was asked.
+        same = opened.is_same_on_server() if self.place.folder is None else not opened.is_moved()
         return found if same else None
 
     def _forget(self, opened: "_Opened") -> None:
@@ -332,6 +340,13 @@ class _Opened:
         except OSError as error:
             raise StoreError(f"no Chroma folder at {self._place} ({error.strerror})") from error
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _is_rate_limit(error: Exception) -> bool:
+    told = error.__context__
+    return isinstance(error, RateLimitError) or (
+        isinstance(told, httpx.HTTPStatusError) and told.response.status_code == 429
+    )
 
 
 def _passages(found: Any, wanted: int) -> list[list[ScoredPassage]]:

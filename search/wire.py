@@ -8,6 +8,8 @@ import os
 
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 
+MAX_TOPK = 100
+"""The most passages that a query may ask for."""
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
 """Where servers and clients find the bearer token: in the environment, which every process of a run inherits.
 A config key or a flag would put it into the run's files and into the list of processes."""

@@ -59,6 +59,14 @@ def test_a_file_that_is_not_utf8_is_named_with_the_byte(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.parametrize("goal", ["gone", ".", "/proc/self/mem"])  # a dangling link, a folder, a bad disk
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, goal: str) -> None:
+    write(tmp_path, {"notes/a.txt": "A"})
+    (tmp_path / "notes" / "b.txt").symlink_to(goal)
+    with pytest.raises(CorpusError, match=r"notes/b\.txt cannot be read \(.+\): make it readable"):
+        read(tmp_path / "notes")
+
+
 def test_an_empty_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"sub/b\.md: no text"):
         read(write(tmp_path, {"a.txt": "A", "sub/b.md": " \n"}))

@@ -1,5 +1,6 @@
 """Embedders: the vectors are sentence-transformers' own for any kind of model, alone or in any batch."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import BertConfig, BertModel
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from search import embedders
 from search.embedders import (
@@ -43,8 +44,7 @@ def made_model(folder: Path, pooling: str, *, include_prompt: bool = True, dense
     config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
     source = folder / "bert"
     BertModel(config).save_pretrained(source)
-    Embedder(SPEC).tokenizer.save_pretrained(source)
-    assert packaged is not None
+    AutoTokenizer.from_pretrained(packaged).save_pretrained(source)
     modules: list[torch.nn.Module] = [Transformer(str(source)), Pooling(32, pooling, include_prompt)]
     if dense:
         modules.append(Dense(32, 16))
@@ -138,6 +138,52 @@ def test_a_dense_module_computes_in_the_model_s_precision(tmp_path: Path) -> Non
     half = Embedder(EmbedderSpec(str(made), "cpu", "bfloat16")).encode_queries(TEXTS)
     whole = Embedder(EmbedderSpec(str(made), "cpu")).encode_queries(TEXTS)
     assert (half * whole).sum(axis=1).min() > 0.99
+
+
+# --- revision ---
+
+
+@pytest.fixture(scope="module")
+def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_model(tmp_path_factory.mktemp("dense"), "mean", dense=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_another"),
+    [
+        ("model.safetensors", True),
+        ("1_Pooling/config.json", True),
+        ("2_Dense/model.safetensors", True),
+        ("pytorch_model.bin", False),
+        ("onnx/model.bin", False),
+        ("README.md", False),
+    ],
+)
+def test_the_revision_changes_with_what_makes_the_vectors_and_with_nothing_else(
+    dense_model: Path, tmp_path: Path, name: str, is_another: bool
+) -> None:
+    copy = Path(shutil.copytree(dense_model, tmp_path / "model"))
+    (copy / name).parent.mkdir(exist_ok=True)
+    with (copy / name).open("ab") as file:
+        file.write(b" ")
+    revisions = {Embedder(EmbedderSpec(str(folder))).revision for folder in (dense_model, copy)}
+    assert len(revisions) == (2 if is_another else 1)
+
+
+def test_a_model_has_the_same_revision_in_a_folder_and_in_the_hub_cache(
+    dense_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cached, commit = tmp_path / "models--made--up", "0" * 40
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(commit)
+    shutil.copytree(dense_model, cached / "blobs")
+    for path in (cached / "blobs").rglob("*.*"):
+        link = cached / "snapshots" / commit / path.relative_to(cached / "blobs")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)  # as the hub's cache has them
+    names = ("made/up", str(cached / "snapshots" / commit), str(dense_model))
+    assert len({Embedder(EmbedderSpec(name)).revision for name in names}) == 1
 
 
 # --- device and precision ---

@@ -391,6 +391,34 @@ def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path: Path) -> N
     assert (tmp_path / "db" / "file").read_text() == "old"
 
 
+def test_folder_moved_aside_is_put_back_although_an_empty_one_was_made_since(tmp_path: Path) -> None:
+    (tmp_path / ".db.previous").mkdir()
+    (tmp_path / ".db.previous" / "file").write_text("old")
+    (tmp_path / "db").mkdir()
+    recover(tmp_path / "db")
+    assert (tmp_path / "db" / "file").read_text() == "old"
+
+
+def test_a_linked_folder_is_built_and_updated_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "chroma"
+    link.symlink_to(tmp_path / "disk" / "real")
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS[:2]), link, "wiki", SPEC)
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), link, "wiki", SPEC)
+    assert link.is_symlink() and rows(link) == rows(tmp_path / "disk" / "real") == EXPECTED
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
+
+
+def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    with (
+        staging_folder(tmp_path / "real"),
+        pytest.raises(StoreError, match=r"another build is writing .*/real just now"),
+    ):
+        build_index(source, tmp_path / "link", "wiki", SPEC)
+
+
 def test_second_build_of_the_same_folder_at_the_same_time_is_refused(tmp_path: Path) -> None:
     with staging_folder(tmp_path / "db") as folder:
         with pytest.raises(StoreError, match="another build is writing"), staging_folder(tmp_path / "db"):

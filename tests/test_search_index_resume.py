@@ -15,10 +15,11 @@ from chroma_parts import chroma_server
 from conftest import unused_port
 from tiny_embedder import save_tiny_embedder
 
-from search.chunking import Chunking
+from search.chunking import Chunking, ChunkingError
 from search.embedders import Embedder, EmbedderSpec
 from search.index import IndexReport, build_index
 from search.ledger import Ledger
+from search.staging import sole_writer
 from search.store import StoreError, open_collection
 
 # Three units of chunks, of which a kill at the third call finds two complete.
@@ -179,6 +180,31 @@ def test_what_a_killed_run_embedded_under_other_settings_is_dropped_with_a_line(
     report = build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
     assert report.resumed == 0 and report.embedded == report.info.chunks
     assert "chunks that a run with another model or chunk size had embedded" in capsys.readouterr().out
+
+
+def test_a_refused_run_leaves_what_a_killed_one_had_embedded(
+    tmp_path: Path, spec: EmbedderSpec, built: Path
+) -> None:
+    source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
+    target = Path(shutil.copytree(built, tmp_path / "chroma"))
+    kill_in("writing", source, target, spec)
+    with pytest.raises(StoreError, match="--replace"):
+        build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
+    with pytest.raises(ChunkingError, match="too little"):
+        build_index(source, target, "wiki", spec, chunking=Chunking(400, 100), replace=True)
+    assert index(source, target, spec).embedded == 0
+
+
+def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(
+    tmp_path: Path, spec: EmbedderSpec
+) -> None:
+    source = write_corpus(tmp_path / "corpus.jsonl")
+    place = f"http://127.0.0.1:{unused_port()}"
+    with (
+        sole_writer(f"collection 'wiki' in {place}"),
+        pytest.raises(StoreError, match=f"another build is writing collection 'wiki' in {place} just now"),
+    ):
+        index(source, place, spec)
 
 
 def test_a_server_refuses_a_collection_half_written_and_running_again_completes_it(
