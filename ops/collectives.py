@@ -9,6 +9,7 @@ then the class is `device`, and the Flight Recorder's dump has the rest.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,11 +43,11 @@ _CLEAN_UP = {
     "cleanup",
     "clean_up",
     "teardown",
-    "_shutdown",
-    "_run_exitfuncs",
     "__exit__",
     "__del__",
 }
+_INTERPRETER_ENDS = {"_shutdown", "_run_exitfuncs", "_exit_function", "_python_exit"}
+"""The standard library's own; its other functions with names like those above close files and pools."""
 _LOADING = {"from_pretrained", "load_state_dict", "load_checkpoint", "load_model", "safe_open", "load_file"}
 _LOADING_FILES = (
     "torch/_inductor/",
@@ -83,9 +84,8 @@ def place_of(stack: Stack) -> Place:
         return Place("ended", "", "no Python frames")
     site = str(next((frame for frame in frames if not _is_library(frame)), frames[-1]))
     operation = _operation(frames)
-    if any(call(frame) in _CLEAN_UP for frame in frames) and not _only_contexts(frames):
-        name = next(call(frame) for frame in frames if call(frame) in _CLEAN_UP)
-        return Place("clean-up", operation or name, site)
+    if signs := [call(frame) for frame in frames if _cleans_up(frame)]:
+        return Place("clean-up", operation or signs[0], site)
     if any(frame.file.startswith(_PIPELINE_FILES) for frame in frames):
         return Place("pipeline", operation or call(frames[0]), site)
     if any(call(frame) in _GROUP_BEGIN for frame in frames):
@@ -161,10 +161,14 @@ def _is_library(frame: Frame) -> bool:
     return frame.file.startswith(("torch/", "ray/", "threading.py", "queue.py", "selectors.py", "asyncio/"))
 
 
-def _only_contexts(frames: Sequence[Frame]) -> bool:
-    """Whether the only sign of a clean-up is the end of one of torch's own `with` blocks."""
-    signs = [frame for frame in frames if call(frame) in _CLEAN_UP]
-    return all(call(frame) == "__exit__" and _is_library(frame) for frame in signs)
+def _cleans_up(frame: Frame) -> bool:
+    """Whether a call takes something down for good; closing a file or a `with` block of torch does not."""
+    name = call(frame)
+    if name in _INTERPRETER_ENDS:
+        return True
+    if name not in _CLEAN_UP or frame.file.split("/")[0].removesuffix(".py") in sys.stdlib_module_names:
+        return False
+    return name != "__exit__" or not _is_library(frame)
 
 
 def _fewest(places: Sequence[tuple[Stack, Place]]) -> list[Stack]:

@@ -88,6 +88,10 @@ class PhaseClock:
         self._longest = max(self._longest, now - self.last_progress)
         self.last_progress = now
 
+    def forgive(self, seconds: float) -> None:
+        """Nobody could have done anything for so long: the whole machine slept."""
+        self.last_progress += seconds
+
     def silent_s(self, now: float) -> float:
         """Seconds without a sign of progress."""
         return now - self.last_progress

@@ -72,8 +72,11 @@ class OomWatch:
                 record = os.read(self._log, _RECORD)
             except BlockingIOError:  # the end for now
                 return
-            except OSError:  # EPIPE: records were overwritten before they were read; the next one is there
+            except BrokenPipeError:  # records were overwritten before they were read; the next one is there
                 continue
+            except OSError:  # a system that opens it and does not give it
+                self.close()
+                return
             if not record:
                 return
             self._killed.update(int(pid) for pid in _KILLED.findall(record.decode(errors="replace")))

@@ -11,6 +11,7 @@ cause that explains most to the one that explains least; the first that finds ev
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -52,9 +53,11 @@ class Landmarks:
     driver: str = "trainer"
     """The main command."""
     roles: tuple[tuple[str, str], ...] = ()
-    """(pattern of a process title, what the process is called), first match."""
+    """(pattern of a process title, what the process is called, its `{component}` put in), first match."""
     ranks: str = r"\brank \d+"
     """Pattern of the titles of training ranks."""
+    engines: str = r"(?!)"
+    """Pattern of the titles of engines, whose processes wait for one another in collectives when idle."""
     causes: tuple[Cause, ...] = ()
     """Of lines that only this recipe writes."""
     start_phases: frozenset[str] = frozenset({"start-up"})
@@ -64,13 +67,13 @@ class Landmarks:
         """What a process is called, with its component where the title says nothing."""
         for pattern, name in self.roles:
             if re.search(pattern, stack.title):
-                return name
+                return name.format(component=stack.component)
         return stack.component
 
 
 @dataclass(frozen=True)
 class ServiceFact:
-    """A service as the supervision knows it: healthy, failing, busy, hung, starting, dead."""
+    """A service as the supervision knows it: healthy, failing, busy, away, hung, starting, dead."""
 
     name: str
     state: str
@@ -178,7 +181,7 @@ def _stopped(situation: Situation, landmarks: Landmarks) -> Verdict | None:
 
 
 def _ranks(situation: Situation, landmarks: Landmarks) -> Verdict | None:
-    ranks = [s for s in situation.stacks if re.search(landmarks.ranks, s.title) or is_in_distributed(s)]
+    ranks = _group_of_ranks(situation.stacks, landmarks)
     if not ranks:
         return None
     components = {rank.component for rank in ranks}
@@ -197,6 +200,19 @@ def _ranks(situation: Situation, landmarks: Landmarks) -> Verdict | None:
         tuple(evidence),
         _RANK_ADVICE[found.pattern],
     )
+
+
+def _group_of_ranks(stacks: Sequence[Stack], landmarks: Landmarks) -> list[Stack]:
+    """Those that are ranks by their titles; only without any, those that stand in torch.distributed.
+
+    What else is there in a collective belongs to another group, and says nothing of these.
+    """
+    named = [stack for stack in stacks if re.search(landmarks.ranks, stack.title)]
+    return named or [
+        stack
+        for stack in stacks
+        if is_in_distributed(stack) and not re.search(landmarks.engines, stack.title)
+    ]
 
 
 _RANK_ADVICE = {
@@ -356,18 +372,21 @@ def _starvation(situation: Situation, landmarks: Landmarks) -> Verdict | None:
 def _who_starves(situation: Situation, landmarks: Landmarks) -> tuple[str, str, list[str]]:
     calls = _open_calls(situation)
     evidence = _describe_calls(calls)
-    for state in ("dead", "hung", "starting", "failing", "busy"):
+    for state in ("dead", "hung", "starting", "away", "failing", "busy"):
         for service in situation.services:
             if service.state == state:
+                what = "works, but what it stands on does not answer" if state == "away" else f"is {state}"
                 told = f" ({service.problem})" if service.problem else ""
-                return service.name, f"{service.name} is {state}{told}", evidence
+                return service.name, f"{service.name} {what}{told}", evidence
     for kind, component in landmarks.answered_by.items():
         of_kind = [one for one in calls if one.kind == kind]
         if of_kind:
             oldest = of_kind[0].age_s
             why = f"{component}: {len(of_kind)} {kind} calls are open, the oldest for {oldest:.0f} s"
             return component, why, evidence
-    failed = {kind: count for worker in situation.workers for kind, count in worker.failed.items()}
+    failed = Counter[str]()
+    for worker in situation.workers:
+        failed.update(worker.failed)
     for kind, count in failed.items():
         evidence.append(f"{count:g} {kind} calls have failed")
     return "rollout workers", "no rollout is under way: its workers died or lost their prompts", evidence

@@ -75,9 +75,11 @@ class Service(Child):
     spec: ServiceSpec
 
     def __init__(self, spec: ServiceSpec, grace_s: float) -> None:
-        """Start it; `wait_healthy` of the group tells when it is ready."""
+        """Start it; the group asks when it is ready."""
         self.started = time.monotonic()
         self.ready_at: float | None = None
+        self.tell_after_s = _TELL_EVERY_S
+        """When to say that it is not ready yet, in seconds from its start."""
         self.monitor: HealthMonitor | None = None
         self.seen_pids: set[int] = set()
         super().__init__(spec, grace_s)
@@ -164,8 +166,7 @@ class ServiceGroup:
                 say(spec.name, f"starting (at most {spec.startup_budget_s:.0f} s), log: {spec.log_path}")
                 self.events.add("start", spec.name, "starting")
                 self.services.append(Service(spec, self._grace_s))
-            for service in self.services:
-                self._wait_healthy(service)
+            self._wait_for_all()
         except BaseException:  # also Ctrl-C while waiting
             self.stop()
             raise
@@ -245,13 +246,24 @@ class ServiceGroup:
         return f"{describe_exit(code)}{f': {why}' if why else ''}"
 
     def _look_for_health(self, service: Service) -> None:
-        """Ask one that was started again, without waiting for it."""
+        """Ask one that was started, at first or again, without waiting for it."""
+        spec, problem = service.spec, service.probe()
         waited = time.monotonic() - service.started
-        if service.probe() is None:
+        if service.poll() is not None:  # who answered would be a stranger on the port of a dead service
+            return
+        if problem is None:
             self._ready(service)
-        elif waited > service.spec.startup_budget_s:
+        elif waited > spec.startup_budget_s:
+            what = (
+                f"was not healthy within {spec.startup_budget_s:g} s: {spec.health_url} answered: {problem}. "
+                "Read its log; if it was only slow, give it a longer start-up budget"
+            )
             service.kill()
-            self._fail(service, ServiceNotReady, "hung", f"was not healthy again within {waited:.0f} s")
+            self._fail(service, ServiceNotReady, "hung", what)
+        elif waited > service.tell_after_s:
+            service.tell_after_s += _TELL_EVERY_S
+            told = f"not ready yet: {waited:.0f} of at most {spec.startup_budget_s:.0f} s ({problem})"
+            say(spec.name, told)
 
     def _ready(self, service: Service) -> None:
         waited = time.monotonic() - service.started
@@ -260,32 +272,14 @@ class ServiceGroup:
         service.cpu_s()
         service.is_ready()
 
-    def _wait_healthy(self, service: Service) -> None:
-        spec = service.spec
-        tell_at = service.started + _TELL_EVERY_S
-        while True:
-            problem = service.probe()
-            # After the probe: who answered must not be a stranger on the port of a dead service.
-            for dead in self.dead():
-                self._fail(dead, ServiceDied, "crash", f"died: {self._how_it_ended(dead)}")
-            waited = time.monotonic() - service.started
-            if problem is None:
-                self._ready(service)
-                return
-            if waited > spec.startup_budget_s:
-                raise ServiceNotReady(
-                    f"service {spec.name!r} was not healthy within {spec.startup_budget_s:g} s: "
-                    f"{spec.health_url} answered: {problem}. "
-                    "Read its log; if it was only slow, give it a longer start-up budget.",
-                    service,
-                )
-            if time.monotonic() > tell_at:
-                tell_at += _TELL_EVERY_S
-                say(
-                    spec.name,
-                    f"not ready yet: {waited:.0f} of at most {spec.startup_budget_s:.0f} s ({problem})",
-                )
+    def _wait_for_all(self) -> None:
+        """Until each has been healthy; one that crashes once it was is started again as at any other time."""
+        while any(service.ready_at is None or self._is_down(service) for service in self.services):
+            self.check()
             time.sleep(_PROBE_EVERY_S)
+
+    def _is_down(self, service: Service) -> bool:
+        return self._series[service.spec.name].again_at is not None
 
 
 def _beside_logs(specs: tuple[ServiceSpec, ...]) -> Path | None:

@@ -6,17 +6,24 @@
 
 Every two seconds it asks in which phase the run is and when anything was last finished there
 (`ops.heartbeats`, `ops.progress`, the services' own counters). Past the phase's limit it collects stacks and
-facts, reads them (`ops.reading`) and writes the page beside the logs. What then happens is the policy: only
+facts, reads them (`ops.reading`) and writes the page beside the logs. A gap between two looks, in which the
+machine was suspended or gave nobody any time, is no silence. What then happens is the policy: only
 report, stop, or stop and start again. Samples of resources are taken in the same thread.
 
-Whatever goes wrong in here is a line on the console: the watchdog is never the cause of an ended run.
+Whatever goes wrong in here is a line on the console: the watchdog is never the cause of an ended run. It
+needs the run's file system and the GPU's driver itself, so whoever runs it asks now and then whether it still
+looks (`tell_if_stuck`).
 """
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -36,6 +43,9 @@ from ops.services import Service, ServiceGroup
 Policy = Literal["report", "stop", "resume"]
 
 _LOOK_S = 2.0
+_GAP_S = 30.0
+"""Between the ends of two looks: more than any look takes."""
+_STUCK_S = 60.0
 _BEFORE_S = 60.0
 """How far before the last sign of progress an error may lie to be the cause of a stall, at least."""
 _DUMP_S = 8.0
@@ -55,6 +65,8 @@ class WatchPlan:
     limits: PhaseLimits = field(default_factory=PhaseLimits)
     counted_phases: frozenset[str] = frozenset()
     """Phases in which finished work of workers and services is progress."""
+    writing_phases: Mapping[str, str] = field(default_factory=dict)
+    """Phases in which growing folders are progress: their pattern below `folder`."""
     landmarks: Landmarks = field(default_factory=Landmarks)
     policy: Policy = "report"
     native: bool = False
@@ -82,7 +94,13 @@ class Watchdog:
         self.clock = PhaseClock(plan.heartbeats, plan.limits, time.time())
         self._services, self._main, self._events = services, main, events
         self._done: dict[str, float] = {}
-        self._log_size = -1
+        self._lines = NewLines(main.spec.log_path)
+        self._written = 0
+        self._stalled_at = 0.0
+        """The last progress before the stall that was told."""
+        self._looking_since: float | None = None
+        self._looked: float | None = None
+        self._told_stuck = False
         self._sample_at = 0.0
         self._failure = ""
         self._oom_before = 0
@@ -119,8 +137,22 @@ class Watchdog:
         except Exception as error:  # a reason less in a message; see the module's last sentence
             return f"(its stacks could not be read: {error!r})"
 
+    def tell_if_stuck(self) -> None:
+        """Say so, once, where a look does not come to its end; called by another thread than its own."""
+        since = self._looking_since
+        if since is None:
+            self._told_stuck = False
+        elif not self._told_stuck and time.monotonic() - since > _STUCK_S:
+            self._told_stuck = True
+            say(
+                "watchdog",
+                f"cannot look at the run any more: {self.plan.folder} or the GPUs' driver has not answered "
+                f"for {_STUCK_S:.0f} s, so nothing would be told of a stall",
+            )
+
     def _watch(self) -> None:
         while not self._end.wait(_LOOK_S):
+            self._looking_since = time.monotonic()
             try:
                 self._look(time.time())
                 self._failure = ""
@@ -128,8 +160,11 @@ class Watchdog:
                 if self._failure != repr(error):
                     self._failure = repr(error)
                     say("watchdog", f"cannot watch: {error!r}")
+            self._looking_since, self._looked = None, time.time()
 
     def _look(self, now: float) -> None:
+        if self._looked is not None and now - self._looked > _GAP_S:
+            self.clock.forgive(now - self._looked)
         if now >= self._sample_at:
             self._sample_at = now + self.plan.sample_every_s
             self.sampler.sample(self.roots(), now)
@@ -140,8 +175,9 @@ class Watchdog:
         if silent < _LOOK_S:
             self._remember(now)
         if self.verdict is None and silent > limit:
+            self._stalled_at = self.clock.last_progress
             self._stall(now)
-        elif self.verdict is not None and silent < _LOOK_S:
+        elif self.verdict is not None and self.clock.last_progress > self._stalled_at:
             self.verdict = None
             say("watchdog", f"progress again in {self.clock.beat.phase} of step {self.clock.beat.step}")
             self._events.add("progress", self._main.spec.name, "progress again")
@@ -164,10 +200,12 @@ class Watchdog:
         """Whether anything was finished since the last look, as far as the phase counts."""
         phase = self.clock.beat.phase
         if phase in self.plan.landmarks.start_phases:
-            # Nothing counts yet; what loads or compiles says something now and then.
-            size = self._main.spec.log_path.stat().st_size if self._main.spec.log_path.exists() else 0
-            grown, self._log_size = size > self._log_size, size
-            return grown
+            # Nothing counts yet; what loads or compiles says something new now and then.
+            return self._lines.have_come()
+        if pattern := self.plan.writing_phases.get(phase):
+            size = _size(self.plan.folder, pattern)
+            has_grown, self._written = size > self._written, size
+            return has_grown
         if phase not in self.plan.counted_phases:
             return False
         done = finished(read_workers(self.plan.progress, time.time()))
@@ -237,3 +275,40 @@ class Watchdog:
 
     def _children(self) -> list[Child]:
         return [*self._services.services, self._main]
+
+
+class NewLines:
+    """Whether a log says anything new: a line that only comes again, such as a warning, is not."""
+
+    _WHEN = re.compile(rb"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d([.,]\d+)?")
+    _MOST = 100_000
+
+    def __init__(self, path: Path) -> None:
+        """Read `path` from its present end on."""
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._seen: set[int] = set()
+
+    def have_come(self) -> bool:
+        """Whether a line has come since the last call that never came before, but for its time."""
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+            self._offset += len(new)
+            # A progress bar is one long line that is rewritten.
+            lines = {hash(self._WHEN.sub(b"", line)) for line in re.split(rb"[\r\n]+", new) if line}
+            fresh = lines - self._seen
+            self._seen = fresh if len(self._seen) > self._MOST else self._seen | fresh
+            return bool(fresh)
+        return False
+
+
+def _size(folder: Path, pattern: str) -> int:
+    """Bytes in all files below the folders of that pattern; of what goes away meanwhile nothing."""
+    total = 0
+    for place in folder.glob(pattern):
+        for root, _, names in os.walk(place):
+            for name in names:
+                with suppress(OSError):
+                    total += os.stat(os.path.join(root, name)).st_size
+    return total

@@ -18,6 +18,9 @@ FLIGHT = "flight"
 COUNTED_PHASES = frozenset({"rollout", "validation"})
 """Only there is finished work progress: in an asynchronous mode rollouts go on while an update may hang."""
 
+WRITING_PHASES = {"save": "global_step_*"}
+"""Where a checkpoint that grows is progress: a large one takes longer than any limit on silence."""
+
 CAUSES: tuple[Cause, ...] = (
     Cause(
         "retrieval answers garbage",
@@ -72,11 +75,14 @@ LANDMARKS = Landmarks(
         (r"ray::AgentLoopWorker", "rollout worker"),
         (r"ray::RewardLoopWorker", "reward worker"),
         (r"ray::ReferenceServer|ray::SGLang", "rollout engine"),
+        (r"sglang::", "SGLang of {component}"),
         (r"ray::(SimpleStorage|TransferQueue)", "replay buffer's store"),
         (r"drzero: retrieval", "retrieval"),
         (r"drzero: solver", "solver"),
     ),
     ranks=r"ray::\w*ActorRolloutRef\w*|ray::WorkerDict\w*|\brank \d+",
+    # SGLang's schedulers share out requests by a broadcast that the others of a copy always wait in.
+    engines=r"sglang::|ray::SGLang",
     causes=CAUSES,
 )
 
@@ -93,6 +99,7 @@ def watch_plan(config: DictConfig) -> WatchPlan:
             cold_start_s=watchdog.cold_start_s, floor_s=watchdog.floor_s, factor=watchdog.factor, fixed=fixed
         ),
         counted_phases=COUNTED_PHASES,
+        writing_phases=WRITING_PHASES,
         landmarks=LANDMARKS,
         policy=watchdog.policy,
         native=watchdog.native_stacks,

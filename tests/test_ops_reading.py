@@ -176,6 +176,25 @@ def test_pipeline_stages_that_wait_for_each_other_disagree_on_a_shape() -> None:
     assert verdict.pattern == "shape mismatch between pipeline stages"
 
 
+def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:
+    title = "sglang::scheduler_DP0_TP1"
+    waits = stack(9, title, f"broadcast ({C10D}:2800)", "recv_requests (scheduler.py:9)", component="solver")
+    polls = stack(8, "sglang::scheduler_DP0_TP0", "recv_requests (scheduler.py:4)", component="solver")
+    calls = [OpenCall("search", 7, 50.0, 60.0)]
+    idle = stack(3, "ray::WorkerDict.actor", *IDLE_ACTOR)
+    for others in ((), (idle,)):
+        verdict = verdict_of(DRIVER, *others, waits, polls, phase="rollout", workers=[worker(7, *calls)])
+        assert (verdict.pattern, verdict.culprit) == ("rollout starvation", "retrieval")
+    assert LANDMARKS.role(waits) == "SGLang of solver"
+
+
+def test_a_file_that_is_closed_is_no_clean_up() -> None:
+    saving = ("ZipFile.close (zipfile.py:1900)", "save (model.py:9)", "step (train.py:18)")
+    assert place_of(rank(0, *saving)).kind == "elsewhere"
+    ending = ("Event.wait (threading.py:1)", "_python_exit (concurrent/futures/thread.py:31)")
+    assert place_of(rank(0, *ending)).kind == "clean-up"
+
+
 def test_ranks_that_work_are_no_pattern() -> None:
     assert verdict_of(rank(0, "matmul (torch/nn/functional.py:1)", "step (train.py:1)")).pattern == "unknown"
 
@@ -199,6 +218,17 @@ def test_starvation_by_a_hung_service_is_blamed_on_the_service() -> None:
     calls = [OpenCall("search", 7, 20.0, 60.0)]
     verdict = verdict_of(DRIVER, phase="rollout", services=[retrieval], workers=[worker(7, *calls)])
     assert (verdict.pattern, verdict.culprit) == ("rollout starvation", "retrieval")
+
+
+def test_a_service_whose_index_is_away_starves_the_rollouts() -> None:
+    verdict = verdict_of(DRIVER, phase="rollout", services=[ServiceFact("retrieval", "away", "status 424")])
+    assert verdict.culprit == "retrieval" and "what it stands on does not answer" in verdict.sentence
+
+
+def test_failed_calls_are_summed_over_the_workers() -> None:
+    workers = [Worker(pid, "w", {}, {"search": 2.0}, (), 1.0, None) for pid in (5, 6)]
+    verdict = verdict_of(DRIVER, phase="rollout", workers=workers)
+    assert "4 search calls have failed" in verdict.evidence
 
 
 def test_starvation_without_any_rollout_under_way_is_the_workers_fault() -> None:

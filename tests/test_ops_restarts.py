@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from ops.events import EVENTS_FILE, read_json_lines
 from ops.health import HealthCheck
 from ops.ports import free_port
 from ops.process import Command
-from ops.services import ServiceDied, ServiceGroup, ServiceHung, ServiceSpec
+from ops.services import ServiceDied, ServiceGroup, ServiceHung, ServiceNotReady, ServiceSpec
 from ops.supervisor import ChildFailed, run_supervised
 
 QUICK = {"every_s": 0.2, "timeout_s": 0.5, "silent_s": 1.0}
@@ -75,6 +76,32 @@ def test_a_service_that_never_came_up_is_not_started_again(tmp_path: Path) -> No
     with pytest.raises(ServiceDied, match="exit code 3"), ServiceGroup([broken]):
         pass
     assert "restart" not in kinds(tmp_path)
+
+
+def test_a_service_that_crashes_while_another_is_still_waited_for_is_started_again(tmp_path: Path) -> None:
+    once = f"""
+        import os, threading
+        from pathlib import Path
+        mark = Path({str(tmp_path / "crashed")!r})
+        if not mark.exists():
+            mark.touch()
+            threading.Timer(1, os._exit, [3]).start()
+    """
+    crashes = service(tmp_path, restarts=1, code=dedent(once) + dedent(HEALTHY))
+    slow = replace(
+        service(tmp_path, restarts=0, code="import time; time.sleep(4)\n" + dedent(HEALTHY)), name="solver"
+    )
+    with ServiceGroup([crashes, slow]) as group:
+        assert [one.state for one in group.services] == ["healthy", "healthy"]
+    events = read_json_lines(tmp_path / "logs" / EVENTS_FILE)
+    assert [event["kind"] for event in events if event["component"] == "retrieval"].count("restart") == 1
+
+
+def test_a_service_that_does_not_come_up_in_time_is_written_down(tmp_path: Path) -> None:
+    never = replace(service(tmp_path, restarts=3, code="import time; time.sleep(60)"), startup_budget_s=1)
+    with pytest.raises(ServiceNotReady, match="was not healthy within 1 s"), ServiceGroup([never]):
+        pass
+    assert kinds(tmp_path) == ["start", "hung", "stopped"]
 
 
 def test_a_stopped_service_is_hung_and_ends_the_run_where_no_restart_is_allowed(tmp_path: Path) -> None:

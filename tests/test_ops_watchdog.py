@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +18,14 @@ from ops.gpu import Gpus
 from ops.heartbeats import PhaseClock, PhaseLimits
 from ops.oom import OomWatch, _counters
 from ops.proc_tree import descendants
+from ops.process import Child, Command
 from ops.progress import finished, read_workers
 from ops.reading import Landmarks, Situation, read
 from ops.report import last_line, stall_report
 from ops.samples import Sampler
+from ops.services import ServiceGroup
 from ops.stacks import dump_stacks, parse_dump
+from ops.watchdog import NewLines, Watchdog, WatchPlan
 from verl_ext.progress import Progress
 
 LIMITS = PhaseLimits(cold_start_s=300, floor_s=60, factor=2, fixed={"start-up": 900})
@@ -80,6 +84,87 @@ def test_heartbeats_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
     clock = PhaseClock(path, LIMITS, started=100.0)
     clock.read()
     assert (clock.beat.phase, clock.beat.step) == ("start-up", 0)
+
+
+def test_a_line_that_only_comes_again_is_nothing_new(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    log.write_text("of an earlier start\n")
+    lines = NewLines(log)
+    with log.open("a") as file:
+        for second, (text, is_new) in enumerate(
+            [
+                ("(autoscaler) No available node can run this", True),
+                ("(autoscaler) No available node can run this", False),
+                ("Loading shards:  20%|## | 1/5 [00:01<00:04]", True),
+                ("Loading shards:  40%|## | 2/5 [00:02<00:03]", True),
+            ]
+        ):
+            file.write(f"2026-05-01 10:00:{second:02d},123 {text}\r")
+            file.flush()
+            assert lines.have_come() == is_new
+    assert not lines.have_come()
+
+
+@pytest.fixture
+def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
+    """One that looks only when it is told to, at a run in the first step's save."""
+    (tmp_path / "logs").mkdir()
+    plan = WatchPlan(
+        folder=tmp_path,
+        heartbeats=tmp_path / "heartbeats.jsonl",
+        progress=tmp_path / "progress",
+        limits=PhaseLimits(cold_start_s=300, floor_s=60),
+        writing_phases={"save": "global_step_*"},
+    )
+    command = Command(name="trainer", command=("sleep", "600"), log_path=tmp_path / "logs" / "trainer.log")
+    with ServiceGroup([]) as services:
+        main = Child(command, 1)
+        watching = Watchdog(plan, services, main, EventLog(tmp_path / "events.jsonl"))
+        watching.close()
+        yield watching
+        main.stop()
+
+
+def test_a_checkpoint_that_grows_is_progress(tmp_path: Path, watchdog: Watchdog) -> None:
+    began = time.time()
+    beats(tmp_path / "heartbeats.jsonl", (began, 1, "save"))
+    (tmp_path / "global_step_1" / "actor").mkdir(parents=True)
+    for megabytes in (1, 2):
+        (tmp_path / "global_step_1" / "actor" / "rank_0.pt").write_bytes(b"x" * (megabytes << 20))
+        watchdog._look(began + 290 * megabytes)
+        assert watchdog.clock.silent_s(began + 290 * megabytes) == 0
+    watchdog._look(began + 590)
+    assert watchdog.clock.silent_s(began + 590) == pytest.approx(10)
+
+
+def test_a_machine_that_was_suspended_does_not_count_as_silence(tmp_path: Path, watchdog: Watchdog) -> None:
+    began = time.time()
+    beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
+    watchdog._look(began + 2)
+    watchdog._looked = began + 2
+    watchdog._look(began + 3602)
+    assert watchdog.verdict is None and watchdog.clock.silent_s(began + 3602) == pytest.approx(2)
+
+
+def test_a_stall_is_over_with_the_next_progress_whenever_that_is_seen(
+    tmp_path: Path, watchdog: Watchdog
+) -> None:
+    began = time.time()
+    beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
+    watchdog._look(began + 301)
+    assert watchdog.verdict is not None
+    beats(tmp_path / "heartbeats.jsonl", (began + 302, 2, "rollout"))
+    watchdog._look(began + 307)
+    assert watchdog.verdict is None
+
+
+def test_a_look_that_does_not_end_is_told_once(
+    capsys: pytest.CaptureFixture[str], watchdog: Watchdog
+) -> None:
+    watchdog._looking_since = time.monotonic() - 61
+    watchdog.tell_if_stuck()
+    watchdog.tell_if_stuck()
+    assert capsys.readouterr().out.count("cannot look at the run any more") == 1
 
 
 # Progress ---------------------------------------------------------------------------------------------------
@@ -274,6 +359,12 @@ def test_a_kill_in_the_kernels_log_is_explained_by_pid(tmp_path: Path) -> None:
     assert watch.explain({3, 17}) == "the kernel killed pid 17 for lack of memory"
     assert watch.explain({99}) is None
     watch.close()
+
+
+def test_a_kernel_log_that_cannot_be_read_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    watch = OomWatch(tmp_path, tmp_path / "folder")  # it opens, and every read fails
+    assert watch.explain({1}) is None
 
 
 def test_events_outlive_a_full_disk_and_a_line_that_was_cut_off(tmp_path: Path) -> None:
