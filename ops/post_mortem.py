@@ -18,7 +18,7 @@ from typing import Any
 
 from ops.causes import Cause, find_cause
 from ops.collect import error_lines
-from ops.events import EVENTS_FILE, read_json_lines
+from ops.events import EVENTS_FILE, OUT_OF_TIME, read_json_lines
 from ops.samples import SAMPLES_FILE
 
 _LITTLE_DISK_GB = 0.5
@@ -26,6 +26,7 @@ _LITTLE_MEMORY_MB = 500
 _RECENT_S = 60.0
 
 _FINISHED, _FAILED, _STALLED, _CUT_OFF = "finished", "failed", "stood still", "cut off"
+_OUT_OF_TIME = "out of time"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Death:
     """What became of a run."""
 
     state: str
-    """finished, failed, stood still, cut off (ended without a word: killed from outside, or the machine)."""
+    """finished, failed, stood still, out of time (ended itself before a set time), cut off (ended without a
+    word: killed from outside, or the machine)."""
     sentence: str
     culprit: str | None = None
     first_error: str | None = None
@@ -42,8 +44,17 @@ class Death:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def examine(folder: Path, causes: Sequence[Cause] = (), heartbeats: str = "heartbeats.jsonl") -> Death:
-    """Read what a run left in `folder`; `causes` are those that only its recipe knows."""
+def examine(
+    folder: Path,
+    causes: Sequence[Cause] = (),
+    heartbeats: str = "heartbeats.jsonl",
+    result: str = "result.json",
+) -> Death:
+    """Read what a run left in `folder`; `causes` are those that only its recipe knows.
+
+    `result` is what a stage writes last: the only sign of success of one that has services and no main
+    command.
+    """
     logs = folder / "logs"
     events = _last_start(read_json_lines(logs / EVENTS_FILE))
     beats = read_json_lines(folder / heartbeats)
@@ -52,12 +63,19 @@ def examine(folder: Path, causes: Sequence[Cause] = (), heartbeats: str = "heart
     facts = _facts(beats, samples, events)
     blamed = _blamed(events)
     ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events)
+    if stopped := next((event for event in events if event["kind"] == OUT_OF_TIME), None):
+        advice = "start it again with more time: it goes on from there"
+        return Death(_OUT_OF_TIME, str(stopped["text"]), advice=advice, facts=facts)
     if blamed is not None:
         return _from_event(blamed, errors, causes, facts, events)
-    if ended_well:
+    has_main = any("offset" in event for event in events)
+    if ended_well or (events and not has_main and (folder / result).is_file()):
         return Death(_FINISHED, "the run ended without an error", facts=facts)
     if errors:
         return _from_logs(errors, causes, facts)
+    if events and not has_main and events[-1]["kind"] == "stopped":
+        told = "the stage ended its services in order and left no result: the reason was told on its console"
+        return Death(_FAILED, told, advice="see there; of a loop in evolve/logs/", facts=facts)
     scarce = _scarce(samples)
     where = f" in {facts['phase']}" if "phase" in facts else ""
     return Death(
@@ -75,7 +93,7 @@ def _last_start(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     begin = 0
     for place, event in enumerate(events):
         earlier = events[place - 1]["kind"] if place else "stopped"
-        if event["kind"] == "start" and earlier in ("stopped", "end", "exit"):
+        if event["kind"] == "start" and earlier in ("stopped", "end", "exit", "cost"):
             begin = place
     return events[begin:]
 
@@ -108,6 +126,9 @@ def _from_event(
     facts: dict[str, str],
     events: Sequence[dict[str, Any]],
 ) -> Death:
+    if event.get("from_outside"):
+        advice = "start it again: it goes on at its last checkpoint"
+        return Death(_CUT_OFF, f"the run was {event['text']}", advice=advice, facts=facts)
     component = str(event["component"])
     own = errors.get(component, [])
     first_error = event.get("first_error") or (own[0] if own else None)

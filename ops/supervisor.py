@@ -59,7 +59,8 @@ def run_supervised(
     try:
         return _until_its_end(child, services, watchdog)
     except BaseException as error:
-        events.add("end", main.name, str(error).partition("\n")[0] or type(error).__name__)
+        from_outside = isinstance(error, KeyboardInterrupt | SystemExit)
+        events.add("end", main.name, _told(error), **({"from_outside": True} if from_outside else {}))
         raise
     finally:
         if watchdog:
@@ -67,6 +68,17 @@ def run_supervised(
             spent = time.process_time() - own_cpu_s
             events.add("cost", "supervision", f"{spent:.2f} CPU seconds", cpu_s=round(spent, 2))
         child.stop()
+
+
+def _told(error: BaseException) -> str:
+    """What ended it, in a line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "ended from outside: Ctrl-C"
+    if isinstance(error, SystemExit):
+        return (
+            f"ended from outside: {describe_exit(error.code) if isinstance(error.code, int) else error.code}"
+        )
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -> int:
@@ -83,6 +95,8 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
                 services.events.add(OUT_OF_TIME, child.spec.name, told)
                 raise Unfinished(told, child)
             raise _failed(child, code, services, watchdog)
+        if watchdog:
+            watchdog.tell_if_stuck()
         if watchdog and watchdog.plan.policy != "report" and (verdict := watchdog.verdict):
             raise Stalled(
                 f"the run stood still and was stopped: {verdict.sentence}. Culprit: {verdict.culprit}. "

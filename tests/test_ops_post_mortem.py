@@ -107,6 +107,30 @@ def test_a_run_that_ended_without_a_word_is_told_with_what_had_run_out(tmp_path:
     assert len(death.evidence) == 2 and death.facts["peak memory"] == "trainer 9000 MB"
 
 
+def test_a_run_that_was_ended_from_outside_blames_nobody(tmp_path: Path) -> None:
+    end = event("end", "trainer", "ended from outside: exit code 143", from_outside=True)
+    death = examine(run_folder(tmp_path / "run", [*STARTED, end, event("stopped", "retrieval")]))
+    assert (death.state, death.culprit) == ("cut off", None) and "from outside" in death.sentence
+
+
+def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", [*STARTED[:2], event("stopped", "retrieval")])
+    assert examine(folder).state == "failed" and "left no result" in examine(folder).sentence
+    (folder / "result.json").write_text("{}")
+    assert examine(folder).state == "finished"
+
+
+def test_a_stall_before_the_run_was_started_again_is_not_what_became_of_it(tmp_path: Path) -> None:
+    stall = [
+        event("stall", "solver", "…"),
+        event("end", "trainer", "stood still"),
+        event("cost", "supervision"),
+    ]
+    again = [STARTED[2], event("exit", "trainer", "failed", code=1)]
+    death = examine(run_folder(tmp_path / "run", [*STARTED, *stall, *again]))
+    assert (death.state, death.sentence) == ("failed", "failed")
+
+
 def test_an_empty_folder_of_a_run_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     assert examine(tmp_path).state == "cut off"
