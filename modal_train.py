@@ -146,7 +146,9 @@ def conduct(request: Request) -> None:
         stage, *words = request.command
         if ask.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
             raise LaunchError("preflight found errors (see above); no machine was asked for")
-    result = _on_machine(request).remote(request.to_dict())
+    # Spawned, not called: with --detach a call goes on when this end dies, where Modal cancels a blocking one.
+    call = _on_machine(request).spawn(request.to_dict())
+    result = call.get()
     while result["next"]:
         print(f"[launch] {result['message']}: {result['next']}")
         result = modal.FunctionCall.from_id(result["next"]).get()

@@ -117,7 +117,7 @@ def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
     if count == 0 or (type_ or "").lower() == "none":
         return load_compute("cpu")
     count = count or compute.count or 1
-    if (count == 1) != (compute.count == 1):
+    if not compute.type or (count == 1) != (compute.count == 1):
         base = load_compute("single_h100" if count == 1 else "8xh100")
         compute = dataclasses.replace(base, type=compute.type or base.type)
     return compute.changed(type=_known_type(type_) if type_ else compute.type, count=count)

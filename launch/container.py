@@ -41,8 +41,10 @@ MARGIN_S = 180.0
 """Between the stop time that a stage is told and the end of the call: shutting down and the last commit."""
 LATE_S = 90.0
 """How long after its stop time a stage is ended that has not ended itself."""
-SHORTEST_SHARE = 0.1
-"""A call cut before this share of its time has room for too little: another one would end in the same way."""
+FRUITLESS_PARTS = 2
+"""Calls of a launch in a row that ended for lack of time with nothing announced; then another one is no use."""
+STOP_GRACE_S = 20.0
+"""Between SIGTERM and SIGKILL; a container that Modal takes away has 30 seconds in all."""
 _POLL_S = 0.5
 
 
@@ -92,6 +94,14 @@ def _ended_before(folder: Path, request: Request) -> Outcome | None:
     return Outcome(**state["outcome"])
 
 
+def _fruitless_before(folder: Path, request: Request) -> int:
+    """How many calls of this launch, just before this one, have come to nothing."""
+    file = folder / "state.json"
+    state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    mine = state.get("launch") == request.id and state["part"] == request.part - 1
+    return int(state["fruitless"]) if mine else 0
+
+
 class _Job:
     def __init__(
         self,
@@ -114,6 +124,8 @@ class _Job:
             self._money_ends -= MARGIN_S
         self._artefacts = folder / "artefacts.jsonl"
         self._seen = self._artefacts.stat().st_size if self._artefacts.is_file() else 0
+        self._grew = False
+        self._fruitless = _fruitless_before(folder, request)
 
     @property
     def stop_at(self) -> float:
@@ -126,7 +138,7 @@ class _Job:
         self._commit()
         if self._clock() >= self._money_ends:
             return self._end(self._decide(OUT_OF_TIME))
-        child = Child(self._command(), grace_s=45.0)
+        child = Child(self._command(), grace_s=STOP_GRACE_S)
         try:
             code = self._follow(child)
         except BaseException:
@@ -169,6 +181,7 @@ class _Job:
                 child.stop()
                 return child.poll() or OUT_OF_TIME
             time.sleep(_POLL_S)
+        self._announced()
         return code
 
     def _announced(self) -> bool:
@@ -177,6 +190,7 @@ class _Job:
         if size == self._seen:
             return False
         self._seen = size
+        self._grew = True
         return True
 
     def _account(self) -> None:
@@ -189,7 +203,6 @@ class _Job:
     def _decide(self, code: int, first_error: str | None = None) -> Outcome:
         self._account()
         usd, name, limit = self._spend.usd, self._request.name, self._request.compute.max_usd
-        ran = self._clock() - self._began
         if code == 0:
             return Outcome("finished", f"{name} is finished", usd, code)
         late = self._clock() >= self.stop_at
@@ -209,11 +222,11 @@ class _Job:
                 usd,
                 code,
             )
-        if ran < SHORTEST_SHARE * self._request.compute.timeout:
+        if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
             return Outcome(
                 "failed",
-                f"{name} stopped for lack of time after {ran:.0f} s: compute.timeout="
-                f"{self._request.compute.timeout} s leaves too little for it",
+                f"{name}: {FRUITLESS_PARTS} calls of compute.timeout={self._request.compute.timeout} s have come "
+                "to nothing: raise it",
                 usd,
                 code,
             )
@@ -232,6 +245,7 @@ class _Job:
             "action": self._request.action,
             "app": self._app_id,
             "began": self._began,
+            "fruitless": 0 if self._grew else self._fruitless + 1,
             "outcome": asdict(outcome) if outcome else None,
         }
         atomic_write(self._folder / "state.json", json.dumps(state, indent=1))

@@ -1,0 +1,71 @@
+"""What may be typed after `modal run modal_train.py`."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.actions import ACTIONS
+from launch.arguments import config_path_of, parse, words_of_modal_run
+from launch.errors import LaunchError
+
+
+def test_flags_and_any_number_of_overrides_come_in_any_order():
+    words = parse(
+        "+trainer.foo=1 --action challenger a.b=[1,2] --iteration 2 ~data.seed --model qwen3-8b".split()
+    )
+    assert (words.action, words.iteration, words.model) == ("challenger", 2, "qwen3-8b")
+    assert words.overrides == ["+trainer.foo=1", "a.b=[1,2]", "~data.seed"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--action chalenger", "did you mean 'challenger'?"),
+        ("--action challenger --modle x", "did you mean '--model'?"),
+        ("--action challenger --iteration", "--iteration"),
+        ("--action challenger --iteration two", "--iteration"),
+        ("--action challenger --steps 0", "--steps 0: say 1 or more"),
+        ("--action merge --steps 3", "merge does not train"),
+        ("--action challenger --follow", "--follow is for --action logs"),
+        ("--action challenger wordle", "'wordle': challenger takes flags and overrides"),
+        ("challenger", "--action"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(line, told):
+    with pytest.raises(LaunchError) as refused:
+        parse(line.split())
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_upload_and_download_take_places():
+    assert parse(["--action", "upload", "papers.jsonl", "/data/"]).places == ["papers.jsonl", "/data/"]
+
+
+@given(
+    action=st.sampled_from(sorted(ACTIONS)),
+    overrides=st.lists(st.from_regex(r"\+?[a-z]{1,8}(\.[a-z]{1,8}){0,3}=[^\x00]{0,20}", fullmatch=True)),
+)
+def test_overrides_pass_through_unchanged(action, overrides):
+    assert parse(["--action", action, *overrides]).overrides == overrides
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("modal run modal_train.py --action smoke", ["--action", "smoke"]),
+        ("modal run --detach -q ./modal_train.py --action smoke", ["--action", "smoke"]),
+        ("modal run modal_train.py::main --action smoke", ["--action", "smoke"]),
+        ("modal run modal_train.py::train --env demo", None),
+        ("modal deploy modal_train.py", None),
+        ("pytest modal_train.py", None),
+    ],
+)
+def test_the_words_of_a_modal_run_are_found_at_import(argv, words):
+    assert words_of_modal_run(argv.split(), "modal_train.py") == words
+
+
+def test_the_run_file_is_found_for_app_functions_too():
+    assert config_path_of("modal run modal_train.py::train --config-path a.yaml".split()) == "a.yaml"
+    assert config_path_of("modal run modal_train.py::train --config-path=a.yaml".split()) == "a.yaml"
+    assert config_path_of("modal run modal_train.py::train".split()) is None

@@ -1,0 +1,70 @@
+"""The machine of a launch: files, changes, and the same numbers for Modal and for the stage."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.compute import compute_names, for_gpus, load_compute
+from launch.errors import LaunchError
+from pipeline.compose import compose_stage
+from pipeline.rates import GPUS
+
+ASKED = ("8xh100", "4xa100-80gb", "single_h100", "a100-40gb", "a10g", "t4", "cpu")
+
+
+def test_every_machine_of_the_design_has_a_file():
+    assert set(ASKED) <= set(compute_names())
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_modal_and_the_stages_config_get_the_same_numbers(name):
+    compute = load_compute(name)
+    config = compose_stage("merge", compute.overrides()).compute
+    options = compute.modal_options()
+    assert options["gpu"] == (f"{config.type}:{config.count}" if config.type else None)
+    assert (options["cpu"], options["memory"], options["timeout"]) == (
+        config.cpu,
+        config.memory,
+        config.timeout,
+    )
+
+
+def test_changed_values_reach_the_stages_config():
+    compute = load_compute("8xh100").changed(type="A100-80GB", count=4, max_usd=50, timeout=7200)
+    config = compose_stage("challenger", compute.overrides())
+    assert (config.compute.type, config.compute.count, config.compute.max_usd) == ("A100-80GB", 4, 50)
+    assert config.trainer.n_gpus_per_node == 4
+    assert config.solver.tp_size * config.solver.dp_size == 4
+
+
+@given(type_=st.sampled_from(sorted(GPUS)), count=st.integers(1, 8), start=st.sampled_from(ASKED))
+def test_any_type_in_any_count_can_be_asked_for(type_, count, start):
+    compute = for_gpus(load_compute(start), type_, count)
+    assert compute.modal_options()["gpu"] == f"{type_}:{count}"
+    assert compute.hardware == ("single_gpu" if count == 1 else "8xh100")
+
+
+def test_no_gpu_means_the_cpu_machine():
+    assert for_gpus(load_compute("8xh100"), None, 0).modal_options()["gpu"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"type": "A100-60GB"}, "did you mean 'A100-80GB'?"),
+        ({"count": 9}, "1 to 8 GPUs"),
+        ({"timeout": 90000}, "1 to 86400 seconds"),
+        ({"max_usd": 0}, "max_usd is 0"),
+        ({"memroy": 1}, "did you mean 'memory'?"),
+        ({"retries": 11}, "0 to 10"),
+        ({"cpu": 0}, "cpu=0"),
+    ],
+)
+def test_what_modal_could_not_give_is_refused(change, told):
+    with pytest.raises(LaunchError, match=told.replace("?", r"\?")):
+        load_compute("8xh100").changed(**change)
+
+
+def test_an_unknown_machine_names_the_nearest():
+    with pytest.raises(LaunchError, match="did you mean '8xh100'"):
+        load_compute("8xh10")

@@ -1,0 +1,43 @@
+"""Names of the volumes, and where a container finds them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.errors import LaunchError
+from launch.volumes import place, volume_names
+
+WORD = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True)
+
+
+def test_the_shared_names_are_the_guides():
+    assert volume_names({}) == {
+        "corpus": "dr-zero-corpus",
+        "checkpoints": "dr-zero-checkpoints",
+        "cache": "dr-zero-cache",
+    }
+
+
+@given(WORD, WORD)
+def test_an_experimenter_has_volumes_of_her_own(who, what):
+    names = volume_names({"EXPERIMENTER": who, "EXPERIMENT_NAME": what})
+    assert names["checkpoints"] == f"dr-zero-checkpoints-{who}-{what}"
+
+
+def test_the_experiment_is_default_unless_said():
+    assert volume_names({"EXPERIMENTER": "alice"})["corpus"] == "dr-zero-corpus-alice-default"
+
+
+@pytest.mark.parametrize(
+    "environment", [{"EXPERIMENT_NAME": "x"}, {"EXPERIMENTER": "a/b"}, {"EXPERIMENTER": "x" * 65}]
+)
+def test_names_that_modal_would_refuse_are_refused_here(environment):
+    with pytest.raises(LaunchError, match="EXPERIMENT"):
+        volume_names(environment)
+
+
+def test_a_container_has_them_at_their_mounts_or_where_it_is_told(monkeypatch):
+    monkeypatch.delenv("DRZERO_MOUNT_CORPUS", raising=False)
+    assert str(place("corpus")) == "/corpus"
+    monkeypatch.setenv("DRZERO_MOUNT_CORPUS", "elsewhere")
+    assert str(place("corpus")) == "elsewhere"
