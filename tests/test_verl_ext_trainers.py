@@ -1,22 +1,29 @@
 """What the trainers write over a real TransferQueue, when they stop, and what they tell and dump."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
+from test_verl_ext_checkpoints import FILES, save
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync
 
+from pipeline.compose import compose_plain, resolve
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.checkpoints import TRACKER, is_whole, saved_step, step_folder
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.observed_trainer import TooManyFailures
-from verl_ext.step_rows import read_log_probs, read_rows
+from verl_ext.observed_trainer import ObservedTrainer, TooManyFailures
+from verl_ext.step_rows import StepRow, read_log_probs, read_rows
+from verl_ext.stop_time import STOP_VARIABLE, take_note
 from verl_ext.trainers import GroupRelativeTrainer, GrpoSync, HrpoSync
 
 FAILED = SearchCall("r", ("q",), failed=True, error="down")
@@ -276,3 +283,191 @@ def test_a_validation_of_failures_alone_has_counts_and_no_score() -> None:
 def test_kl_in_the_reward_is_refused(kind: type[GroupRelativeTrainer]) -> None:
     with pytest.raises(ValueError, match="use_kl_in_reward=false"):
         kind(OmegaConf.create({"algorithm": {"use_kl_in_reward": True}}))
+
+
+# veRL's own loop and its own saving, with the work of its workers scripted ----------------------------------
+
+
+class Rehearsed(PPOTrainerSync):
+    """A run of `fit` without models: a step takes no time, and what workers would save are small files."""
+
+    def begin(self, saved: int, steps: int, at: dict[int, Callable[[], None]], files: int) -> None:
+        """Set up what `init` would have; `at` is what happens in a step, `files` what a save comes to."""
+        self.global_steps, self.total_training_steps, self.steps_per_epoch = saved, steps, 100
+        self.at, self.files = at, files
+        self.validated: list[int] = []
+        self.actor_rollout_wg = self.train_dataloader = self.checkpoint_manager = self
+        self._init_dump_executor()
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        self.at.get(self.global_steps, lambda: None)()
+        return put_step(f"fit{self.global_steps}")
+
+    def _validate(self) -> dict[str, float]:
+        self.validated.append(self.global_steps)
+        return {"drzero/val/em": 0.5}
+
+    def _compute_metrics(self, *arguments: Any, **named: Any) -> None:
+        """Nothing: they are of tensors that no worker has computed."""
+
+    # What stands in for the workers, the data loader and the rollout engine.
+
+    def save_checkpoint(self, folder: str, *arguments: Any, **named: Any) -> None:
+        actors = len(FILES) - 1
+        save(Path(self.config.trainer.default_local_dir), self.global_steps, min(self.files, actors))
+        if self.files < actors:
+            raise OSError("the disk is gone")
+
+    def state_dict(self) -> dict[str, int]:
+        if self.files < len(FILES):
+            raise OSError("the disk is gone")
+        return {}
+
+    def update_weights(self, step: int) -> None:
+        pass
+
+
+class Timed(ObservedTrainer, Rehearsed):
+    """The trainer under test around that run."""
+
+    base_mode = "sync"
+
+    def _group(self, row: StepRow) -> str:
+        return row.prompt
+
+    def _method_metrics(self, rows: list[StepRow]) -> dict[str, float]:
+        return {}
+
+
+Rehearse = Callable[..., tuple[Timed, list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def composed() -> DictConfig:
+    """A solver's config; composing takes a second."""
+    overrides = ["hardware=cpu", "trainer.logger=[file]", "trainer.val_before_train=false"]
+    return resolve(compose_plain("solver", overrides))
+
+
+@pytest.fixture
+def rehearse(queue: None, composed: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
+    """Run veRL's loop to its end; returns the trainer and what it has logged."""
+    monkeypatch.delenv(STOP_VARIABLE, raising=False)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
+
+    def run(
+        *overrides: str,
+        steps: int = 3,
+        saved: int = 0,
+        at: dict[int, Callable[[], None]] | None = None,
+        files: int = len(FILES),
+    ) -> tuple[Timed, list[dict[str, Any]]]:
+        places = [f"run.dir={tmp_path}", f"trainer.default_local_dir={tmp_path}"]
+        changes = OmegaConf.from_dotlist([*places, *overrides])
+        made = Timed(cast(DictConfig, OmegaConf.merge(composed, changes)))
+        made.begin(saved, steps, at or {}, files)
+        made.fit(None)
+        return made, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+    return run
+
+
+def stop_in(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Callable[[], None]:
+    """Whoever pays sets the stop time, so many seconds ahead."""
+    return lambda: monkeypatch.setenv(STOP_VARIABLE, str(time.time() + seconds))
+
+
+def phases(folder: Path) -> list[tuple[int, str]]:
+    lines = (folder / "heartbeats.jsonl").read_text().splitlines()
+    return [(beat["step"], beat["phase"]) for beat in map(json.loads, lines)]
+
+
+@pytest.mark.parametrize("freq", [1, 2, 10, -1])
+def test_a_run_that_is_out_of_time_ends_after_a_step_that_is_saved_and_logged(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freq: int
+) -> None:
+    _, logged = rehearse(
+        f"trainer.save_freq={freq}", "trainer.test_freq=-1", at={2: stop_in(monkeypatch, 20)}
+    )
+    assert [line["step"] for line in logged] == [1, 2]
+    assert saved_step(tmp_path) == 2 and is_whole(step_folder(tmp_path, 2))
+    note = take_note(tmp_path)
+    assert note and note.step == 2 and STOP_VARIABLE in note.why
+    end = [(2, "save"), (2, "weight-sync"), (2, "out-of-time"), (3, "done")]
+    # One save and no more, whether it was due or not.
+    assert phases(tmp_path)[-4:] == end and phases(tmp_path).count((2, "save")) == 1
+
+
+def test_a_run_with_time_enough_goes_to_its_end(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, logged = rehearse(at={1: stop_in(monkeypatch, 3600)})
+    assert [line["step"] for line in logged] == [1, 2, 3]
+    assert saved_step(tmp_path) == 3 and take_note(tmp_path) is None
+
+
+def test_a_run_in_its_last_step_is_finished_and_not_out_of_time(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = rehearse("trainer.test_freq=3", at={3: stop_in(monkeypatch, -5)})
+    assert saved_step(tmp_path) == 3 and trainer.validated[-1] == 3
+    assert take_note(tmp_path) is None and phases(tmp_path)[-1] == (4, "done")
+
+
+def test_a_validation_after_the_last_step_in_time_is_left_to_the_next_start(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("trainer.test_freq=1", "trainer.val_before_train=true")
+    trainer, logged = rehearse(*overrides, at={2: stop_in(monkeypatch, 20)})
+    assert trainer.validated == [0, 1]
+    assert ["drzero/val/em" in line["data"] for line in logged] == [True, True, False]
+    assert (2, "validation") not in phases(tmp_path)
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+def test_a_start_that_took_too_long_begins_no_step(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
+) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 1))
+    rehearse(saved=saved)
+    assert phases(tmp_path) == [(0, "start-up"), (saved, "out-of-time"), (saved + 1, "done")]
+    assert not list(tmp_path.glob("global_step_*"))
+    note = take_note(tmp_path)
+    assert note and note.step == saved and note.why.endswith("when the first step was to begin")
+
+
+def test_the_first_step_is_begun_however_little_time_is_left(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is started again and again must get on."""
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
+    _, logged = rehearse("trainer.save_freq=10")
+    assert [line["step"] for line in logged] == [1] and saved_step(tmp_path) == 1
+
+
+def announced(folder: Path) -> list[str]:
+    log = folder / "artefacts.jsonl"
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return [Path(json.loads(line)["path"]).name for line in lines]
+
+
+def test_every_saved_step_is_announced_once(rehearse: Rehearse, tmp_path: Path) -> None:
+    rehearse("trainer.save_freq=2", steps=5)
+    assert announced(tmp_path) == ["global_step_2", "global_step_4", "global_step_5"]
+
+
+@pytest.mark.parametrize("files", range(len(FILES) + 1))
+def test_a_save_that_breaks_off_is_not_announced(rehearse: Rehearse, tmp_path: Path, files: int) -> None:
+    (tmp_path / TRACKER).mkdir()  # the last of a save, the number, cannot be written either
+    with pytest.raises(OSError, match=f"the disk is gone|{TRACKER}"):
+        rehearse("trainer.save_freq=1", files=files)
+    assert announced(tmp_path) == [] and saved_step(tmp_path) == 0
+
+
+def test_a_dump_is_announced_when_it_has_its_name(
+    queue: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
+    trainer()._dump(read_rows(put_step("announced dump")), tmp_path / "dumps")
+    assert announced(tmp_path) == ["step_0003.jsonl"]

@@ -185,7 +185,8 @@ class ObservedTrainer(PPOTrainer):
         trainer, step = self.config.trainer, self.global_steps
         if step >= self.total_training_steps:
             return
-        self._out_of_time = self._pace.reason_to_stop(trainer.test_freq > 0 and step % trainer.test_freq == 0)
+        validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
+        self._out_of_time = self._pace.reason_to_stop(seconds_left(), validates)
         if self._out_of_time and self._saved != step:
             with marked_timer("save_checkpoint", self.timing_raw, color="green"):
                 self._save_checkpoint()

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,41 +79,43 @@ def is_time_to_stop(left_s: float, step_s: float, save_s: float | None, validati
 class Pace:
     """How long the steps, saves and validations of this start took at most."""
 
-    def __init__(self) -> None:
-        """A step begins now."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """A step begins now; `clock` gives seconds."""
+        self._clock = clock
         self._longest: dict[str, float] = {}
         self.begin_step()
 
     def begin_step(self) -> None:
         """What has passed since the last step is no part of the next."""
-        self._began, self._apart = time.monotonic(), 0.0
+        self._began, self._apart = self._clock(), 0.0
 
     def end_step(self) -> None:
         """Take the time since the last step's end, or since `begin_step`, for a step; the next one begins."""
-        self._took("step", time.monotonic() - self._began - self._apart)
+        self._took("step", self._clock() - self._began - self._apart)
         self.begin_step()
 
     @contextmanager
     def apart(self, part: str) -> Iterator[None]:
         """Time a `save` or a `validation`, which is no part of the step it falls into."""
-        began = time.monotonic()
+        began = self._clock()
         yield
-        took = time.monotonic() - began
+        took = self._clock() - began
         self._took(part, took)
         self._apart += took
 
-    def reason_to_stop(self, validates: bool) -> str | None:
-        """Why the run must end after this step; None when another one fits, or when there is no stop time.
+    def reason_to_stop(self, left_s: float, validates: bool) -> str | None:
+        """Why a run with `left_s` seconds left must end after this step; None when another one fits.
 
         `validates` says that a validation is due now.
         """
-        left, step, save = seconds_left(), self._longest.get("step", 0.0), self._longest.get("save")
-        # The first validation of a start may take as long as anything known.
+        step, save = self._longest.get("step", 0.0), self._longest.get("save")
+        # One that has not been timed is taken for as long as a step.
         validation = self._longest.get("validation", step) if validates else 0.0
-        if not is_time_to_stop(left, step, save, validation):
+        if not is_time_to_stop(left_s, step, save, validation):
             return None
-        told = f"another step may take {STEP_FACTOR * step:.0f} s and its save {save or FIRST_SAVE_S:.0f} s"
-        return f"{told}, and {told_left(left)}"
+        save = FIRST_SAVE_S if save is None else save
+        told = f"another step may take {STEP_FACTOR * step:.0f} s and its save {save:.0f} s"
+        return f"{told}, and {told_left(left_s)}"
 
     def _took(self, part: str, seconds: float) -> None:
         self._longest[part] = max(self._longest.get(part, 0.0), seconds)
