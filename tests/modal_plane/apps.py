@@ -1,0 +1,164 @@
+"""Handlers of apps: their life, with and without their client, and their logs.
+
+An app that is not detached ends with its client: when the client says that it is done, and when it is lost,
+which is seen by its log stream. A detached one goes on as long as a call is running. What ends with the
+client in both are the calls that the client itself waits for (`.remote()` in a local entry point). A spawned
+call goes on, and so does all that a container calls. The client prints that a detached app keeps "the last
+triggered function" alive, but users of Modal report that a call is cancelled once nobody asks for its output,
+and the client spawns, and does not call, for `modal run --detach app.py::function`: what works here works in
+both readings.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from google.protobuf.empty_pb2 import Empty
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2
+
+from modal_plane.calls import Calls
+from modal_plane.containers import Containers
+from modal_plane.objects import BUILDER_VERSION
+from modal_plane.servicer import Caller
+from modal_plane.state import ENVIRONMENT, App, State, content_id, new_id
+
+STATES = {
+    "initializing": api_pb2.APP_STATE_INITIALIZING,
+    "disconnected": api_pb2.APP_STATE_DETACHED_DISCONNECTED,
+    "stopping": api_pb2.APP_STATE_STOPPING,
+    "stopped": api_pb2.APP_STATE_STOPPED,
+}
+
+
+class AppHandlers:
+    """Handlers of apps, their environment and their logs."""
+
+    def __init__(self, state: State, calls: Calls, containers: Containers) -> None:
+        self._state = state
+        self._calls = calls
+        self._containers = containers
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ClientHello(self, request: Empty, caller: Caller) -> api_pb2.ClientHelloResponse:
+        return api_pb2.ClientHelloResponse()
+
+    async def EnvironmentGetOrCreate(
+        self, request: api_pb2.EnvironmentGetOrCreateRequest, caller: Caller
+    ) -> api_pb2.EnvironmentGetOrCreateResponse:
+        settings = api_pb2.EnvironmentSettings(image_builder_version=BUILDER_VERSION)
+        return api_pb2.EnvironmentGetOrCreateResponse(
+            environment_id=content_id("en", ENVIRONMENT.encode()),
+            metadata=api_pb2.EnvironmentMetadata(name=ENVIRONMENT, settings=settings),
+        )
+
+    async def AppCreate(self, request: api_pb2.AppCreateRequest, caller: Caller) -> api_pb2.AppCreateResponse:
+        detached = request.app_state == api_pb2.APP_STATE_DETACHED
+        app = App(new_id("ap"), request.description, detached, caller.peer)
+        self._state.apps[app.id] = app
+        return api_pb2.AppCreateResponse(app_id=app.id, app_page_url=f"http://127.0.0.1/apps/{app.id}")
+
+    async def AppPublish(
+        self, request: api_pb2.AppPublishRequest, caller: Caller
+    ) -> api_pb2.AppPublishResponse:
+        app = self._app(request.app_id)
+        app.functions = {tag: self._state.functions[fid] for tag, fid in request.function_ids.items()}
+        app.state = "running"
+        return api_pb2.AppPublishResponse()
+
+    async def AppHeartbeat(self, request: api_pb2.AppHeartbeatRequest, caller: Caller) -> Empty:
+        return Empty()
+
+    async def AppClientDisconnect(self, request: api_pb2.AppClientDisconnectRequest, caller: Caller) -> Empty:
+        self._leave(self._app(request.app_id), api_pb2.AppDisconnectReason.Name(request.reason))
+        return Empty()
+
+    async def AppStop(self, request: api_pb2.AppStopRequest, caller: Caller) -> Empty:
+        await self.stop(self._app(request.app_id))
+        return Empty()
+
+    async def AppGetLifecycle(
+        self, request: api_pb2.AppGetLifecycleRequest, caller: Caller
+    ) -> api_pb2.AppGetLifecycleResponse:
+        lifecycle = api_pb2.AppLifecycle(app_state=_state(self._app(request.app_id)))
+        return api_pb2.AppGetLifecycleResponse(lifecycle=lifecycle)
+
+    async def AppList(self, request: api_pb2.AppListRequest, caller: Caller) -> api_pb2.AppListResponse:
+        items = [
+            api_pb2.AppListResponse.AppListItem(
+                app_id=app.id,
+                description=app.name,
+                state=_state(app),
+                n_running_tasks=len(self._calls.running(app)),
+            )
+            for app in self._state.apps.values()
+        ]
+        return api_pb2.AppListResponse(apps=items)
+
+    async def AppGetLogs(
+        self, request: api_pb2.AppGetLogsRequest, caller: Caller
+    ) -> AsyncIterator[api_pb2.TaskLogsBatch]:
+        app = self._app(request.app_id)
+        position = int(request.last_entry_id or 0)
+        deadline = asyncio.get_running_loop().time() + request.timeout
+        try:
+            while True:
+                while position < len(app.log.batches):
+                    position += 1
+                    yield app.log.batches[position - 1]
+                remaining = deadline - asyncio.get_running_loop().time()
+                # The client of a detached app need not wait for the calls that go on.
+                left = app.state == "disconnected" and caller.peer == app.creator
+                if app.log.closed or left:
+                    yield api_pb2.TaskLogsBatch(app_done=True)
+                    return
+                if remaining <= 0:
+                    return
+                await app.log.bell.wait(remaining)
+        except (asyncio.CancelledError, GeneratorExit):
+            if caller.peer == app.creator:
+                self._leave(app, "lost")
+            raise
+
+    async def AppFetchLogs(
+        self, request: api_pb2.AppFetchLogsRequest, caller: Caller
+    ) -> api_pb2.AppFetchLogsResponse:
+        batches = self._app(request.app_id).log.batches
+        return api_pb2.AppFetchLogsResponse(batches=batches[-(request.limit or len(batches)) :])
+
+    async def stop(self, app: App) -> None:
+        """End the app: its calls, its containers, then its log."""
+        if app.state in ("stopping", "stopped"):
+            return
+        app.state = "stopping"
+        await self._calls.end(self._calls.running(app))
+        await self._containers.all_gone(app)
+        app.state = "stopped"
+        app.log.close()
+
+    def _leave(self, app: App, reason: str) -> None:
+        """The app's client is gone."""
+        if app.disconnect_reason:
+            return
+        app.disconnect_reason = reason
+        task = asyncio.create_task(self._outlive(app) if app.detached else self.stop(app))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _outlive(self, app: App) -> None:
+        """A detached app without its client: it ends with its last call."""
+        app.state = "disconnected"
+        app.log.bell.ring()
+        await self._calls.end(self._calls.running(app, of_client=True))
+        while self._calls.running(app):
+            await self._calls.bell.wait(60)
+        await self.stop(app)
+
+    def _app(self, app_id: str) -> App:
+        if app_id not in self._state.apps:
+            raise GRPCError(Status.NOT_FOUND, f"App {app_id} not found")
+        return self._state.apps[app_id]
+
+
+def _state(app: App) -> "api_pb2.AppState.ValueType":
+    running = api_pb2.APP_STATE_DETACHED if app.detached else api_pb2.APP_STATE_EPHEMERAL
+    return STATES.get(app.state, running)

@@ -1,0 +1,152 @@
+"""Contents by hash, and the HTTP server for what is too large for a request.
+
+Modal keeps large files and arguments in an object store that clients reach by signed addresses. Here the
+addresses are of an HTTP server on loopback, and the store is a folder of files named by the SHA-256 of their
+content.
+"""
+
+import base64
+import hashlib
+import os
+import tempfile
+import urllib.parse
+import uuid
+from collections.abc import AsyncIterable, Callable
+from pathlib import Path
+
+from aiohttp import web
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2
+
+from modal_plane.servicer import Caller
+
+BLOCK = 8 * 2**20
+"""Bytes of a block, of which a volume's files are uploaded and downloaded."""
+
+
+class Contents:
+    """A folder of contents by their SHA-256 (hex)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True)
+
+    def __contains__(self, sha256: str) -> bool:
+        return self.path(sha256).exists()
+
+    def path(self, sha256: str) -> Path:
+        """Where the content is, or would be."""
+        return self._folder / sha256
+
+    def read(self, sha256: str) -> bytes:
+        """The content."""
+        return self.path(sha256).read_bytes()
+
+    def add(self, content: bytes) -> str:
+        """Keep the content. Returns its SHA-256."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        if sha256 not in self:
+            self.path(sha256).write_bytes(content)
+        return sha256
+
+    async def receive(self, chunks: AsyncIterable[bytes]) -> tuple[str, str]:
+        """Keep what arrives. Returns its SHA-256 and its MD5, both in hex."""
+        sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        descriptor, partial = tempfile.mkstemp(dir=self._folder)
+        with os.fdopen(descriptor, "wb") as file:
+            async for chunk in chunks:
+                sha256.update(chunk)
+                md5.update(chunk)
+                file.write(chunk)
+        os.replace(partial, self.path(sha256.hexdigest()))
+        return sha256.hexdigest(), md5.hexdigest()
+
+
+class Blobs:
+    """Handlers of blobs, and the HTTP server of blobs, blocks and files of volumes.
+
+    Args:
+        contents: The store.
+        file_of: From a volume's id and a path in it to the file, for downloads.
+    """
+
+    def __init__(self, contents: Contents, file_of: Callable[[str, str], Path]) -> None:
+        self._contents = contents
+        self._file_of = file_of
+        self._hashes: dict[str, str] = {}
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Listen on a free port of loopback."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.put("/blob/{id}", self._put_blob),
+                web.get("/blob/{id}", self._get_blob),
+                web.put("/block/{sha256}", self._put_block),
+                web.get("/file/{volume}", self._get_file),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def sha256(self, blob_id: str) -> str:
+        """Hash of an uploaded blob.
+
+        Raises:
+            GRPCError: NOT_FOUND.
+        """
+        if blob_id not in self._hashes:
+            raise GRPCError(Status.NOT_FOUND, f"Blob {blob_id} not found")
+        return self._hashes[blob_id]
+
+    def block_url(self, sha256: str) -> str:
+        """Where a client uploads a block of a file."""
+        return f"{self.url}/block/{sha256}"
+
+    def file_url(self, volume_id: str, path: str, start: int, length: int) -> str:
+        """Where a client downloads a part of a volume's file, in bytes."""
+        query = urllib.parse.urlencode({"path": path, "start": start, "length": length})
+        return f"{self.url}/file/{volume_id}?{query}"
+
+    async def BlobCreate(
+        self, request: api_pb2.BlobCreateRequest, caller: Caller
+    ) -> api_pb2.BlobCreateResponse:
+        blob_id = f"bl-{uuid.uuid4().hex[:22]}"
+        known = base64.b64decode(request.content_sha256_base64).hex()
+        if known in self._contents:
+            self._hashes[blob_id] = known
+        urls = api_pb2.UploadUrlList(items=[f"{self.url}/blob/{blob_id}"])
+        return api_pb2.BlobCreateResponse(blob_id=blob_id, blob_ids=[blob_id], upload_urls=urls)
+
+    async def BlobGet(self, request: api_pb2.BlobGetRequest, caller: Caller) -> api_pb2.BlobGetResponse:
+        self.sha256(request.blob_id)
+        return api_pb2.BlobGetResponse(download_url=f"{self.url}/blob/{request.blob_id}")
+
+    async def _put_blob(self, request: web.Request) -> web.Response:
+        sha256, md5 = await self._contents.receive(request.content.iter_any())
+        self._hashes[request.match_info["id"]] = sha256
+        # The client compares it with its own: an object store's ETag is the content's MD5.
+        return web.Response(headers={"ETag": f'"{md5}"'})
+
+    async def _get_blob(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(self._contents.path(self._hashes[request.match_info["id"]]))
+
+    async def _put_block(self, request: web.Request) -> web.Response:
+        sha256, _ = await self._contents.receive(request.content.iter_any())
+        return web.Response(body=sha256.encode())
+
+    async def _get_file(self, request: web.Request) -> web.Response:
+        path = self._file_of(request.match_info["volume"], request.query["path"])
+        with path.open("rb") as file:
+            file.seek(int(request.query["start"]))
+            return web.Response(body=file.read(int(request.query["length"])))

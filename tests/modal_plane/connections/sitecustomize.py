@@ -1,0 +1,37 @@
+"""Writes down where a Python process, and those it starts, connect to: the file is $MODAL_PLANE_CONNECTIONS.
+
+Python imports this module by its name at start, because the plane puts this folder on PYTHONPATH. An audit
+hook sees every TCP connection, name lookup and datagram that goes through Python's sockets, before it
+happens.
+
+It also undoes what a process inherits from a shell that started the tests in the background: that Ctrl-C is
+ignored.
+"""
+
+import os
+import signal
+import socket
+import sys
+
+
+def _watch(event: str, arguments: tuple) -> None:
+    if event == "socket.getaddrinfo":
+        host = arguments[0]
+    elif event == "socket.sendto" or (event == "socket.connect" and arguments[0].type == socket.SOCK_STREAM):
+        # A datagram socket's connect sends nothing: it is how a process asks for its own address.
+        if arguments[0].family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        host = arguments[1][0]
+    else:
+        return
+    name = host.decode() if isinstance(host, bytes) else host
+    # None is this machine: an address to listen at.
+    if name:
+        with open(os.environ["MODAL_PLANE_CONNECTIONS"], "a") as file:
+            file.write(f"{name}\n")
+
+
+if "MODAL_PLANE_CONNECTIONS" in os.environ:
+    sys.addaudithook(_watch)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

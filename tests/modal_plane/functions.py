@@ -1,0 +1,196 @@
+"""Handlers of functions: as the app defines them, and the variants that `with_options` makes.
+
+A variant is a function of its own id, whose definition is the base's with the options over it; its containers
+are made from that.
+"""
+
+from typing import Any
+
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2
+
+from modal_plane.servicer import Caller
+from modal_plane.state import App, Function, FunctionSpec, MountedVolume, State, new_id
+
+LONGEST_TIMEOUT = 24 * 60 * 60
+"""Seconds that Modal allows an attempt at most."""
+
+
+class FunctionHandlers:
+    """Handlers of definitions and variants."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def FunctionPrecreate(
+        self, request: api_pb2.FunctionPrecreateRequest, caller: Caller
+    ) -> api_pb2.FunctionPrecreateResponse:
+        function = self._declare(request.app_id, request.existing_function_id, request)
+        return api_pb2.FunctionPrecreateResponse(function_id=function.id, handle_metadata=function.handle)
+
+    async def FunctionCreate(
+        self, request: api_pb2.FunctionCreateRequest, caller: Caller
+    ) -> api_pb2.FunctionCreateResponse:
+        data = request.function_data
+        definitions = [ranked.function for ranked in data.ranked_functions] or [request.function]
+        first = definitions[0]
+        if first.is_class or first.webhook_config.type or first.is_server:
+            raise GRPCError(
+                Status.UNIMPLEMENTED,
+                f"{first.function_name}: the plane has plain functions, no classes or servers",
+            )
+        _check_timeout(first.timeout_secs)
+        function = self._declare(request.app_id, request.existing_function_id, first)
+        function.definitions = definitions
+        ranked = [
+            api_pb2.FunctionData.RankedFunction(rank=rank, function=definition)
+            for rank, definition in enumerate(definitions)
+        ]
+        return api_pb2.FunctionCreateResponse(
+            function_id=function.id,
+            function=first,
+            handle_metadata=function.handle,
+            function_data=api_pb2.FunctionData(
+                module_name=first.module_name,
+                function_name=first.function_name,
+                function_type=first.function_type,
+                timeout_secs=first.timeout_secs,
+                ranked_functions=ranked,
+            ),
+        )
+
+    async def FunctionBindParams(
+        self, request: api_pb2.FunctionBindParamsRequest, caller: Caller
+    ) -> api_pb2.FunctionBindParamsResponse:
+        base, options = self._function(request.function_id), request.function_options
+        if options.HasField("timeout_secs"):
+            _check_timeout(options.timeout_secs)
+        variant = Function(
+            id=new_id("fu"),
+            app=base.app,
+            handle=base.handle,
+            definitions=[_merged(definition, options) for definition in base.definitions],
+            base=base,
+            options=self._named(options),
+        )
+        self._state.functions[variant.id] = variant
+        return api_pb2.FunctionBindParamsResponse(bound_function_id=variant.id, handle_metadata=base.handle)
+
+    def spec(self, function: Function) -> FunctionSpec:
+        """What the function or variant asks for."""
+        first = function.definitions[0]
+        resources, retries = first.resources, first.retry_policy
+        scaling = first.autoscaler_settings.max_containers or first.concurrency_limit
+        gpus = [definition.resources.gpu_config for definition in function.definitions]
+        return FunctionSpec(
+            name=function.name,
+            gpus=tuple(dict.fromkeys((gpu.gpu_type, gpu.count) for gpu in gpus if gpu.count)),
+            cpu=_range(resources.milli_cpu / 1000, resources.milli_cpu_max / 1000),
+            memory=_range(resources.memory_mb, resources.memory_mb_max),
+            ephemeral_disk=resources.ephemeral_disk_mb or None,
+            timeout=first.timeout_secs,
+            startup_timeout=first.startup_timeout_secs,
+            retries=retries.retries,
+            volumes=self._volumes(first.volume_mounts),
+            secrets=tuple(self._state.secret(secret_id) for secret_id in first.secret_ids),
+            image=self._state.images[first.image_id],
+            files=self._state.files(list(first.mount_ids)),
+            regions=tuple(first.scheduler_placement.regions),
+            nonpreemptible=first.scheduler_placement.nonpreemptible,
+            cloud=first.cloud_provider_str or None,
+            max_containers=scaling or None,
+        )
+
+    def _volumes(self, mounts: Any) -> dict[str, MountedVolume]:
+        return {
+            mount.mount_path: MountedVolume(
+                self._state.volume_of(mount.volume_id).name, mount.read_only, mount.sub_path or None
+            )
+            for mount in mounts
+        }
+
+    def _named(self, options: api_pb2.FunctionOptions) -> dict[str, Any]:
+        """Only what is set, by the names that `with_options` has."""
+        resources, gpu = options.resources, options.resources.gpu_config
+        named = {
+            "gpu": (gpu.gpu_type, gpu.count) if gpu.count else None,
+            "cpu": _range(resources.milli_cpu / 1000, resources.milli_cpu_max / 1000),
+            "memory": _range(resources.memory_mb, resources.memory_mb_max),
+            "timeout": options.timeout_secs or None,
+            "retries": options.retry_policy.retries if options.HasField("retry_policy") else None,
+            "region": tuple(options.scheduler_placement.regions) or None,
+            "cloud": options.cloud_provider_str or None,
+            "max_containers": options.concurrency_limit or None,
+            "secrets": tuple(self._state.secret(secret_id) for secret_id in options.secret_ids) or None,
+            "volumes": self._volumes(options.volume_mounts) or None,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def _function(self, function_id: str) -> Function:
+        if function_id not in self._state.functions:
+            raise GRPCError(Status.NOT_FOUND, f"Function {function_id} not found")
+        return self._state.functions[function_id]
+
+    def _declare(
+        self, app_id: str, function_id: str, request: api_pb2.FunctionPrecreateRequest | api_pb2.Function
+    ) -> Function:
+        """The function of the id, or a new one."""
+        if function_id:
+            return self._function(function_id)
+        handle = api_pb2.FunctionHandleMetadata(
+            function_name=request.function_name,
+            function_type=request.function_type,
+            definition_id=new_id("de"),
+            function_schema=request.function_schema,
+            supported_input_formats=request.supported_input_formats,
+            supported_output_formats=request.supported_output_formats,
+            app_id=app_id,
+        )
+        function = Function(id=new_id("fu"), app=self._state.apps[app_id], handle=handle)
+        self._state.functions[function.id] = function
+        return function
+
+
+def layout(state: State, app: App, definition: api_pb2.Function) -> api_pb2.AppLayout:
+    """What a container is told of the app: its functions, and the objects that its own one depends on."""
+    objects = [
+        api_pb2.Object(object_id=function.id, function_handle_metadata=function.handle)
+        for function in app.functions.values()
+    ]
+    for dependency in definition.object_dependencies:
+        known = api_pb2.Object(object_id=dependency.object_id)
+        if known.object_id.startswith("vo-"):
+            known.volume_metadata.CopyFrom(state.volume_of(known.object_id).metadata())
+        objects.append(known)
+    return api_pb2.AppLayout(
+        objects=objects, function_ids={name: function.id for name, function in app.functions.items()}
+    )
+
+
+def _merged(definition: api_pb2.Function, options: api_pb2.FunctionOptions) -> api_pb2.Function:
+    """The definition with the options over it, as far as they are set."""
+    given = {field.name: value for field, value in options.ListFields()}
+    merged = api_pb2.Function.FromString(definition.SerializeToString())
+    merged.resources.MergeFrom(options.resources)
+    for name in given.keys() & {"retry_policy", "scheduler_placement"}:
+        getattr(merged, name).CopyFrom(given[name])
+    for name in given.keys() & {"timeout_secs", "concurrency_limit", "cloud_provider_str"}:
+        setattr(merged, name, given[name])
+    if options.replace_volume_mounts:
+        del merged.volume_mounts[:]
+        merged.volume_mounts.extend(options.volume_mounts)
+    if options.replace_secret_ids:
+        merged.secret_ids[:] = options.secret_ids
+    return merged
+
+
+def _range(request: Any, limit: Any) -> Any:
+    """None, the request, or the request and the limit."""
+    return (request, limit) if limit else (request or None)
+
+
+def _check_timeout(seconds: int) -> None:
+    if not 1 <= seconds <= LONGEST_TIMEOUT:
+        raise GRPCError(
+            Status.INVALID_ARGUMENT, f"timeout must be between 1 and {LONGEST_TIMEOUT} seconds, not {seconds}"
+        )

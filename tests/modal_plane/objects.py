@@ -1,0 +1,119 @@
+"""Handlers of what functions are made of: secrets, local files ("mounts") and images.
+
+An image is built at once and by nobody: what is kept is its steps. Two images are the same when their steps
+are, so `State.built` has only what Modal would build anew.
+"""
+
+import hashlib
+
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2
+
+from modal_plane.blobs import Blobs
+from modal_plane.servicer import Caller
+from modal_plane.state import ENVIRONMENT, Image, Layer, SecretUse, State, content_id, new_id
+
+BUILDER_VERSION = "2025.06"
+"""Version of Modal's image builder: which Dockerfile commands the client makes of `Image`'s methods."""
+
+
+class ObjectHandlers:
+    """Handlers of secrets, mounts and images."""
+
+    def __init__(self, state: State, blobs: Blobs) -> None:
+        self._state = state
+        self._blobs = blobs
+
+    async def SecretGetOrCreate(
+        self, request: api_pb2.SecretGetOrCreateRequest, caller: Caller
+    ) -> api_pb2.SecretGetOrCreateResponse:
+        name, values = request.deployment_name, dict(request.env_dict)
+        if not name:
+            secret_id = new_id("st")
+            self._state.anonymous_secrets[secret_id] = SecretUse(None, tuple(sorted(values)), values)
+            return self._secret_reply(secret_id)
+        creation = request.object_creation_type
+        if name in self._state.secrets and creation == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS:
+            raise GRPCError(Status.ALREADY_EXISTS, f"Secret '{name}' already exists")
+        if creation == api_pb2.OBJECT_CREATION_TYPE_CREATE_OVERWRITE_IF_EXISTS:
+            self._state.secrets[name] = values
+        elif creation != api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
+            self._state.secrets.setdefault(name, values)
+        if name not in self._state.secrets:
+            raise GRPCError(Status.NOT_FOUND, f"Secret '{name}' not found in environment '{ENVIRONMENT}'")
+        if missing := sorted(set(request.required_keys) - self._state.secrets[name].keys()):
+            raise GRPCError(Status.NOT_FOUND, f"Secret '{name}' is missing key(s): {', '.join(missing)}")
+        return self._secret_reply(content_id("st", name.encode()))
+
+    def _secret_reply(self, secret_id: str) -> api_pb2.SecretGetOrCreateResponse:
+        secret = self._state.secret(secret_id)
+        metadata = api_pb2.SecretMetadata(
+            name=secret.name or "", keys=secret.keys, environment_name=ENVIRONMENT
+        )
+        return api_pb2.SecretGetOrCreateResponse(secret_id=secret_id, metadata=metadata)
+
+    async def MountBatchedCheckExistence(
+        self, request: api_pb2.MountBatchedCheckExistenceRequest, caller: Caller
+    ) -> api_pb2.MountBatchedCheckExistenceResponse:
+        missing = [sha256 for sha256 in request.sha256_hex_hashes if sha256 not in self._state.contents]
+        return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
+
+    async def MountPutFile(
+        self, request: api_pb2.MountPutFileRequest, caller: Caller
+    ) -> api_pb2.MountPutFileResponse:
+        kind = request.WhichOneof("data_oneof")
+        if kind is not None:
+            by_blob = kind == "data_blob_id"
+            sha256 = (
+                self._blobs.sha256(request.data_blob_id)
+                if by_blob
+                else self._state.contents.add(request.data)
+            )
+            if sha256 != request.sha256_hex:
+                raise GRPCError(
+                    Status.INVALID_ARGUMENT, f"content has hash {sha256}, not {request.sha256_hex}"
+                )
+        return api_pb2.MountPutFileResponse(exists=request.sha256_hex in self._state.contents)
+
+    async def MountGetOrCreate(
+        self, request: api_pb2.MountGetOrCreateRequest, caller: Caller
+    ) -> api_pb2.MountGetOrCreateResponse:
+        # A mount with a name is one of Modal's own: its client, a Python. It is there, and has no files.
+        files = tuple(sorted(request.files, key=lambda file: file.filename))
+        content = request.deployment_name + "".join(
+            f"{file.filename} {file.sha256_hex} {file.mode}\n" for file in files
+        )
+        mount_id = content_id("mo", content.encode())
+        self._state.mounts[mount_id] = files
+        checksum = hashlib.sha256(content.encode()).hexdigest()
+        return api_pb2.MountGetOrCreateResponse(
+            mount_id=mount_id,
+            handle_metadata=api_pb2.MountHandleMetadata(content_checksum_sha256_hex=checksum),
+        )
+
+    async def ImageGetOrCreate(
+        self, request: api_pb2.ImageGetOrCreateRequest, caller: Caller
+    ) -> api_pb2.ImageGetOrCreateResponse:
+        step = request.image
+        layer = Layer(
+            commands=tuple(step.dockerfile_commands),
+            context_files={file.filename: file.data for file in step.context_files},
+            copied=self._state.files([step.context_mount_id]) if step.context_mount_id else {},
+            secrets=tuple(self._state.secret(secret_id) for secret_id in step.secret_ids),
+            build_function=step.build_function.definition or None,
+        )
+        # Modal knows the step again by its content; an anonymous secret's id is another in each run.
+        content = api_pb2.Image.FromString(step.SerializeToString())
+        content.ClearField("secret_ids")
+        image_id = content_id("im", content.SerializeToString(deterministic=True))
+        if image_id not in self._state.images:
+            base = tuple(
+                under for parent in step.base_images for under in self._state.images[parent.image_id].layers
+            )
+            self._state.images[image_id] = Image(image_id, (*base, layer))
+            self._state.built.append(self._state.images[image_id])
+        return api_pb2.ImageGetOrCreateResponse(
+            image_id=image_id,
+            result=api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_SUCCESS),
+            metadata=api_pb2.ImageMetadata(image_builder_version=BUILDER_VERSION),
+        )

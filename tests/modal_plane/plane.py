@@ -1,0 +1,255 @@
+"""The control plane as tests use it: started, told what exists, asked what has reached it."""
+
+import asyncio
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from grpclib.server import Server
+
+from modal_plane.apps import AppHandlers
+from modal_plane.blobs import Blobs
+from modal_plane.calls import Calls
+from modal_plane.client import Client, Done, client_environment
+from modal_plane.containers import Containers
+from modal_plane.functions import FunctionHandlers
+from modal_plane.objects import ObjectHandlers
+from modal_plane.servicer import Servicer
+from modal_plane.state import App, Call, FunctionSpec, Image, State
+from modal_plane.volumes import Volume, VolumeHandlers
+
+CONNECTIONS = Path(__file__).parent / "connections"
+
+T = TypeVar("T")
+
+
+class ControlPlane:
+    """A Modal on loopback.
+
+    Args:
+        folder: Where volumes, uploaded files and containers are kept.
+        secrets: The named secrets that exist, with their values. Can be changed later: `plane.secrets`.
+        container_env: Environment variables of every container; what the app sets itself goes over them.
+        grace: Seconds that a container has from an interrupt to the kill.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        secrets: Mapping[str, dict[str, str]] | None = None,
+        container_env: Mapping[str, str] | None = None,
+        grace: float = 30,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder.resolve()
+        self._connections = self._folder / "connections"
+        self._container_env = dict(container_env or {})
+        self._grace = grace
+        self._state = State(self._folder, dict(secrets or {}))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._clients: list[Client] = []
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._run(self._serve())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for client in self._clients:
+            client.kill()
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        assert kind is not None or not self._state.failures, "\n".join(self._state.failures)
+
+    def modal(
+        self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, seconds: float = 120
+    ) -> Done:
+        """Run `modal ARGUMENTS` to its end.
+
+        Args:
+            arguments: What follows `modal` on the command line.
+            cwd: Where it runs.
+            env: Environment variables over this process's own.
+            seconds: How long it may take.
+
+        Raises:
+            TimeoutError: It took longer.
+        """
+        return self.start(*arguments, cwd=cwd, env=env).wait(seconds)
+
+    def start(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Client:
+        """Start `modal ARGUMENTS` and let it run."""
+        environment = client_environment(env or {}) | self._addresses()
+        environment["PYTHONPATH"] = _joined(CONNECTIONS, environment.get("PYTHONPATH"))
+        environment |= {
+            "MODAL_TOKEN_ID": "ak-loopback",
+            "MODAL_TOKEN_SECRET": "as-loopback",
+            "MODAL_CONFIG_PATH": str(self._folder / "no-modal.toml"),
+        }
+        output = self._folder / f"client-{len(self._clients)}"
+        self._clients.append(Client(arguments, cwd, environment, output))
+        return self._clients[-1]
+
+    @property
+    def apps(self) -> list[App]:
+        """All runs of apps, in order."""
+        return list(self._state.apps.values())
+
+    @property
+    def app(self) -> App:
+        """The last one."""
+        return self.apps[-1]
+
+    @property
+    def functions(self) -> dict[str, FunctionSpec]:
+        """The last app's functions by name."""
+        return {name: self._functions.spec(function) for name, function in self.app.functions.items()}
+
+    @property
+    def calls(self) -> list[Call]:
+        """All calls, in the order in which they came in: one for each input."""
+        return list(self._state.calls)
+
+    @property
+    def volumes(self) -> dict[str, Volume]:
+        """The volumes that exist, by name."""
+        return dict(self._state.volumes)
+
+    def volume(self, name: str) -> Volume:
+        """The volume of the name, made if there is none."""
+        return self._state.volume(name)
+
+    @property
+    def secrets(self) -> dict[str, dict[str, str]]:
+        """The named secrets that exist. Changes count from the next request on."""
+        return self._state.secrets
+
+    @property
+    def images_built(self) -> list[Image]:
+        """The image steps that were new, in order: a step that is known already is not built again."""
+        return list(self._state.built)
+
+    @property
+    def mounted_files(self) -> dict[str, bytes]:
+        """Container path to content of all local files that the last app's functions get."""
+        files = {path: sha256 for spec in self.functions.values() for path, sha256 in spec.files.items()}
+        return {path: self._state.contents.read(sha256) for path, sha256 in files.items()}
+
+    @property
+    def requests(self) -> list[str]:
+        """The names of all requests, in order."""
+        return list(self._state.requests)
+
+    @property
+    def left_machine(self) -> list[str]:
+        """Addresses and names elsewhere that a client, container or child connected to or looked up."""
+        seen = self._connections.read_text().split() if self._connections.exists() else []
+        return sorted(host for host in set(seen) if not _is_here(host))
+
+    def answer(self, function: str, answer: Callable[..., Any]) -> None:
+        """Answer calls of a function by `answer(*args, **kwargs)`, in this process, without a container."""
+        self._calls.answers[function] = answer
+
+    def preempt(self, call: Call) -> None:
+        """Take the call's container away as Modal does: interrupt, kill after the grace, a new one."""
+        self._run(self._containers.running(call).end(self._grace))
+
+    def kill(self, call: Call) -> None:
+        """Kill the call's container, as the kernel does when memory is short."""
+        container = self._containers.running(call)
+        self._loop.call_soon_threadsafe(container.kill)
+        self._run(container.gone.wait())
+
+    def wait_for(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
+        """The first true value of the condition.
+
+        Raises:
+            TimeoutError: It was not true in time; the error says `what` was waited for.
+        """
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {seconds:g} s")
+            time.sleep(0.02)
+        return value
+
+    def wait_stopped(self, app: App, seconds: float = 60) -> None:
+        """Wait until the app and all its containers have ended."""
+        self.wait_for(lambda: app.state == "stopped", f"end of {app.name}", seconds)
+
+    async def _serve(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        state = self._state
+        blobs = Blobs(state.contents, lambda volume, path: state.volume_of(volume).places(path)[0])
+        await blobs.start()
+        own = self._container_env | self._addresses()
+        own["PYTHONPATH"] = _joined(CONNECTIONS, own.get("PYTHONPATH"))
+        self._containers = Containers(state, own, self._grace)
+        self._functions = FunctionHandlers(state)
+        self._calls = Calls(state, blobs, self._functions, self._containers)
+        self._apps = AppHandlers(state, self._calls, self._containers)
+        volumes = VolumeHandlers(state, blobs, self._containers)
+        objects = ObjectHandlers(state, blobs)
+        handlers = [self._apps, self._calls, self._containers, self._functions, volumes, objects, blobs]
+        self._blobs = blobs
+        self._server = Server([Servicer(handlers, state.requests, state.failures)])
+        await self._server.start(sock=listener)
+
+    async def _close(self) -> None:
+        # A test that ends early does not wait for what it left running.
+        self._containers.grace = 0
+        for app in self.apps:
+            await self._apps.stop(app)
+            await self._containers.all_gone(app)
+        self._server.close()
+        await self._server.wait_closed()
+        await self._blobs.stop()
+
+    def _addresses(self) -> dict[str, str]:
+        """What leads a client or a container here and nowhere else."""
+        return {
+            "MODAL_SERVER_URL": self.url,
+            "MODAL_DISABLE_API_PROXY": "1",
+            "NO_PROXY": "127.0.0.1,localhost",
+            "MODAL_PLANE_CONNECTIONS": str(self._connections),
+        }
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _joined(first: Path, rest: str | None) -> str:
+    return os.pathsep.join([str(first), rest] if rest else [str(first)])
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address or name is this machine's: one can listen at an address of its own."""
+    if host in ("localhost", socket.gethostname(), socket.getfqdn()):
+        return True
+    try:
+        version = ipaddress.ip_address(host.split("%")[0]).version
+    except ValueError:
+        return False
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as own:
+        try:
+            own.bind((host, 0))
+        except OSError:
+            return False
+    return True

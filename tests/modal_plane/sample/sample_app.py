@@ -1,0 +1,163 @@
+"""The app of the control plane's tests: each function is one thing that a launcher does."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import modal
+
+app = modal.App("plane-sample")
+corpus = modal.Volume.from_name("sample-corpus", create_if_missing=True)
+checkpoints = modal.Volume.from_name("sample-checkpoints", create_if_missing=True, version=2)
+image = (
+    modal.Image.debian_slim(python_version="3.11")
+    .pip_install("numpy==2.2.0")
+    .env({"GREETING": "hello there", "PYTHONPATH": "/root/added", "HF_HOME": "/checkpoints/hub"})
+    .add_local_dir(Path(__file__).parent / "extra", "/root/added")
+)
+MEBIBYTES_3 = 3 * 2**20
+GIVEN = ("GREETING", "MODE", "WANDB_API_KEY", "FROM_DOTENV")
+
+
+@app.function(
+    image=image,
+    gpu="h100:8",
+    cpu=(2, 4),
+    memory=1024,
+    timeout=3600,
+    region=["us-east", "eu-west"],
+    volumes={"/corpus": corpus.with_mount_options(read_only=True), "/checkpoints": checkpoints},
+    secrets=[modal.Secret.from_name("wandb-secret"), modal.Secret.from_dotenv()],
+    env={"MODE": "test"},
+)
+def facts(question: str, steps: int = 1) -> dict:
+    """What a function finds in its container."""
+    import greeting
+
+    print("looking", flush=True)
+    Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"], "seen").write_text(question)
+    checkpoints.commit()
+    corpus.reload()
+    return {
+        "local": modal.is_local(),
+        "call": modal.current_function_call_id(),
+        "input": modal.current_input_id(),
+        "mounted": greeting.TEXT,
+        "corpus": sorted(os.listdir(os.environ["DRZERO_MOUNT_CORPUS"])),
+        "environment": {
+            key: os.environ.get(key) for key in ("GREETING", "MODE", "WANDB_API_KEY", "FROM_DOTENV")
+        },
+        "hub": os.environ["HF_HOME"],
+        "laptop": os.environ.get("ONLY_ON_THE_LAPTOP"),
+        "steps": steps,
+    }
+
+
+@app.function(image=image)
+def echo(content: bytes) -> bytes:
+    return content
+
+
+@app.function(image=image)
+def supervisor() -> list:
+    """Calls another function from within a container, with other compute, and waits for it by id."""
+    bigger = echo.with_options(gpu="A100-80GB:4", timeout=60, volumes={"/other": corpus})
+    spawned = bigger.spawn(b"spawned")
+    return [bigger.remote(b"called"), modal.FunctionCall.from_id(spawned.object_id).get()]
+
+
+@app.function(image=image, retries=1)
+def fails() -> None:
+    raise ValueError("as it must")
+
+
+@app.function(image=image, timeout=1)
+def sleeps() -> None:
+    time.sleep(60)
+
+
+@app.function(image=image)
+def double(number: int) -> int:
+    return 2 * number
+
+
+@app.function(image=image, volumes={"/checkpoints": checkpoints})
+def writes() -> list:
+    """Commits one more file in each attempt, and leaves another half-written, up to the third."""
+    folder = Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"], "steps")
+    folder.mkdir(exist_ok=True)
+    found = sorted(os.listdir(folder))
+    if len(found) < 2:
+        (folder / f"step{len(found)}").write_text("whole")
+        checkpoints.commit()
+        (folder / "uncommitted").write_text("ha")
+        print(f"attempt after {len(found)}", flush=True)
+        time.sleep(60)
+    return found
+
+
+@app.function(image=image, volumes={"/checkpoints": checkpoints})
+def waits(name: str) -> str:
+    """Waits for the test to put a file of that name on the volume."""
+    print("waiting", flush=True)
+    while not Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"], name).exists():
+        time.sleep(0.05)
+    return name
+
+
+@app.local_entrypoint()
+def main(*arguments: str) -> None:
+    """Runs the scenarios that the first argument names, with the other arguments."""
+    for scenario in arguments[0].split(","):
+        globals()[f"run_{scenario}"](*arguments[1:])
+
+
+def run_upload() -> None:
+    local = Path("notes.txt")
+    local.write_text("a note")
+    Path("large.bin").write_bytes(bytes(9 * 2**20) + b"end")
+    for volume in (corpus, checkpoints):
+        with volume.batch_upload() as batch:
+            batch.put_file(local, "/texts/notes.txt")
+            batch.put_file("large.bin", "/large.bin")
+    for volume in (corpus, checkpoints):
+        listed = sorted(entry.path for entry in volume.listdir("/", recursive=True))
+        content = b"".join(volume.read_file("large.bin"))
+        volume.remove_file("large.bin")
+        print(
+            "listed", listed, len(content), content[-3:], [entry.path for entry in volume.iterdir("/texts")]
+        )
+
+
+def run_facts(*overrides: str) -> None:
+    print("facts", json.dumps(facts.remote(" ".join(overrides), steps=3)))
+
+
+def run_nested() -> None:
+    print("nested", supervisor.remote())
+
+
+def run_large() -> None:
+    content = echo.remote(b"x" * MEBIBYTES_3)
+    print("large", len(content))
+
+
+def run_failures() -> None:
+    for function in (fails, sleeps):
+        try:
+            function.remote()
+        except Exception as error:
+            print("failed", type(error).__module__, type(error).__name__, error)
+
+
+def run_answered() -> None:
+    print("doubled", list(double.map([1, 2, 3])))
+
+
+def run_writes() -> None:
+    print("written", writes.remote())
+
+
+def run_waits(name: str) -> None:
+    print("waited", waits.remote(name))

@@ -1,0 +1,306 @@
+"""What has reached the server, in the terms of who launches: apps, functions, calls, images.
+
+The records that tests read (`FunctionSpec`, `Call`, `Image`, …) are here with the tables that the handlers
+share.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import pickle
+import shlex
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2
+
+from modal_plane.blobs import Contents
+from modal_plane.volumes import Volume
+
+ENVIRONMENT = "main"
+"""Name of the one environment."""
+
+
+def new_id(prefix: str) -> str:
+    """An id as Modal's are: `prefix`, a dash and 22 letters and digits."""
+    return f"{prefix}-{uuid.uuid4().hex[:22]}"
+
+
+def content_id(prefix: str, content: bytes) -> str:
+    """An id that is the same for the same content."""
+    return f"{prefix}-{hashlib.sha256(content).hexdigest()[:22]}"
+
+
+class Bell:
+    """Wakes whoever waits for a change."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake all who wait now."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, seconds: float) -> None:
+        """Return at the next ring, or after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), seconds)
+
+
+@dataclass(frozen=True)
+class SecretUse:
+    """A secret as a function asks for it: by name, or without one, from a dictionary or `.env` file."""
+
+    name: str | None
+    keys: tuple[str, ...]
+    values: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class MountedVolume:
+    """A volume at a mount path."""
+
+    name: str
+    read_only: bool
+    sub_path: str | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One build step of an image."""
+
+    commands: tuple[str, ...]
+    context_files: dict[str, bytes] = field(repr=False)
+    copied: dict[str, str] = field(repr=False)
+    """Container path to sha256 of what the step's COPY takes from the client."""
+    secrets: tuple[SecretUse, ...]
+    build_function: str | None
+    """Source of the function of `Image.run_function`, which is not run here."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image: its build steps, the base first."""
+
+    id: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def commands(self) -> list[str]:
+        """The Dockerfile commands of all steps, in order."""
+        return [command for layer in self.layers for command in layer.commands]
+
+    @property
+    def copied(self) -> dict[str, str]:
+        """Container path to sha256 of all files that a step copied from the client."""
+        return {path: sha256 for layer in self.layers for path, sha256 in layer.copied.items()}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the ENV commands set."""
+        settings = [shlex.split(command[4:])[0] for command in self.commands if command.startswith("ENV ")]
+        return dict(setting.split("=", 1) for setting in settings)
+
+    @property
+    def workdir(self) -> str:
+        """The last WORKDIR, or Modal's own."""
+        folders = [shlex.split(command[8:])[0] for command in self.commands if command.startswith("WORKDIR ")]
+        return folders[-1] if folders else "/root"
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """What a function asks for: cores, MiB, seconds."""
+
+    name: str
+    gpus: tuple[tuple[str, int], ...]
+    """Type and count, the preferred first; empty without a GPU."""
+    cpu: float | tuple[float, float] | None
+    """Cores: the request, or request and limit."""
+    memory: int | tuple[int, int] | None
+    ephemeral_disk: int | None
+    timeout: int
+    startup_timeout: int
+    retries: int
+    volumes: dict[str, MountedVolume]
+    secrets: tuple[SecretUse, ...]
+    image: Image
+    files: dict[str, str] = field(repr=False)
+    """Container path to sha256 of what is added at start: the app's file, local folders, Python sources."""
+    regions: tuple[str, ...]
+    nonpreemptible: bool
+    cloud: str | None
+    max_containers: int | None
+
+    @property
+    def gpu(self) -> tuple[str, int] | None:
+        """Type and count of the preferred GPU."""
+        return self.gpus[0] if self.gpus else None
+
+
+@dataclass
+class Function:
+    """A function, or a variant of one that `with_options` made."""
+
+    id: str
+    app: "App"
+    handle: api_pb2.FunctionHandleMetadata
+    definitions: list[api_pb2.Function] = field(default_factory=list)
+    """As created; several when it takes one of several GPUs, the preferred first."""
+    base: "Function | None" = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the variant sets, by the names that `with_options` has for them."""
+
+    @property
+    def name(self) -> str:
+        """The name in the app's file."""
+        return self.handle.function_name
+
+
+@dataclass
+class Call:
+    """One input of a function call, and what became of it."""
+
+    id: str
+    app_id: str
+    function_call_id: str
+    function: str
+    spec: FunctionSpec
+    """What the container gets: the function's own with the variant's options over it."""
+    options: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    spawned: bool
+    parent: str | None
+    """Id of the call in whose container it was made; None from the client."""
+    status: str = "running"
+    """running, success, failure, timeout or terminated."""
+    result: Any = None
+    exception: Any = None
+    """The exception, or its text where it cannot be read here."""
+    attempts: int = 0
+    logs: str = ""
+    """All that its containers printed."""
+
+
+class Log:
+    """What an app's containers print."""
+
+    def __init__(self) -> None:
+        self.batches: list[api_pb2.TaskLogsBatch] = []
+        self.bell = Bell()
+        self.closed = False
+
+    def add(self, batch: api_pb2.TaskLogsBatch) -> None:
+        """Append, numbered, and wake who follows."""
+        batch.entry_id = str(len(self.batches) + 1)
+        self.batches.append(batch)
+        self.bell.ring()
+
+    def close(self) -> None:
+        """Nothing will follow."""
+        self.closed = True
+        self.bell.ring()
+
+    def text(self) -> str:
+        """All that was printed."""
+        return "".join(item.data for batch in self.batches for item in batch.items)
+
+
+@dataclass
+class App:
+    """A run of an app."""
+
+    id: str
+    name: str
+    detached: bool
+    creator: tuple[str, int] = field(repr=False)
+    state: str = "initializing"
+    """initializing, running, disconnected (detached, and the client is gone), stopping or stopped."""
+    functions: dict[str, Function] = field(default_factory=dict, repr=False)
+    log: Log = field(default_factory=Log, repr=False)
+    disconnect_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A Modal object in a call's arguments."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A value that cannot be unpickled here, mostly for a class of the app's own file."""
+
+    reason: str
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, pid: Any) -> Any:
+        return Handle(pid[0])
+
+
+def unpickled(content: bytes) -> Any:
+    """The value, with a `Handle` for each Modal object in it, or an `Unreadable`."""
+    try:
+        return _Unpickler(io.BytesIO(content)).load()
+    # Unpickling imports and calls whatever the value names: anything can be raised, and none of it is ours.
+    except Exception as error:
+        return Unreadable(repr(error))
+
+
+class State:
+    """The tables that the handlers share."""
+
+    def __init__(self, folder: Path, secrets: dict[str, dict[str, str]]) -> None:
+        self.folder = folder
+        self.contents = Contents(folder / "contents")
+        self.secrets = secrets
+        self.anonymous_secrets: dict[str, SecretUse] = {}
+        self.volumes: dict[str, Volume] = {}
+        self.mounts: dict[str, tuple[api_pb2.MountFile, ...]] = {}
+        self.images: dict[str, Image] = {}
+        self.built: list[Image] = []
+        self.apps: dict[str, App] = {}
+        self.functions: dict[str, Function] = {}
+        self.calls: list[Call] = []
+        self.requests: list[str] = []
+        self.failures: list[str] = []
+
+    def volume(self, name: str, version: int = 1) -> Volume:
+        """The volume, made if there is none of the name."""
+        if name not in self.volumes:
+            self.volumes[name] = Volume(
+                name, content_id("vo", name.encode()), self.folder / "volumes", version
+            )
+        return self.volumes[name]
+
+    def volume_of(self, volume_id: str) -> Volume:
+        """The volume of the id.
+
+        Raises:
+            GRPCError: NOT_FOUND.
+        """
+        for volume in self.volumes.values():
+            if volume.id == volume_id:
+                return volume
+        raise GRPCError(Status.NOT_FOUND, f"Volume {volume_id} not found")
+
+    def secret(self, secret_id: str) -> SecretUse:
+        """The secret of the id, with the values that it has now."""
+        if secret_id in self.anonymous_secrets:
+            return self.anonymous_secrets[secret_id]
+        for name, values in self.secrets.items():
+            if content_id("st", name.encode()) == secret_id:
+                return SecretUse(name, tuple(sorted(values)), dict(values))
+        raise GRPCError(Status.NOT_FOUND, f"Secret {secret_id} not found")
+
+    def files(self, mount_ids: list[str]) -> dict[str, str]:
+        """Container path to sha256 of all files of the mounts."""
+        return {file.filename: file.sha256_hex for mount in mount_ids for file in self.mounts[mount]}
