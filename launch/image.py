@@ -169,7 +169,7 @@ _SECRET_NAME = re.compile(
 
 
 def leave_out(path: Path) -> bool:
-    """Whether a file or folder, relative to what is added, stays at home: caches, outputs, what may be secret.
+    """Whether a file or folder, relative to what is added, stays here: caches, outputs, what may be secret.
 
     Whatever begins with a dot is left out (.env, .git, .venv), and so are key files and names that say
     secret, credentials, token or password. Python files are code, whatever they are called.

@@ -184,7 +184,7 @@ opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
 opentelemetry-exporter-otlp-proto-http opentelemetry-exporter-prometheus opentelemetry-proto
 opentelemetry-sdk opentelemetry-semantic-conventions overrides packaging peft platformdirs proto-plus
 pyasn1 pyasn1-modules pybind11 pydantic-settings pylatexenc pypika python-discovery python-dotenv pyvers
-ray requests-oauthlib scikit-learn sentence-transformers smart-open tenacity tensorboard
+ray requests-oauthlib scikit-learn sentence-transformers six smart-open tenacity tensorboard
 tensorboard-data-server tensordict threadpoolctl torchdata transferqueue transformers tzdata verl
 virtualenv wandb websocket-client websockets werkzeug wrapt yarl zipp
 """
@@ -198,7 +198,7 @@ httpx idna jinja2 jsonschema jsonschema-specifications markdown-it-py markupsafe
 multidict multiprocess networkx numpy nvidia-ml-py orjson pandas pillow prometheus-client propcache
 protobuf psutil py-spy pyarrow pybase64 pycparser pydantic pydantic-core pygments pyproject-hooks
 python-dateutil pyyaml pyzmq referencing regex requests rich rpds-py safetensors scipy setproctitle
-setuptools shellingham six sniffio starlette sympy tokenizers torch tqdm typer typing-extensions
+setuptools shellingham sniffio starlette sympy tokenizers torch tqdm typer typing-extensions
 typing-inspection urllib3 uvicorn uvloop watchfiles xxhash
 """
 BROUGHT = tuple(_BROUGHT.split())
