@@ -277,12 +277,12 @@ def main() -> None:
 DECISION = (
     "A batch as it comes is padded to its longest query and leaves the processor's cache; "
     "`search/embedders.py` sorts by length and computes 16 at a time. It runs torch in float32 on a CPU, "
-    "through the model's own modules. The exported runtimes answer a single query in half the time and a full "
-    "batch no faster, and a loaded server sends full batches; they would need a conversion of each model, a "
-    "second set of weights on disk, and packages that hold back torch and transformers (optimum). bfloat16 is "
-    "2.7 times as fast at batch 64 on this processor, which multiplies it, and emulated on others; it "
-    "costs half a percent of recall and would let results depend on the machine. On a GPU it is "
-    "the standard."
+    "through the model's own modules. The exported runtimes answer a single query in half the time and a "
+    "full batch no faster, and a loaded server sends full batches; they would need a conversion of each "
+    "model, a second set of weights on disk, and packages that hold back torch and transformers "
+    "(optimum). bfloat16 is 2.7 times as fast at batch 64 on this processor, which multiplies it, and "
+    "emulated on others; it costs half a percent of recall and would let results depend on the machine. "
+    "On a GPU it is the standard."
 )
 
 
