@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from launch.demands import Finding, Package, Verdict, judge, extra_findings
+from launch.demands import Finding, Package, Verdict, extra_findings, judge
 from launch.pins import (
     CPU_PINS,
     GPU_PINS,
@@ -74,9 +74,10 @@ def project() -> Package:
 
 
 _PLATFORMS = tuple(
-    f"{name}_x86_64" for name in ("manylinux_2_39", "manylinux_2_28", "manylinux2014", "linux")
+    f"{name}_x86_64"
+    for name in (*(f"manylinux_2_{glibc}" for glibc in range(39, 26, -1)), "manylinux2014", "linux")
 )
-"""What pip takes a wheel for; it does not know that a newer one runs what an older one does."""
+"""Of the wheels that the image runs; pip does not know that a newer one stands for the older ones."""
 
 
 def fetch(pins: Mapping[str, str]) -> list[Package]:
@@ -121,7 +122,7 @@ def _ask(command: list[str], stdin: str = "") -> str:
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
-        raise IndexUnavailable(f"{' '.join(command[1:4])} failed: {' '.join(said)[:500]}")
+        raise IndexUnavailable(f"{' '.join(command[1:4])} failed: {' '.join(said)[-500:]}")
     return done.stdout
 
 
