@@ -349,6 +349,7 @@ class Containers:
             **mounts,
             "PYTHONPATH": os.pathsep.join(folder for folder in python_path if folder),
             "DRZERO_CONTAINER_ROOT": str(root),
+            "MODAL_PLANE_PID": str(os.getpid()),
             "MODAL_IS_REMOTE": "1",
             "MODAL_TASK_ID": container.id,
             "MODAL_IMAGE_ID": spec.image.id,

@@ -4,14 +4,17 @@ Python imports this module by its name at start, because the plane puts this fol
 hook sees every TCP connection, name lookup and datagram that goes through Python's sockets, before it
 happens.
 
-It also undoes what a process inherits from a shell that started the tests in the background: that Ctrl-C is
-ignored.
+It also undoes what a process inherits from a shell that started the tests in the background, that Ctrl-C is
+ignored, and lets a container end with the tests' process, however that ends.
 """
 
+import ctypes
 import os
 import signal
 import socket
 import sys
+
+PR_SET_PDEATHSIG = 1
 
 
 def _watch(event: str, arguments: tuple) -> None:
@@ -35,3 +38,5 @@ if "MODAL_PLANE_CONNECTIONS" in os.environ:
     sys.addaudithook(_watch)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get("MODAL_PLANE_PID") == str(os.getppid()):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
