@@ -210,8 +210,15 @@ class FlowMonitor:
         self._thread.join(5.0)
 
     def _run(self) -> None:
+        failure = ""
         while not self._end.wait(self._times.every_s):
-            self.look(time.time())
+            try:
+                self.look(time.time())
+                failure = ""
+            except Exception as error:  # whatever a file or a page held, the next look may succeed
+                if failure != repr(error):
+                    failure = repr(error)
+                    self._tell("flow", f"cannot look: {failure}")
 
     def look(self, now: float) -> Snapshot | None:
         """Take one snapshot, write it down, and tell what is new or due; None when there is nothing yet."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.gpu import Gpu, Gpus
+from ops.host_memory import memory_free
 from ops.proc_tree import Process, descendants
 
 SAMPLES_FILE = "samples.jsonl"
@@ -73,7 +74,7 @@ class Sampler:
             "time": round(now, 2),
             "component": "host",
             "load": os.getloadavg()[0],
-            "memory_free_mb": _memory_free_mb(),
+            "memory_free_mb": memory_free() // _MB,
             "disk_free_gb": disk_free_gb(self._path.parent),
             "net_in_mb": net_in // _MB,
             "net_out_mb": net_out // _MB,
@@ -89,14 +90,6 @@ def disk_free_gb(folder: Path) -> float | None:
     with suppress(OSError):
         status = os.statvfs(folder)
         return round(status.f_bavail * status.f_frsize / 1e9, 3)
-    return None
-
-
-def _memory_free_mb() -> int | None:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) >> 10
     return None
 
 

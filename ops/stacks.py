@@ -11,6 +11,7 @@ moment, so they are on request. A dump that fails is a line in the report, never
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ops.proc_tree import STOPPED, ZOMBIE, Process
+from ops.proc_tree import STOPPED, ZOMBIE, Process, descendants
 
 _SIDE_BY_SIDE = 8
 _TRIES = 2
@@ -94,6 +95,12 @@ def dump_stacks(
     wanted = list(processes)
     with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="py-spy") as pool:
         return list(pool.map(lambda one: _dump(one[0], one[1], end, native), wanted))
+
+
+def why_unreadable() -> str | None:
+    """Why py-spy may not read another process here, None where it may; tried on this very process."""
+    own = next(process for process in descendants([os.getpid()])[os.getpid()] if process.pid == os.getpid())
+    return dump_stacks([("self", own)])[0].failure
 
 
 def _dump(component: str, process: Process, end: float, native: bool) -> Stack:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from transformers import AutoTokenizer
 
 from pipeline.finding import CheckError, Finding, error, note, refusal, warning
+from pipeline.memory_ledger import trained
 from search.embedders import model_identity
 from search.store import open_collection
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
@@ -234,21 +235,22 @@ def _free_gb(place: Path) -> float:
 
 
 def _room_for_checkpoints(subject: Subject, free_gb: float) -> Iterator[Finding]:
-    """A weight with Adam's states is 12 bytes; one checkpoint more than is kept, and the export."""
+    """4 bytes a weight and 8 more of a trained one; one checkpoint more than is kept, and the export."""
     config = subject.config
     shape = subject.shape(config.actor_rollout_ref.model.path)
     kept = config.trainer.max_actor_ckpt_to_keep
-    if shape is None or free_gb > 1000:
+    if shape is None or not subject.machine.is_here:
         return
+    checkpoint_gb = (4 * shape.parameters + 8 * trained(config, shape)) / 1e9
     if kept is None:
         yield note(
             "trainer.max_actor_ckpt_to_keep",
             kept,
-            f"every checkpoint is kept, {12 * shape.parameters / 1e9:.0f} GB each",
+            f"every checkpoint is kept, {checkpoint_gb:.0f} GB each",
             "set how many are to be kept, unless there is room for all",
         )
         return
-    wanted = (12 * (kept + 1) + 2) * shape.parameters / 1e9
+    wanted = (kept + 1) * checkpoint_gb + 2 * shape.parameters / 1e9
     if free_gb < wanted:
         yield warning(
             "run.dir",

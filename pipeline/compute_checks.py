@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.cost import Estimate, estimate
+from omegaconf import DictConfig
+
+from ops.gpu import Gpu as GpuNow
+from ops.gpu import Gpus
+from pipeline.cost import Estimate, estimate, together
 from pipeline.finding import Finding, error, note, warning
 from pipeline.machine import gpus_here
 
@@ -15,6 +19,11 @@ if TYPE_CHECKING:
 FIRST_BUILD_S = 1800
 """A first start on Modal, its image build and downloads included, may take that long."""
 MODAL_LIMIT_S = 86400
+_SAME_SIZE = 0.95
+"""Drivers differ in what they keep of a GPU's memory for themselves."""
+_IDLE_MB = 1500
+"""What a driver, or a desktop, holds of a GPU that nobody uses."""
+_FEWER_STEPS = "run fewer steps (trainer.total_training_steps)"
 
 
 def check_compute(subject: Subject) -> Iterator[Finding]:
@@ -30,8 +39,9 @@ def check_compute(subject: Subject) -> Iterator[Finding]:
         )
         return
     uses_gpus = config.trainer.device != "cpu"
+    if machine.is_local or subject.starting:
+        yield from _here(subject, wanted if uses_gpus else 0)
     if machine.is_local:
-        yield from _local(subject, wanted if uses_gpus else 0)
         return
     if uses_gpus and machine.gpus != wanted:
         yield error(
@@ -59,11 +69,13 @@ def check_compute(subject: Subject) -> Iterator[Finding]:
     yield from _precision(subject)
 
 
-def _local(subject: Subject, wanted: int) -> Iterator[Finding]:
+def _here(subject: Subject, wanted: int) -> Iterator[Finding]:
+    """This machine's GPUs: as many as wanted; where the run begins also as large as declared, and free."""
     here = gpus_here() if wanted else 0
     if here >= wanted:
-        return
-    if subject.starting:
+        if subject.starting and wanted:
+            yield from _as_declared(subject, Gpus().read())
+    elif subject.starting:
         yield error(
             "trainer.n_gpus_per_node",
             wanted,
@@ -75,6 +87,34 @@ def _local(subject: Subject, wanted: int) -> Iterator[Finding]:
             "hardware",
             f"{wanted} GPUs",
             f"judged for {subject.machine}, which this machine is not ({here} GPUs)",
+        )
+
+
+def _as_declared(subject: Subject, found: Sequence[GpuNow]) -> Iterator[Finding]:
+    gpu = subject.machine.gpu
+    if gpu is None or not found:  # NVML does not tell
+        return
+    key = "machine.gpu" if subject.machine.is_local else "compute.type"
+    smallest = min(found, key=lambda one: one.total_mb)
+    if smallest.total_mb < _SAME_SIZE * gpu.memory_gib * 1024:
+        yield error(
+            key,
+            gpu.name,
+            f"GPU {smallest.index} of this machine has {smallest.total_mb / 1024:.1f} GiB, not the "
+            f"{gpu.memory_gib:g} that memory was judged for",
+            "name the GPU that is here (pipeline/rates.py has the names)",
+        )
+    taken = [one for one in found if one.used_mb > _IDLE_MB]
+    if taken:
+        listed = ", ".join(f"GPU {one.index}: {one.used_mb / 1024:.1f} GiB" for one in taken)
+        pids = sorted({pid for one in taken for pid in one.memory_mb_of})
+        whose = f" (pid {', '.join(map(str, pids))})" if pids else ""
+        yield warning(
+            "GPUs",
+            listed,
+            f"memory of the GPUs is taken before the run begins{whose}: by an engine that an earlier run "
+            "left, or by another program",
+            "end it, or wait for it: the ledger reckons with empty GPUs",
         )
 
 
@@ -124,10 +164,29 @@ def check_cost(subject: Subject) -> Iterator[Finding]:
     yield from _spending(compute.max_usd, found)
 
 
-def _spending(limit: float | None, found: Estimate) -> Iterator[Finding]:
+def check_together(compute: DictConfig, estimates: Sequence[Estimate | None]) -> Iterator[Finding]:
+    """The stages of a loop that are yet to run, all on this machine: what they cost together."""
+    known = [found for found in estimates if found is not None]
+    if not known:
+        return
+    total = together(known)
+    rest = len(estimates) - len(known)
+    unknown = f"; {rest} more cannot be estimated before the stages ahead of them have run" if rest else ""
+    yield note("cost", f"{len(known)} of {len(estimates)} stages", f"{total}{unknown}")
+    if compute.timeout and total.expected_s > compute.timeout:
+        yield note(
+            "compute.timeout",
+            compute.timeout,
+            "one call is expected to end before the loop is done",
+            "run it again, and it goes on",
+        )
+    yield from _spending(compute.max_usd, total, "run fewer iterations")
+
+
+def _spending(limit: float | None, found: Estimate, less: str = _FEWER_STEPS) -> Iterator[Finding]:
     if limit is None:
         return
-    fix = "raise compute.max_usd, or run fewer steps (trainer.total_training_steps)"
+    fix = f"raise compute.max_usd, or {less}"
     if found.usd(found.expected_s) > limit:
         expected = f"${found.usd(found.expected_s):,.0f}"
         yield error(

@@ -17,7 +17,7 @@ to the spread of the measured steps once some exist. The expected value is the g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,11 +66,13 @@ class Estimate:
     source: str
     """`measured …` or `assumed …`."""
     usd_per_hour: float
+    summed_s: float | None = None
+    """What is expected of several, one after the other."""
 
     @property
     def expected_s(self) -> float:
-        """The geometric mean."""
-        return math.sqrt(self.low_s * self.high_s)
+        """The geometric mean, of several the sum of theirs."""
+        return math.sqrt(self.low_s * self.high_s) if self.summed_s is None else self.summed_s
 
     def usd(self, seconds: float) -> float:
         """What so long costs."""
@@ -103,8 +105,7 @@ def estimate(subject: Subject) -> Estimate | None:
 
 def _training(subject: Subject, rate: float) -> Estimate | None:
     config = subject.config
-    done = saved_step(Path(config.run.dir)) or saved_step(Path(config.get("continue_from") or "/nonexistent"))
-    steps = max(0, config.trainer.total_training_steps - done)
+    steps = max(0, config.trainer.total_training_steps - _steps_done(subject))
     measured = _measured_steps(config)
     if measured:
         step, source = measured, "measured: the steps of an earlier start"
@@ -115,6 +116,16 @@ def _training(subject: Subject, rate: float) -> Estimate | None:
         step, source = assumed, "assumed: no earlier run of this model, batch and machine"
     time = _add(_startup(subject), _times(step, steps), _validation(subject, steps))
     return Estimate(*time, f"{source}; {steps} steps of {step[0]:.0f} to {step[1]:.0f} s", rate)
+
+
+def _steps_done(subject: Subject) -> int:
+    """Steps that are behind the run when it starts: its own, or those of the run that it goes on from."""
+    config, before = subject.config, subject.config.get("continue_from")
+    if done := saved_step(Path(config.run.dir)) or saved_step(Path(before or "/nonexistent")):
+        return done
+    # Of a loop, the last iteration's challenger will have gone all its way.
+    comes = before is not None and subject.is_to_come(before)
+    return max(0, config.trainer.total_training_steps - config.steps_per_iteration) if comes else 0
 
 
 def _measured_steps(config: DictConfig) -> Range | None:
@@ -232,12 +243,24 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def together(estimates: Sequence[Estimate]) -> Estimate:
+    """One after the other; raises ValueError for none."""
+    if not estimates:
+        raise ValueError("there is nothing to add up")
+    time = _add(*((one.low_s, one.high_s) for one in estimates))
+    expected = sum(one.expected_s for one in estimates)
+    source = f"{len(estimates)} stages together"
+    return Estimate(*time, source, estimates[0].usd_per_hour, expected)
+
+
 def to_dict(estimate: Estimate) -> Mapping[str, object]:
     """For JSON."""
     return {
         "low_s": round(estimate.low_s),
+        "expected_s": round(estimate.expected_s),
         "high_s": round(estimate.high_s),
         "low_usd": round(estimate.usd(estimate.low_s), 2),
+        "expected_usd": round(estimate.usd(estimate.expected_s), 2),
         "high_usd": round(estimate.usd(estimate.high_s), 2),
         "usd_per_hour": round(estimate.usd_per_hour, 4),
         "rates_of": RATES_DATE,

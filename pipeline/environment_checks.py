@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ops.ports import PortTaken, free_port
+from ops.stacks import why_unreadable
 from pipeline.finding import Finding, error, note, warning
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ def check_ports(subject: Subject) -> Iterator[Finding]:
         name for name, used in (("retrieval", subject.searches), ("solver", subject.serves_model)) if used
     ]
     ports = {name: config[name].port for name in services if config[name].port is not None}
+    for name, port in list(ports.items()):
+        if not isinstance(port, int) or not 0 < port < 65536:
+            yield error(f"{name}.port", port, f"{port} is no port", "choose one from 1024 to 65535, or none")
+            del ports[name]
     if len(ports) == 2 and len(set(ports.values())) == 1:
         port = ports["solver"]
         yield error(
@@ -41,14 +46,12 @@ def check_ports(subject: Subject) -> Iterator[Finding]:
                 "password",
                 "use 127.0.0.1 unless that is what you want",
             )
-        if name in ports:
+        # What listens here says nothing of another machine.
+        if name in ports and subject.machine.is_here:
             yield from _is_free(name, ports[name], host)
 
 
 def _is_free(name: str, port: int, host: str) -> Iterator[Finding]:
-    if not isinstance(port, int) or not 0 < port < 65536:
-        yield error(f"{name}.port", port, f"{port} is no port", "choose one from 1024 to 65535, or none")
-        return
     try:
         free_port(port, host)
     except PortTaken as taken:
@@ -77,6 +80,17 @@ def check_secrets(subject: Subject) -> Iterator[Finding]:
                 f"{name} still is the placeholder of an example file",
                 "put the key into .env, or leave the line out",
             )
+
+
+def check_stacks(subject: Subject) -> Iterator[Finding]:
+    """Where the run begins: py-spy must be allowed to read a process, or a stall has no stacks."""
+    if subject.starting and (problem := why_unreadable()):
+        yield warning(
+            "watchdog",
+            problem,
+            "stacks of the run's processes cannot be read, so a stall would be told without its cause",
+            "run as root or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0",
+        )
 
 
 def check_files_visible(subject: Subject) -> Iterator[Finding]:

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-import psutil
 from omegaconf import DictConfig
 
+from ops.host_memory import memory_limit
 from pipeline.finding import refusal
 from pipeline.rates import GPUS, Gpu, usd_per_hour
 
@@ -28,13 +28,16 @@ class Machine:
     cores: float
     host_gib: float | None
     """Host memory; None where nobody has said and it cannot be looked at."""
+    region: str | None = None
+    """Where on the provider's side, if that was asked for."""
 
     @property
     def usd_per_hour(self) -> float:
         """What it costs; nothing for a machine of one's own."""
         if self.is_local:
             return 0.0
-        return self.nodes * usd_per_hour(self.gpu, self.gpus, self.cores, self.host_gib or 0.0)
+        one = usd_per_hour(self.gpu, self.gpus, self.cores, self.host_gib or 0.0, self.region)
+        return self.nodes * one
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} × {self.gpu.name}" if self.gpu else "no GPU"
@@ -76,7 +79,8 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
         gpus=gpus if gpu else 0,
         nodes=trainer.nnodes,
         cores=compute.cpu or 0,
-        host_gib=asked_gib or (psutil.virtual_memory().total / 2**30 if is_local and is_here else None),
+        host_gib=asked_gib or (memory_limit() / 2**30 if is_local and is_here else None),
+        region=compute.region,
     )
 
 

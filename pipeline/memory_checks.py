@@ -14,6 +14,7 @@ from pipeline.memory_ledger import (
     Server,
     host_ledger,
     offloaded_host_gib,
+    retrieval_in_host_memory,
     rollout_server,
     serving_ledger,
     solver_server,
@@ -28,7 +29,9 @@ _MICRO = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
 _FEW_SEQUENCES = 4
 """Of full length in an engine's share: fewer, and it decodes all but one at a time."""
 PROCESSES_HOST_GIB = 24.0
-"""Of a run on GPUs, in host memory: veRL's, Ray's and the engines' processes."""
+"""Of a training run on GPUs, in host memory: veRL's, Ray's and the engines' processes."""
+SERVING_HOST_GIB = 8.0
+"""The same of a stage that only serves a model."""
 _CERTAIN = ("weights", "gradients", "Adam")
 """Items that are there whatever the lengths."""
 
@@ -56,7 +59,7 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
         yield from _host(subject, ledger)
         return
     for key, server in _engines(subject).items():
-        yield from _share(key, server, ledger.capacity_gib)
+        yield from _share(key, server, ledger)
     if ledger.margin_gib < 0:
         yield _does_not_fit(subject, ledger)
     elif ledger.margin_gib < TIGHT * ledger.capacity_gib:
@@ -66,8 +69,7 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
             f"{ledger.worst} needs {_told(ledger)}, which leaves less than fragmentation may take",
             f"lower {_MICRO}, or the engines' shares",
         )
-    if subject.trains:
-        yield from _offloaded(subject)
+    yield from _host_beside_gpus(subject)
 
 
 def _engines(subject: Subject) -> dict[str, Server]:
@@ -79,9 +81,10 @@ def _engines(subject: Subject) -> dict[str, Server]:
     return {key: server for key, server in engines.items() if server.engine == "sglang"}
 
 
-def _share(key: str, server: Server, capacity_gib: float) -> Iterator[Finding]:
-    sequences = server.sequences(capacity_gib)
-    share = f"{server.share:g} of {capacity_gib:g} GiB"
+def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
+    share_gib = max(items.get(server.share_item, 0.0) for items in ledger.phases.values())
+    sequences = server.sequences(share_gib)
+    share = f"{server.share:g} of the {share_gib / server.share:.1f} GiB that are free when it starts"
     more = f"raise it, or spread the model over more GPUs (tp is {server.tp})"
     if sequences < 1:
         yield error(
@@ -109,17 +112,16 @@ def _does_not_fit(subject: Subject, ledger: Ledger) -> Finding:
     items = ledger.phases[phase]
     over = f"{phase} needs {_told(ledger)}"
     state = sum(gib for name, gib in items.items() if name.startswith("actor") and name.endswith(_CERTAIN))
-    engines = sum(gib for name, gib in items.items() if "engine" in name or name.startswith("solver"))
+    server = "solver.mem_fraction_static" if config.solver.engine == "sglang" else "solver.max_batch_size"
     if not subject.trains:
-        key = "solver.mem_fraction_static" if config.solver.engine == "sglang" else "solver.max_batch_size"
-        return error(key, _value(subject, key), over, "lower it, or take a larger GPU")
-    if phase == "rollout" or engines > state + _activations(items):
-        key = f"{_ROLLOUT}.gpu_memory_utilization"
-        if config.actor_rollout_ref.rollout.name != "sglang":
-            key = f"{_ROLLOUT}.max_num_seqs"
-        fix = (
-            "lower it and the solver's share or batch, or offload the actor (fsdp_config.param_offload=true)"
-        )
+        return error(server, _value(subject, server), over, "lower it, or take a larger GPU")
+    is_sglang = config.actor_rollout_ref.rollout.name == "sglang"
+    engine = f"{_ROLLOUT}.{'gpu_memory_utilization' if is_sglang else 'max_num_seqs'}"
+    taken = {engine: _sum(items, "rollout engine"), server: _sum(items, "solver")}
+    if phase == "rollout" or sum(taken.values()) > state + _activations(items):
+        # Asleep, the rollout engine takes next to nothing.
+        key = max(taken, key=lambda name: taken[name])
+        fix = "lower it, or offload the actor (fsdp_config.param_offload=true)"
         return error(key, _value(subject, key), over, fix)
     if -ledger.margin_gib < 0.75 * _activations(items):
         return error(
@@ -131,6 +133,10 @@ def _does_not_fit(subject: Subject, ledger: Ledger) -> Finding:
         f"({_ACTOR}.fsdp_config.offload_policy=true)"
     )
     return error("base_model", config.base_model, over, fix)
+
+
+def _sum(items: dict[str, float], owner: str) -> float:
+    return sum(gib for name, gib in items.items() if name.startswith(owner))
 
 
 def _activations(items: dict[str, float]) -> float:
@@ -173,20 +179,22 @@ def _host(subject: Subject, ledger: Ledger) -> Iterator[Finding]:
         )
 
 
-def _offloaded(subject: Subject) -> Iterator[Finding]:
-    """What is offloaded from all GPUs lies in the memory of their machine."""
+def _host_beside_gpus(subject: Subject) -> Iterator[Finding]:
+    """What is offloaded from all GPUs lies in the memory of their machine, beside processes and retrieval."""
     config, machine = subject.config, subject.machine
-    shape = subject.shape(config.actor_rollout_ref.model.path)
-    if shape is None or machine.host_gib is None:
+    if machine.host_gib is None:
         return
-    wanted = offloaded_host_gib(config, shape) / machine.nodes + PROCESSES_HOST_GIB
-    if wanted > machine.host_gib:
-        key = "machine" if machine.is_local else "compute.memory"
+    items = {"processes": PROCESSES_HOST_GIB if subject.trains else SERVING_HOST_GIB}
+    items |= retrieval_in_host_memory(config)
+    if subject.trains and (shape := subject.shape(config.actor_rollout_ref.model.path)):
+        items["offloaded weights and Adam states"] = offloaded_host_gib(config, shape) / machine.nodes
+    if (wanted := sum(items.values())) > machine.host_gib:
+        listed = ", ".join(f"{name} {gib:.0f}" for name, gib in sorted(items.items(), key=lambda i: -i[1]))
         yield error(
-            key,
+            "machine" if machine.is_local else "compute.memory",
             f"{machine.host_gib:.0f} GiB",
-            f"weights and Adam states that are offloaded take {wanted:.0f} GiB of host memory",
-            "ask for more, or switch offloading off "
+            f"the run takes {wanted:.0f} GiB of host memory ({listed})",
+            "ask for more, serve the index from another machine (chroma.path=http://…), or offload less "
             "(actor_rollout_ref.actor.fsdp_config.optimizer_offload=false)",
         )
 

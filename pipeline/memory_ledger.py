@@ -15,12 +15,17 @@ lengths of a token's queries and keys, I the MLP's width, L layers, in bytes:
     logits         10 · T · V             bfloat16, a float32 copy, and its gradient
     KV cache       2 · 2 · L · K · tokens / tp
 
-SGLang keeps its weights and KV cache within its share of the GPU (`gpu_memory_utilization`,
-`mem_fraction_static`); CUDA graphs and activations beside it are ENGINE_EXTRA_GIB. The reference engine has
-no share: its weights, and a slot for each of its sequences at full length. Every process has its CUDA
-context. With `offload_policy` the actor's state stays in host memory throughout; `param_offload` and
-`optimizer_offload` keep it there while the engines work. All sequences at full length is the worst that can
-happen, not the usual. Not counted: fragmentation, for which a margin of TIGHT of the GPU should be left.
+SGLang keeps its weights and KV cache within a share (`gpu_memory_utilization`, `mem_fraction_static`) of what
+is free when it starts: for the solver's server, the first, nearly the whole GPU, for the rollout engine what
+the server, the embedder and the actor leave it. CUDA graphs and activations beside it are ENGINE_EXTRA_GIB.
+The reference engine has no share: its weights, and a slot for each of its sequences at full length. Every
+process has its CUDA context. With `offload_policy` the actor's state stays in host memory throughout;
+`param_offload` and `optimizer_offload` keep it there while the engines work. All sequences at full length is
+the worst that can happen, not the usual. Not counted: fragmentation, for which a margin of TIGHT of the GPU
+should be left.
+
+Each encoder process of the retrieval service holds the embedding model, on the GPU that is its turn or in
+host memory; the index's graph lies in host memory whole.
 
 On a CPU all of it is host memory, both phases at once, on top of what veRL's, Ray's and the services'
 processes take by themselves (PROCESSES_GIB).
@@ -28,12 +33,15 @@ processes take by themselves (PROCESSES_GIB).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from pipeline.machine import Machine
 from pipeline.model_shape import ModelShape
+from search.embedders import PACKAGED_EMBEDDER
 
 GIB = 2**30
 ENGINE_EXTRA_GIB = 1.5
@@ -41,7 +49,9 @@ ENGINE_EXTRA_GIB = 1.5
 CONTEXT_GIB = 0.6
 """CUDA context and communication buffers of a process."""
 EMBEDDER_GIB = 2.5
-"""A large embedding model in float32 with its activations, on one GPU."""
+"""An encoder process with a large embedding model and its activations, on a GPU or in host memory."""
+SMALL_EMBEDDER_GIB = 0.5
+"""The same with the packaged one."""
 TIGHT = 0.08
 """Share of the memory below which the margin is told: fragmentation takes up to that much."""
 PROCESSES_GIB = 6.0
@@ -95,19 +105,24 @@ class Server:
         """KV cache of so many tokens on each GPU; a key head that tp cannot divide is there twice."""
         return width(self.dtype) * self.shape.kv_per_token * tokens / min(self.tp, self.shape.kv_heads) / GIB
 
-    def items(self, capacity_gib: float) -> dict[str, float]:
-        """What it takes while it works."""
+    def items(self, free_gib: float) -> dict[str, float]:
+        """What it takes while it works, having found so much free at its start."""
         if self.engine == "sglang":
             extra = ENGINE_EXTRA_GIB + CONTEXT_GIB
-            return {f"{self.name}: share": self.share * capacity_gib, f"{self.name}: outside it": extra}
+            return {self.share_item: self.share * free_gib, f"{self.name}: outside it": extra}
         return {
             f"{self.name}: weights": self.weights_gib,
             f"{self.name}: KV cache": self.kv_gib(self.slots * self.positions) + self.cache_mib / 1024,
         }
 
-    def sequences(self, capacity_gib: float) -> float:
+    @property
+    def share_item(self) -> str:
+        """The item of a ledger that is SGLang's share."""
+        return f"{self.name}: share"
+
+    def sequences(self, share_gib: float) -> float:
         """How many sequences of full length an SGLang share holds beside the weights; negative for none."""
-        return (self.share * capacity_gib - self.weights_gib) / self.kv_gib(self.positions)
+        return (share_gib - self.weights_gib) / self.kv_gib(self.positions)
 
 
 def width(dtype: str) -> int:
@@ -204,26 +219,48 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     beside = {"contexts": 2 * CONTEXT_GIB}
     if config.method == "hrpo":
         beside |= solver_server(config, solver).items(capacity)
-    if str(config.retrieval.device).startswith("cuda"):
-        beside["embedder (one GPU)"] = EMBEDDER_GIB
-    engine = rollout_server(config, shape).items(capacity)
+    beside |= encoders_on_gpu(config, machine.gpus)
     state = actor_state(config, shape, machine.gpus * machine.nodes)
     fsdp = config.actor_rollout_ref.actor.fsdp_config
+    resident = _resident(state, fsdp)
+    free = capacity - sum(beside.values()) - sum(resident.values())
+    engine = rollout_server(config, shape).items(free)
     asleep = {"rollout engine: asleep": CONTEXT_GIB}
     resting = asleep if config.actor_rollout_ref.rollout.free_cache_engine else engine
     update = beside | resting | actor_activations(config, shape) | {"actor: gathered": gathered(shape)}
     return Ledger(
         capacity,
         {
-            "rollout": beside | engine | _resident(state, fsdp),
+            "rollout": beside | engine | resident,
             "update": update if fsdp.offload_policy else update | state,
         },
     )
 
 
+def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
+    """Encoder processes on the GPU that has most of them; they take turns on the GPUs."""
+    if not str(config.retrieval.device).startswith("cuda"):
+        return {}
+    is_spread = str(config.retrieval.device) == "cuda"
+    on_one = math.ceil(config.retrieval.encoders / gpus) if is_spread else config.retrieval.encoders
+    return {"encoders (of one GPU)": on_one * EMBEDDER_GIB}
+
+
+def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
+    """Encoder processes and the index's graph, in GiB; an index that is not here takes none."""
+    on_gpu = str(config.retrieval.device).startswith("cuda")
+    each = SMALL_EMBEDDER_GIB if config.retrieval.embedder == PACKAGED_EMBEDDER else EMBEDDER_GIB
+    items = {} if on_gpu else {"encoders": config.retrieval.encoders * each}
+    place = str(config.chroma.path)
+    if "://" not in place and (size := sum(path.stat().st_size for path in Path(place).glob("*/*.bin"))):
+        items["index"] = size / GIB
+    return items
+
+
 def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
     """The ledger of a CPU machine's memory: everything of a training stage at once."""
     items = {"processes": PROCESSES_GIB} | rollout_server(config, shape).items(0.0)
+    items |= retrieval_in_host_memory(config)
     if config.method == "hrpo":
         items |= solver_server(config, solver).items(0.0)
     items |= actor_state(config, shape, 1) | actor_activations(config, shape, number_bytes=4)
@@ -236,8 +273,9 @@ def serving_ledger(config: DictConfig, machine: Machine, shape: ModelShape) -> L
     items = solver_server(config, shape).items(capacity)
     if machine.gpu is None:
         items["processes"] = PROCESSES_GIB / 2
-    elif str(config.retrieval.device).startswith("cuda"):
-        items["embedder (one GPU)"] = EMBEDDER_GIB
+        items |= retrieval_in_host_memory(config)
+    else:
+        items |= encoders_on_gpu(config, machine.gpus)
     return Ledger(capacity, {"serving": items})
 
 

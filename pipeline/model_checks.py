@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
 from pipeline.checks import load_tokenizer, token_drift
-from pipeline.finding import Finding, error, warning
+from pipeline.finding import Finding, error, note, warning
 from pipeline.model_shape import model_config
 from search.embedders import PACKAGED_EMBEDDER
 from verl_ext.checkpoints import saved_step
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.subject import Subject
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_INDEX = "model.safetensors.index.json"
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Hub organisations whose models want a signed licence; the hub tells no more without a token.
 _GATED = re.compile(r"(meta-llama|google/gemma|mistralai)", re.IGNORECASE)
 
@@ -48,7 +49,24 @@ def check_models(subject: Subject) -> Iterator[Finding]:
         elif is_offline() and HUB_ID.fullmatch(model) and model_config(model) is None:
             yield from _not_at_hand(subject, key, model)
         else:
+            if HUB_ID.fullmatch(model) and not folder.exists() and not _has_weights(model):
+                yield from _download(subject, key, model)
             yield from _conversation(subject, key, model)
+
+
+def _has_weights(model: str) -> bool:
+    """Whether the weights of a hub id, or the index of their files, are in the local cache."""
+    return any(isinstance(try_to_load_from_cache(model, name), str) for name in (_WHOLE, _INDEX))
+
+
+def _download(subject: Subject, key: str, model: str) -> Iterator[Finding]:
+    """What is to be downloaded first, where its size is known, and whether there is room for it."""
+    shape = subject.shape(model)
+    if shape is None or subject.stage == "prepare_data":  # that needs the tokenizer alone
+        return
+    size = 2 * shape.parameters
+    yield note(key, model, f"the weights are downloaded first, about {size / 1e9:.0f} GB")
+    yield from _room(subject, key, model, size)
 
 
 def _missing(subject: Subject, key: str, folder: Path) -> Finding:
@@ -149,7 +167,7 @@ def _not_at_hand(subject: Subject, key: str, model: str) -> Iterator[Finding]:
         "download it first and name its folder, so that no hub time-out can end the run",
     )
     if shape:
-        yield from _room(key, model, 2 * shape.parameters)
+        yield from _room(subject, key, model, 2 * shape.parameters)
     if _GATED.match(model) and not os.environ.get("HF_TOKEN"):
         yield _gated(key, model)
 
@@ -163,7 +181,9 @@ def _gated(key: str, model: str) -> Finding:
     )
 
 
-def _room(key: str, model: str, size: int) -> Iterator[Finding]:
+def _room(subject: Subject, key: str, model: str, size: int) -> Iterator[Finding]:
+    if not subject.machine.is_here:  # another machine has another disk
+        return
     place = Path(HF_HUB_CACHE)
     place = next(path for path in (place, *place.parents) if path.exists())
     free = shutil.disk_usage(place).free

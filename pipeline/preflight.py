@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -36,10 +37,11 @@ from pipeline import (
 )
 from pipeline.compose import compose_stage, resolve
 from pipeline.continuation import find_start
-from pipeline.cost import Estimate, estimate
+from pipeline.cost import Estimate, estimate, together
 from pipeline.finding import CheckError, Finding, PreflightFailed, Severity, error
 from pipeline.loop import compose_loop, plan_loop
 from pipeline.machine import Machine, declared_machine
+from pipeline.manifest import Manifest
 from pipeline.memory_ledger import Ledger
 from pipeline.overrides import OverrideError
 from pipeline.subject import Readings, Subject, has_errors
@@ -133,6 +135,7 @@ _TRAINING = (
     Check(batch_checks.check_separate_async, "mode", counts=True),
     Check(length_checks.check_lengths, "data.max_response_length", counts=True),
     Check(import_checks.check_imports, "imports"),
+    Check(environment_checks.check_stacks, "watchdog", ahead=False),
     Check(_check_start, "run.name", reads="checkpoints", ahead=False),
 )
 _COST = Check(compute_checks.check_cost, "compute.max_usd", counts=True)
@@ -210,7 +213,7 @@ def preflight(
 
 
 def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
-    """Compose and judge a stage as typed; `evolve` gives a report for each of its stages."""
+    """Compose and judge a stage as typed; `evolve` gives a report for each of its stages, and one of all."""
     name = stage.replace("-", "_")
     if name == "evolve":
         return _loop_reports(overrides)
@@ -236,15 +239,27 @@ def require(config: DictConfig, stage: str) -> None:
 
 
 def _loop_reports(overrides: Sequence[str]) -> list[Report]:
-    readings, reports = Readings(), []
+    readings, reports, left = Readings(), [], []
     try:
-        plan = plan_loop(compose_loop(overrides))
-        for run in plan:
+        for run in plan_loop(compose_loop(overrides)):
             config = compose_stage(run.stage, run.overrides)
             reports.append(preflight(config, run.stage, ahead=True, readings=readings))
+            manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")
+            if not manifest.is_complete(run.name):
+                left.append(reports[-1])
     except OverrideError as refused:
-        reports.append(refused_override("evolve", refused))
+        return [*reports, refused_override("evolve", refused)]
+    if left:
+        reports.append(_together(left, config))
     return reports
+
+
+def _together(left: Sequence[Report], config: DictConfig) -> Report:
+    """What is to be said of a loop's stages as a whole, those left out that are finished."""
+    estimates = [report.estimate for report in left]
+    findings = list(compute_checks.check_together(config.compute, estimates))
+    known = [found for found in estimates if found is not None]
+    return Report("evolve", findings, left[0].machine, estimate=together(known) if known else None)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipeline.cost import Estimate, to_dict
+from pipeline.cost import to_dict
 from pipeline.finding import Finding, Severity
 from pipeline.memory_ledger import Ledger
 from pipeline.preflight import Report
@@ -31,8 +31,6 @@ def print_reports(reports: Sequence[Report], console: Console | None = None) -> 
             console.print(_findings(report, new))
         if report.ledger is not None and report.ledger.capacity_gib:
             console.print(_ledger(report))
-    if len(reports) > 1:
-        _print_total(reports, console)
     console.print(verdict(reports), soft_wrap=True)
 
 
@@ -115,12 +113,3 @@ def _ledger(report: Report) -> Table:
 def _gib(ledger: Ledger, phase: str, name: str) -> str:
     gib = ledger.phases[phase].get(name)
     return "–" if gib is None else f"{gib:.1f}"
-
-
-def _print_total(reports: Sequence[Report], console: Console) -> None:
-    estimates = [report.estimate for report in reports if report.estimate]
-    if not estimates:
-        return
-    low, high = (sum(getattr(e, end) for e in estimates) for end in ("low_s", "high_s"))
-    total = Estimate(low, high, f"{len(estimates)} of {len(reports)} stages", estimates[0].usd_per_hour)
-    console.print(f"  all stages together: {total}", soft_wrap=True)

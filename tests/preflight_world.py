@@ -21,6 +21,7 @@ from torch import zeros
 from data.parquet_io import write_training_rows
 from pipeline.compose import CONFIG_DIR, compose_stage, fitting_hardware
 from pipeline.model_shape import KNOWN, ModelShape
+from pipeline.subject import Readings
 from verl_ext.method.prompts import challenger_messages, solver_messages
 
 ROWS = 256
@@ -34,6 +35,8 @@ class World:
     def __init__(self, folder: Path, corpus: Path, model: Path) -> None:
         self.root, self.model = folder, folder / "corpus" / "models" / "demo-policy"
         self.corpus, self.checkpoints = folder / "corpus", folder / "checkpoints"
+        self.readings = Readings()
+        """What preflight has read of these places; they do not change."""
         self._bases: dict[tuple[str, ...], DictConfig] = {}
         shutil.copytree(corpus, self.corpus)
         for name in MODELS:

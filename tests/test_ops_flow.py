@@ -149,6 +149,25 @@ def worker_file(folder: Path, pid: int, at: float, **fields: Any) -> None:
     (folder / f"{pid}.json").write_text(json.dumps(record | fields))
 
 
+def test_a_look_that_fails_is_told_once_and_the_next_ones_go_on(tmp_path: Path) -> None:
+    looks, told = [], []
+
+    def source(now: float) -> Snapshot:
+        looks.append(now)
+        if len(looks) < 4:
+            raise ValueError("nonsense")
+        return Snapshot(time=now, stages={"prompts": Stage(depth=1)})
+
+    tell: Callable[[str, str], None] = lambda name, text: told.append(text)  # noqa: E731
+    with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05), tell=tell) as monitor:
+        deadline = time.monotonic() + 20
+        while monitor.last is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert monitor.last is not None and [text for text in told if "nonsense" in text] == [
+        "cannot look: ValueError('nonsense')"
+    ]
+
+
 def test_calls_in_flight_are_summed_over_the_workers_with_the_age_of_the_oldest(tmp_path: Path) -> None:
     alive, gone = os.getpid(), 2**22 + 1
     calls = [["search", 990.0, 60], ["rollout", 980.0, None], ["search", 999.0, 60]]

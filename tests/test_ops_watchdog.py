@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ops import stacks
 from ops.events import EventLog, read_json_lines
 from ops.gpu import Gpus
 from ops.heartbeats import PhaseClock, PhaseLimits
@@ -24,7 +25,7 @@ from ops.reading import Landmarks, Situation, read
 from ops.report import last_line, stall_report
 from ops.samples import Sampler
 from ops.services import ServiceGroup
-from ops.stacks import dump_stacks, parse_dump
+from ops.stacks import dump_stacks, parse_dump, why_unreadable
 from ops.watchdog import NewLines, Watchdog, WatchPlan
 from verl_ext.progress import Progress
 
@@ -181,7 +182,7 @@ def test_a_workers_file_tells_what_is_done_failed_and_open(tmp_path: Path) -> No
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             workers = read_workers(tmp_path, time.time())
-            if workers and workers[0].calls:
+            if workers and workers[0].calls and "token" in workers[0].done:
                 break
             time.sleep(0.05)
     [worker] = workers
@@ -264,6 +265,11 @@ def test_a_dump_that_cannot_be_had_is_told_and_is_no_error() -> None:
     process.kill()
     process.wait()
     assert "no time left" in (dump_stacks([("main", own)], deadline_s=0)[0].failure or "")
+
+
+def test_a_machine_without_py_spy_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    assert why_unreadable() == "py-spy is not installed"
 
 
 def test_the_tree_tells_descendants_with_their_use(sleeper: "subprocess.Popen[bytes]") -> None:

@@ -2,14 +2,17 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.compose import compose_plain, resolve
+from pipeline.compute_checks import check_together
 from pipeline.cost import Estimate, estimate
-from pipeline.machine import declared_machine
+from pipeline.finding import Finding
+from pipeline.machine import declared_machine, known_gpu
 from pipeline.rates import GPUS, usd_per_hour
 from pipeline.subject import Readings, Subject
 
@@ -52,6 +55,23 @@ def run_earlier(
 def test_the_rate_is_that_of_gpus_cores_and_memory() -> None:
     assert usd_per_hour(GPUS["H100"], 8, 0, 0) == pytest.approx(31.59, abs=0.01)
     assert usd_per_hour(None, 0, 10, 100) == pytest.approx(10 * 0.0472 + 100 * 0.008)
+
+
+def test_a_region_costs_more_and_a_narrow_one_most() -> None:
+    base, broad, narrow = (usd_per_hour(GPUS["H100"], 1, 4, 8, region) for region in (None, "us", "us-east"))
+    assert (broad / base, narrow / base) == (1.5, 1.75)
+
+
+def test_the_region_of_a_machine_is_in_its_price(base: DictConfig, tmp_path: Path) -> None:
+    anywhere, there = of(base, tmp_path), of(base, tmp_path, compute__region="eu")
+    assert there.usd_per_hour == pytest.approx(1.5 * anywhere.usd_per_hour)
+
+
+@pytest.mark.parametrize(
+    "name", ["T4", "l4", "A10", "A10G", "L40S", "A100", "A100-80GB", "RTX-PRO-6000", "H100!", "B200+", "B300"]
+)
+def test_every_name_that_modal_has_for_a_gpu_is_known(name: str) -> None:
+    assert known_gpu("compute.type", name)
 
 
 def test_ones_own_machine_costs_nothing(base: DictConfig, tmp_path: Path) -> None:
@@ -101,6 +121,28 @@ def test_twice_the_steps_take_twice_as_long_but_for_the_start(base: DictConfig, 
 def test_more_gpus_are_faster(base: DictConfig, tmp_path: Path) -> None:
     few = of(base, tmp_path, trainer__n_gpus_per_node=4, compute__count=4)
     assert few.expected_s > of(base, tmp_path).expected_s
+
+
+def test_a_later_challenger_of_a_loop_has_its_own_steps_alone(base: DictConfig, tmp_path: Path) -> None:
+    later = subject(base, tmp_path, iteration=3)
+    assert "; 150 steps" in str(estimate(later))  # by itself it would have to do all of them
+    assert "; 50 steps" in str(estimate(replace(later, ahead=True)))
+
+
+def together_findings(limit: float | None, *estimates: Estimate | None) -> list[Finding]:
+    compute = OmegaConf.create({"max_usd": limit, "timeout": 4 * 3600})
+    return list(check_together(compute, estimates))
+
+
+def test_the_stages_of_a_loop_are_added_up_against_the_limit() -> None:
+    one = Estimate(3600, 4 * 3600, "assumed: x", 10)
+    fine = together_findings(45, one, one, None)
+    assert [finding.severity for finding in fine] == ["note", "warning"]
+    assert "2.0 h to 8.0 h, $20 to $80" in fine[0].why and "1 more cannot be estimated" in fine[0].why
+    [_, too_dear] = together_findings(39, one, one)
+    assert (too_dear.severity, too_dear.key) == ("error", "compute.max_usd") and "$40" in too_dear.why
+    assert [finding.key for finding in together_findings(None, one, one, one)] == ["cost", "compute.timeout"]
+    assert together_findings(1, None) == []
 
 
 def test_the_expected_cost_is_between_the_ends() -> None:

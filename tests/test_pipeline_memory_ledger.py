@@ -18,7 +18,14 @@ from transformers import (
 
 from pipeline.compose import compose_plain, resolve
 from pipeline.machine import Machine
-from pipeline.memory_ledger import Ledger, micro_batch_tokens, trained, training_ledger
+from pipeline.memory_ledger import (
+    EMBEDDER_GIB,
+    Ledger,
+    micro_batch_tokens,
+    retrieval_in_host_memory,
+    trained,
+    training_ledger,
+)
 from pipeline.model_shape import KNOWN, ModelShape, load_shape, shape_of
 from pipeline.rates import GPUS
 
@@ -189,6 +196,36 @@ def test_an_engine_that_does_not_sleep_stays_beside_the_update(published: DictCo
     key = "actor_rollout_ref__rollout__free_cache_engine"
     assert "rollout engine: share" in ledger(published, **{key: False}).phases["update"]
     assert "rollout engine: share" not in ledger(published).phases["update"]
+
+
+def test_sglang_takes_its_share_of_what_is_free_when_it_starts(published: DictConfig) -> None:
+    items = ledger(published).phases["rollout"]
+    others = sum(gib for name, gib in items.items() if not name.startswith("rollout engine"))
+    assert items["solver: share"] == pytest.approx(0.25 * 79.2)
+    assert items["rollout engine: share"] == pytest.approx(0.25 * (79.2 - others))
+
+
+@pytest.mark.parametrize(
+    ("device", "encoders", "models"), [("cuda", 2, 1), ("cuda", 9, 2), ("cuda:1", 3, 3), ("cpu", 2, 0)]
+)
+def test_encoders_take_turns_on_the_gpus(
+    published: DictConfig, device: str, encoders: int, models: int
+) -> None:
+    changes = {"retrieval__device": device, "retrieval__encoders": encoders}
+    items = ledger(published, **changes).phases["update"]
+    assert items.get("encoders (of one GPU)", 0) == models * EMBEDDER_GIB
+
+
+def test_encoders_and_the_indexs_graph_lie_in_host_memory(published: DictConfig, tmp_path: Path) -> None:
+    (tmp_path / "segment").mkdir()
+    (tmp_path / "segment" / "data_level0.bin").write_bytes(bytes(1 << 20))
+    changed = published.copy()
+    OmegaConf.update(changed, "retrieval", {"device": "cpu", "encoders": 3})
+    OmegaConf.update(changed, "chroma.path", str(tmp_path))
+    assert retrieval_in_host_memory(changed) == {"encoders": 3 * EMBEDDER_GIB, "index": 2**20 / GIB}
+    OmegaConf.update(changed, "chroma.path", "http://127.0.0.1:9")
+    OmegaConf.update(changed, "retrieval.device", "cuda")
+    assert retrieval_in_host_memory(changed) == {}
 
 
 def test_an_adapter_is_what_is_trained(published: DictConfig) -> None:

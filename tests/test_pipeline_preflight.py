@@ -62,7 +62,22 @@ def test_a_loop_is_judged_stage_by_stage_without_missing_what_it_will_make(
     assert [report["stage"] for report in reports] == [
         "evaluate_iter0",
         *(f"{stage}_iter1" for stage in ("challenger", "synthesize", "solver", "merge", "evaluate")),
+        "evolve",
     ]
+    known = [report["estimate"]["low_s"] for report in reports[:-1] if report["estimate"]]
+    assert reports[-1]["estimate"]["low_s"] == pytest.approx(sum(known), abs=len(known))
+
+
+def test_what_a_loop_has_finished_costs_nothing_any_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    common = [override for override in overrides(prepared, tmp_path) if not override.startswith("run.name")]
+    done = {name: {"state": "complete"} for name in ("challenger_iter1", "synthesize_iter1", "solver_iter1")}
+    (tmp_path / "evolve").mkdir()
+    (tmp_path / "evolve" / "manifest.json").write_text(json.dumps({"stages": done}))
+    choices = ["evaluations=false", "iterations=1", "--json"]
+    *_, merge, together = json.loads(judged(capsys, 0, "evolve", *common, *choices))
+    assert together["estimate"]["high_s"] == merge["estimate"]["high_s"]
 
 
 def test_no_secret_is_shown(

@@ -10,6 +10,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -20,7 +21,8 @@ from hydra import initialize_config_dir
 from preflight_world import World, save_model_folder, write_prompts
 
 from data.parquet_io import TRAINING_SCHEMA
-from pipeline import compute_checks, machine, versions
+from ops.gpu import Gpu
+from pipeline import compute_checks, environment_checks, machine, versions
 from pipeline.compose import CONFIG_DIR
 from pipeline.model_shape import KNOWN
 from pipeline.overrides import OverrideError
@@ -74,6 +76,13 @@ def foreign_prompts(world: World, folder: Path) -> None:
     write_prompts(folder / "foreign.parquet", rows, "short")
 
 
+def huge_index(folder: Path) -> None:
+    vectors = folder / "chromadb" / "segment" / "data_level0.bin"
+    vectors.parent.mkdir(parents=True)
+    with vectors.open("wb") as file:
+        file.truncate(600 * 10**9)  # it takes no room
+
+
 def another_run(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "latest_checkpointed_iteration.txt").write_text("3")
@@ -100,6 +109,7 @@ DAMAGE: dict[str, Callable[[World, Path], Any]] = {
         world, folder, lambda model: (model / "config.json").write_text("{")
     ),
     "another run": lambda world, folder: another_run(folder),
+    "huge index": lambda world, folder: huge_index(folder),
 }
 
 
@@ -110,7 +120,16 @@ def judge(world: World, case: dict[str, Any], places: dict[str, str]) -> Report:
         config = world.config(case["stage"], groups, form_of(groups, case.get("form")), overrides)
     except OverrideError as refused:
         return refused_override(case["stage"], refused)
-    return preflight(config, case["stage"], starting=case.get("starting", False))
+    # What is damaged is a folder of its own, so what was read of the others stays true.
+    return preflight(config, case["stage"], starting=case.get("starting", False), readings=world.readings)
+
+
+def gpus_of(case: dict[str, Any]) -> list[Gpu]:
+    """What NVML is to tell."""
+    return [
+        Gpu(place, int(one["used_gib"] * 1024), int(one["total_gib"] * 1024), 0, {one.get("pid", 1): 1})
+        for place, one in enumerate(case["nvml"])
+    ]
 
 
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
@@ -123,6 +142,10 @@ def test_a_broken_configuration_is_reported_with_its_key(
     if "gpus" in case:
         for module in (machine, compute_checks):
             monkeypatch.setattr(module, "gpus_here", lambda: case["gpus"])
+    if "nvml" in case:
+        monkeypatch.setattr(compute_checks, "Gpus", lambda: SimpleNamespace(read=lambda: gpus_of(case)))
+    if "unreadable" in case:
+        monkeypatch.setattr(environment_checks, "why_unreadable", lambda: case["unreadable"])
     if "installed" in case:
         real = versions.installed
         monkeypatch.setattr(versions, "installed", lambda name: case["installed"].get(name, real(name)))
@@ -156,7 +179,7 @@ def shipped() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("stage", "hardware", "model"), shipped())
 def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: str, model: str) -> None:
     groups = [f"hardware={hardware}", f"model={model}"]
-    report = preflight(world.config(stage, groups, form_of(groups), []), stage)
+    report = preflight(world.config(stage, groups, form_of(groups), []), stage, readings=world.readings)
     assert report.errors == []
     assert report.ledger is not None or stage not in MODELLED
 
@@ -175,9 +198,18 @@ def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: 
 )
 def test_every_compute_group_has_a_recipe_that_it_can_run(world: World, compute: str, model: str) -> None:
     groups = [f"compute={compute}", f"model={model}"]
-    report = preflight(world.config("challenger", groups, form_of(groups), []), "challenger")
+    config = world.config("challenger", groups, form_of(groups), [])
+    report = preflight(config, "challenger", readings=world.readings)
     assert report.errors == []
     assert report.estimate is not None and report.estimate.usd_per_hour > 0
+
+
+def test_a_port_that_is_taken_here_says_nothing_of_a_machine_elsewhere(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = f"retrieval.port={listener.getsockname()[1]}"
+        config = world.config("challenger", ["compute=8xh100"], "full", [taken])
+        report = preflight(config, "challenger", readings=world.readings)
+    assert report.errors == []
 
 
 def test_nothing_is_left_behind(world: World) -> None:
