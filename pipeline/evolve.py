@@ -135,8 +135,8 @@ def _run_child(name: str, arguments: Sequence[str], folder: Path) -> None:
         try:
             run_supervised(command, services, _STAGE_GRACE_S)
         except Unfinished as stopped:
-            own_words = _reason(stopped).removeprefix(f"drzero {arguments[0]}: ")
-            raise OutOfTime(f"{name}: {own_words}") from stopped
+            told = _reason(stopped).removeprefix(f"drzero {arguments[0]}: ")
+            raise OutOfTime(told if told.startswith(name) else f"{name}: {told}") from stopped
 
 
 def _record(run: StageRun, config: DictConfig, manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +47,16 @@ class Run:
 
 
 def run_stage(
-    stage: str, arguments: list[str], folder: Path, meanwhile: Callable[[Watch], None] | None = None
+    stage: str,
+    arguments: list[str],
+    folder: Path,
+    meanwhile: Callable[[Watch], None] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Run:
-    """Run the stage to its end, watching its processes; `meanwhile` runs beside it, in a thread."""
+    """Run the stage to its end, watching its processes; `meanwhile` runs beside it, in a thread.
+
+    `env` is added to the environment.
+    """
     output = {name: folder.parent / f"{folder.name}.{name}" for name in ("out", "err")}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with output["out"].open("w") as out, output["err"].open("w") as err:
@@ -58,7 +65,7 @@ def run_stage(
             cwd=ROOT,
             stdout=out,
             stderr=err,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         )
         watch, root = Watch(), psutil.Process(child.pid)
         helper = threading.Thread(target=meanwhile, args=(watch,), daemon=True) if meanwhile else None

@@ -35,6 +35,20 @@ DEATH = event("crash", "retrieval", "died: killed by SIGKILL", first_error="Valu
 TRAINER_LOG = "INFO start\nhttpx.ConnectError: refused\nRuntimeError: step 3 failed\n"
 
 
+def test_a_run_that_ended_for_lack_of_time_has_not_failed(tmp_path: Path) -> None:
+    told = "out of time after step 3 of 6: another step may take 60 s"
+    ended = [event("exit", "trainer", code=0), event("out_of_time", "trainer", told)]
+    folder = run_folder(tmp_path / "run", [*STARTED, *ended, event("stopped", "retrieval")])
+    death = examine(folder, CAUSES)
+    assert (death.state, death.sentence, death.culprit) == ("out of time", told, None)
+    assert "it goes on from there" in death.advice
+
+
+def test_a_run_that_went_on_after_a_lack_of_time_is_judged_by_its_last_start(tmp_path: Path) -> None:
+    events = [*STARTED, event("out_of_time", "trainer"), event("stopped", "retrieval"), *STARTED, DEATH]
+    assert examine(run_folder(tmp_path / "run", events), CAUSES).state == "failed"
+
+
 def test_the_service_that_died_is_the_cause_and_not_the_trainer_that_stood_on_it(tmp_path: Path) -> None:
     events = [*STARTED, DEATH, event("end", "trainer", "service 'retrieval' died")]
     logs = {"trainer": TRAINER_LOG, "retrieval": "ValueError: lost my index\n"}

@@ -6,6 +6,7 @@ The full matrix of kills is `make chaos`; this is its short form (see `chaos.py`
 import json
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import pytest
 from chaos import ROOT, STEPS, Kill, Loop, Recovery, attack, small_loop
 from conftest import Prepared
 
+from pipeline.compose import compose_stage
+from pipeline.evolve import _run_stage, run_evolve
+from pipeline.loop import compose_loop, plan_loop
 from pipeline.manifest import Manifest
+from pipeline.out_of_time import OutOfTime
+from verl_ext.stop_time import STOP_VARIABLE
 
 pytestmark = pytest.mark.timeout(3600)
 KILLS = [
@@ -128,3 +134,27 @@ def test_from_a_stage_on_everything_is_done_again(attacked: Attacked) -> None:
 def test_from_an_unknown_stage_is_refused_with_the_stages_there_are(attacked: Attacked) -> None:
     run = attacked.drzero("evolve", "--from", "evaluate_iter9", *attacked.arguments)
     assert run.returncode == 2 and "solver_iter1" in run.stderr
+
+
+def test_a_stage_that_is_out_of_time_ends_the_loop_in_its_words_and_may_be_gone_on_with(
+    prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan_loop(compose_loop(small_loop(prepared.corpus, speaking_model, tmp_path / "loop")))[0]
+    manifest = Manifest(tmp_path / "loop" / "evolve" / "manifest.json")
+    # Less than an evaluation starts its services for.
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 55))
+    with pytest.raises(OutOfTime, match=r"^evaluate_iter0(: evaluate)? was not started: the stop time"):
+        _run_stage(first, compose_stage(first.stage, first.overrides), manifest, manifest.path.parent)
+    entry = Manifest(manifest.path).entry("evaluate_iter0")
+    assert (entry.state, entry.starts) == ("failed", 1)
+    assert entry.error and entry.error.endswith("rerun with more time to go on")
+
+
+def test_a_loop_begins_no_stage_after_its_stop_time(
+    prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 1))
+    with pytest.raises(OutOfTime, match=r"^evaluate_iter0 was not started: the stop time"):
+        run_evolve(small_loop(prepared.corpus, speaking_model, tmp_path / "loop"))
+    assert not list((tmp_path / "loop").glob("evaluate_iter0/*"))
+    assert Manifest(tmp_path / "loop" / "evolve" / "manifest.json").entry("evaluate_iter0").starts == 0

@@ -1,10 +1,11 @@
-"""The real solver stage with a tiny model: two steps of GRPO, each validated.
+"""The real solver stage with a tiny model: two steps of GRPO, each validated; and again, cut by a stop time.
 
 The policy gives one of two answers by heart (`tiny_model.save_speaking_model`), one of which is right for
 each question, so that answers to one question differ in reward.
 """
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,14 @@ from stage_run import (
 from transformers import AutoModelForCausalLM
 
 from data.parquet_io import write_training_rows
+from pipeline.cli import main
 from pipeline.stage_result import read_result
+from pipeline.summary import read_metrics
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.checkpoints import saved_step
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
+from verl_ext.stop_time import STOP_VARIABLE
 
 BATCH, GROUP, VALIDATION = 4, 3, 6
 ANSWERS = ("Vell", "nobody")
@@ -174,3 +180,93 @@ def test_the_summary_has_a_solvers_columns(trained: Run) -> None:
         "validation" in trained.out and "pass" not in trained.out.partition("solver_iter1: 2 steps")[2][:300]
     )
     assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
+
+
+def announced(folder: Path) -> list[str]:
+    lines = (folder.parent / "announced.jsonl").read_text().splitlines()
+    return [str(Path(json.loads(line)["path"]).relative_to(folder)) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def cut(arguments: list[str], trained: Run) -> Run:
+    """The same run, which saves at its end alone, with time for its start and its first step and no other.
+
+    The time is that of the first run's start and some more. A second step would need the time of the first,
+    of a save (120 s, as none has been timed) and of the shutdown.
+    """
+    began = trained.lines("logs/events.jsonl")[0]["time"]
+    beats = trained.lines("heartbeats.jsonl")
+    first_step = next(beat["time"] for beat in beats if beat["phase"] == "rollout")
+    folder = trained.folder.parent / "cut"
+    env = {
+        STOP_VARIABLE: str(time.time() + (first_step - began) + 75),
+        LOG_VARIABLE: str(folder.parent / "announced.jsonl"),
+    }
+    return run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], folder, env=env)
+
+
+def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut: Run) -> None:
+    assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
+    told = [line for line in cut.err.splitlines() if line.startswith("drzero")]
+    assert len(told) == 1 and told[0].startswith("drzero solver: out of time after step 1 of 2: another step")
+    assert told[0].endswith("; rerun to go on") and "Traceback" not in cut.err
+
+
+def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(cut: Run) -> None:
+    assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
+    assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
+    assert_nothing_left(cut)
+
+
+def test_what_was_whole_by_then_was_announced(cut: Run) -> None:
+    assert announced(cut.folder) == ["dumps/step_0001.jsonl", "global_step_1"]
+
+
+def test_it_is_no_failure_to_whoever_asks_after_it(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(cut.folder)]) == 0
+    assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
+    (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
+    assert (event["component"], event["step"]) == ("trainer", 1)
+
+
+def test_the_validation_of_its_step_has_not_been_waited_for(cut: Run) -> None:
+    steps = read_metrics(cut.folder)
+    assert ["drzero/val/em" in steps[step] for step in (0, 1)] == [True, False]
+
+
+@pytest.fixture(scope="module")
+def gone_on(arguments: list[str], cut: Run) -> Run:
+    """The same command once more, after all that reads what the first has left; now without a stop time."""
+    env = {LOG_VARIABLE: str(cut.folder.parent / "announced.jsonl")}
+    run = run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], cut.folder, env=env)
+    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
+    return run
+
+
+def test_a_rerun_makes_the_steps_that_are_left_and_no_other(gone_on: Run) -> None:
+    steps = [line["step"] for line in gone_on.lines("metrics/attempt_002.jsonl")]
+    assert steps == [1, 2]  # the first is the validation that the cut has put off
+    assert json.loads((gone_on.folder / "summary.json").read_text())["figures"]["steps"] == 2
+
+
+def test_the_validation_that_the_cut_put_off_is_made_up_for(gone_on: Run) -> None:
+    steps = read_metrics(gone_on.folder)
+    assert [steps[step]["drzero/val/rows"] for step in (0, 1, 2)] == [VALIDATION] * 3
+
+
+def test_a_run_in_two_parts_draws_the_data_of_the_uncut_one(trained: Run, gone_on: Run) -> None:
+    assert dumped_order(gone_on, (1, 2)) == dumped_order(trained, (1, 2))
+
+
+def results(folder: Path) -> set[str]:
+    """What a run leaves for others; its metrics and logs are one more a start."""
+    places = ("dumps/*", "global_step_*/**/*", "*.json", "*.yaml", "*.txt")
+    return {str(path.relative_to(folder)) for place in places for path in folder.glob(place)}
+
+
+def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(trained: Run, gone_on: Run) -> None:
+    assert results(gone_on.folder) == results(trained.folder)
+
+
+def test_the_second_part_announces_its_own_and_at_last_the_result(gone_on: Run) -> None:
+    assert announced(gone_on.folder)[2:] == ["dumps/step_0002.jsonl", "global_step_2", "result.json"]
