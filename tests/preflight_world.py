@@ -4,12 +4,16 @@ Model folders named as the shipped ones have the tiny model's tokenizer and the 
 and hold no weights: preflight loads none.
 """
 
+import copy
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,6 +31,23 @@ from verl_ext.method.prompts import challenger_messages, solver_messages
 ROWS = 256
 MODELS = ("demo-policy", "smollm2-135m", "Qwen3-32B")
 """The shipped models that are folders."""
+
+
+@contextmanager
+def files_parsed_once() -> Iterator[None]:
+    """Inside it a YAML file that Hydra loads again is copied from the first time."""
+    parsed: dict[str, Any] = {}
+    load = OmegaConf.load
+
+    def load_once(file: Any) -> Any:
+        name = str(getattr(file, "name", file))
+        if name not in parsed:
+            parsed[name] = load(file)
+        return copy.deepcopy(parsed[name])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", staticmethod(load_once))
+        yield
 
 
 class World:
