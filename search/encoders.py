@@ -51,6 +51,11 @@ class _Link(asyncio.Protocol):
         self._reply: asyncio.Future[msgspec.Struct] | None = None
         self._transport: asyncio.Transport | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is another end."""
+        return self._transport is not None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
@@ -89,7 +94,7 @@ class _Replica:
 
     def __init__(self, number: int, lost: Callable[["_Replica"], None]) -> None:
         self.number = number
-        self.ready = False
+        self.loaded = False
         self._link = _Link(lambda: lost(self))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -117,8 +122,15 @@ class _Replica:
         if isinstance(answer, Failure):
             raise EmbedderError(answer.reason)
         assert isinstance(answer, Description)
-        self.ready = True
+        if not self._link.is_open:  # it died right after its answer
+            raise EncoderDied
+        self.loaded = True
         return answer
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers, at work or not."""
+        return self.loaded and self._link.is_open
 
     async def encode(self, texts: list[str], passages: bool) -> bytes:
         """Return the float32 rows of the texts; raises EncoderDied, or EncodeFailed with the reason."""
@@ -135,7 +147,6 @@ class _Replica:
 
     async def end(self) -> int | None:
         """Kill the process if it lives, and return how it ended; None if there never was one."""
-        self.ready = False
         self._link.close()
         if self._process is None:
             return None
@@ -218,10 +229,9 @@ class EncoderPool:
 
     def _on_lost(self, replica: _Replica) -> None:
         """Called once for each replica whose socket has closed."""
-        was_ready, replica.ready = replica.ready, False
         if replica in self._idle:
             self._idle.remove(replica)
-        if was_ready and not self._closing:  # one that never was ready is the business of who starts it
+        if replica.loaded and not self._closing:  # one that is loading is the business of who starts it
             task = asyncio.create_task(self._replace(replica))
             self._restarts.add(task)
             task.add_done_callback(self._restarts.discard)

@@ -338,7 +338,7 @@ class _Opened:
         try:
             found = os.stat(self._place.folder / DATABASE_FILE)
         except OSError as error:
-            raise StoreError(f"no Chroma folder at {self._place} ({error.strerror})") from error
+            raise StoreAway(f"no Chroma folder at {self._place} ({error.strerror})") from error
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,23 +58,30 @@ def build_collection(folder: Path) -> Path:
 
 
 class Server:
-    """`python -m search.server` on a free port of loopback; `url` is where."""
+    """`python -m search.server` on a free port of loopback; `url` is where.
+
+    What it writes goes into a file: a pipe that nobody reads would stop it once it is full.
+    """
 
     def __init__(self, chroma: Path | str, *more: str, collection: str = COLLECTION, port: int = 0) -> None:
         port = port or unused_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "search.server", "--chroma-path", str(chroma), "--device", "cpu"]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
         self.process = subprocess.Popen(
             [*command, "--collection", collection, "--port", str(port), *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         )
 
     def wait_healthy(self) -> None:
         """Return when a canary query has been answered."""
-        wait_for(self.is_healthy, START_S, or_else=lambda: self.process.poll() is not None)
+        wait_for(self.is_healthy, START_S, or_else=self.is_over)
+
+    def is_over(self) -> bool:
+        """Whether its process has ended."""
+        return self.process.poll() is not None
 
     def is_healthy(self) -> bool:
         """Ask once."""
@@ -86,11 +94,19 @@ class Server:
         """Its encoder processes."""
         return psutil.Process(self.process.pid).children()
 
-    def end(self) -> tuple[int, str, str]:
-        """SIGTERM; return exit code, stdout and stderr."""
+    def end(self) -> tuple[int, str]:
+        """SIGTERM; return exit code and stderr."""
         self.process.terminate()
-        out, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, out, errors
+        return self.ended(30)
+
+    def ended(self, limit_s: float) -> tuple[int, str]:
+        """Wait for its end; return exit code and stderr."""
+        return self.process.wait(timeout=limit_s), self.errors
+
+    @property
+    def errors(self) -> str:
+        """Its stderr so far."""
+        return os.pread(self._errors.fileno(), 1 << 24, 0).decode()
 
 
 @contextmanager
@@ -101,7 +117,7 @@ def serving(chroma: Path | str, *more: str) -> Iterator[Server]:
         server.wait_healthy()
         yield server
     finally:
-        if server.process.poll() is None:
+        if not server.is_over():
             server.end()
 
 
@@ -114,6 +130,14 @@ def wait_for(
         assert time.monotonic() < ends, f"not so within {limit_s:g} s"
         assert not or_else(), "it never will be so"
         time.sleep(0.05)
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process is there and not dead."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def read_metric(url: str, name: str) -> float:

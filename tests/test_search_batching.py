@@ -1,8 +1,10 @@
 """The scheduler by itself: when a batch starts, what is in it, what becomes of it when something fails."""
 
 import asyncio
+import gc
 import math
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -343,6 +345,21 @@ def test_a_query_that_was_taken_back_is_not_worked_on_and_leaves_room() -> None:
     run(step)
 
 
+def test_queries_that_were_taken_back_are_forgotten_although_no_encoder_is_ready() -> None:
+    async def step() -> None:
+        bench = Bench(ready=0)
+        futures = []
+        for _ in range(100):
+            (query,) = bench.batcher.submit(["given up"], 1)
+            bench.batcher.cancel(query)
+            futures.append(weakref.ref(query.future))
+        del query
+        gc.collect()
+        assert not any(future() for future in futures)
+
+    run(step)
+
+
 def test_a_query_taken_back_while_it_is_encoded_is_not_searched_for() -> None:
     async def step() -> None:
         bench = Bench()
@@ -405,6 +422,19 @@ def test_a_batch_whose_encoder_died_twice_is_unavailable() -> None:
         with pytest.raises(Unavailable, match="died twice"):
             await bench.ask("lethal")
         assert await bench.ask("a") == [[_number("a")]]
+
+    run(step)
+
+
+def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("search.batching.CLOSE_S", 0.01)
+
+    async def step() -> None:
+        bench = Bench()
+        hanging = await bench.occupy()
+        await bench.batcher.close()  # the gate stays shut
+        with pytest.raises(Unavailable, match="closed"):
+            await hanging
 
     run(step)
 

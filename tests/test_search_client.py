@@ -225,6 +225,21 @@ def test_deadline_ends_retries_with_url_attempts_and_last_error() -> None:
     assert "(deadline 2 s), last: ServerFailure: HTTP 503: index is loading" in message
 
 
+def test_query_that_the_server_fails_on_each_time_is_given_up_before_the_deadline() -> None:
+    with (
+        serving((500, {"detail": "retrieval failed: RuntimeError"})) as server,
+        pytest.raises(SearchUnavailable, match=r"3 attempts .* HTTP 500: retrieval failed: RuntimeError"),
+    ):
+        retrieve(server.url, ["salt"], deadline_s=600.0)
+    assert len(server.requests) == 3
+
+
+def test_failures_of_other_kinds_between_equal_ones_are_retried_on() -> None:
+    one, two, busy = (500, {"detail": "one"}), (500, {"detail": "two"}), (503, {"detail": "one"})
+    with serving(one, one, two, one, busy, one, one, (200, ANSWER)) as server:
+        assert retrieve(server.url, ["salt"], deadline_s=60.0) == ANSWER["result"]
+
+
 def test_nobody_listening_is_unavailable() -> None:
     with pytest.raises(SearchUnavailable, match="last: ConnectError"):
         retrieve(f"http://127.0.0.1:{free_port()}", ["salt"], deadline_s=1.0)

@@ -11,17 +11,27 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
-from search_parts import QUESTIONS, Server, build_collection, read_metric, serving, wait_for
+from search_parts import (
+    QUESTIONS,
+    START_S,
+    Server,
+    build_collection,
+    lives,
+    read_metric,
+    serving,
+    wait_for,
+)
 
 CLIENTS = 8
 # Longer than an encoder takes to load on a busy machine.
 LIMIT_S = 240.0
+SUPERVISORS_PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +120,7 @@ def under_load(url: str, work: Callable[[Load], Awaitable[None]]) -> Load:
 
 def test_a_killed_encoder_is_replaced_and_its_batch_is_not_lost(server: Server) -> None:
     (victim,) = server.encoders()
+    deaths = read_metric(server.url, "retrieval_encoder_restarts_total")
 
     async def kill(load: Load) -> None:
         victim.kill()
@@ -121,7 +132,7 @@ def test_a_killed_encoder_is_replaced_and_its_batch_is_not_lost(server: Server) 
         200,
         503,
     }  # 503: on a machine where an encoder loads for longer than the deadline
-    assert read_metric(server.url, "retrieval_encoder_restarts_total") == 1
+    assert read_metric(server.url, "retrieval_encoder_restarts_total") == deaths + 1
 
 
 def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server: Server) -> None:
@@ -186,7 +197,15 @@ def test_queries_of_a_client_that_leaves_are_not_worked_on(server: Server) -> No
     assert server.is_healthy()
 
 
-def test_sigterm_under_load_answers_what_was_asked_before_it(server: Server) -> None:
+@pytest.fixture
+def own_server(chroma: Path) -> Iterator[Server]:
+    """One that a test may end."""
+    with serving(chroma, "--cache-mb", "0") as server:
+        yield server
+
+
+def test_sigterm_under_load_answers_what_was_asked_before_it(own_server: Server) -> None:
+    server = own_server
     (encoder,), terminated = server.encoders(), 0.0
     before = read_metric(server.url, "retrieval_queries_total")
 
@@ -211,16 +230,56 @@ def test_sigterm_under_load_answers_what_was_asked_before_it(server: Server) -> 
     assert any(sent > terminated for sent, _ in load.sent)
     assert set(load.seen) <= {200, 503, 0}
     assert not encoder.is_running()
-    _, errors = server.process.communicate()
-    assert "Finished server process" in errors and "Traceback" not in errors
+    assert "Finished server process" in server.errors and "Traceback" not in server.errors
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
 
 
-def test_no_encoder_outlives_a_server_that_is_killed(chroma: Path) -> None:
-    with serving(chroma) as server:
-        (encoder,) = server.encoders()
-        server.process.kill()
-        server.process.communicate()
-        wait_for(lambda: not encoder.is_running() or encoder.status() == psutil.STATUS_ZOMBIE, 10)
+def test_sigterm_ends_a_server_whose_encoder_hangs_in_time_and_answers_what_is_open(
+    own_server: Server,
+) -> None:
+    (encoder,) = own_server.encoders()
+    encoder.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        asked = [pool.submit(ask, own_server.url, question) for question in QUESTIONS]
+        wait_for(lambda: read_metric(own_server.url, "retrieval_queries_total") == len(asked), 30)
+        own_server.process.terminate()
+        code, _ = own_server.ended(SUPERVISORS_PATIENCE_S)
+    assert (code, {status.result() for status in asked}) == (0, {503})
+    assert not lives(encoder)
+
+
+def test_a_server_started_while_its_index_is_away_waits_for_it(chroma: Path) -> None:
+    away = chroma.with_name("away")
+    chroma.rename(away)
+    server = Server(chroma)
+    try:
+        try:
+            wait_for(
+                lambda: f"no Chroma folder at {chroma}" in server.errors, START_S, or_else=server.is_over
+            )
+        finally:
+            away.rename(chroma)
+        server.wait_healthy()
+    finally:
+        code, errors = server.end()
+    assert code == 0 and errors.count("waiting for the index") == 1
+
+
+def test_sigterm_ends_a_server_that_waits_for_its_index(tmp_path: Path) -> None:
+    server = Server(tmp_path / "none")
+    wait_for(lambda: "waiting for the index" in server.errors, START_S, or_else=server.is_over)
+    assert server.end()[0] == 0
+
+
+def test_no_encoder_outlives_a_server_that_is_killed(own_server: Server) -> None:
+    (encoder,) = own_server.encoders()
+    own_server.process.kill()
+    own_server.process.wait()
+    wait_for(lambda: not lives(encoder), 10)
+
+
+def ask(url: str, question: str) -> int:
+    body = {"queries": [question]}
+    return httpx.post(f"{url}/retrieve", json=body, trust_env=False, timeout=60).status_code

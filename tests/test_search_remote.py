@@ -2,25 +2,30 @@
 
 import asyncio
 import json
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from itertools import cycle
 from pathlib import Path
 
 import chromadb.config
+import httpx
 import numpy as np
 import pytest
 from chroma_parts import NAME, ChromaServer, build, chroma_server, collection_info, text_of
 from conftest import StartPeer, unused_port
-from search_parts import PASSAGES, SPEC, Server, wait_for
+from search_parts import PASSAGES, SPEC, Server, read_metric, wait_for
 
 import search.place
 from pipeline.fingerprint import fingerprint_collection
 from search.client import SearchClient, SearchUnavailable
 from search.index import build_index
 from search.place import request_headers
+from search.server import wait_for_store
 from search.store import (
     ChromaPlace,
     Store,
@@ -179,6 +184,23 @@ def test_server_that_is_down_at_the_start_is_one_clear_error() -> None:
     assert "start one" in message and "\n" not in message
 
 
+def test_server_that_comes_up_later_is_waited_for_at_the_start(
+    chroma: ChromaServer, vectors: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    chroma.stop()
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(wait_for_store, chroma.url, NAME)
+        wait_for(lambda: "waiting for the index" in caplog.text, LIMIT_S, or_else=opening.done)
+        chroma.start()
+        with closing(opening.result()) as store:
+            assert answers_right(store, vectors)
+
+
+def test_server_that_stays_away_is_one_clear_error_after_the_wait() -> None:
+    with pytest.raises(StoreError, match="no Chroma server answers at"):
+        wait_for_store(f"http://127.0.0.1:{unused_port()}", NAME, wait_s=0)
+
+
 def test_server_of_another_kind_is_told_apart(start_peer: StartPeer) -> None:
     peer = start_peer("/retrieve", lambda _: {})
     assert "is no Chroma server, or not one of version 1: it answered HTTP 404" in refusal(peer.url)
@@ -250,9 +272,113 @@ def test_api_key_goes_where_nobody_can_read_it_on_the_way(
     assert headers == ({"X-Chroma-Token": "ck-secret"} if sent else {})
 
 
+def test_proxy_of_the_environment_is_not_asked_for_a_chroma_within_this_machine(
+    chroma: ChromaServer, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHROMA_API_KEY", "ck-secret")
+    with Relay(chroma.url).running() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        monkeypatch.setenv("no_proxy", "intranet.example")
+        with open_collection(chroma.url, NAME) as store:
+            assert answers_right(store, vectors)
+        assert proxy.asked == []
+        assert os.environ["no_proxy"] == "intranet.example,127.0.0.1"
+
+
+class Relay(ThreadingHTTPServer):
+    """Passes requests on to a Chroma server, and keeps their paths in `asked`.
+
+    `before` is called with each path first; a number that it returns is the status that is answered instead.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, goal: str) -> None:
+        super().__init__(("127.0.0.1", 0), RelayHandler)
+        self.goal, self.url = goal, f"http://127.0.0.1:{self.server_port}"
+        self.asked: list[str] = []
+        self.before: Callable[[str], int | None] = lambda path: None
+
+    @contextmanager
+    def running(self) -> Iterator["Relay"]:
+        thread = threading.Thread(target=self.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            thread.join()
+            self.server_close()
+
+
+class RelayHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Relay)
+        self.server.asked.append(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, answer = self.server.before(self.path), b"{}"
+        if status is None:
+            headers = {"Content-Type": "application/json"}
+            url = self.server.goal + self.path
+            with httpx.Client(trust_env=False) as client:
+                found = client.request(self.command, url, content=body, headers=headers)
+            status, answer = found.status_code, found.content
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
 @pytest.fixture
-def servers(chroma: ChromaServer, tmp_path: Path) -> Iterator[list[str]]:
-    """The addresses of two retrieval servers over one collection of the Chroma server."""
+def relay(chroma: ChromaServer, vectors: np.ndarray) -> Iterator[Relay]:
+    with Relay(chroma.url).running() as relay:
+        yield relay
+
+
+def test_answer_of_a_collection_that_changes_while_it_is_asked_is_thrown_away(
+    chroma: ChromaServer, vectors: np.ndarray, relay: Relay
+) -> None:
+    changed = threading.Event()
+
+    def change(path: str) -> None:
+        if path.endswith("/query") and not changed.is_set():
+            changed.wait(1)  # a check beside the query would be through by then
+            with connect(chroma.url, create=True) as client:
+                handle = client.get_collection(NAME, embedding_function=None)
+                handle.modify(metadata=collection_info("version-2", COUNT).to_metadata())
+            changed.set()
+
+    relay.before = change
+    with (
+        open_collection(relay.url, NAME) as store,
+        pytest.raises(StoreUnavailable, match=r"another version now \(version-2, and version-0"),
+    ):
+        store.query(vectors, 3)
+
+
+def test_index_that_limits_the_rate_is_unavailable_and_not_connected_to_again(
+    relay: Relay, vectors: np.ndarray
+) -> None:
+    with open_collection(relay.url, NAME) as store:
+        assert answers_right(store, vectors)
+        relay.before = lambda path: 429 if path.endswith("/query") else None
+        relay.asked.clear()
+        with pytest.raises(StoreUnavailable):
+            store.query(vectors, 3)
+        relay.before = lambda path: None
+        assert answers_right(store, vectors)
+    assert [path.rpartition("/")[2].partition("?")[0] for path in relay.asked] == ["query", "query", NAME]
+
+
+@pytest.fixture
+def servers(chroma: ChromaServer, tmp_path: Path) -> Iterator[list[Server]]:
+    """Two retrieval servers over one collection of the Chroma server."""
     empty(chroma)
     records = (json.dumps({"title": title, "text": text}) for title, text in PASSAGES.items())
     (tmp_path / "corpus.jsonl").write_text("\n".join(records))
@@ -262,10 +388,11 @@ def servers(chroma: ChromaServer, tmp_path: Path) -> Iterator[list[str]]:
     try:
         for server in started:
             server.wait_healthy()
-        yield [server.url for server in started]
+        yield started
     finally:
         for server in started:
-            server.end()
+            if not server.is_over():
+                server.end()
 
 
 class Asker:
@@ -298,9 +425,9 @@ class Asker:
 
 
 def test_servers_over_a_chroma_that_stops_and_starts_give_no_wrong_answer_and_recover(
-    chroma: ChromaServer, servers: list[str]
+    chroma: ChromaServer, servers: list[Server]
 ) -> None:
-    askers = [Asker(url) for url in servers]
+    askers = [Asker(server.url) for server in servers]
     try:
         wait_for(lambda: all(len(asker.answers) > 5 for asker in askers), LIMIT_S)
         chroma.stop()
@@ -315,3 +442,23 @@ def test_servers_over_a_chroma_that_stops_and_starts_give_no_wrong_answer_and_re
         for asker in askers:
             asker.end()
     assert all(name == title for asker in askers for name, title in asker.answers)
+
+
+def test_sigterm_ends_a_server_whose_index_hangs_in_time(chroma: ChromaServer, servers: list[Server]) -> None:
+    server = servers[0]
+    encoded = read_metric(server.url, "retrieval_encode_seconds_count")
+
+    def ask() -> int:
+        body = {"queries": ["salt"]}
+        return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=30).status_code
+
+    chroma.signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask)
+            wait_for(lambda: read_metric(server.url, "retrieval_encode_seconds_count") > encoded, LIMIT_S)
+            server.process.terminate()
+            code, _ = server.ended(10)
+        assert (code, asked.result()) == (0, 503)
+    finally:
+        chroma.signal(signal.SIGCONT)

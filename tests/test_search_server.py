@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from conftest import unused_port
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_parts import (
@@ -35,9 +36,9 @@ from search.client import SearchClient, SearchRequestError
 from search.embedders import Embedder
 from search.encoders import EncodeFailed, EncoderDied
 from search.metrics import Metrics
-from search.server import parser
+from search.server import _bind, _listen, parser
 from search.service import Retrieval, ServiceLimits
-from search.store import StoreUnavailable, connect, open_collection
+from search.store import StoreError, StoreUnavailable, connect, open_collection
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,7 @@ def test_body_that_is_announced_as_too_long_is_refused_before_it_is_sent(url: st
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: 8388609\r\n\r\n")
-        answer = connection.recv(65536)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"the body is longer than 8388608 bytes" in answer
 
@@ -316,6 +317,28 @@ def test_a_full_queue_is_a_503_with_retry_after(chroma: Path) -> None:
     assert "2 queries wait, at most 2 may" in answer.json()["detail"]
 
 
+def test_a_long_body_is_not_read_while_the_queue_is_full(chroma: Path) -> None:
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(8):
+            read += 1 << 20
+            yield b" " * (1 << 20)
+
+    async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> httpx.Response:
+        first = asyncio.create_task(client.post("/retrieve", json={"queries": ["busy"]}))
+        await asyncio.sleep(0.05)
+        retrieval.batcher.submit(["a", "b"], 3)
+        answer = await client.post("/retrieve", content=body(), headers={"Content-Length": str(8 << 20)})
+        retrieval.give_up()
+        await first
+        return answer
+
+    answer = in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
+    assert (answer.status_code, answer.headers["connection"], read) == (503, "close", 0)
+
+
 # --- failures while serving ---
 
 
@@ -400,8 +423,8 @@ def test_health_does_not_wait_behind_the_queue(chroma: Path, embedder: Embedder)
 
 def refusal(chroma: Path, *more: str, collection: str = COLLECTION, port: int = 0) -> str:
     server = Server(chroma, *more, collection=collection, port=port)
-    _, errors = server.process.communicate(timeout=START_S)
-    assert server.process.returncode == 2
+    code, _, errors = server.ended(START_S)
+    assert code == 2
     assert errors.count("\n") == 1, errors
     return errors
 
@@ -429,6 +452,33 @@ def test_missing_collection_is_not_served(chroma: Path) -> None:
 def test_taken_port_is_told_with_its_number(chroma: Path, url: str) -> None:
     port = int(url.rsplit(":", 1)[1])
     assert f"cannot listen on 127.0.0.1 port {port} (Address already in use)" in refusal(chroma, port=port)
+
+
+def test_port_that_does_not_exist_is_told_in_one_line(chroma: Path) -> None:
+    assert "cannot listen on 127.0.0.1 port 70000 (bind(): port must be 0-65535.)" in refusal(
+        chroma, port=70000
+    )
+
+
+def test_of_two_servers_that_start_together_the_second_to_listen_is_told_the_port_is_taken() -> None:
+    port = unused_port()
+    with _bind("127.0.0.1", port) as first, _bind("127.0.0.1", port) as second:
+        _listen(first)
+        with pytest.raises(StoreError, match=rf"cannot listen on 127\.0\.0\.1 port {port} \(Address already"):
+            _listen(second)
+
+
+def test_device_that_is_not_there_is_told_in_one_line(chroma: Path) -> None:
+    message = refusal(chroma, "--device", "abacus")
+    assert "embedder 'packaged-minilm' could not be loaded: RuntimeError: " in message and "abacus" in message
+
+
+def test_a_refusal_has_its_traceback_at_the_debug_level(
+    chroma: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRZERO_LOG_LEVEL", "DEBUG")
+    code, _, errors = Server(chroma, collection="wikis").ended(START_S)
+    assert code == 2 and "Traceback" in errors and errors.splitlines()[-1].startswith("error: no collection")
 
 
 def test_the_server_process_needs_no_torch() -> None:

@@ -1,0 +1,105 @@
+"""Encoder replicas as real processes: hung ones are replaced, restarts outlast faults, none is left."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+
+import numpy as np
+import psutil
+import pytest
+from search_parts import lives
+from tiny_embedder import save_tiny_embedder
+
+from search import encoders
+from search.embedders import Embedder, EmbedderSpec
+from search.encoders import EncoderDied, EncoderPool
+from search.metrics import Metrics
+
+LIMIT_S = 240.0
+"""Longer than an encoder takes to load on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def with_pool(spec: EmbedderSpec, work: Callable[[EncoderPool], Awaitable[None]]) -> None:
+    """Run `work` with one replica; none may be left afterwards."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(LIMIT_S), EncoderPool(spec, 1, 1, Metrics()) as pool:
+            await work(pool)
+
+    asyncio.run(whole())
+    assert replicas() == []
+
+
+def replicas() -> list[psutil.Process]:
+    """The encoder processes of this one, while they load and afterwards."""
+    found = [(child, " ".join(child.cmdline())) for child in psutil.Process().children() if lives(child)]
+    return [child for child, words in found if "encoder_worker" in words or "retrieval encoder" in words]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+def test_an_encoder_that_hangs_is_killed_and_replaced(
+    spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(pool: EncoderPool) -> None:
+        (hanging,) = replicas()
+        hanging.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(encoders, "HUNG_S", 0.2)
+        with pytest.raises(EncoderDied):
+            await pool.encode(["salt"])
+        monkeypatch.undo()
+        assert not pool.ready
+        await until(lambda: pool.ready)
+        assert not lives(hanging)
+        np.testing.assert_allclose(
+            await pool.encode(["salt"]), Embedder(spec).encode_queries(["salt"]), atol=1e-5
+        )
+
+    with_pool(spec, work)
+
+
+@contextlib.contextmanager
+def no_files_to_open() -> Iterator[None]:
+    """Let this process open no further files or sockets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_machine_without_means_for_a_process_delays_a_restart_and_does_not_end_it(
+    spec: EmbedderSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(pool: EncoderPool) -> None:
+        (victim,) = replicas()
+        with no_files_to_open():
+            os.kill(victim.pid, signal.SIGKILL)  # psutil would open files for it
+            await until(lambda: "does not start: [Errno 24] Too many open files" in caplog.text)
+        await until(lambda: pool.ready)
+
+    with_pool(spec, work)
+
+
+def test_a_start_that_is_cancelled_halfway_leaves_no_process(spec: EmbedderSpec) -> None:
+    async def start_and_cancel() -> None:
+        starting = asyncio.create_task(EncoderPool(spec, 2, 1, Metrics()).__aenter__())
+        await until(replicas)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(asyncio.wait_for(start_and_cancel(), LIMIT_S))
+    assert replicas() == []
