@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from pipeline.finding import Finding, error
+from search.wire import MAX_TOPK
 
 if TYPE_CHECKING:
     from pipeline.subject import Subject
@@ -44,11 +45,12 @@ class Rule:
         return f"{'above' if self.above_low else 'at least'} {self.low:g}{at_most}"
 
 
-_TRAINING = ("challenger", "solver")
+_TRAINING, _INDEXING = ("challenger", "solver"), ("prepare_data",)
 _COUNT, _POSITIVE = Rule(True, 1), Rule(False, 0, above_low=True)
 _SHARE = Rule(False, 0, 1, above_low=True)
 _TRAINED_COUNT = Rule(True, 1, stages=_TRAINING)
 _TRAINED_POSITIVE = Rule(False, 0, above_low=True, stages=_TRAINING)
+_INDEXED_COUNT = Rule(True, 1, stages=_INDEXING)
 RULES = {
     "iteration": Rule(True, 0),
     "trainer.n_gpus_per_node": _COUNT,
@@ -66,9 +68,20 @@ RULES = {
     "actor_rollout_ref.actor.ppo_epochs": _TRAINED_COUNT,
     "actor_rollout_ref.actor.optim.lr": _TRAINED_POSITIVE,
     "rollout.max_tokens_per_turn": _COUNT,
-    "retrieval.topk": _COUNT,
+    "retrieval.topk": Rule(True, 1, MAX_TOPK),
     "retrieval.response_limit": _COUNT,
     "retrieval.deadline_s": _POSITIVE,
+    "retrieval.encoders": _COUNT,
+    "retrieval.threads": _COUNT,
+    "retrieval.max_batch": _COUNT,
+    "retrieval.max_queue": _COUNT,
+    "retrieval.window_ms": Rule(False, 0),
+    "retrieval.cache_mb": Rule(True, 0),
+    "retrieval.restarts": Rule(True, 0),
+    "retrieval.startup_budget_s": _POSITIVE,
+    "indexing.chunk_tokens": _INDEXED_COUNT,
+    "indexing.chunk_overlap": Rule(True, 0, stages=_INDEXING),
+    "indexing.workers": _INDEXED_COUNT,
     # With one attempt no question is solved sometimes but not always: no reward would ever differ.
     "solver.attempts": Rule(True, 2),
     "solver.temperature": Rule(False, 0),
@@ -100,6 +113,19 @@ def check_values(subject: Subject) -> Iterator[Finding]:
         value = OmegaConf.select(subject.config, key)
         if fault := rule.fault(value):
             yield error(key, value, fault, f"set it to a {'whole ' if rule.whole else ''}number {rule}")
+    if subject.stage in _INDEXING and can_be_reckoned_with(subject):
+        yield from _check_chunks(subject)
     mode = subject.config.data.get("truncation")
     if mode not in ("error", "left", "right", "middle"):
         yield error("data.truncation", mode, f"is {mode!r}, which veRL does not know", "set it to error")
+
+
+def _check_chunks(subject: Subject) -> Iterator[Finding]:
+    """A chunk must have room for what it repeats."""
+    from search.chunking import Chunking, ChunkingError
+
+    indexing = subject.config.indexing
+    try:
+        Chunking(indexing.chunk_tokens, indexing.chunk_overlap)
+    except ChunkingError as refused:
+        yield error("indexing.chunk_overlap", indexing.chunk_overlap, str(refused), "change one of the two")
