@@ -32,7 +32,7 @@ from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
 from launch.request import Request, from_dict, resolve
 from launch.runfile import read_runfile
-from launch.secrets import NAMED, dotenv_secrets, named_secrets
+from launch.secrets import NAMED, dotenv_secret, named_secrets
 from launch.volumes import MOUNTS, volume_names
 
 ROOT = Path(__file__).resolve().parent
@@ -53,19 +53,22 @@ def _plan() -> tuple[Words | None, ImageExtras]:
         extras = read_runfile(config_path_of(sys.argv)).image
         return planned, ImageExtras(**{part: tuple(items) for part, items in extras.items()})
     except LaunchError as error:
-        sys.exit(f"modal_train: {error}")
+        print(f"modal_train: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 PLANNED, EXTRAS = _plan()
-NAMES = volume_names({**{key: value or "" for key, value in DOTENV.items()}, **os.environ})
+ENVIRONMENT = {**{key: value or "" for key, value in DOTENV.items()}, **os.environ}
+NAMES = volume_names(ENVIRONMENT)
 VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
+SECRET = dotenv_secret(ROOT)
 
 app = modal.App("dr-zero")
+# A container imports this file as well, and must come to the same volumes and as many secrets.
 _shared: dict[str, Any] = {
     "volumes": {MOUNTS[kind]: volume for kind, volume in VOLUMES.items()},
-    "secrets": dotenv_secrets(ROOT),
-    # So that a container means the same volumes.
-    "env": {key: os.environ[key] for key in ("EXPERIMENTER", "EXPERIMENT_NAME") if key in os.environ},
+    "secrets": [SECRET],
+    "env": {key: ENVIRONMENT.get(key, "") for key in ("EXPERIMENTER", "EXPERIMENT_NAME")},
 }
 
 
@@ -127,11 +130,19 @@ def _commit() -> None:
 
 def _on_machine(request: Request) -> modal.Function[Any, Any, Any]:
     """The stage's function with the machine and the secrets of this launch."""
-    secrets, notes = named_secrets({**DOTENV, **{key: os.environ.get(key) for key in NAMED.values()}})
+    secrets, notes = named_secrets(_known_secrets())
     for note in notes:
         print(f"[launch] {note}")
     function = gpu_stage if request.compute.type else cpu_stage
-    return function.with_options(secrets=[*_shared["secrets"], *secrets], **request.compute.modal_options())
+    options = request.compute.modal_options()
+    # What is said here replaces what the function was made with.
+    return function.with_options(secrets=[SECRET, *secrets], env=_shared["env"], **options)
+
+
+def _known_secrets() -> dict[str, str | None]:
+    """What `.env` holds, here or, in the container of an app function, by way of the environment."""
+    own = {} if modal.is_local() else {key: os.environ.get(key) for key in NAMED.values()}
+    return {**DOTENV, **own}
 
 
 def conduct(request: Request) -> None:

@@ -20,9 +20,12 @@ _MEANING = {
 }
 
 
-def dotenv_secrets(root: Path) -> list[modal.Secret]:
-    """The `.env` beside modal_train.py, if there is one."""
-    return [modal.Secret.from_dotenv(root)] if (root / ".env").is_file() else []
+def dotenv_secret(root: Path) -> modal.Secret:
+    """The `.env` beside modal_train.py; an empty secret where there is none.
+
+    Always one object: a container imports the same file, finds no `.env`, and must come to as many secrets.
+    """
+    return modal.Secret.from_dotenv(root) if (root / ".env").is_file() else modal.Secret.from_dict({})
 
 
 def named_secrets(already: Mapping[str, str | None]) -> tuple[list[modal.Secret], list[str]]:

@@ -1,0 +1,59 @@
+"""A checkout to launch from, with a `.env` and other things that must stay at home, and the words for it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from modal_plane import ControlPlane
+from modal_plane.client import Client, Done
+
+from launch.image import SOURCE
+
+ROOT = Path(__file__).parent.parent
+PLANTED = {
+    "WANDB_API_KEY": "planted-wandb-7f3a",
+    "HF_TOKEN": "planted-hf-91bc",
+    "RETRIEVAL_TOKEN": "planted-retrieval-5d2e",
+}
+"""Secret values that may reach a container's environment, and nothing else."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+"""Of a container here: no hub, and cores that others want as well."""
+
+
+def make_checkout(folder: Path, *, dotenv: bool) -> Path:
+    """Copy what a launch needs; with `dotenv` a `.env` and a key file of planted secrets lie beside it."""
+    for name in (*SOURCE, "README.md"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    if dotenv:
+        (folder / ".env").write_text("".join(f"{key}={value}\n" for key, value in PLANTED.items()))
+        (folder / "config" / ".env").write_text(f"KEY={PLANTED['HF_TOKEN']}\n")
+        (folder / "launch" / "id_rsa").write_text(f"-----BEGIN OPENSSH PRIVATE KEY-----{PLANTED['HF_TOKEN']}")
+    return folder
+
+
+def start_action(plane: ControlPlane, checkout: Path, *words: str, detach: bool = False) -> Client:
+    """Start `modal run [--detach] modal_train.py --action …` in a checkout."""
+    flags = ["--detach"] if detach else []
+    return plane.start(
+        "run", *flags, "modal_train.py", "--action", *words, cwd=checkout, env=_client(checkout)
+    )
+
+
+def run_action(plane: ControlPlane, checkout: Path, *words: str, seconds: float = 300) -> Done:
+    """Run it to its end."""
+    return start_action(plane, checkout, *words).wait(seconds)
+
+
+def run_function(plane: ControlPlane, checkout: Path, function: str, *words: str) -> Done:
+    """Run `modal run modal_train.py::FUNCTION …` to its end."""
+    words = ("run", f"modal_train.py::{function}", *words)
+    return plane.modal(*words, cwd=checkout, env=_client(checkout), seconds=300)
+
+
+def _client(checkout: Path) -> dict[str, str]:
+    return {"PYTHONPATH": str(checkout), "EXPERIMENTER": "", "EXPERIMENT_NAME": ""}

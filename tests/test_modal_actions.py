@@ -1,0 +1,312 @@
+"""Every action, by the unmodified client, against the control plane of `tests/modal_plane/`: what it asks for.
+
+The functions are answered by the tests here, so nothing of them runs; tests/test_modal_runs.py runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modal_checkout import PLANTED, make_checkout, run_action, run_function
+from modal_plane import ControlPlane
+from modal_plane.client import Done
+from modal_plane.state import Call
+
+ROOTS = ["paths.corpus={corpus}", "paths.checkpoints={checkpoints}"]
+FINISHED = {"state": "finished", "message": "done", "usd": 1.5, "next": None}
+VOLUMES = {"/corpus": "dr-zero-corpus", "/checkpoints": "dr-zero-checkpoints", "/cache": "dr-zero-cache"}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
+        plane.answer("ask", lambda module, words: 0)
+        plane.answer("cpu_stage", lambda request: FINISHED)
+        plane.answer("gpu_stage", lambda request: FINISHED)
+        yield plane
+
+
+def calls_of(plane: ControlPlane) -> list[Call]:
+    """The last run's calls."""
+    return [call for call in plane.calls if call.app_id == plane.app.id]
+
+
+def stage_of(plane: ControlPlane) -> Call:
+    """The one call of a stage."""
+    (call,) = [call for call in calls_of(plane) if call.function in ("cpu_stage", "gpu_stage")]
+    return call
+
+
+class TestEveryStage:
+    """Which machine each is asked for, and with which words."""
+
+    @pytest.mark.parametrize(
+        ("words", "function", "gpu", "command"),
+        [
+            (["prepare-data", "source=/corpus/a.jsonl"], "cpu_stage", None, "prepare-data compute=cpu"),
+            (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu iteration=2"),
+            (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 8), "challenger compute=8xh100"),
+            (["synthesize"], "gpu_stage", ("H100", 8), "synthesize compute=8xh100"),
+            (["solver", "--steps", "7"], "gpu_stage", ("H100", 8), "solver compute=8xh100"),
+            (["evaluate"], "gpu_stage", ("H100", 8), "evaluate compute=8xh100"),
+            (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 8), "evolve compute=8xh100"),
+            (["smoke"], "gpu_stage", ("A10G", 1), "demo compute=a10g"),
+        ],
+    )
+    def test_asks_for_its_machine_after_the_checks(
+        self, plane: ControlPlane, checkout: Path, words: list[str], function: str, gpu: Any, command: str
+    ) -> None:
+        done = run_action(plane, checkout, *words)
+        assert done.code == 0, done.stdout + done.stderr
+        *checks, call = calls_of(plane)
+        assert {check.function for check in checks} == {"ask"}
+        assert (call.function, call.spec.gpu, call.spawned) == (function, gpu, True)
+        assert " ".join(call.args[0]["command"]).startswith(command)
+        assert "it cost $1.50" in done.stdout
+
+
+class TestLooks:
+    @pytest.mark.parametrize(
+        ("words", "module", "asked"),
+        [
+            (["status"], "launch.status", []),
+            (["list-models"], "pipeline.cli", ["list-models", *ROOTS]),
+            (["preflight", "solver"], "pipeline.cli", ["preflight", "solver", *ROOTS, "compute=8xh100"]),
+            (
+                ["diagnose", "--stage", "solver", "--iteration", "2"],
+                "pipeline.cli",
+                ["diagnose", "{checkpoints}/solver_iter2"],
+            ),
+        ],
+    )
+    def test_take_a_cpu_and_nothing_else(
+        self, plane: ControlPlane, checkout: Path, words: list[str], module: str, asked: list[str]
+    ) -> None:
+        done = run_action(plane, checkout, *words)
+        assert done.code == 0, done.stdout + done.stderr
+        (call,) = calls_of(plane)
+        assert (call.function, call.args, call.spec.gpu) == ("ask", (module, asked), None)
+        assert "gpu_stage" not in plane.functions or words[0] == "preflight"
+
+
+class TestOneLaunch:
+    """A challenger with everything that can be said, looked at from all sides."""
+
+    @pytest.fixture(scope="class")
+    def done(self, plane: ControlPlane, checkout: Path) -> Done:
+        plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
+        flags = ["--iteration", "2", "--model", "qwen2.5-7b", "--steps", "9", "--gpu-count", "4"]
+        return run_action(
+            *(plane, checkout, "challenger", *flags, "--gpu-type", "a100-80gb"),
+            *("+trainer.foo=1", "trainer.save_freq=5", "compute.timeout=7200", "compute.region=us-east"),
+        )
+
+    @pytest.fixture(scope="class")
+    def call(self, plane: ControlPlane, done: Done) -> Call:
+        assert done.code == 0, done.stdout + done.stderr
+        return stage_of(plane)
+
+    def test_the_machine_is_applied_by_options_of_the_call(self, plane: ControlPlane, call: Call) -> None:
+        spec = call.spec
+        assert (spec.gpu, spec.cpu, spec.memory, spec.timeout) == (("A100-80GB", 4), 32, 524288, 7200)
+        assert spec.regions == ("us-east",)
+        assert plane.functions["gpu_stage"].gpu is None
+
+    def test_volumes_are_where_the_guide_says(self, call: Call) -> None:
+        mounted = {path: volume.name for path, volume in call.spec.volumes.items()}
+        assert mounted == VOLUMES
+        assert not any(volume.read_only for volume in call.spec.volumes.values())
+
+    def test_the_dotenv_goes_as_modals_own_secret_and_stands_in_for_the_named_ones(self, call: Call) -> None:
+        assert set(PLANTED) in [set(secret.keys) for secret in call.spec.secrets]
+        assert not [secret.name for secret in call.spec.secrets if secret.name]
+
+    def test_flags_and_overrides_reach_the_stage_in_order(self, call: Call) -> None:
+        command = list(call.args[0]["command"])
+        assert command[0] == "challenger"
+        assert command[command.index("model=qwen2.5-7b") :] == [
+            *("model=qwen2.5-7b", "iteration=2", "steps_per_iteration=9"),
+            *("+trainer.foo=1", "trainer.save_freq=5"),
+        ]
+        assert "compute.timeout=7200" in command
+
+    def test_preflight_judges_the_same_words_on_a_cpu_first(self, plane: ControlPlane, call: Call) -> None:
+        (check,) = [other for other in calls_of(plane) if other.function == "ask"]
+        module, words = check.args
+        assert (module, words[:2]) == ("pipeline.cli", ["preflight", "challenger"])
+        assert words[2:] == [*ROOTS, *call.args[0]["command"][1:]]
+        assert (check.spec.gpu, check.spec.timeout) == (None, 1800)
+
+    def test_the_image_is_sglangs_with_our_packages_and_no_source_build(self, call: Call) -> None:
+        commands = call.spec.image.commands
+        assert commands[0].startswith("FROM lmsysorg/sglang@sha256:")
+        text = "\n".join(commands)
+        assert "verl==0.9.1" in text and "transformers==5.9.0" in text
+        assert "--no-deps" in text and "--no-build-isolation" not in text
+
+    def test_our_source_is_added_after_all_layers_and_without_secrets(
+        self, plane: ControlPlane, call: Call
+    ) -> None:
+        files = plane.mounted_files
+        assert "/root/drzero/pipeline/cli.py" in files
+        assert "/root/drzero/config/challenger.yaml" in files
+        assert not [path for path in files if path.endswith((".env", "id_rsa")) or "/tests/" in path]
+        for value in PLANTED.values():
+            assert not [path for path, content in files.items() if value.encode() in content]
+            assert value not in "\n".join(call.spec.image.commands)
+
+    def test_the_resolved_launch_is_printed(self, done: Done) -> None:
+        assert "type: A100-80GB" in done.stdout
+        assert "command: drzero challenger" in done.stdout
+        assert "usd_per_hour:" in done.stdout
+
+    def test_nothing_secret_is_printed_and_no_request_leaves_the_machine(
+        self, plane: ControlPlane, done: Done
+    ) -> None:
+        assert not [value for value in PLANTED.values() if value in done.stdout + done.stderr]
+        assert plane.left_machine == []
+
+
+class TestRunFiles:
+    def launch(self, plane: ControlPlane, checkout: Path, compute: str) -> Call:
+        (checkout / "run.yaml").write_text(
+            f"compute: {compute}\nsteps: 3\noverrides: [trainer.save_freq=5]\n"
+        )
+        done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
+        assert done.code == 0, done.stdout + done.stderr
+        return stage_of(plane)
+
+    def test_another_compute_file_changes_what_is_asked_for_and_nothing_else(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        one, two = (self.launch(plane, checkout, name) for name in ("single_h100", "a10g"))
+        assert (one.spec.gpu, two.spec.gpu) == (("H100", 1), ("A10G", 1))
+        assert one.spec.image.commands == two.spec.image.commands
+        assert one.spec.volumes == two.spec.volumes
+        words = [[w for w in call.args[0]["command"] if "compute" not in w] for call in (one, two)]
+        assert words[0] == words[1]
+
+    def test_packages_and_scripts_of_the_users_own_go_into_the_image(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        (checkout / "tools").mkdir()
+        (checkout / "tools" / "mine.py").write_text("MINE = 1\n")
+        (checkout / "run.yaml").write_text(
+            "image: {pip: [sympy==1.14.0], apt: [graphviz], scripts: [tools]}\n"
+        )
+        done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
+        assert done.code == 0, done.stdout + done.stderr
+        text = "\n".join(stage_of(plane).spec.image.commands)
+        assert "sympy==1.14.0" in text and "graphviz" in text
+        assert [path for path in plane.mounted_files if path.endswith("mine.py")]
+
+
+class TestAppFunctions:
+    def test_train_takes_the_guides_flags(self, plane: ControlPlane, checkout: Path) -> None:
+        flags = ["--env", "demo", "--steps", "20", "--gpu-count", "1", "--gpu-type", "A10G"]
+        done = run_function(
+            plane, checkout, "train", *flags, "--overrides", "trainer.save_freq=5 +trainer.foo=1"
+        )
+        assert done.code == 0, done.stdout + done.stderr
+        call = stage_of(plane)
+        assert call.spec.gpu == ("A10G", 1)
+        assert {"env=demo", "steps_per_iteration=20", "trainer.save_freq=5", "+trainer.foo=1"} <= set(
+            call.args[0]["command"]
+        )
+
+    def test_evaluate_takes_a_hub_id_and_a_number_of_questions(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        done = run_function(
+            *(plane, checkout, "evaluate", "--model", "Qwen/Qwen2.5-0.5B-Instruct"), "--num-examples", "50"
+        )
+        assert done.code == 0, done.stdout + done.stderr
+        command = set(stage_of(plane).args[0]["command"])
+        assert {"base_model=Qwen/Qwen2.5-0.5B-Instruct", "questions_per_benchmark=50"} <= command
+
+    def test_train_with_config_reads_a_run_file_of_the_checkout(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        done = run_function(
+            *(plane, checkout, "train_with_config", "--config-path", "config/runs/challenger_a100.yaml")
+        )
+        assert done.code == 0, done.stdout + done.stderr
+        assert stage_of(plane).spec.gpu == ("A100-40GB", 1)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["chalenger"], "did you mean 'challenger'?"),
+            (["challenger", "--modle", "x"], "did you mean '--model'?"),
+            (["challenger", "--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
+            (["challenger", "--gpu-type", "H10"], "did you mean 'H100'?"),
+            (["challenger", "--config-path", "nowhere.yaml"], "there is no such file"),
+        ],
+    )
+    def test_a_mistake_is_one_line_before_anything_reaches_modal(
+        self, plane: ControlPlane, checkout: Path, words: list[str], told: str
+    ) -> None:
+        before = len(plane.requests)
+        done = run_action(plane, checkout, *words)
+        assert done.code == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert told in line
+        assert "AppCreate" not in plane.requests[before:]
+
+    def test_errors_of_preflight_are_the_end_and_no_gpu_is_asked_for(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        plane.answer("ask", lambda module, words: 2)
+        try:
+            done = run_action(plane, checkout, "challenger")
+        finally:
+            plane.answer("ask", lambda module, words: 0)
+        assert done.code == 1
+        assert "preflight found errors" in done.stderr
+        assert [call.function for call in calls_of(plane)] == ["ask"]
+
+    def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane: ControlPlane, checkout: Path) -> None:
+        plane.answer("ask", lambda module, words: int(module == "launch.container_check"))
+        try:
+            done = run_action(plane, checkout, "smoke")
+        finally:
+            plane.answer("ask", lambda module, words: 0)
+        assert done.code == 1
+        assert [call.args[0] for call in calls_of(plane)] == ["launch.container_check"]
+
+
+class TestNames:
+    def test_an_experimenter_has_volumes_of_her_own(self, plane: ControlPlane, checkout: Path) -> None:
+        env = {"PYTHONPATH": str(checkout), "EXPERIMENTER": "alice", "EXPERIMENT_NAME": "wide"}
+        done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
+        assert done.code == 0, done.stdout + done.stderr
+        names = {volume.name for volume in stage_of(plane).spec.volumes.values()}
+        assert names == {f"dr-zero-{kind}-alice-wide" for kind in ("corpus", "checkpoints", "cache")}
+
+
+class TestSecrets:
+    @pytest.fixture(scope="class")
+    def bare(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return make_checkout(tmp_path_factory.mktemp("bare"), dotenv=False)
+
+    def test_named_secrets_that_exist_are_taken_and_missing_ones_told(
+        self, plane: ControlPlane, bare: Path
+    ) -> None:
+        plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
+        plane.secrets.pop("wandb-secret", None)
+        done = run_action(plane, bare, "merge")
+        assert done.code == 0, done.stdout + done.stderr
+        assert [secret.name for secret in stage_of(plane).spec.secrets if secret.name] == [
+            "huggingface-secret"
+        ]
+        assert "no secret wandb-secret (WANDB_API_KEY): metrics are logged offline" in done.stdout

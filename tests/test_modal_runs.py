@@ -1,0 +1,298 @@
+"""Stages through the launcher, for real: Modal's client and container, our functions' bodies, a tiny model.
+
+One run is made step by step, each class adding to what the one before has left on the volume: prepared, cut by
+the end of a call and continued, killed in a write, stopped by its budget.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from data_order import unbroken_order
+from modal_checkout import OFFLINE, PLANTED, make_checkout, run_action, start_action
+from modal_plane import ControlPlane
+from modal_plane.client import Done
+from modal_plane.state import Call
+from omegaconf import DictConfig, OmegaConf
+from stage_run import RUN_LIMIT_S, Run, dumped_order
+from watch import Watch
+
+from data.demo_world import generate_world, write_world
+from launch.container import MARGIN_S
+from pipeline.summary import read_metrics
+from verl_ext.checkpoints import saved_step
+
+pytestmark = pytest.mark.timeout(4 * RUN_LIMIT_S)
+
+RUN = "challenger_iter1"
+ONE_STEP_S = 160
+"""Enough for a start and one step of the tiny model, too little for another step and its save (120 s at first)."""
+TINY = [
+    *("--gpu-count", "0", "base_model=${paths.corpus}/models/tiny", "data.train_batch_size=8"),
+    *("trainer.save_freq=1", "actor_rollout_ref.actor.optim.lr=1e-3", "process_env.OMP_NUM_THREADS=1"),
+]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("plane"), container_env=OFFLINE, grace=40) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[str]:
+    """Everything that was printed, and every command line of a process that was seen meanwhile."""
+    return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def command_lines(seen: list[str]) -> Iterator[None]:
+    """Look at all processes' command lines while the file runs; a title is one, too."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(1.0):
+            seen.extend(" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def uploaded(
+    plane: ControlPlane, checkout: Path, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Done]:
+    """A corpus and a model, put on the volume by the launcher."""
+    world = tmp_path_factory.mktemp("world")
+    write_world(generate_world(0, "run", passages=60), world)
+    return [
+        run_action(plane, checkout, "upload", str(world / "corpus.jsonl")),
+        run_action(plane, checkout, "upload", str(speaking_model), "models/tiny"),
+        run_action(plane, checkout, "upload", str(speaking_model), "models/tiny"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def prepared(plane: ControlPlane, checkout: Path, uploaded: list[Done], seen: list[str]) -> Done:
+    """Prompts from that corpus."""
+    sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
+    words = ["prepare-data", "base_model=${paths.corpus}/models/tiny", *sizes]
+    return told(seen, run_action(plane, checkout, *words, seconds=RUN_LIMIT_S))
+
+
+@pytest.fixture(scope="module")
+def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) -> Done:
+    """Two steps, by calls that have time for one each."""
+    timeout = f"compute.timeout={MARGIN_S + ONE_STEP_S:.0f}"
+    words = ["challenger", *TINY, "trainer.total_training_steps=2", timeout]
+    return told(seen, run_action(plane, checkout, *words, seconds=RUN_LIMIT_S))
+
+
+@pytest.fixture(scope="module")
+def killed(plane: ControlPlane, checkout: Path, cut: Done, seen: list[str]) -> tuple[Done, int]:
+    """A third step, its container killed while it is saved; and the step that was committed then."""
+    volume = plane.volume("dr-zero-checkpoints")
+    client = start_action(plane, checkout, "challenger", *TINY, "trainer.total_training_steps=3")
+    torn = volume.folder / RUN / "global_step_3" / "actor"
+    plane.wait_for(lambda: torn.is_dir() and any(torn.iterdir()), "a save of step 3", RUN_LIMIT_S)
+    plane.kill(running_stage(plane))
+    committed = saved_step(volume.committed() / RUN)
+    return told(seen, client.wait(RUN_LIMIT_S)), committed
+
+
+@pytest.fixture(scope="module")
+def out_of_money(
+    plane: ControlPlane, checkout: Path, killed: tuple[Done, int], seen: list[str]
+) -> tuple[Done, list[dict[str, Any]]]:
+    """Two more steps, and money for one of them."""
+    spent = sum(usd(call) for call in calls_paid(plane))
+    rate = calls_paid(plane)[0]["usd_per_hour"]
+    limit = spent + rate * (MARGIN_S + ONE_STEP_S) / 3600
+    words = ["challenger", *TINY, "trainer.total_training_steps=5", f"compute.max_usd={limit:.6f}"]
+    # The estimate of two steps is for larger machines' starts; the point here is what happens at the limit.
+    done = run_action(plane, checkout, *words, seconds=RUN_LIMIT_S)
+    return told(seen, done), calls_paid(plane)
+
+
+def told(seen: list[str], done: Done) -> Done:
+    seen += [done.stdout, done.stderr]
+    return done
+
+
+def parts_of_the_first_launch(plane: ControlPlane) -> list[Call]:
+    """The calls of the first challenger launch."""
+    calls = [call for call in plane.calls if call.function == "cpu_stage" and call.args[0]["name"] == RUN]
+    return [call for call in calls if call.args[0]["id"] == calls[0].args[0]["id"]]
+
+
+def running_stage(plane: ControlPlane) -> Call:
+    return [call for call in plane.calls if call.function == "cpu_stage"][-1]
+
+
+def run_folder(plane: ControlPlane) -> Path:
+    """The run as the last container that committed has left it."""
+    return plane.volume("dr-zero-checkpoints").committed() / RUN
+
+
+def launch_file(plane: ControlPlane, name: str) -> Path:
+    return plane.volume("dr-zero-checkpoints").committed() / "launches" / RUN / name
+
+
+def calls_paid(plane: ControlPlane) -> list[dict[str, Any]]:
+    paid: list[dict[str, Any]] = json.loads(launch_file(plane, "spend.json").read_text())
+    return paid
+
+
+def usd(call: dict[str, Any]) -> float:
+    return float((call["until"] - call["began"]) / 3600 * call["usd_per_hour"])
+
+
+class TestUpload:
+    def test_puts_things_where_the_stages_look(self, plane: ControlPlane, uploaded: list[Done]) -> None:
+        assert [done.code for done in uploaded] == [0, 0, 0], uploaded[0].stdout + uploaded[0].stderr
+        volume = plane.volume("dr-zero-corpus").committed()
+        assert (volume / "corpus.jsonl").is_file()
+        assert (volume / "models" / "tiny" / "config.json").is_file()
+
+    def test_a_second_time_sends_nothing(self, uploaded: list[Done]) -> None:
+        assert " 0 files sent" in uploaded[2].stdout
+
+
+class TestPrepareData:
+    def test_writes_prompts_to_the_corpus_volume(self, plane: ControlPlane, prepared: Done) -> None:
+        assert prepared.code == 0, prepared.stdout + prepared.stderr
+        volume = plane.volume("dr-zero-corpus").committed()
+        assert (volume / "data" / "zero_ratio4321.parquet").is_file()
+        assert (volume / "chromadb" / "chroma.sqlite3").is_file()
+
+    def test_shows_preflight_before_it_starts(self, prepared: Done) -> None:
+        assert "it may start" in prepared.stdout
+
+
+class TestCutAndContinued:
+    def test_the_run_is_finished_by_a_second_call_of_the_same_function(
+        self, plane: ControlPlane, cut: Done
+    ) -> None:
+        assert cut.code == 0, cut.stdout[-6000:] + cut.stderr
+        # A slow machine may need a third.
+        *others, last = parts_of_the_first_launch(plane)
+        assert [part.result["state"] for part in (*others, last)] == [*["continue"] * len(others), "finished"]
+        assert others
+        for before, after in pairwise([*others, last]):
+            assert after.parent == before.id
+            assert (after.spec.timeout, after.spec.cpu) == (before.spec.timeout, before.spec.cpu)
+
+    def test_it_has_as_many_steps_and_the_same_data_as_an_uncut_one(
+        self, plane: ControlPlane, cut: Done
+    ) -> None:
+        config = OmegaConf.load(run_folder(plane) / "resolved.yaml")
+        assert isinstance(config, DictConfig)
+        run = Run(0, "", "", run_folder(plane), Watch())
+        assert dumped_order(run, [1, 2]) == unbroken_order(config, 2)
+        assert len(read_metrics(run.folder)) == 2
+
+    def test_its_cost_is_that_of_both_calls(self, plane: ControlPlane, cut: Done) -> None:
+        paid = calls_paid(plane)
+        parts = paid[: len(parts_of_the_first_launch(plane))]
+        assert [call["part"] for call in parts] == list(range(len(parts)))
+        assert f"it cost ${sum(usd(call) for call in parts):.2f}" in cut.stdout
+
+    def test_every_checkpoint_was_committed_as_it_came(self, plane: ControlPlane, cut: Done) -> None:
+        first = parts_of_the_first_launch(plane)[0]
+        commits = plane.volume("dr-zero-checkpoints").commits
+        mine = [commit for commit in commits if commit.call_id == first.id and not commit.at_exit]
+        # At the start, for a dump or a checkpoint at least, at the end.
+        assert len(mine) >= 3
+
+
+class TestKilledInAWrite:
+    def test_what_was_committed_is_usable(self, killed: tuple[Done, int]) -> None:
+        assert killed[1] == 2
+
+    def test_the_next_container_goes_on_from_there(
+        self, plane: ControlPlane, killed: tuple[Done, int]
+    ) -> None:
+        done, _ = killed
+        assert done.code == 0, done.stdout[-6000:] + done.stderr
+        assert saved_step(run_folder(plane)) == 3
+        assert len(running_stage(plane).attempts) == 2
+
+
+class TestOutOfMoney:
+    def test_it_stops_at_a_whole_checkpoint_and_says_what_to_raise(
+        self, plane: ControlPlane, out_of_money: tuple[Done, list[dict[str, Any]]]
+    ) -> None:
+        done, _ = out_of_money
+        assert done.code == 1
+        assert "raise compute.max_usd and launch it again" in done.stdout
+        assert saved_step(run_folder(plane)) == 4
+
+    def test_what_was_spent_is_within_the_limit(
+        self, out_of_money: tuple[Done, list[dict[str, Any]]]
+    ) -> None:
+        done, paid = out_of_money
+        limit = float(done.stdout.split("max_usd: ")[1].split()[0])
+        assert sum(usd(call) for call in paid) <= limit
+
+
+class TestAfterwards:
+    def test_status_has_state_and_cost_of_the_launch(
+        self, plane: ControlPlane, checkout: Path, out_of_money: object
+    ) -> None:
+        done = run_action(plane, checkout, "status")
+        assert done.code == 0, done.stdout + done.stderr
+        (line,) = [line for line in done.stdout.splitlines() if RUN in line]
+        assert "out of money" in line
+
+    def test_logs_show_the_console_of_all_calls(
+        self, plane: ControlPlane, checkout: Path, out_of_money: object
+    ) -> None:
+        done = run_action(plane, checkout, "logs", "--stage", "challenger", "--iteration", "1")
+        assert done.code == 0, done.stdout + done.stderr
+        assert "[trainer]" in done.stdout and "[retrieval]" in done.stdout
+
+    def test_diagnose_reads_the_run(self, plane: ControlPlane, checkout: Path, out_of_money: object) -> None:
+        done = run_action(plane, checkout, "diagnose", RUN)
+        assert done.code == 0, done.stdout + done.stderr
+        assert "out of time" in done.stdout
+
+    def test_download_brings_dumps_and_a_second_time_nothing(
+        self, plane: ControlPlane, checkout: Path, out_of_money: object, tmp_path: Path
+    ) -> None:
+        words = ["download", f"{RUN}/dumps", str(tmp_path / "dumps")]
+        first, second = (run_action(plane, checkout, *words) for _ in range(2))
+        assert first.code == 0, first.stdout + first.stderr
+        assert (tmp_path / "dumps" / "step_0001.jsonl").is_file()
+        assert " 0 files fetched" in second.stdout
+
+    def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(
+        self, plane: ControlPlane, seen: list[str], out_of_money: object
+    ) -> None:
+        assert any("planted" in value for value in PLANTED.values())
+        texts = set(seen) | {app.log.text() for app in plane.apps}
+        for value in PLANTED.values():
+            assert not [text[:200] for text in texts if value in text]
+            for name in ("dr-zero-checkpoints", "dr-zero-corpus", "dr-zero-cache"):
+                assert not files_with(plane.volume(name).committed(), value.encode())
+
+    def test_no_request_has_left_the_machine(self, plane: ControlPlane, out_of_money: object) -> None:
+        assert plane.left_machine == []
+
+
+def files_with(folder: Path, value: bytes) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and value in path.read_bytes()]
