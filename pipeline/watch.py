@@ -84,6 +84,7 @@ LANDMARKS = Landmarks(
     # SGLang's schedulers share out requests by a broadcast that the others of a copy always wait in.
     engines=r"sglang::|ray::SGLang",
     causes=CAUSES,
+    end_phases=frozenset({"done", "out-of-time"}),
 )
 
 

@@ -36,7 +36,7 @@ def test_the_plan_holds_the_limits_of_the_config(config: DictConfig) -> None:
         300,
         60,
     )
-    assert plan.limits.fixed == {"start-up": 900, "done": 300, "save": 1200}
+    assert plan.limits.fixed == {"start-up": 900, "done": 300, "out-of-time": 300, "save": 1200}
     assert plan.heartbeats == Path(config.run.dir) / "heartbeats.jsonl"
 
 
@@ -121,7 +121,7 @@ def test_a_stalled_run_is_started_again_as_often_as_the_policy_says(
     more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
     config = OmegaConf.create(
         {
-            "run": {"dir": str(tmp_path)},
+            "run": {"dir": str(tmp_path), "name": "run"},
             "trainer": trainer,
             "watchdog": watchdog | more,
             "process_env": {},
