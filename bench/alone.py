@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.retrieval_world import Queries
+from bench.retrieval_world import QUERIES_FILE, Queries
 from search.embedders import Embedder, EmbedderSpec
 from search.store import Store, open_collection
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for each batch size")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    queries = Queries.read(args.folder / "queries.jsonl").texts[:QUERIES]
+    queries = Queries.read(args.folder / QUERIES_FILE).texts[:QUERIES]
     embedder = Embedder(EmbedderSpec(args.embedder))
     embedder.load()
     if args.what == "encoder":

@@ -29,7 +29,7 @@ from chromadb.config import Settings
 from bench.gates import replace_section
 from bench.machine import machine
 from bench.retrieval import prepare
-from bench.retrieval_world import Queries
+from bench.retrieval_world import QUERIES_FILE, Queries
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 
 README = Path(__file__).parent / "README.md"
@@ -67,7 +67,7 @@ def make_vectors(count: int, real_share: float) -> tuple[np.ndarray, np.ndarray]
         mixed = share * one + (1 - share) * other + noise
         passages = np.concatenate([passages, mixed / np.linalg.norm(mixed, axis=1, keepdims=True)])
     embedder = Embedder(EmbedderSpec(PACKAGED_EMBEDDER, "cpu"))
-    return passages, embedder.encode_queries(Queries.read(folder / "queries.jsonl").texts[:QUERIES])
+    return passages, embedder.encode_queries(Queries.read(folder / QUERIES_FILE).texts[:QUERIES])
 
 
 def exact(passages: np.ndarray, queries: np.ndarray) -> np.ndarray:

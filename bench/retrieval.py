@@ -37,7 +37,7 @@ from bench.machine import cores
 from bench.processes import Server, cpu_seconds, python, server
 from bench.retrieval_report import WARM_UP_S, Row, Soak
 from bench.retrieval_truth import Answer, Truth, export_vectors
-from bench.retrieval_world import Queries, Stream
+from bench.retrieval_world import QUERIES_FILE, Queries, Stream
 from data.demo_world import generate_world, write_world
 from search.embedders import PACKAGED_EMBEDDER, EmbedderSpec
 from search.index import build_index
@@ -75,7 +75,7 @@ class Bench:
         """Run the clients for `seconds` after a warm-up; also return the number of answers."""
         port = int(running.url.rsplit(":", 1)[1])
         record = work / "record.json"
-        order = Order(port, clients, stream, self.base, str(self.folder / "queries.jsonl"), str(record))
+        order = Order(port, clients, stream, self.base, str(self.folder / QUERIES_FILE), str(record))
         order.write(work / "order.json")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process = python("bench.closed_loop", work / "order.json", **pipes)
@@ -157,10 +157,10 @@ class SoakBench(Bench):
 def prepare(passages: int, embedder: str) -> Path:
     """Corpus, queries, index and exact vectors in a folder under outputs/bench, made once."""
     folder = FOLDER / f"{passages}-{embedder.replace('/', '-')}"
-    if not (folder / "queries.jsonl").exists():
+    if not (folder / QUERIES_FILE).exists():
         world = generate_world(0, "run", passages=passages, chains_per_hop=0)
         write_world(world, folder)
-        Queries.of(world, 0).write(folder / "queries.jsonl")
+        Queries.of(world, 0).write(folder / QUERIES_FILE)
     build = build_index(folder / "corpus.jsonl", folder / "chroma", COLLECTION, EmbedderSpec(embedder))
     if build.built or not (folder / "vectors.npy").exists():
         export_vectors(folder / "chroma", COLLECTION, folder)

@@ -147,8 +147,9 @@ NOTES = (
     "are milliseconds a query: of the server's listening process (HTTP, and in our server the index; in"
     " the others everything), of its child processes, which encode, and of the clients. Recall is that "
     "of the first 1,000 answers against exact search over the same vectors. Every answer is checked to "
-    "be the one to its query: a title of it stands in the query, or its scores are the cosines of that "
-    "query and those passages; `crossed` counts those that fail. Refused requests (503) are asked "
+    "be the one to its query: it holds the passage that states what was asked, or its scores are the cosines "
+    "of that query and those passages, which is also asked of one in fifty of the others; `crossed` counts "
+    "those that fail. Refused requests (503) are asked "
     "again, and their wait counts."
 )
 

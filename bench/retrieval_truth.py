@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.retrieval_world import Queries
+from bench.retrieval_world import QUERIES_FILE, Queries
 from search.embedders import Embedder, EmbedderSpec
 from search.store import open_collection
 
@@ -25,7 +25,6 @@ class Checked(NamedTuple):
     answers: int
     crossed: int
     recall: float
-    lowest_gap: float
 
 
 class Truth:
@@ -35,7 +34,7 @@ class Truth:
         self.vectors = np.load(folder / "vectors.npy")
         lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
         self.rows = {json.loads(line)["title"]: row for row, line in enumerate(lines)}
-        self.queries = Queries.read(folder / "queries.jsonl").texts
+        self.queries = Queries.read(folder / QUERIES_FILE).texts
         self.embedder = Embedder(EmbedderSpec(embedder))
 
     def check(self, answers: Sequence[Answer], for_recall: int) -> Checked:
@@ -45,17 +44,16 @@ class Truth:
         passage: the answer to another query has other scores.
         """
         if not answers:
-            return Checked(0, 0, float("nan"), 0.0)
+            return Checked(0, 0, float("nan"))
         asked = self.embedder.encode_queries([self.queries[n % len(self.queries)] for n, _, _ in answers])
-        crossed, gap = 0, 0.0
+        crossed = 0
         for vector, (_, titles, scores) in zip(asked, answers, strict=True):
             rows = [self.rows.get(title, -1) for title in titles]
             gaps = np.abs(self.vectors[rows] @ vector - np.asarray(scores, dtype=np.float32))
             crossed += bool(min(rows, default=0) < 0 or gaps.max(initial=0.0) > SAME_SCORE)
-            gap = max(gap, float(gaps.max(initial=0.0)))
         sample = list(zip(asked[:for_recall], answers[:for_recall], strict=True))
         recall = np.mean([self._recall(vector, titles) for vector, (_, titles, _) in sample])
-        return Checked(len(answers), crossed, float(recall), gap)
+        return Checked(len(answers), crossed, float(recall))
 
     def _recall(self, vector: np.ndarray, titles: Sequence[str]) -> float:
         """The share of the answered passages that are among the nearest as many, ties counting."""

@@ -51,38 +51,49 @@ def request_number(client: int, clients: int, turn: int) -> int:
     return (attempt * clients + client) * SEARCHES + search
 
 
+QUERIES_FILE = "questions.jsonl"
+
+
 @dataclass(frozen=True)
 class Queries:
-    """The distinct queries of a world, in an order that mixes relations and names."""
+    """The distinct queries of a world, in an order that mixes relations and names.
+
+    `titles` are those of the passages that state what is asked.
+    """
 
     texts: list[str]
+    titles: list[str]
 
     @classmethod
     def of(cls, world: World, seed: int) -> "Queries":
         """Ask for every fact in every wording."""
         rng = random.Random(f"queries/{seed}")
-        texts = sorted(set(_wordings(world)))
-        rng.shuffle(texts)
+        asked = sorted(set(_wordings(world)))
+        rng.shuffle(asked)
+        texts, titles = zip(*asked, strict=True)
         return cls(
-            [_odd(text, place) if place % ODD_EVERY == 0 else text for place, text in enumerate(texts)]
+            [_odd(text, place) if place % ODD_EVERY == 0 else text for place, text in enumerate(texts)],
+            list(titles),
         )
 
     @classmethod
     def read(cls, path: Path) -> "Queries":
         """Read what `write` wrote."""
-        return cls([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return cls([text for text, _ in rows], [title for _, title in rows])
 
     def write(self, path: Path) -> None:
-        """Write one JSON string a line."""
-        path.write_text("".join(f"{json.dumps(text)}\n" for text in self.texts), encoding="utf-8")
+        """Write a query and its title a line, as JSON."""
+        rows = zip(self.texts, self.titles, strict=True)
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
-def _wordings(world: World) -> Iterator[str]:
+def _wordings(world: World) -> Iterator[tuple[str, str]]:
     for subject, relation in world.facts:
         words, name = RELATIONS[relation], world.name(subject)
         for wording in (*words.asks, *words.means):
-            yield wording.format(x=name)
-        yield f"{name} {relation.replace('_', ' ')}"
+            yield wording.format(x=name), name
+        yield f"{name} {relation.replace('_', ' ')}", name
 
 
 def _odd(text: str, place: int) -> str:
