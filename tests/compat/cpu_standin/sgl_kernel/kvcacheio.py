@@ -1,0 +1,14 @@
+"""What SGLang imports from here moves KV states between GPU and host memory; on a CPU nothing calls it."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+
+def __getattr__(name: str) -> Callable[..., NoReturn]:
+    if not name.startswith("transfer_kv_"):
+        raise AttributeError(name)
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"sgl_kernel.kvcacheio.{name} needs CUDA")
+
+    return refuse
