@@ -23,13 +23,13 @@ from typing import Any
 
 import modal
 from dotenv import dotenv_values
-from launch.image import ImageExtras, cpu_image, gpu_image
 
 from launch.actions import find_action
 from launch.arguments import Words, config_path_of, parse, words_of_modal_run
 from launch.client import run_download, run_logs, run_upload
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
+from launch.image import ImageExtras, cpu_image, gpu_image
 from launch.request import Request, from_dict, resolve
 from launch.runfile import read_runfile
 from launch.secrets import NAMED, dotenv_secret, named_secrets
@@ -93,14 +93,13 @@ def cpu_stage(request: dict[str, Any]) -> dict[str, Any]:
     return _run(from_dict(request))
 
 
-def gpu_stage(request: dict[str, Any]) -> dict[str, Any]:
-    """A launch, or a part of one, on GPUs; which ones is said by the call (`with_options`)."""
-    return _run(from_dict(request))
-
-
 # Only where it is wanted: nobody should wait for the GPU image to list models.
 if PLANNED is None or resolve(PLANNED).compute.type is not None:
-    gpu_stage = app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)(gpu_stage)
+
+    @app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
+    def gpu_stage(request: dict[str, Any]) -> dict[str, Any]:
+        """A launch, or a part of one, on GPUs; which ones is said by the call (`with_options`)."""
+        return _run(from_dict(request))
 
 
 def _run(request: Request) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def conduct(request: Request) -> None:
         stage, *words = request.command
         if ask.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
             raise LaunchError("preflight found errors (see above); no machine was asked for")
-    # Spawned, not called: with --detach a call goes on when this end dies, where Modal cancels a blocking one.
+    # Spawned: with --detach it then goes on when this end dies, where Modal cancels a blocking call.
     call = _on_machine(request).spawn(request.to_dict())
     result = call.get()
     while result["next"]:

@@ -42,7 +42,7 @@ MARGIN_S = 180.0
 LATE_S = 90.0
 """How long after its stop time a stage is ended that has not ended itself."""
 FRUITLESS_PARTS = 2
-"""Calls of a launch in a row that ended for lack of time with nothing announced; then another one is no use."""
+"""Calls of a launch in a row that ended for lack of time with nothing announced: another is no use."""
 STOP_GRACE_S = 20.0
 """Between SIGTERM and SIGKILL; a container that Modal takes away has 30 seconds in all."""
 _POLL_S = 0.5
@@ -225,8 +225,8 @@ class _Job:
         if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
             return Outcome(
                 "failed",
-                f"{name}: {FRUITLESS_PARTS} calls of compute.timeout={self._request.compute.timeout} s have come "
-                "to nothing: raise it",
+                f"{name}: {FRUITLESS_PARTS} calls of compute.timeout={self._request.compute.timeout} s have "
+                "come to nothing: raise it",
                 usd,
                 code,
             )

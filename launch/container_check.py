@@ -13,6 +13,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 
 from launch.secrets import NAMED
@@ -42,7 +43,7 @@ Findings = Iterator[tuple[bool, str]]
 
 def _imports() -> Findings:
     for name in _MODULES:
-        problem = _problem(lambda name=name: importlib.import_module(name))
+        problem = _problem(partial(importlib.import_module, name))
         yield problem is not None, f"import {name}{f': {problem}' if problem else ''}"
 
 
@@ -65,7 +66,7 @@ def _configs() -> Findings:
     for stage in _STAGES:
         for compute in ("8xh100", "cpu"):
             overrides = [f"compute={compute}", f"paths.corpus={place('corpus')}"]
-            problem = _problem(lambda stage=stage, words=overrides: compose_stage(stage, words))
+            problem = _problem(partial(compose_stage, stage, overrides))
             yield problem is not None, f"config of {stage} for {compute}{f': {problem}' if problem else ''}"
 
 

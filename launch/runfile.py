@@ -97,7 +97,7 @@ def _check(path: str, key: str, value: Any) -> None:
     if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
         names = " or ".join(kind.__name__ for kind in _TYPES[key])
         raise LaunchError(f"{path}: {key}: {value!r} is not {names}")
-    if key == "image":
+    if isinstance(value, dict) and key == "image":
         for part, items in value.items():
             if part not in _IMAGE_KEYS or not isinstance(items, list):
                 raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")

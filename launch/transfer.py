@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import modal
-from modal.volume import FileEntry, FileEntryType
+from modal.types import FileEntry, FileEntryType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from launch.errors import LaunchError

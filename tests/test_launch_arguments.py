@@ -11,7 +11,10 @@ from launch.errors import LaunchError
 
 def test_flags_and_any_number_of_overrides_come_in_any_order():
     words = parse(
-        "+trainer.foo=1 --action challenger a.b=[1,2] --iteration 2 ~data.seed --model qwen3-8b".split()
+        [
+            *("+trainer.foo=1", "--action", "challenger", "a.b=[1,2]", "--iteration", "2"),
+            *("~data.seed", "--model", "qwen3-8b"),
+        ]
     )
     assert (words.action, words.iteration, words.model) == ("challenger", 2, "qwen3-8b")
     assert words.overrides == ["+trainer.foo=1", "a.b=[1,2]", "~data.seed"]
@@ -66,6 +69,6 @@ def test_the_words_of_a_modal_run_are_found_at_import(argv, words):
 
 
 def test_the_run_file_is_found_for_app_functions_too():
-    assert config_path_of("modal run modal_train.py::train --config-path a.yaml".split()) == "a.yaml"
-    assert config_path_of("modal run modal_train.py::train --config-path=a.yaml".split()) == "a.yaml"
-    assert config_path_of("modal run modal_train.py::train".split()) is None
+    assert config_path_of(["modal", "run", "modal_train.py::train", "--config-path", "a.yaml"]) == "a.yaml"
+    assert config_path_of(["modal", "run", "modal_train.py::train", "--config-path=a.yaml"]) == "a.yaml"
+    assert config_path_of(["modal", "run", "modal_train.py::train"]) is None

@@ -101,7 +101,7 @@ def test_a_stage_that_does_not_stop_in_time_is_ended_and_told(mounts, prepared):
         return time.time() + (1e6 if is_up else 0.0)
 
     words = [f"chroma.path={prepared.corpus / 'chromadb'}", "hardware=cpu"]
-    with pytest.raises(LaunchError, match="no checkpoint within compute.timeout=600 s"):
+    with pytest.raises(LaunchError, match=r"no checkpoint within compute\.timeout=600 s"):
         run_job(request_of("serve-search", *words, timeout=600, max_usd=None), lambda: None, clock)
 
 

@@ -1,4 +1,4 @@
-"""Every action, by the unmodified client, against the control plane of `tests/modal_plane/`: what it asks for.
+"""Every action, by the unmodified client, against the control plane of tests/modal_plane: what it asks for.
 
 The functions are answered by the tests here, so nothing of them runs; tests/test_modal_runs.py runs them.
 """

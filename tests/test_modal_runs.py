@@ -1,7 +1,7 @@
 """Stages through the launcher, for real: Modal's client and container, our functions' bodies, a tiny model.
 
-One run is made step by step, each class adding to what the one before has left on the volume: prepared, cut by
-the end of a call and continued, killed in a write, stopped by its budget.
+One run is made step by step, each class adding to what the one before has left on the volume: prepared, cut
+by the end of a call and continued, killed in a write, stopped by its budget.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(4 * RUN_LIMIT_S)
 
 RUN = "challenger_iter1"
 ONE_STEP_S = 160
-"""Enough for a start and one step of the tiny model, too little for another step and its save (120 s at first)."""
+"""Enough for a start and one step, too little for another step and its save (120 s before one is timed)."""
 TINY = [
     *("--gpu-count", "0", "base_model=${paths.corpus}/models/tiny", "data.train_batch_size=8"),
     *("trainer.save_freq=1", "actor_rollout_ref.actor.optim.lr=1e-3", "process_env.OMP_NUM_THREADS=1"),
