@@ -59,7 +59,7 @@ class Truth:
         """The share of the answered passages that are among the nearest as many, ties counting."""
         cosines = self.vectors @ vector
         least = np.partition(cosines, -len(titles))[-len(titles)] - TIE
-        return float(np.mean([cosines[self.rows[title]] >= least for title in titles]))
+        return float(np.mean([title in self.rows and cosines[self.rows[title]] >= least for title in titles]))
 
 
 def export_vectors(chroma_path: Path, collection: str, folder: Path) -> None:

@@ -423,7 +423,7 @@ def test_health_does_not_wait_behind_the_queue(chroma: Path, embedder: Embedder)
 
 def refusal(chroma: Path, *more: str, collection: str = COLLECTION, port: int = 0) -> str:
     server = Server(chroma, *more, collection=collection, port=port)
-    code, _, errors = server.ended(START_S)
+    code, errors = server.ended(START_S)
     assert code == 2
     assert errors.count("\n") == 1, errors
     return errors
@@ -477,7 +477,7 @@ def test_a_refusal_has_its_traceback_at_the_debug_level(
     chroma: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRZERO_LOG_LEVEL", "DEBUG")
-    code, _, errors = Server(chroma, collection="wikis").ended(START_S)
+    code, errors = Server(chroma, collection="wikis").ended(START_S)
     assert code == 2 and "Traceback" in errors and errors.splitlines()[-1].startswith("error: no collection")
 
 
