@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from tiny_model import save_speaking_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launch.pins import GPU_PINS
@@ -54,17 +53,12 @@ class Passages:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_speaking_model(tmp_path_factory.mktemp("model") / "speaking")
+def tokenizer(speaking_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(speaking_model)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model: Path) -> Any:
-    return AutoTokenizer.from_pretrained(model)
-
-
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(speaking_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the server, started by the stage's own command line."""
     config = resolve(
         compose_stage(
@@ -72,7 +66,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
             [
                 *(
                     "hardware=8xh100",
-                    f"solver.model_path={model}",
+                    f"solver.model_path={speaking_model}",
                     "solver.dtype=float32",
                     "solver.tp_size=1",
                 ),
@@ -173,8 +167,8 @@ def test_a_turn_ends_with_its_end_token_and_reads_back_as_the_ids_that_were_samp
         assert not completion.truncated and completion.ids[-1] == tokenizer.eos_token_id
 
 
-def test_greedy_tokens_are_those_of_transformers(server: str, model: Path, tokenizer: Any) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+def test_greedy_tokens_are_those_of_transformers(server: str, speaking_model: Path, tokenizer: Any) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32)
     for prompt in prompts(tokenizer):
         with torch.no_grad():
             ids = reference.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0].tolist()
@@ -196,7 +190,7 @@ def test_a_prompt_beyond_the_context_is_an_error_of_the_configuration(server: st
         asyncio.run(ask())
 
 
-def test_its_metrics_count_tokens_under_the_name_that_liveness_reads(server: str, model: Path) -> None:
+def test_its_metrics_count_tokens_under_the_name_that_liveness_reads(server: str) -> None:
     config = resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=1"]))
     (name,) = solver_spec(config).check.work
     metrics = httpx.get(f"{server}/metrics", follow_redirects=True, trust_env=False).text

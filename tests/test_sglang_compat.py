@@ -1,0 +1,295 @@
+"""What a run needs of SGLang: the table against veRL's and our own code, and packages read without an import.
+
+The table against SGLang's published wheels is tests/compat/test_sglang_wheels.py (make compat).
+"""
+
+import ast
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.pins import SGLANG_IMAGE
+from pipeline.compose import compose_stage, resolve
+from pipeline.stage_services import solver_spec
+from verl_ext.method.solver_agent import SolverAgent
+from verl_ext.sglang_compat import (
+    CLIENT,
+    FITS,
+    HELPFUL,
+    NEEDS,
+    ROLLOUT,
+    SERVER,
+    missing,
+    missing_in,
+    solver_arguments,
+)
+from verl_ext.sglang_source import Source
+
+# What veRL imports only for what no recipe switches on: adapters served as such, delta checkpoints, metrics
+# of the rollout engine, the replay of expert routing.
+OTHER_USES = {
+    "sglang.srt.managers.io_struct:LoadLoRAAdapterFromTensorsReqInput",
+    "sglang.srt.utils.patch_torch:monkey_patch_torch_reductions",
+    "sglang.srt.model_executor.model_runner:LocalSerializedTensor",
+    "sglang.srt.model_executor.model_runner_components.weight_updater:LocalSerializedTensor",
+    "sglang.srt.utils.common:add_prometheus_middleware",
+    "sglang.srt.layers.moe.routed_experts_capturer:extract_routed_experts_from_meta_info",
+}
+
+
+@pytest.fixture(scope="module")
+def gpu_config() -> Any:
+    return resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=8001"]))
+
+
+def verl_modules() -> Iterator[ast.Module]:
+    spec = find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    for name in ("async_sglang_server", "http_server_engine", "sglang_rollout"):
+        file = Path(spec.origin).parent / "workers" / "rollout" / "sglang_rollout" / f"{name}.py"
+        yield ast.parse(file.read_text(encoding="utf-8"))
+
+
+def verl_uses() -> Iterator[str]:
+    """`module:name` of everything that veRL's SGLang rollout takes from SGLang."""
+    for node in (node for tree in verl_modules() for node in ast.walk(tree)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang"):
+            yield from (f"{node.module}:{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sglang.srt.entrypoints.engine":
+            yield f"sglang.srt.entrypoints.engine:{node.attr}"
+
+
+def verl_server_arguments() -> set[str]:
+    """The arguments that veRL always gives its SGLang server."""
+    for node in (node for tree in verl_modules() for node in ast.walk(tree)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "args":
+            assert isinstance(node.value, ast.Dict)
+            return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+    raise AssertionError("veRL no longer gathers the arguments in `args`")
+
+
+def asked_by(who: str, kind: str) -> set[str]:
+    return {need.name for need in NEEDS if (need.by, need.kind) == (who, kind)}
+
+
+# The table against the code that asks -----------------------------------------------------------------------
+
+
+def test_the_table_has_just_the_names_that_verl_imports() -> None:
+    # A need may name an attribute of what is imported.
+    asked = {
+        name.partition(":")[0] + ":" + name.partition(":")[2].split(".")[0]
+        for name in asked_by(ROLLOUT, "symbol")
+    }
+    assert asked == set(verl_uses()) - OTHER_USES
+
+
+def test_the_table_has_just_the_arguments_that_verl_gives() -> None:
+    assert asked_by(ROLLOUT, "argument") == verl_server_arguments()
+
+
+def test_the_names_that_broke_older_recipes_are_no_longer_asked_for() -> None:
+    names = {use.partition(":")[2] for use in verl_uses()}
+    assert not names & {"get_ip", "maybe_set_triton_cache_manager"}
+
+
+def test_the_table_has_just_the_arguments_of_the_solvers_command_line(gpu_config: Any) -> None:
+    command = (*solver_spec(gpu_config).command, *solver_arguments(FITS))
+    flags = {word.removeprefix("--").replace("-", "_") for word in command if word.startswith("--")}
+    assert flags == asked_by(SERVER, "argument")
+
+
+def test_the_solver_is_watched_at_routes_and_by_a_metric_of_the_table(gpu_config: Any) -> None:
+    spec = solver_spec(gpu_config)
+    assert {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.check.url)} == asked_by(
+        SERVER, "route"
+    )
+    assert set(spec.check.work) == asked_by(SERVER, "metric")
+
+
+def test_the_table_has_just_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    peer = start_peer("/v1/completions", lambda _: {"choices": [{"text": "a", "finish_reason": "stop"}]})
+
+    async def ask() -> None:
+        agent = SolverAgent(
+            f"{peer.url}/v1/completions",
+            "solver",
+            AutoTokenizer.from_pretrained(tiny_model),
+            None,  # type: ignore[arg-type]
+            **{"topk": 1, "max_tokens_per_turn": 8, "max_context_tokens": 1000, "prompt_form": "short"},
+        )
+        await agent.attempt("Who came?", seed=1)
+        await agent.aclose()
+
+    asyncio.run(ask())
+    helpful = {need.name.rpartition(".")[2] for need in HELPFUL if "CompletionRequest" in need.name}
+    asked = {name.rpartition(".")[2] for name in asked_by(CLIENT, "symbol")}
+    assert set(peer.requests[0]) == asked | helpful
+
+
+def test_the_solver_gets_the_attention_kernels_that_verl_gives_its_own_server() -> None:
+    """When veRL drops its rule for a version, ours can go too."""
+    (rule,) = {
+        ast.unparse(node.test)
+        for tree in verl_modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and "'flashinfer'" in ast.unparse(node.body)
+        and "version" in ast.unparse(node.test)
+    }
+    assert rule == "version.parse(sglang.__version__) >= version.parse('0.5.12')"
+    assert (solver_arguments("0.5.11"), solver_arguments("0.5.12")) == (
+        (),
+        ("--attention-backend", "flashinfer"),
+    )
+
+
+# Versions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_fits_from_the_version_that_can_pause_to_the_last_without_update_sessions() -> None:
+    fits = [
+        version
+        for version in ("0.5.5", "0.5.6", "0.5.9", "0.5.10", "0.5.12", "0.5.20")
+        if not missing(version)
+    ]
+    assert fits == ["0.5.6", "0.5.9", "0.5.10", "0.5.12", "0.5.20"]
+    assert "/begin_weight_update" in missing("0.5.21")[0]
+    assert any("PauseGenerationReqInput" in each for each in missing("0.5.5"))
+
+
+def test_the_version_of_the_image_fits() -> None:
+    assert SGLANG_IMAGE.packages["sglang"] == FITS and not missing(FITS)
+
+
+@pytest.mark.parametrize("version", ["0.4.5", "0.5.24", "1.0"])
+def test_a_version_that_nobody_has_looked_at_is_not_judged_by_the_table(version: str) -> None:
+    with pytest.raises(ValueError, match="has not been looked at"):
+        missing(version)
+
+
+# Packages on disk -------------------------------------------------------------------------------------------
+
+
+def package(folder: Path, files: dict[str, str]) -> Path:
+    """An SGLang with these modules, by their paths."""
+    for name, text in files.items():
+        path = folder / "sglang" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder / "sglang"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def wanted(): ...",
+        "class wanted: ...",
+        "wanted = 1",
+        "wanted: int = 1",
+        "from elsewhere import other as wanted",
+        "try:\n    from a import wanted\nexcept ImportError:\n    wanted = None",
+        "if True:\n    pass\nelse:\n    wanted = 1",
+        "\ufeffwanted = 1",
+    ],
+)
+def test_a_name_is_found_however_it_is_given(tmp_path: Path, text: str) -> None:
+    assert Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
+
+
+@pytest.mark.parametrize(
+    "text", ["def f():\n    wanted = 1", "# wanted", "x = 'wanted'", "import wanted_too"]
+)
+def test_a_name_that_a_module_does_not_have_is_not_found(tmp_path: Path, text: str) -> None:
+    assert not Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
+
+
+def test_a_name_is_followed_through_star_imports_and_a_class_to_where_it_is_defined(tmp_path: Path) -> None:
+    modules = {
+        "srt/utils/common": "class Thing:\n    tags: list = None\n    def run(self): ...",
+        "srt/utils/__init__": "from sglang.srt.utils.common import *",
+        "srt/user": "from sglang.srt.utils.common import Thing",
+    }
+    source = Source(package(tmp_path, modules))
+    assert source.symbol("sglang.srt.utils:Thing")
+    assert source.symbol("sglang.srt.user:Thing.tags") and source.symbol("sglang.srt.user:Thing.run")
+    assert not source.symbol("sglang.srt.user:Thing.other")
+    assert not source.symbol("sglang.srt.gone:Thing")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"srt/server_args": "parser.add_argument('--tp-size', '--tensor-parallel-size')"},
+        {"srt/server_args": "class ServerArgs:\n    tp_size: int = 1"},
+        {"srt/server_args": "", "srt/arg_groups/fields/parallel": "class Fields:\n    tp_size: int = 1"},
+    ],
+)
+def test_an_argument_is_found_in_each_way_that_sglang_has_declared_them(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    source = Source(package(tmp_path, files))
+    assert source.argument("tp_size") and not source.argument("dp_size")
+
+
+def test_an_installed_sglang_is_judged_in_one_line_and_never_imported(tmp_path: Path) -> None:
+    modules = {"__init__": "raise RuntimeError('imported')", "srt/server_args": "class ServerArgs: ..."}
+    package(tmp_path, modules)
+    metadata = tmp_path / "sglang-0.5.12.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.12\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parent.parent}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_ext.sglang_compat"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert line.startswith(
+        "SGLang 0.5.12 does not fit veRL 0.9.1: it lacks symbol sglang.srt.entrypoints.EngineBase"
+    )
+    assert line.endswith("install sglang==0.5.12")
+
+
+def test_a_package_that_has_everything_lacks_nothing(tmp_path: Path) -> None:
+    """One made of the table itself."""
+    modules: dict[str, list[str]] = {}
+    for need in NEEDS:
+        if need.kind != "symbol" or not need.asked.contains(FITS):
+            continue
+        module, _, path = need.name.partition(":")
+        name, _, attribute = path.partition(".")
+        body = f"class {name}:\n    {attribute or 'x'}: int = 1" if attribute else f"{name} = 1"
+        modules.setdefault(module.removeprefix("sglang.").replace(".", "/"), []).append(body)
+    # Several attributes of one class are one class.
+    fields = "\n    ".join(
+        f"{need.name.rpartition('.')[2]}: int" for need in NEEDS if "CompletionRequest" in need.name
+    )
+    modules["srt/entrypoints/openai/protocol"] = [f"class CompletionRequest:\n    {fields}"]
+    routes = [need.name for need in NEEDS if need.kind == "route"]
+    modules["srt/entrypoints/http_server"].append(f"ROUTES = {routes}")
+    arguments = [f"--{need.name.replace('_', '-')}" for need in NEEDS if need.kind == "argument"]
+    modules["srt/server_args"].append(f"FLAGS = {arguments}")
+    modules["srt/observability/metrics_collector"] = ["NAME = 'sglang:generation_tokens_total'"]
+    made = package(tmp_path, {name: "\n".join(bodies) for name, bodies in modules.items()})
+    assert missing_in(made, FITS) == []
+
+
+def test_the_table_is_read_without_sglang_verl_or_torch() -> None:
+    script = "import sys, verl_ext.sglang_compat; print({'sglang', 'verl', 'torch'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )
