@@ -1,0 +1,28 @@
+"""What `modal_train.py` needs at the client: modal, pyyaml, python-dotenv, and nothing heavy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OURS = {"launch", "pipeline", "modal_train", "yaml", "_yaml", "dotenv"}
+
+LIST_NEW_MODULES = """
+import sys
+import modal, rich.progress
+before = set(sys.modules)
+import modal_train
+for name in sorted(set(sys.modules) - before):
+    print(name)
+"""
+
+
+def test_importing_it_brings_our_launcher_the_rates_and_nothing_else_but_the_standard_library() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-c", LIST_NEW_MODULES], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    new = listed.stdout.split()
+    # What PyYAML's C part registers for itself.
+    packages = {name.partition(".")[0] for name in new if "cython" not in name}
+    assert packages <= OURS | sys.stdlib_module_names | {"modal", "rich"}
+    assert [name for name in new if name.startswith("pipeline.")] == ["pipeline.rates"]
