@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ops.events import EVENTS_FILE, OUT_OF_TIME, read_json_lines
 from ops.ports import free_port
 from ops.process import Child, Command, describe_exit, marked_processes
 from ops.services import ServiceDied, ServiceGroup, ServiceNotReady, ServiceSpec
-from ops.supervisor import ChildFailed, run_supervised
+from ops.supervisor import ChildFailed, Unfinished, run_supervised
 
 HEALTHY = """
 import http.server, os, sys
@@ -235,6 +236,15 @@ def test_a_supervised_command_that_fails_is_told_with_its_first_error(tmp_path: 
         ),
     ):
         run_supervised(main, services)
+
+
+def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path: Path) -> None:
+    main = command(tmp_path, "import sys; print('Error: a line as of a failure'); sys.exit(75)", name="stage")
+    with ServiceGroup([service(tmp_path, "retrieval")]) as services, pytest.raises(Unfinished) as stopped:
+        run_supervised(main, services)
+    assert str(stopped.value).startswith("'stage' stopped before its work was done; run again it goes on")
+    kinds = [event["kind"] for event in read_json_lines(tmp_path / EVENTS_FILE)]
+    assert OUT_OF_TIME in kinds and "exit" not in kinds
 
 
 def test_a_command_killed_by_a_signal_fails_with_the_signals_name(tmp_path: Path) -> None:

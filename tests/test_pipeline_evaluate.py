@@ -7,6 +7,7 @@ one run has all the real parts.
 import json
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -23,6 +24,7 @@ from transformers import AutoTokenizer
 
 from data.benchmarks import Question, load_benchmark
 from data.errors import DataError
+from ops.events import OUT_OF_TIME, read_json_lines
 from ops.lock import AlreadyRunning, HeldLock
 from ops.services import ServiceDied, ServiceSpec
 from pipeline import evaluate
@@ -31,12 +33,15 @@ from pipeline.compose import compose_stage, resolve
 from pipeline.evaluate import answer_record, load_questions, run_evaluate
 from pipeline.evaluation_table import PAPER_BENCHMARKS, evaluation_table, score_all
 from pipeline.finding import CheckError
+from pipeline.out_of_time import OutOfTime
 from pipeline.preflight import preflight
 from pipeline.served_model import ConversationsFailed
 from pipeline.stage_result import read_result
+from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.method.solver_agent import SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.stop_time import STOP_VARIABLE
 
 MODELS = {"/v1/models": {"data": [{"id": "served-model"}]}}
 # Healthy until it is searched.
@@ -215,6 +220,53 @@ def test_a_killed_run_asks_only_what_its_journal_lacks(start_script: StartScript
     run_evaluate(compose(script))
     assert Counter(script.asked) == Counter(missing)
     assert len(answered(config)) == len(set(answered(config))) == 8
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_rest(
+    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until_the_third(question: Question) -> str:
+        if len(script.asked) == 3:
+            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
+        return right(question)
+
+    script = start_script(until_the_third)
+    config = compose(script, "solver.concurrency=1")
+    with pytest.raises(
+        OutOfTime, match=r"after 3 of 8 conversations.*Finished ones are kept: rerun to go on"
+    ):
+        run_evaluate(config)
+    folder, kept = Path(config.run.dir), answered(config)
+    assert kept == script.asked and len(kept) == 3
+    assert read_result(folder) is None and not (folder / "report.json").exists()
+    assert OUT_OF_TIME in [event["kind"] for event in read_json_lines(folder / "logs" / "events.jsonl")]
+    monkeypatch.delenv(STOP_VARIABLE)
+    script.says(right)
+    run_evaluate(compose(script))
+    assert not set(script.asked) & set(kept) and len(answered(config)) == len(set(answered(config))) == 8
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_with_too_little_time_for_a_conversation_no_service_is_started(
+    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "retrieval_spec", lambda config: pytest.fail("a service was started"))
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
+    config = compose(start_script(right))
+    with pytest.raises(OutOfTime, match="was not started: the stop time"):
+        run_evaluate(config)
+    assert answered(config) == []
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_answers_and_report_are_announced_before_the_result(
+    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
+    run_evaluate(compose(start_script(right)))
+    announced = [Path(line["path"]).name for line in read_json_lines(tmp_path / "announced.jsonl")]
+    assert announced == ["answers.jsonl", "report.json", "result.json"]
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -28,10 +28,13 @@ from pipeline.export import _source
 from pipeline.export_check import check_export
 from pipeline.finding import CheckError
 from pipeline.merge import run_merge
+from pipeline.out_of_time import OutOfTime
 from pipeline.stage_result import read_result
 from pipeline.weight_change import measure_change
 from pipeline.weights import FsdpCheckpoint
+from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.engine.loading import load_model
+from verl_ext.stop_time import STOP_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 STEP = 4
@@ -127,7 +130,25 @@ def merged(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Merged:
     """A run that moved every second weight by 1e-6, as a step at that learning rate does, merged."""
     checkpoints = tmp_path_factory.mktemp("checkpoints")
     save_run(checkpoints / "solver_iter1", start, moved(state_of(start), lambda half: half + 1e-6))
-    return Merged(checkpoints, start, merge(checkpoints, start))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOG_VARIABLE, str(checkpoints / "announced.jsonl"))
+        return Merged(checkpoints, start, merge(checkpoints, start))
+
+
+def test_the_export_is_announced_before_the_result(merged: Merged) -> None:
+    lines = (merged.checkpoints / "announced.jsonl").read_text().splitlines()
+    result = merged.checkpoints / "merge_iter1" / "result.json"
+    assert [json.loads(line)["path"] for line in lines] == [str(merged.export), str(result)]
+
+
+def test_a_merge_without_time_for_it_is_not_begun(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = save_run(tmp_path / "solver_iter1", start, state_of(start))
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 55))
+    with pytest.raises(OutOfTime, match="the export solver_iter1_hf was not started: the stop time"):
+        merge(tmp_path, start)
+    assert [path for path in tmp_path.iterdir() if path != run] == []
 
 
 def test_the_export_lies_where_the_next_iteration_looks_for_it(merged: Merged) -> None:

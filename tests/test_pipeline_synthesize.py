@@ -12,8 +12,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
@@ -41,6 +42,7 @@ from ops.services import ServiceGroup
 from pipeline.compose import compose_plain, compose_stage, resolve
 from pipeline.finding import CheckError
 from pipeline.fingerprint import fingerprint
+from pipeline.out_of_time import OutOfTime
 from pipeline.preflight import preflight
 from pipeline.served_model import ConversationsFailed, Failed
 from pipeline.stage_result import read_result
@@ -56,7 +58,9 @@ from pipeline.synthesize import (
     run_synthesize,
     sample_seed,
 )
+from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.stop_time import STOP_VARIABLE
 
 QUESTION = "<question>Who founded the town?</question><answer>Vell</answer>"
 
@@ -244,6 +248,71 @@ def test_more_samples_can_be_asked_for_later(
     config.samples = 7
     _, records = play(config, tokenizer, rows, path)
     assert (len(records), len(seen())) == (7, 7)
+
+
+def asks_by_seed(request: dict[str, Any]) -> dict[str, Any]:
+    """A model whose questions follow from the seed, as a served one's do."""
+    return says(f"<question>Who founded town {request['seed'] % 7}?</question><answer>Vell</answer>")
+
+
+def drawn(records: Iterable[dict[str, Any]]) -> list[tuple[int, int, int, str]]:
+    """The samples of a journal, whatever their order and their time."""
+    return sorted((r["prompt_index"], r["sample"], r["seed"], json.dumps(r["trajectory"])) for r in records)
+
+
+def test_a_run_cut_by_its_stop_time_and_gone_on_with_draws_the_samples_of_an_uncut_one_each_once(
+    config: DictConfig,
+    tokenizer: Any,
+    start_peer: StartPeer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, path = rows_of(config, 4), tmp_path / "samples.jsonl"
+    serve(config, start_peer, asks_by_seed)
+    _, uncut = play(config, tokenizer, rows, tmp_path / "uncut.jsonl")
+
+    def until_the_tenth(request: dict[str, Any]) -> dict[str, Any]:
+        if len(seen()) == 10:
+            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
+        return asks_by_seed(request)
+
+    config.solver.concurrency = 1
+    seen = serve(config, start_peer, until_the_tenth)
+    with pytest.raises(
+        OutOfTime, match=r"after 10 of 20 conversations.*Finished ones are kept: rerun to go on"
+    ):
+        play(config, tokenizer, rows, path)
+    assert len(records_in(path)) == 10
+    monkeypatch.delenv(STOP_VARIABLE)
+    seen = serve(config, start_peer, asks_by_seed)
+    _, records = play(config, tokenizer, rows, path)
+    assert len(seen()) == 10
+    assert drawn(records) == drawn(uncut)
+
+
+def test_a_conversation_that_does_not_end_in_time_is_dropped(
+    config: DictConfig,
+    tokenizer: Any,
+    start_peer: StartPeer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropped = threading.Event()
+
+    def never(request: dict[str, Any]) -> dict[str, Any]:
+        if not dropped.is_set():
+            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 10))
+            dropped.wait(RUN_LIMIT_S)
+        return says(QUESTION)
+
+    config.solver.concurrency = 1
+    serve(config, start_peer, never)
+    try:
+        with pytest.raises(OutOfTime, match="after 0 of 5 conversations"):
+            play(config, tokenizer, rows_of(config, 1), tmp_path / "samples.jsonl")
+    finally:
+        dropped.set()
+    assert records_in(tmp_path / "samples.jsonl") == []
 
 
 def search_fails_for(config: DictConfig, start_peer: StartPeer, rows: list[Row]) -> set[int]:
@@ -505,6 +574,16 @@ def test_the_same_samples_give_the_same_bytes_without_any_service(
     for name in FILES:
         assert (folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
     assert not (folder / "logs").exists()
+
+
+def test_what_the_solver_reads_is_announced_before_the_result(
+    finished: Run, config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
+    judge_again(config, finished)
+    lines = (tmp_path / "announced.jsonl").read_text().splitlines()
+    announced = [Path(json.loads(line)["path"]).name for line in lines]
+    assert announced == ["train.parquet", "val.parquet", "rejects.jsonl", "report.json", "result.json"]
 
 
 def test_fewer_samples_can_be_judged_later(finished: Run, config: DictConfig) -> None:
