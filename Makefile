@@ -8,7 +8,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
-        check-services flow-test status diagnose chaos chaos-ops serve-search clean
+        check-services flow-test status diagnose chaos chaos-ops compat serve-search clean
 
 help: ## Show these verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,11 @@ chaos: setup ## Kill the loop at every stage, again and again, and check that it
 
 chaos-ops: setup ## Break a run's parts one by one, and check what the watchdog says of each
 	$(BIN)/python tests/chaos_ops.py $(ARGS)
+
+compat: setup ## SGLang's wheels and the images' versions, looked at anew (fetches 300 MB, updates docs/modal-image.md)
+	PYTHONPATH=. $(BIN)/python tests/compat/sglang_wheels.py docs/modal-image.md
+	DRZERO_COMPAT=1 $(BIN)/python -m pytest -q tests/compat $(ARGS)
+	$(BIN)/python -m launch.image_check
 
 serve-search: setup ## The retrieval service alone: ARGS="chroma.path=my/chromadb"
 	$(BIN)/drzero serve-search $(ARGS)
