@@ -118,11 +118,11 @@ class SearchClient:
         if not queries:
             return []
         body = {"queries": list(queries), "topk": topk or self.topk, "return_scores": False}
-        started, failures = time.monotonic(), _Failures()
+        started, failures, too_late = time.monotonic(), _Failures(), stop_before_delay(self.deadline_s)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type((httpx.TransportError, _ServerFailure)),
             wait=self._wait,
-            stop=stop_before_delay(self.deadline_s) | (lambda _: failures.same >= SAME_FAILURES),
+            stop=lambda state: too_late(state) or failures.same >= SAME_FAILURES,
             reraise=True,
         )
         try:
