@@ -19,7 +19,7 @@ from ops.lock import HeldLock
 from ops.logs import say
 from ops.process import Command
 from ops.services import ServiceGroup, ServiceSpec
-from ops.supervisor import Stalled, run_supervised
+from ops.supervisor import NothingDone, Stalled, run_supervised
 from pipeline.compose import RESOLVED, write_resolved
 from pipeline.flow import flow_monitor
 from pipeline.out_of_time import OutOfTime, require_time
@@ -65,6 +65,10 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
                 run_supervised(_trainer(config, folder), services, plan=watch_plan(config))
             _raise_if_out_of_time(config, folder, services)
             return
+        except NothingDone:
+            # Its start may have taken all the time there was.
+            _raise_if_out_of_time(config, folder, services)
+            raise
         except Stalled as stalled:
             if not left:
                 raise
