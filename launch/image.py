@@ -163,7 +163,7 @@ _LEFT_OUT_NAMES = frozenset(
 )
 _LEFT_OUT_SUFFIXES = frozenset({".pyc", ".pem", ".key", ".p12", ".pfx", ".jks", ".kdbx", ".ppk", ".egg-info"})
 _SECRET_NAME = re.compile(
-    r"(^|[._-])(secrets?|credentials?|token|passw(or)?d|api_?key|private_?key|service_?account)([._-]|$)"
+    r"(^|[._-])(secrets?|credentials?|token|passw(or)?d|api[_-]?key|private[_-]?key|service[_-]?account)([._-]|$)"
     r"|^id_(rsa|dsa|ecdsa|ed25519)"
 )
 
