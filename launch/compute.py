@@ -23,8 +23,8 @@ from pipeline.rates import GPUS, usd_per_hour
 CONFIG = Path(__file__).resolve().parent.parent / "config"
 MODAL_LIMIT_S = 86400
 """Modal ends a call after a day."""
-MODAL_GPUS = 8
-"""GPUs of one machine on Modal, at most."""
+MODAL_GPUS = {"A10": 4, "A10G": 4}
+"""GPUs of one machine on Modal, at most, where it is not 8."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Compute:
     def usd_per_hour(self) -> float:
         """What it costs, by the rates of pipeline/rates.py."""
         gpu = GPUS[self.type] if self.type else None
-        return usd_per_hour(gpu, self.count, self.cpu, self.memory / 1024)
+        return usd_per_hour(gpu, self.count, self.cpu, self.memory / 1024, self.region)
 
     def changed(self, **values: Any) -> Compute:
         """The same machine with some values changed; raises LaunchError for what Modal could not give."""
@@ -84,7 +84,7 @@ class Compute:
         for key in _KEYS:
             mine = getattr(self, key)
             if mine != getattr(file, key):
-                words.append(f"compute.{key}={'null' if mine is None else mine}")
+                words.append(f"compute.{key}={_hydra(mine)}")
         if self.count and self.count != file.count:
             words += _shares(self.count)
         return words
@@ -133,6 +133,13 @@ def _known_type(name: str) -> str:
     return by_name[name.lower()]
 
 
+def _hydra(value: object) -> str:
+    """The value in Hydra's grammar, which would stumble over `H100!`."""
+    if value is None:
+        return "null"
+    return f"'{value}'" if isinstance(value, str) and not value.replace("-", "").isalnum() else str(value)
+
+
 def _shares(count: int) -> list[str]:
     """How a stage uses another number of GPUs than its profile's: copies of two GPUs where it is even."""
     if count == 1:
@@ -150,8 +157,11 @@ def _checked(compute: Compute) -> Compute:
     where = f"compute {compute.name}"
     if compute.type is not None:
         compute = dataclasses.replace(compute, type=_known_type(str(compute.type)))
-    if compute.type and not 1 <= compute.count <= MODAL_GPUS:
-        raise LaunchError(f"{where}: count is {compute.count}: a machine on Modal has 1 to {MODAL_GPUS} GPUs")
+    most = MODAL_GPUS.get(compute.type or "", 8)
+    if compute.type and not 1 <= compute.count <= most:
+        raise LaunchError(
+            f"{where}: count is {compute.count}: a machine on Modal has 1 to {most} of {compute.type}"
+        )
     if not compute.type and compute.count:
         raise LaunchError(
             f"{where}: count is {compute.count} and type is not set: choose one of {', '.join(GPUS)}"

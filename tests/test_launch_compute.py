@@ -29,6 +29,16 @@ def test_modal_and_the_stages_config_get_the_same_numbers(name):
     )
 
 
+def test_a_region_has_its_price():
+    compute = load_compute("a10g")
+    assert compute.changed(region="us-east").usd_per_hour == 1.75 * compute.usd_per_hour
+
+
+def test_a_type_that_hydra_would_stumble_over_is_quoted():
+    config = compose_stage("merge", load_compute("single_h100").changed(type="H100!").overrides())
+    assert config.compute.type == "H100!"
+
+
 def test_changed_values_reach_the_stages_config():
     compute = load_compute("8xh100").changed(type="A100-80GB", count=4, max_usd=50, timeout=7200)
     config = compose_stage("challenger", compute.overrides())
@@ -37,7 +47,7 @@ def test_changed_values_reach_the_stages_config():
     assert config.solver.tp_size * config.solver.dp_size == 4
 
 
-@given(type_=st.sampled_from(sorted(GPUS)), count=st.integers(1, 8), start=st.sampled_from(ASKED))
+@given(type_=st.sampled_from(sorted(GPUS)), count=st.integers(1, 4), start=st.sampled_from(ASKED))
 def test_any_type_in_any_count_can_be_asked_for(type_, count, start):
     compute = for_gpus(load_compute(start), type_, count)
     assert compute.modal_options()["gpu"] == f"{type_}:{count}"
@@ -52,7 +62,8 @@ def test_no_gpu_means_the_cpu_machine():
     ("change", "told"),
     [
         ({"type": "A100-60GB"}, "did you mean 'A100-80GB'?"),
-        ({"count": 9}, "1 to 8 GPUs"),
+        ({"count": 9}, "1 to 8 of H100"),
+        ({"type": "A10G", "count": 5}, "1 to 4 of A10G"),
         ({"timeout": 90000}, "1 to 86400 seconds"),
         ({"max_usd": 0}, "max_usd is 0"),
         ({"memroy": 1}, "did you mean 'memory'?"),
