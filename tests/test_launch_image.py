@@ -232,6 +232,15 @@ def test_without_a_package_index_the_check_says_so(tmp_path: Path) -> None:
     assert done.stderr.startswith("not checked: ")
 
 
+def test_what_is_installed_here_is_as_the_cpu_image_but_for_torch_and_what_it_wants() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.image_check", "--installed", "cpu"],
+        **{"cwd": ROOT, "capture_output": True, "text": True, "check": False},
+    )
+    wrong = re.findall(r"launch/pins.py +wants (\S+)==", done.stdout)
+    assert (done.returncode, set(wrong)) == (1, {"torch", "setuptools"}), done.stdout
+
+
 # The layers, as the real client sends them ------------------------------------------------------------------
 
 APP = """
