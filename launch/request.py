@@ -19,6 +19,7 @@ from launch.actions import Action
 from launch.arguments import Words
 from launch.compute import Compute, for_gpus
 from launch.errors import LaunchError
+from launch.pins import attn_implementation
 from launch.runfile import RunFile, check_option, model_of_env, read_runfile
 
 SMOKE_STEPS = 3
@@ -82,7 +83,8 @@ def resolve(words: Words) -> Request:
     compute = for_gpus(_machine(action, file, words), words.gpu_type, words.gpu_count)
     compute, overrides = _budget(compute, [*file.overrides, *words.overrides])
     choices = [*_env_choice(env), *_model_choice(words, file, env)]
-    place = compute.overrides() if action.is_job or action.name == "preflight" else []
+    judged = action.is_job or action.name == "preflight"
+    place = [*compute.overrides(), *_attention(compute)] if judged else []
     shared = [*place, *choices]
     command = _command(action, words, file, shared, overrides)
     return Request(
@@ -117,6 +119,13 @@ def _budget(compute: Compute, overrides: list[str]) -> tuple[Compute, list[str]]
         elif key != "compute":
             rest.append(word)
     return (compute.changed(**changes) if changes else compute), rest
+
+
+def _attention(compute: Compute) -> list[str]:
+    """Torch's own attention where the image has no flash-attn; the profile of one GPU has it anyway."""
+    if compute.hardware != "8xh100" or attn_implementation() != "sdpa":
+        return []
+    return ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"]
 
 
 def _env_choice(env: str | None) -> list[str]:

@@ -5,6 +5,7 @@ import pytest
 from launch.arguments import parse
 from launch.errors import LaunchError
 from launch.request import from_dict, resolve
+from pipeline.compose import compose_stage
 
 
 def launch(line, tmp_path=None, file=""):
@@ -94,6 +95,12 @@ def test_a_mistake_is_told_with_its_place(tmp_path, line, file, told):
         launch(line, tmp_path, file)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_without_a_flash_attention_wheel_the_actor_gets_torchs_own(monkeypatch):
+    monkeypatch.setattr("launch.pins.FLASH_ATTN_WHEELS", ())
+    config = compose_stage("challenger", launch("challenger").command[1:])
+    assert config.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
 
 
 def test_a_request_survives_the_wire():
