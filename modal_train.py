@@ -16,6 +16,7 @@ At the client this file imports nothing but modal, pyyaml, python-dotenv and the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ from dotenv import dotenv_values
 
 from launch.actions import find_action
 from launch.arguments import Words, config_path_of, parse, words_of_modal_run
-from launch.client import run_download, run_logs, run_upload
+from launch.client import run_download, run_logs, run_upload, told_at_work
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
 from launch.image import ImageExtras, cpu_image, gpu_image
@@ -43,23 +44,28 @@ ASK_TIMEOUT_S = 1800
 """Of what only looks at things; a first start builds the image, which may take that long."""
 
 
-def _plan() -> tuple[Words | None, ImageExtras]:
-    """What the command line asks for, ahead of anything that Modal builds; exits with 2 on a mistake."""
+def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
+    """What the command line asks for, ahead of anything that Modal builds; exits with 2 on a mistake.
+
+    The words, where they are ours; what goes into the images beside our own; the volumes' names.
+    """
     try:
         words = words_of_modal_run(sys.argv, Path(__file__).name)
         planned = parse(words) if words is not None else None
         if planned is not None:
             resolve(planned)
-        extras = read_runfile(config_path_of(sys.argv)).image
-        return planned, ImageExtras(**{part: tuple(items) for part, items in extras.items()})
+        image = read_runfile(config_path_of(sys.argv)).image
+        extras = ImageExtras(**{part: tuple(items) for part, items in image.items()})
+        # Made once, here, where a mistake in them is a line.
+        cpu_image(extras)
+        return planned, extras, volume_names(ENVIRONMENT)
     except LaunchError as error:
         print(f"modal_train: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-PLANNED, EXTRAS = _plan()
 ENVIRONMENT = {**{key: value or "" for key, value in DOTENV.items()}, **os.environ}
-NAMES = volume_names(ENVIRONMENT)
+PLANNED, EXTRAS, NAMES = _plan()
 VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
 SECRET = dotenv_secret(ROOT)
 
@@ -78,13 +84,7 @@ _shared: dict[str, Any] = {
 @app.function(image=cpu_image(EXTRAS), cpu=2, memory=8192, timeout=ASK_TIMEOUT_S, **_shared)
 def ask(module: str, words: list[str]) -> int:
     """Run one of our command lines on a CPU, commit what it wrote, and return its exit code."""
-    from launch.container import run_module
-
-    _reload()
-    try:
-        return run_module(module, words)
-    finally:
-        _commit()
+    return _module(module, words)
 
 
 @app.function(image=cpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
@@ -100,6 +100,21 @@ if PLANNED is None or resolve(PLANNED).compute.type is not None:
     def gpu_stage(request: dict[str, Any]) -> dict[str, Any]:
         """A launch, or a part of one, on GPUs; which ones is said by the call (`with_options`)."""
         return _run(from_dict(request))
+
+    @app.function(image=gpu_image(EXTRAS), cpu=4, memory=16384, timeout=ASK_TIMEOUT_S, **_shared)
+    def check_gpu_image() -> int:
+        """The CPU half of the smoke test, in the image for GPUs."""
+        return _module("launch.container_check", ["gpu"])
+
+
+def _module(module: str, words: list[str]) -> int:
+    from launch.container import run_module
+
+    _reload()
+    try:
+        return run_module(module, words)
+    finally:
+        _commit()
 
 
 def _run(request: Request) -> dict[str, Any]:
@@ -129,13 +144,30 @@ def _commit() -> None:
 
 def _on_machine(request: Request) -> modal.Function[Any, Any, Any]:
     """The stage's function with the machine and the secrets of this launch."""
-    secrets, notes = named_secrets(_known_secrets())
+    function = gpu_stage if request.compute.type else cpu_stage
+    return _with(function, request.secrets, **request.compute.modal_options())
+
+
+def _with(
+    function: modal.Function[Any, Any, Any], secrets: tuple[str, ...], **options: Any
+) -> modal.Function[Any, Any, Any]:
+    """The function with named secrets beside `.env`, and with other options."""
+    if not secrets and not options:
+        return function
+    # What is said here replaces what the function was made with.
+    named = [modal.Secret.from_name(name) for name in secrets]
+    return function.with_options(secrets=[SECRET, *named], env=_shared["env"], **options)
+
+
+def _secrets() -> tuple[str, ...]:
+    """The named secrets that a launch gets, those that are missing told.
+
+    Not to be asked in a call of a launch: what it has got already would be taken for `.env`.
+    """
+    names, notes = named_secrets(_known_secrets())
     for note in notes:
         print(f"[launch] {note}")
-    function = gpu_stage if request.compute.type else cpu_stage
-    options = request.compute.modal_options()
-    # What is said here replaces what the function was made with.
-    return function.with_options(secrets=[SECRET, *secrets], env=_shared["env"], **options)
+    return names
 
 
 def _known_secrets() -> dict[str, str | None]:
@@ -147,17 +179,22 @@ def _known_secrets() -> dict[str, str | None]:
 def conduct(request: Request) -> None:
     """Prepare, judge, run and follow a launch to its end; raises LaunchError when it does not end well."""
     print(request.as_yaml(), end="")
-    if request.action == "smoke" and ask.remote("launch.container_check", []):
+    if (told := told_at_work(VOLUMES["checkpoints"], request.name)) is not None:
+        raise LaunchError(f"{request.name}: {told}")
+    request = dataclasses.replace(request, secrets=_secrets())
+    looks = _with(ask, request.secrets)
+    if request.action == "smoke" and _check_container(request):
         raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was asked for")
     for stage, *words in request.preparations:
-        if ask.remote("pipeline.cli", [stage, *ROOTS, *words]):
+        if looks.remote("pipeline.cli", [stage, *ROOTS, *words]):
             raise LaunchError(f"drzero {stage} failed (see above); no machine was asked for")
     if request.preflight:
         stage, *words = request.command
-        if ask.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
+        if looks.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
             raise LaunchError("preflight found errors (see above); no machine was asked for")
     # Spawned: with --detach it then goes on when this end dies, where Modal cancels a blocking call.
     call = _on_machine(request).spawn(request.to_dict())
+    print(f"[launch] {request.name} is asked for (call {call.object_id}); with --detach this end may go now")
     result = call.get()
     while result["next"]:
         print(f"[launch] {result['message']}: {result['next']}")
@@ -165,6 +202,13 @@ def conduct(request: Request) -> None:
     print(f"[launch] {result['message']}; it cost ${result['usd']:.2f}")
     if result["state"] != "finished":
         raise LaunchError(result["message"])
+
+
+def _check_container(request: Request) -> int:
+    """Exit code of the CPU half of the smoke test, in the image that the other half will run in."""
+    if request.compute.type:
+        return int(_with(check_gpu_image, request.secrets).remote())
+    return int(_with(ask, request.secrets).remote("launch.container_check", ["cpu"]))
 
 
 @app.local_entrypoint()
@@ -192,7 +236,7 @@ def _act(words: Words) -> None:
     elif verb == "diagnose":
         code = ask.remote("pipeline.cli", ["diagnose", f"{{checkpoints}}/{rest[0]}"])
     elif verb == "preflight":
-        code = ask.remote("pipeline.cli", ["preflight", rest[0], *ROOTS, *rest[1:]])
+        code = _with(ask, _secrets()).remote("pipeline.cli", ["preflight", rest[0], *ROOTS, *rest[1:]])
     else:
         code = ask.remote("pipeline.cli", [verb, *ROOTS, *rest])
     if code:
@@ -262,6 +306,7 @@ def train_with_config(config_path: str, stage: str = "challenger", env: str = ""
 
 
 def _launch(action: str, overrides: str, **flags: Any) -> None:
-    find_action(action)
+    if action != "evaluate" and not find_action(action).trains:
+        raise LaunchError(f"--stage {action}: say challenger, solver or evolve, or use --action {action}")
     given = {key: value for key, value in flags.items() if value not in ("", None)}
     conduct(resolve(Words(action=action, overrides=overrides.split(), **given)))

@@ -49,6 +49,8 @@ class _Parser(argparse.ArgumentParser):
     """Errors as LaunchError, one line each, with the nearest flag."""
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("required: --action"):
+            message = f"say what to do: --action {', --action '.join(ACTIONS)}"
         raise LaunchError(message)
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 import modal
 
 from launch.arguments import Words
+from launch.at_work import GOES_ON, other_at_work
 from launch.errors import LaunchError
 from launch.request import run_name
+from launch.spend import Call
 from launch.transfer import download, upload
 from launch.volumes import LAUNCHES
 
@@ -69,10 +71,20 @@ def run_logs(words: Words, volume: modal.Volume) -> None:
         sys.stdout.flush()
         shown = len(text)
         known = json.loads(state)
-        if known["outcome"] is not None or not words.follow:
+        goes_on = known["outcome"] is None or known["outcome"]["state"] == GOES_ON
+        if not goes_on or not words.follow:
             _tell_state(known)
             return
         time.sleep(_FOLLOW_S)
+
+
+def told_at_work(volume: modal.Volume, run: str) -> str | None:
+    """What to say when a launch of the run is at work already, by what the volume has; else None."""
+    state = _read(volume, f"{LAUNCHES}/{run}/state.json")
+    calls = _read(volume, f"{LAUNCHES}/{run}/spend.json")
+    if state is None or calls is None:
+        return None
+    return other_at_work(json.loads(state), [Call(**call) for call in json.loads(calls)], "", time.time())
 
 
 def _tell_state(state: dict[str, object]) -> None:

@@ -111,16 +111,36 @@ def load_compute(name: str) -> Compute:
 
 
 def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
-    """The machine with other GPUs, from the file nearest to their number; `none` and 0 mean no GPU."""
+    """The machine with other GPUs, from the file that has them, else from one with about as many.
+
+    `none` and 0 mean no GPU. What was changed of the machine otherwise (a time-out, a sum) stays so.
+    """
     if type_ is None and count is None:
         return compute
     if count == 0 or (type_ or "").lower() == "none":
-        return load_compute("cpu")
+        return _with_changes_of(compute, load_compute("cpu"))
     count = count or compute.count or 1
+    wanted = _known_type(type_) if type_ else compute.type
     if not compute.type or (count == 1) != (compute.count == 1):
-        base = load_compute("single_h100" if count == 1 else "8xh100")
-        compute = dataclasses.replace(base, type=compute.type or base.type)
-    return compute.changed(type=_known_type(type_) if type_ else compute.type, count=count)
+        compute = _with_changes_of(compute, load_compute(_file_for(wanted, count)))
+    return compute.changed(type=wanted or compute.type, count=count)
+
+
+def _file_for(type_: str | None, count: int) -> str:
+    """The file of exactly these GPUs, else the one for one or for several."""
+    for name in compute_names():
+        file = load_compute(name)
+        if (file.type, file.count) == (type_, count):
+            return name
+    return "single_h100" if count == 1 else "8xh100"
+
+
+def _with_changes_of(compute: Compute, base: Compute) -> Compute:
+    """`base` with whatever of `compute`, but its GPUs, is not as in its own file."""
+    file = load_compute(compute.name)
+    keys = [key for key in _KEYS if key not in ("type", "count")]
+    changes = {key: getattr(compute, key) for key in keys if getattr(compute, key) != getattr(file, key)}
+    return base.changed(**changes)
 
 
 def _known_type(name: str) -> str:

@@ -24,7 +24,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from launch.at_work import GOES_ON, other_at_work
 from launch.errors import LaunchError
 from launch.request import Request
 from launch.spend import EVERY_S, Call, Spend, money_ends_at
@@ -39,6 +41,9 @@ OUT_OF_TIME = 75
 """Exit code of a stage that has stopped itself at a whole checkpoint."""
 MARGIN_S = 180.0
 """Between the stop time that a stage is told and the end of the call: shutting down and the last commit."""
+MARGIN_SHARE = 1 / 96
+"""Of the call's time, where that is more: a quarter of an hour of a day. It costs nothing, as the next call
+goes on at once, and the checkpoint of a large model may take minutes to commit."""
 LATE_S = 90.0
 """How long after its stop time a stage is ended that has not ended itself."""
 FRUITLESS_PARTS = 2
@@ -46,6 +51,8 @@ FRUITLESS_PARTS = 2
 STOP_GRACE_S = 20.0
 """Between SIGTERM and SIGKILL; a container that Modal takes away has 30 seconds in all."""
 _POLL_S = 0.5
+_STARTS_ANEW = "trainer.resume_mode=disable"
+"""The override with which a call does not go on from the one before."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Outcome:
     """How a call ended, and what it cost."""
 
     state: str
-    """`finished`, `continue`, `out of money` or `failed`."""
+    """`finished`, `continue`, `out of money`, `failed` or `interrupted`."""
     message: str
     usd: float
     """Of the run so far, all calls together."""
@@ -73,6 +80,8 @@ def run_job(
         say("launch", f"{request.name} had ended already in this launch: {known.message}")
         return known
     spend = Spend(folder)
+    if (told := other_at_work(_state(folder), spend.calls, request.id, clock())) is not None:
+        raise LaunchError(f"{request.name}: {told}")
     if request.action == "smoke":
         spend.calls.clear()
     job = _Job(request, folder, commit, clock, spend, app_id)
@@ -84,22 +93,26 @@ def run_job(
 
 def _ended_before(folder: Path, request: Request) -> Outcome | None:
     """What this very call came to, if Modal starts it a second time after its end."""
-    file = folder / "state.json"
-    if not file.is_file():
+    state = _state(folder)
+    if state is None or state["launch"] != request.id or state["part"] != request.part:
         return None
-    state = json.loads(file.read_text(encoding="utf-8"))
-    mine = state["launch"] == request.id and state["part"] == request.part
-    if not mine or state.get("outcome") is None or state["outcome"]["state"] == "failed":
+    if state["outcome"] is None or state["outcome"]["state"] in ("failed", "interrupted"):
         return None
     return Outcome(**state["outcome"])
 
 
 def _fruitless_before(folder: Path, request: Request) -> int:
     """How many calls of this launch, just before this one, have come to nothing."""
+    state = _state(folder)
+    mine = state is not None and state["launch"] == request.id and state["part"] == request.part - 1
+    return int(state["fruitless"]) if state is not None and mine else 0
+
+
+def _state(folder: Path) -> dict[str, Any] | None:
+    """What is known of the run's last launch; None before the first."""
     file = folder / "state.json"
-    state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    mine = state.get("launch") == request.id and state["part"] == request.part - 1
-    return int(state["fruitless"]) if mine else 0
+    state: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return state
 
 
 class _Job:
@@ -116,7 +129,8 @@ class _Job:
         self._spend, self._app_id = spend, app_id
         self._began = clock()
         self._call: Call = spend.begin(request.id, request.part, self._began, request.compute.usd_per_hour)
-        self._call_ends = self._began + request.compute.timeout - MARGIN_S
+        timeout = request.compute.timeout
+        self._call_ends = self._began + timeout - max(MARGIN_S, timeout * MARGIN_SHARE)
         self._money_ends = money_ends_at(
             self._began, spend.usd, request.compute.usd_per_hour, request.compute.max_usd
         )
@@ -145,6 +159,8 @@ class _Job:
             # A preempted container has half a minute: the stage ends, what is whole is kept.
             child.stop()
             self._account()
+            usd = self._spend.usd
+            self._write_state(Outcome("interrupted", f"{self._request.name} was interrupted", usd, 130))
             self._commit()
             raise
         finally:
@@ -170,12 +186,12 @@ class _Job:
         while (code := child.poll()) is None:
             now = self._clock()
             if self._announced():
-                self._commit()
+                self._keep()
             if now - told >= EVERY_S:
                 told = now
                 self._account()
                 self._tell()
-                self._commit()
+                self._keep()
             if now > self.stop_at + LATE_S:
                 say("launch", f"{self._request.name} did not stop in time by itself and is ended")
                 child.stop()
@@ -183,6 +199,13 @@ class _Job:
             time.sleep(_POLL_S)
         self._announced()
         return code
+
+    def _keep(self) -> None:
+        """Commit while the stage runs; whatever a commit raises, the next one, a minute later, makes good."""
+        try:
+            self._commit()
+        except Exception as error:
+            say("launch", f"the volume could not be committed, next try within a minute: {error}")
 
     def _announced(self) -> bool:
         """Whether the stage has announced something whole since the last look."""
@@ -222,6 +245,14 @@ class _Job:
                 usd,
                 code,
             )
+        if _STARTS_ANEW in self._request.command:
+            return Outcome(
+                "failed",
+                f"{name} did not end within compute.timeout={self._request.compute.timeout} s, and with "
+                f"{_STARTS_ANEW} another call would start anew: raise it",
+                usd,
+                code,
+            )
         if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
             return Outcome(
                 "failed",
@@ -230,7 +261,7 @@ class _Job:
                 usd,
                 code,
             )
-        return Outcome("continue", f"{name} goes on in another call", usd, code)
+        return Outcome(GOES_ON, f"{name} goes on in another call", usd, code)
 
     def _end(self, outcome: Outcome) -> Outcome:
         say("launch", f"{outcome.message}; ${outcome.usd:.2f} so far")

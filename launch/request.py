@@ -23,6 +23,8 @@ from launch.pins import attn_implementation
 from launch.runfile import RunFile, check_option, model_of_env, read_runfile
 
 SMOKE_STEPS = 3
+SMOKE_TIMEOUT_S = 1800
+"""Of the GPU half, unless said otherwise: one that hangs costs a dollar, not a day."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Request:
     """Words for `drzero`."""
     compute: Compute
     preflight: bool
+    secrets: tuple[str, ...] = ()
+    """Named secrets of Modal that every call of the launch gets; found once, at its start."""
 
     def next_part(self) -> Request:
         """The same launch, in its next call."""
@@ -71,6 +75,7 @@ def from_dict(values: dict[str, Any]) -> Request:
         | {
             "compute": Compute(**values["compute"]),
             "command": tuple(values["command"]),
+            "secrets": tuple(values["secrets"]),
             "preparations": tuple(tuple(words) for words in values["preparations"]),
         }
     )
@@ -100,13 +105,18 @@ def resolve(words: Words) -> Request:
 
 
 def _machine(action: Action, file: RunFile, words: Words) -> Compute:
-    named = [word.partition("=")[2] for word in words.overrides if word.startswith("compute=")]
+    # Of several the last holds, and a typed one comes after the file's.
+    overrides = (*file.overrides, *words.overrides)
+    named = [word.partition("=")[2] for word in overrides if word.startswith("compute=")]
     if named:
         return RunFile(compute=named[-1]).machine(action.compute)
     # A run file's machine is meant for the work; what only looks at things keeps its own.
     judged = action.is_job or action.name == "preflight"
     default = "8xh100" if action.name == "preflight" else action.compute
-    return file.machine(default) if judged else RunFile().machine(action.compute)
+    machine = file.machine(default) if judged else RunFile().machine(action.compute)
+    if action.name == "smoke" and file.compute is None:
+        return machine.changed(timeout=SMOKE_TIMEOUT_S)
+    return machine
 
 
 def _budget(compute: Compute, overrides: list[str]) -> tuple[Compute, list[str]]:

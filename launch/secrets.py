@@ -28,8 +28,8 @@ def dotenv_secret(root: Path) -> modal.Secret:
     return modal.Secret.from_dotenv(root) if (root / ".env").is_file() else modal.Secret.from_dict({})
 
 
-def named_secrets(already: Mapping[str, str | None]) -> tuple[list[modal.Secret], list[str]]:
-    """The named secrets that exist and that `.env` does not stand in for, and notes on the missing ones."""
+def named_secrets(already: Mapping[str, str | None]) -> tuple[tuple[str, ...], list[str]]:
+    """Names of secrets that exist and that `.env` does not stand in for, and notes on the missing ones."""
     found, notes = [], []
     for name, key in NAMED.items():
         if already.get(key):
@@ -40,5 +40,5 @@ def named_secrets(already: Mapping[str, str | None]) -> tuple[list[modal.Secret]
         except modal.exception.NotFoundError:
             notes.append(f"no secret {name} ({key}): {_MEANING[name]}")
         else:
-            found.append(secret)
-    return found, notes
+            found.append(name)
+    return tuple(found), notes

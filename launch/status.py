@@ -14,11 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from launch.spend import EVERY_S, Spend
+from launch.at_work import SILENT_S
+from launch.spend import Spend
 from launch.volumes import LAUNCHES, place
-
-SILENT_S = 5 * EVERY_S
-"""A call that has not been heard of for so long is not at work any more."""
 
 
 def main() -> int:

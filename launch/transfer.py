@@ -3,8 +3,9 @@
     upload(volume, Path("papers.jsonl"), "/papers.jsonl")
     download(volume, "/challenger_iter1/dumps", Path("dumps"))
 
-A file counts as there when its size is the same and, for an upload, it is not newer than the volume's copy;
-so a transfer that was cut off goes on where it was. Downloads are written beside their names first.
+A file counts as there when its size is the same and, for an upload, it is not newer than the volume's copy,
+for a download, of the same second; so a transfer that was cut off goes on where it was, and the number of a
+run's last step, which keeps its size, is fetched again. Downloads are written beside their names first.
 """
 
 from __future__ import annotations
@@ -53,9 +54,7 @@ def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]
         )
     root = PurePosixPath(source.strip("/"))
     places = [(entry, target / PurePosixPath(entry.path).relative_to(root)) for entry in entries]
-    wanted = [
-        (entry, path) for entry, path in places if not path.is_file() or path.stat().st_size != entry.size
-    ]
+    wanted = [(entry, path) for entry, path in places if not _is_fetched(path, entry)]
     with _progress() as progress:
         bar = progress.add_task(f"download {root}", total=sum(entry.size for entry, _ in wanted))
         for entry, path in wanted:
@@ -72,6 +71,7 @@ def _fetch(volume: modal.Volume, entry: FileEntry, path: Path) -> None:
             volume.read_file_into_fileobj(entry.path, file)
             file.flush()
             os.fsync(file.fileno())
+        os.utime(partial, (entry.mtime, entry.mtime))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -99,6 +99,13 @@ def _remote_files(volume: modal.Volume, path: str) -> list[FileEntry]:
 def _is_there(path: Path, entry: FileEntry | None) -> bool:
     stat = path.stat()
     return entry is not None and entry.size == stat.st_size and entry.mtime >= int(stat.st_mtime)
+
+
+def _is_fetched(path: Path, entry: FileEntry) -> bool:
+    if not path.is_file():
+        return False
+    stat = path.stat()
+    return (stat.st_size, int(stat.st_mtime)) == (entry.size, int(entry.mtime))
 
 
 def _batches(files: list[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:

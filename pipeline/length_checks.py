@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.finding import Finding, error, warning
+from verl_ext.sglang_compat import OWN_POSITIONS
 
 if TYPE_CHECKING:
     from pipeline.subject import Subject
@@ -61,13 +62,15 @@ def check_served_lengths(subject: Subject) -> Iterator[Finding]:
         return
     shape = subject.shape(solver.model_path)
     context = max(shape.context, shape.stretched_context) if shape else 0
-    if shape and context and solver.max_context_tokens > context:
+    own = OWN_POSITIONS if solver.engine == "sglang" else 0
+    if shape and context and solver.max_context_tokens + own > context:
+        kept = f", of which SGLang keeps {own}" if own else ""
         yield error(
             "solver.max_context_tokens",
             solver.max_context_tokens,
             f"conversations of {solver.max_context_tokens} tokens are more than the {context} positions of "
-            f"{solver.model_path}",
-            f"set it to {context} at most",
+            f"{solver.model_path}{kept}",
+            f"set it to {context - own} at most",
         )
     if solver.max_tokens_per_turn >= solver.max_context_tokens:
         yield error(

@@ -10,7 +10,9 @@ from omegaconf import DictConfig, open_dict
 from ops.health import HealthCheck
 from ops.ports import PortTaken, reserve_port
 from ops.services import ServiceSpec
+from pipeline.versions import installed
 from pipeline.watch import log_env
+from verl_ext.sglang_compat import FITS, OWN_POSITIONS, solver_arguments
 
 RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
 """The usual ports; taken when they are free and none is asked for."""
@@ -115,8 +117,8 @@ def _sglang_command(config: DictConfig) -> tuple[str, ...]:
         *("--model-path", solver.model_path, "--dtype", solver.dtype),
         *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
         *("--mem-fraction-static", str(solver.mem_fraction_static)),
-        # SGLang keeps six positions of its context for itself.
-        *("--context-length", str(solver.max_context_tokens + 6)),
+        *("--context-length", str(solver.max_context_tokens + OWN_POSITIONS)),
+        *solver_arguments(installed("sglang") or FITS),
         *("--log-level", str(config.log_level).lower(), "--enable-metrics"),
     )
 

@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from pipeline.finding import Finding, error, note, warning
+from verl_ext.sglang_compat import refusal
 
 if TYPE_CHECKING:
     from pipeline.subject import Subject
@@ -123,6 +124,8 @@ def _sglang(subject: Subject, known: Combination) -> Iterator[Finding]:
             f"install sglang=={known.versions['sglang']}, or use hardware=cpu",
         )
         return
+    if reason := refusal():
+        yield error(key, version, reason, "")
     for package, found in (("sglang", version), ("torch", installed("torch"))):
         wanted = known.versions[package]
         if found is None or Version(found).base_version != wanted:

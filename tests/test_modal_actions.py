@@ -29,6 +29,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
         plane.answer("ask", lambda module, words: 0)
+        plane.answer("check_gpu_image", lambda: 0)
         plane.answer("cpu_stage", lambda request: FINISHED)
         plane.answer("gpu_stage", lambda request: FINISHED)
         yield plane
@@ -67,7 +68,8 @@ class TestEveryStage:
         done = run_action(plane, checkout, *words)
         assert done.code == 0, done.stdout + done.stderr
         *checks, call = calls_of(plane)
-        assert {check.function for check in checks} == {"ask"}
+        assert {check.function for check in checks} <= {"ask", "check_gpu_image"}
+        assert all(check.spec.gpu is None for check in checks)
         assert (call.function, call.spec.gpu, call.spawned) == (function, gpu, True)
         assert " ".join(call.args[0]["command"]).startswith(command)
         assert "it cost $1.50" in done.stdout
@@ -276,13 +278,15 @@ class TestRefusals:
         assert [call.function for call in calls_of(plane)] == ["ask"]
 
     def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane: ControlPlane, checkout: Path) -> None:
-        plane.answer("ask", lambda module, words: int(module == "launch.container_check"))
+        plane.answer("check_gpu_image", lambda: 1)
         try:
             done = run_action(plane, checkout, "smoke")
         finally:
-            plane.answer("ask", lambda module, words: 0)
+            plane.answer("check_gpu_image", lambda: 0)
         assert done.code == 1
-        assert [call.args[0] for call in calls_of(plane)] == ["launch.container_check"]
+        (call,) = calls_of(plane)
+        assert (call.function, call.spec.gpu) == ("check_gpu_image", None)
+        assert call.spec.image.commands[0].startswith("FROM lmsysorg/sglang@sha256:")
 
 
 class TestNames:

@@ -35,6 +35,8 @@ LOOKED_AT = SpecifierSet(">=0.4.6.post5,<=0.5.23")
 """The versions that the table is about."""
 FITS = "0.5.12"
 """The version that the GPU image has (launch/pins.py)."""
+OWN_POSITIONS = 6
+"""Positions of its context that a server keeps for itself."""
 ROLLOUT, SERVER, CLIENT = "veRL's rollout", "the solver's server", "the solver's requests"
 
 Probe = Callable[[Source, str], bool]
