@@ -30,7 +30,7 @@ from launch.arguments import Words, config_path_of, parse, words_of_modal_run
 from launch.client import run_download, run_logs, run_upload, told_at_work
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
-from launch.image import ImageExtras, cpu_image, gpu_image
+from launch.image import SOURCE, ImageExtras, cpu_image, gpu_image
 from launch.request import Request, from_dict, resolve
 from launch.runfile import read_runfile
 from launch.secrets import NAMED, dotenv_secret, named_secrets
@@ -54,7 +54,13 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
         planned = parse(words) if words is not None else None
         if planned is not None:
             resolve(planned)
-        image = read_runfile(config_path_of(sys.argv)).image
+        path = config_path_of(sys.argv)
+        if planned is None and path is not None and (Path(path).parts[0] not in SOURCE):
+            raise LaunchError(
+                f"--config-path {path}: an app function reads it in a container, which has {ROOT.name}/config "
+                "and the code: put it there and say config/…, or use --action"
+            )
+        image = read_runfile(path).image
         extras = ImageExtras(**{part: tuple(items) for part, items in image.items()})
         # Made once, here, where a mistake in them is a line.
         cpu_image(extras)
