@@ -55,10 +55,10 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
         if planned is not None:
             resolve(planned)
         path = config_path_of(sys.argv)
-        if planned is None and path is not None and (Path(path).parts[0] not in SOURCE):
+        if planned is None and path and Path(path).parts[0] not in SOURCE:
             raise LaunchError(
-                f"--config-path {path}: an app function reads it in a container, which has {ROOT.name}/config "
-                "and the code: put it there and say config/…, or use --action"
+                f"--config-path {path}: an app function reads it in a container, which has no more of the "
+                "checkout than config/ and the code: put it there and say config/…, or use --action"
             )
         image = read_runfile(path).image
         extras = ImageExtras(**{part: tuple(items) for part, items in image.items()})
@@ -200,7 +200,8 @@ def conduct(request: Request) -> None:
             raise LaunchError("preflight found errors (see above); no machine was asked for")
     # Spawned: with --detach it then goes on when this end dies, where Modal cancels a blocking call.
     call = _on_machine(request).spawn(request.to_dict())
-    print(f"[launch] {request.name} is asked for (call {call.object_id}); with --detach this end may go now")
+    told = f"{request.name} is asked for (call {call.object_id}); with --detach this end may go now"
+    print(f"[launch] {told}", flush=True)
     result = call.get()
     while result["next"]:
         print(f"[launch] {result['message']}: {result['next']}")

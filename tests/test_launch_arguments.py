@@ -31,7 +31,7 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
         ("--action merge --steps 3", "merge does not train"),
         ("--action challenger --follow", "--follow is for --action logs"),
         ("--action challenger wordle", "'wordle': challenger takes flags and overrides"),
-        ("challenger", "--action"),
+        ("challenger", "say what to do: --action smoke, --action prepare-data"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(line, told):

@@ -1,13 +1,15 @@
 """A launch inside its container: real stages as children, a volume that counts its commits."""
 
 import dataclasses
+import itertools
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
 from launch.arguments import parse
-from launch.container import Outcome, run_job, run_module
+from launch.container import MARGIN_S, Outcome, _Job, run_job, run_module
 from launch.errors import LaunchError
 from launch.request import Request, resolve
 from launch.spend import Spend
@@ -78,6 +80,69 @@ def test_a_failed_call_that_is_retried_runs_again(mounts):
         with pytest.raises(LaunchError):
             run_job(request, lambda: None)
     assert len(Spend(launch_folder("merge_iter1")).calls) == 2
+
+
+def test_a_run_that_another_launch_is_at_is_not_started(mounts):
+    """As when a detached run is launched once more by somebody who has lost its terminal."""
+    seen: list[str] = []
+
+    def second_launch() -> None:
+        if not seen:
+            seen.append("asked")
+            with pytest.raises(LaunchError, match=r"another launch of this run was at work \d+ s ago"):
+                run_job(dataclasses.replace(request_of("list-models"), id="second"), lambda: None)
+
+    assert run_job(request_of("list-models"), second_launch).state == "finished"
+    assert seen
+
+
+class FailsAtSecond:
+    """A volume whose second commit, the first while the stage runs, goes wrong."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.commits = error, 0
+
+    def __call__(self) -> None:
+        self.commits += 1
+        if self.commits == 2:
+            raise self.error
+
+
+def fast_clock() -> Callable[[], float]:
+    """More than a minute later at each look, so that every one of them is due for a commit."""
+    looks = itertools.count()
+    return lambda: time.time() + 61 * next(looks)
+
+
+def test_a_call_that_is_taken_away_says_so_and_is_run_again(mounts):
+    request = request_of("list-models")
+    with pytest.raises(KeyboardInterrupt):
+        run_job(request, FailsAtSecond(KeyboardInterrupt()), fast_clock())
+    state = json.loads((launch_folder("merge_iter1") / "state.json").read_text())
+    assert state["outcome"]["state"] == "interrupted"
+    assert run_job(request, lambda: None).state == "finished"
+
+
+def test_a_commit_that_fails_once_does_not_end_the_stage(mounts, capfd):
+    commit = FailsAtSecond(RuntimeError("there are open files preventing the operation"))
+    assert run_job(request_of("list-models"), commit, fast_clock()).state == "finished"
+    assert "could not be committed, next try within a minute" in capfd.readouterr().out
+
+
+def test_a_run_that_may_not_resume_is_not_continued(mounts):
+    """It would start anew in every call, as long as there is money."""
+    anew = request_of("demo-data", "trainer.resume_mode=disable", timeout=180, max_usd=None)
+    with pytest.raises(LaunchError, match="another call would start anew"):
+        run_job(anew, lambda: None)
+
+
+def test_a_call_of_a_day_leaves_a_quarter_of_an_hour_for_its_last_commit(mounts):
+    folder = launch_folder("merge_iter1")
+    folder.mkdir(parents=True)
+    for timeout, margin in ((86400, 900), (600, MARGIN_S)):
+        request = request_of("list-models", timeout=timeout, max_usd=None)
+        job = _Job(request, folder, lambda: None, lambda: 0.0, Spend(folder), None)
+        assert job.stop_at == timeout - margin
 
 
 def test_nothing_starts_when_the_money_is_spent(mounts):

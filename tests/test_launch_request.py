@@ -1,5 +1,7 @@
 """A launch resolved: run file < environment default < flag."""
 
+import dataclasses
+
 import pytest
 
 from launch.arguments import parse
@@ -57,6 +59,18 @@ def test_another_compute_file_changes_the_machine_and_nothing_else(tmp_path):
     assert (one.name, one.preparations) == (two.name, two.preparations)
 
 
+def test_smoke_ends_after_half_an_hour_unless_said_otherwise():
+    assert launch("smoke").compute.timeout == 1800
+    assert launch("smoke --gpu-type L4").compute.timeout == 1800
+    assert launch("smoke compute.timeout=3600").compute.timeout == 3600
+
+
+def test_a_machine_named_among_a_run_files_overrides_is_taken_unless_another_is_typed(tmp_path):
+    file = "overrides: [compute=a10g]"
+    assert launch("challenger", tmp_path, file).compute.name == "a10g"
+    assert launch("challenger compute=t4", tmp_path, file).compute.name == "t4"
+
+
 def test_smoke_is_three_steps_through_sglang_on_one_gpu():
     request = launch("smoke")
     assert request.compute.modal_options()["gpu"] == "A10G:1"
@@ -107,3 +121,8 @@ def test_a_request_survives_the_wire():
     request = launch("evolve --env demo loop=demo")
     assert from_dict(request.to_dict()) == request
     assert from_dict(request.to_dict()).next_part().id == request.id
+
+
+def test_the_next_call_gets_the_secrets_that_were_found_at_the_start():
+    request = dataclasses.replace(launch("challenger"), secrets=("wandb-secret",))
+    assert from_dict(request.to_dict()).next_part().secrets == ("wandb-secret",)

@@ -5,12 +5,15 @@ The functions are answered by the tests here, so nothing of them runs; tests/tes
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from modal_checkout import PLANTED, make_checkout, run_action, run_function
+from modal_checkout import PLANTED, make_checkout, run_action, run_function, start_action
 from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import Call
@@ -211,6 +214,29 @@ class TestRunFiles:
         assert [path for path in plane.mounted_files if path.endswith("mine.py")]
 
 
+class TestDetached:
+    def test_the_stage_goes_on_when_this_end_dies(self, plane: ControlPlane, checkout: Path) -> None:
+        released = threading.Event()
+
+        def stage(request: dict[str, Any]) -> dict[str, Any]:
+            released.wait(60)
+            return FINISHED
+
+        plane.answer("cpu_stage", stage)
+        try:
+            client = start_action(plane, checkout, "merge", detach=True)
+            plane.wait_for(lambda: "this end may go now" in client.stdout, "that it may go")
+            client.kill()
+            app, call = plane.app, stage_of(plane)
+            assert app.detached
+            released.set()
+            plane.wait_stopped(app)
+        finally:
+            released.set()
+            plane.answer("cpu_stage", lambda request: FINISHED)
+        assert call.status == "success"
+
+
 class TestAppFunctions:
     def test_train_takes_the_guides_flags(self, plane: ControlPlane, checkout: Path) -> None:
         flags = ["--env", "demo", "--steps", "20", "--gpu-count", "1", "--gpu-type", "A10G"]
@@ -277,6 +303,42 @@ class TestRefusals:
         assert "preflight found errors" in done.stderr
         assert [call.function for call in calls_of(plane)] == ["ask"]
 
+    @pytest.mark.parametrize(
+        ("flags", "told"),
+        [
+            (["--config-path", "run.yaml"], "put it there and say config/"),
+            (["--config-path", "config/runs/nowhere.yaml"], "there is no such file"),
+        ],
+    )
+    def test_a_run_file_that_a_container_would_not_have_is_refused_here(
+        self, plane: ControlPlane, checkout: Path, flags: list[str], told: str
+    ) -> None:
+        done = run_function(plane, checkout, "train", *flags)
+        assert done.code == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert told in line
+
+    def test_names_of_volumes_that_modal_would_refuse_are_a_line(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        env = {"PYTHONPATH": str(checkout), "EXPERIMENTER": "", "EXPERIMENT_NAME": "wide"}
+        done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
+        assert done.code == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert "EXPERIMENT_NAME=wide without EXPERIMENTER" in line
+
+    def test_a_run_that_is_at_work_is_not_asked_for_again(self, plane: ControlPlane, checkout: Path) -> None:
+        now = time.time()
+        state = {"launch": "first", "part": 0, "app": "ap-1", "outcome": None}
+        calls = [{"launch": "first", "part": 0, "began": now, "until": now, "usd_per_hour": 1.0}]
+        for name, content in (("state", state), ("spend", calls)):
+            path = f"launches/merge_iter7/{name}.json"
+            plane.volume("dr-zero-checkpoints").put(path, json.dumps(content).encode())
+        done = run_action(plane, checkout, "merge", "--iteration", "7")
+        assert done.code == 1
+        assert "another launch of this run was at work" in done.stderr
+        assert calls_of(plane) == []
+
     def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane: ControlPlane, checkout: Path) -> None:
         plane.answer("check_gpu_image", lambda: 1)
         try:
@@ -313,4 +375,7 @@ class TestSecrets:
         assert [secret.name for secret in stage_of(plane).spec.secrets if secret.name] == [
             "huggingface-secret"
         ]
+        (check,) = [call for call in calls_of(plane) if call.function == "ask"]
+        assert "huggingface-secret" in [secret.name for secret in check.spec.secrets]
+        assert stage_of(plane).args[0]["secrets"] == ("huggingface-secret",)
         assert "no secret wandb-secret (WANDB_API_KEY): metrics are logged offline" in done.stdout
