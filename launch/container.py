@@ -221,7 +221,12 @@ class _Job:
         self._spend.write()
 
     def _tell(self) -> None:
-        say("launch", status_line(self._request, self._spend.usd, self._clock() - self._began))
+        try:
+            line = status_line(self._request, self._spend.usd, self._clock() - self._began)
+        except (OSError, ValueError) as error:
+            # Files that the stage is writing at this moment; no reason to end what is paid for.
+            line = f"no status this time: {error}"
+        say("launch", line)
 
     def _decide(self, code: int, first_error: str | None = None) -> Outcome:
         self._account()
