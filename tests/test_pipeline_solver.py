@@ -191,15 +191,16 @@ def announced(folder: Path) -> list[str]:
 def cut(arguments: list[str], trained: Run) -> Run:
     """The same run, which saves at its end alone, with time for its start and its first step and no other.
 
-    The time is that of the first run's start and some more. A second step would need the time of the first,
-    of a save (120 s, as none has been timed) and of the shutdown.
+    The time is that of the first run's start and some more, for a machine that has become busier. A second
+    step would need the time of the first, of a save (120 s, as none has been timed) and of the shutdown
+    (30 s): too much even for a start in half the time.
     """
     began = trained.lines("logs/events.jsonl")[0]["time"]
     beats = trained.lines("heartbeats.jsonl")
-    first_step = next(beat["time"] for beat in beats if beat["phase"] == "rollout")
+    start_s = next(beat["time"] for beat in beats if beat["phase"] == "rollout") - began
     folder = trained.folder.parent / "cut"
     env = {
-        STOP_VARIABLE: str(time.time() + (first_step - began) + 75),
+        STOP_VARIABLE: str(time.time() + start_s + max(75.0, 145.0 - start_s / 2)),
         LOG_VARIABLE: str(folder.parent / "announced.jsonl"),
     }
     return run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], folder, env=env)
