@@ -23,6 +23,8 @@ from pipeline.rates import GPUS, usd_per_hour
 CONFIG = Path(__file__).resolve().parent.parent / "config"
 MODAL_LIMIT_S = 86400
 """Modal ends a call after a day."""
+IDLE_S = 2
+"""Seconds that a container is kept after its call; the least that Modal allows."""
 MODAL_GPUS = {"A10": 4, "A10G": 4}
 """GPUs of one machine on Modal, at most, where it is not 8."""
 
@@ -73,6 +75,8 @@ class Compute:
             "timeout": self.timeout,
             "retries": self.retries or None,
             "region": self.region,
+            # A machine that has nothing more to do is paid for as long as it is kept warm.
+            "scaledown_window": IDLE_S,
         }
 
     def overrides(self) -> list[str]:

@@ -121,7 +121,7 @@ class TestOneLaunch:
 
     def test_the_machine_is_applied_by_options_of_the_call(self, plane: ControlPlane, call: Call) -> None:
         spec = call.spec
-        assert (spec.gpu, spec.cpu, spec.memory, spec.timeout) == (("A100-80GB", 4), 32, 524288, 7200)
+        assert (spec.gpu, spec.cpu, spec.memory, spec.timeout) == (("A100-80GB", 4), 32, 344064, 7200)
         assert spec.regions == ("us-east",)
         assert plane.functions["gpu_stage"].gpu is None
 
