@@ -131,12 +131,12 @@ def merged(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Merged:
     checkpoints = tmp_path_factory.mktemp("checkpoints")
     save_run(checkpoints / "solver_iter1", start, moved(state_of(start), lambda half: half + 1e-6))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LOG_VARIABLE, str(checkpoints / "announced.jsonl"))
+        patch.setenv(LOG_VARIABLE, str(checkpoints.with_suffix(".announced")))
         return Merged(checkpoints, start, merge(checkpoints, start))
 
 
 def test_the_export_is_announced_before_the_result(merged: Merged) -> None:
-    lines = (merged.checkpoints / "announced.jsonl").read_text().splitlines()
+    lines = merged.checkpoints.with_suffix(".announced").read_text().splitlines()
     result = merged.checkpoints / "merge_iter1" / "result.json"
     assert [json.loads(line)["path"] for line in lines] == [str(merged.export), str(result)]
 
