@@ -171,5 +171,5 @@ def test_a_stage_that_does_not_stop_in_time_is_ended_and_told(mounts, prepared):
 
 
 def test_words_name_the_volumes_folders(mounts, capfd):
-    assert run_module("pipeline.cli", ["list-models", "paths.corpus={corpus}"]) == 0
-    assert str(mounts / "corpus") in capfd.readouterr().out.replace("\n", "")
+    assert run_module("pipeline.cli", ["diagnose", "{checkpoints}/nothing"]) == 2
+    assert str(mounts / "checkpoints" / "nothing") in capfd.readouterr().err
