@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-OURS = {"launch", "pipeline", "modal_train", "yaml", "_yaml", "dotenv"}
+OURS = {"launch", "pipeline", "ops", "modal_train", "yaml", "_yaml", "dotenv"}
 
 LIST_NEW_MODULES = """
 import sys
@@ -17,7 +17,9 @@ for name in sorted(set(sys.modules) - before):
 """
 
 
-def test_importing_it_brings_our_launcher_the_rates_and_nothing_else_but_the_standard_library() -> None:
+def test_importing_it_brings_our_launcher_rates_and_atomic_writes_and_else_the_standard_library_alone() -> (
+    None
+):
     listed = subprocess.run(
         [sys.executable, "-c", LIST_NEW_MODULES], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -25,4 +27,5 @@ def test_importing_it_brings_our_launcher_the_rates_and_nothing_else_but_the_sta
     # What PyYAML's C part registers for itself.
     packages = {name.partition(".")[0] for name in new if "cython" not in name}
     assert packages <= OURS | sys.stdlib_module_names | {"modal", "rich"}
-    assert [name for name in new if name.startswith("pipeline.")] == ["pipeline.rates"]
+    ours = [name for name in new if name.startswith(("pipeline.", "ops."))]
+    assert ours == ["ops.atomic", "pipeline.rates"]
