@@ -43,6 +43,7 @@ StartPeer = Callable[..., Peer]
 LONGEST_FIRST = (
     "test_pipeline_challenger.py",
     "test_pipeline_evolve.py",
+    "test_modal_runs.py",
     "test_pipeline_merge.py",
     "test_pipeline_solver.py",
     "test_pipeline_synthesize.py",
