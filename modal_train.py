@@ -26,7 +26,7 @@ import modal
 from dotenv import dotenv_values
 
 from launch.actions import find_action
-from launch.arguments import Words, config_path_of, parse, words_of_modal_run
+from launch.arguments import Words, of_function, parse, parse_function, words_of_modal_run
 from launch.client import run_download, run_logs, run_upload, told_at_work
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
@@ -52,9 +52,10 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
     try:
         words = words_of_modal_run(sys.argv, Path(__file__).name)
         planned = parse(words) if words is not None else None
-        if planned is not None:
-            resolve(planned)
-        path = config_path_of(sys.argv)
+        called = planned or parse_function(sys.argv, Path(__file__).name)
+        if called is not None:
+            resolve(called)
+        path = called.config_path if called else None
         if planned is None and path and Path(path).parts[0] not in SOURCE:
             raise LaunchError(
                 f"--config-path {path}: an app function reads it in a container, which has no more of the "
@@ -198,6 +199,9 @@ def conduct(request: Request) -> None:
         stage, *words = request.command
         if looks.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
             raise LaunchError("preflight found errors (see above); no machine was asked for")
+        # GPUs cost the same while they wait for a download.
+        if request.compute.type and looks.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
+            raise LaunchError("a model could not be fetched (see above); no machine was asked for")
     # Spawned: with --detach it then goes on when this end dies, where Modal cancels a blocking call.
     call = _on_machine(request).spawn(request.to_dict())
     told = f"{request.name} is asked for (call {call.object_id}); with --detach this end may go now"
@@ -225,6 +229,10 @@ def main(*words: str) -> None:
         _act(parse(words))
     except LaunchError as error:
         print(f"modal_train: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    # Of Modal's own: a time-out, a connection, a right that is missing.
+    except modal.exception.Error as error:
+        print(f"modal_train: Modal: {type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -313,7 +321,5 @@ def train_with_config(config_path: str, stage: str = "challenger", env: str = ""
 
 
 def _launch(action: str, overrides: str, **flags: Any) -> None:
-    if action != "evaluate" and not find_action(action).trains:
-        raise LaunchError(f"--stage {action}: say challenger, solver or evolve, or use --action {action}")
     given = {key: value for key, value in flags.items() if value not in ("", None)}
-    conduct(resolve(Words(action=action, overrides=overrides.split(), **given)))
+    conduct(resolve(of_function(action, overrides=overrides.split(), **given)))

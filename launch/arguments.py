@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from launch.actions import ACTIONS, Action, find_action
 from launch.errors import LaunchError, nearest
+
+FUNCTIONS = {"train": "challenger", "evaluate": "evaluate", "train_with_config": "challenger"}
+"""App functions, and what each launches unless `--stage` says otherwise."""
 
 
 @dataclass
@@ -60,7 +63,7 @@ def parse(words: Sequence[str]) -> Words:
     Raises LaunchError for an unknown action or flag, a flag without a value, or one that the action does not
     take.
     """
-    parser = _build()
+    parser = _build(needs_action=True)
     values, rest = parser.parse_known_args(list(words))
     for word in rest:
         if word.startswith("-"):
@@ -84,23 +87,41 @@ def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
     return None
 
 
-def config_path_of(argv: Sequence[str]) -> str | None:
-    """The value of `--config-path` in a command line of whatever form."""
+def parse_function(argv: Sequence[str], file: str) -> Words | None:
+    """What `modal run FILE::train --flag value …` asks for; None for another function or command.
+
+    Modal parses these flags itself, once it has built everything; this is for the mistakes that can be told
+    before. Raises LaunchError as `parse` does.
+    """
     for position, word in enumerate(argv):
-        if word == "--config-path" and position + 1 < len(argv):
-            return argv[position + 1]
-        if word.startswith("--config-path="):
-            return word.partition("=")[2]
+        name, _, function = word.partition("::")
+        if not name.endswith(file) or function not in FUNCTIONS:
+            continue
+        parser = _build(needs_action=False)
+        parser.add_argument("--overrides", default="")
+        values = vars(parser.parse_known_args(list(argv[position + 1 :]))[0])
+        stage = values.pop("stage") or FUNCTIONS[function]
+        return of_function(stage, **values | {"overrides": values["overrides"].split()})
     return None
+
+
+def of_function(action: str, **flags: Any) -> Words:
+    """The words of an app function's call; raises LaunchError for what it does not do."""
+    if action != "evaluate" and not find_action(action).trains:
+        raise LaunchError(f"--stage {action}: say challenger, solver or evolve, or use --action {action}")
+    words = Words(action=action, **flags)
+    _check(words)
+    return words
 
 
 def _is_override(word: str) -> bool:
     return "=" in word or word.startswith("~")
 
 
-def _build() -> _Parser:
+def _build(*, needs_action: bool) -> _Parser:
     parser = _Parser(prog="modal run modal_train.py", allow_abbrev=False, add_help=False)
-    parser.add_argument("--action", required=True)
+    if needs_action:
+        parser.add_argument("--action", required=True)
     parser.add_argument("--iteration", type=int)
     parser.add_argument("--model")
     parser.add_argument("--env")

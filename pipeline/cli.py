@@ -11,6 +11,7 @@
     drzero status                                             how far the loop is
     drzero diagnose outputs/checkpoints/challenger_iter1      why a run ended or stands still
     drzero list-models                                        what model= names, and what is here of it
+    drzero fetch-models challenger model=qwen2.5-3b           what a stage wants of the hub, into the cache
     drzero serve-search chroma.path=my/chromadb               the retrieval service alone
 
 `key=value` changes a key, `+key=value` adds one, `group=option` swaps a group (model, hardware, mode,
@@ -188,6 +189,12 @@ def _list_models(overrides: Sequence[str]) -> None:
     run_list_models(overrides)
 
 
+def _fetch_models(overrides: Sequence[str]) -> None:
+    from pipeline.fetch_models import run_fetch_models
+
+    run_fetch_models(overrides)
+
+
 def _serve_search(overrides: Sequence[str]) -> None:
     from pipeline.compose import compose_stage, resolve
     from pipeline.preflight import require
@@ -242,6 +249,7 @@ STAGES: dict[str, Callable[[Sequence[str]], int | None]] = {
     "status": _status,
     "diagnose": _diagnose,
     "list-models": _list_models,
+    "fetch-models": _fetch_models,
     "serve-search": _serve_search,
 }
 

@@ -17,7 +17,7 @@ PLANTED = {
     "RETRIEVAL_TOKEN": "planted-retrieval-5d2e",
 }
 """Secret values that may reach a container's environment, and nothing else."""
-OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "RAY_worker_niceness": "0"}
 """Of a container here: no hub, and cores that others want as well."""
 
 

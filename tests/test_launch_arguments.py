@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.actions import ACTIONS
-from launch.arguments import config_path_of, parse, words_of_modal_run
+from launch.arguments import parse, parse_function, words_of_modal_run
 from launch.errors import LaunchError
 
 
@@ -68,7 +68,30 @@ def test_the_words_of_a_modal_run_are_found_at_import(argv, words):
     assert words_of_modal_run(argv.split(), "modal_train.py") == words
 
 
-def test_the_run_file_is_found_for_app_functions_too():
-    assert config_path_of(["modal", "run", "modal_train.py::train", "--config-path", "a.yaml"]) == "a.yaml"
-    assert config_path_of(["modal", "run", "modal_train.py::train", "--config-path=a.yaml"]) == "a.yaml"
-    assert config_path_of(["modal", "run", "modal_train.py::train"]) is None
+def function_words(line):
+    return parse_function(f"modal run modal_train.py::{line}".split(), "modal_train.py")
+
+
+def test_the_flags_of_an_app_function_are_known_ahead_of_modal():
+    words = function_words("train --stage solver --config-path=a.yaml --steps 3")
+    assert (words.action, words.config_path, words.steps) == ("solver", "a.yaml", 3)
+    assert function_words("evaluate --num-examples 50").num_examples == 50
+    assert function_words("train_with_config --config-path a.yaml").action == "challenger"
+
+
+def test_what_modal_does_with_the_file_otherwise_is_none_of_ours():
+    assert function_words("main --action smoke") is None
+    assert parse_function(["modal", "deploy", "modal_train.py"], "modal_train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("train --stage merge", "--stage merge: say challenger, solver or evolve"),
+        ("train --stage solvr", "did you mean 'solver'?"),
+        ("train --steps -1", "--steps -1: say 1 or more"),
+    ],
+)
+def test_a_mistake_in_an_app_functions_flags_is_a_line(line, told):
+    with pytest.raises(LaunchError, match=told):
+        function_words(line)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modal.exception import FunctionTimeoutError
 from modal_checkout import PLANTED, make_checkout, run_action, run_function, start_action
 from modal_plane import ControlPlane
 from modal_plane.client import Done
@@ -143,12 +144,15 @@ class TestOneLaunch:
         ]
         assert "compute.timeout=7200" in command
 
-    def test_preflight_judges_the_same_words_on_a_cpu_first(self, plane: ControlPlane, call: Call) -> None:
-        (check,) = [other for other in calls_of(plane) if other.function == "ask"]
-        module, words = check.args
-        assert (module, words[:2]) == ("pipeline.cli", ["preflight", "challenger"])
-        assert words[2:] == [*ROOTS, *call.args[0]["command"][1:]]
-        assert (check.spec.gpu, check.spec.timeout) == (None, 1800)
+    def test_a_cpu_judges_the_same_words_and_then_fetches_their_models(
+        self, plane: ControlPlane, call: Call
+    ) -> None:
+        checks = [other for other in calls_of(plane) if other.function == "ask"]
+        said = [*ROOTS, *call.args[0]["command"][1:]]
+        assert [check.args for check in checks] == [
+            ("pipeline.cli", [verb, "challenger", *said]) for verb in ("preflight", "fetch-models")
+        ]
+        assert {(check.spec.gpu, check.spec.timeout) for check in checks} == {(None, 1800)}
 
     def test_the_image_is_sglangs_with_our_packages_and_no_source_build(self, call: Call) -> None:
         commands = call.spec.image.commands
@@ -303,14 +307,43 @@ class TestRefusals:
         assert "preflight found errors" in done.stderr
         assert [call.function for call in calls_of(plane)] == ["ask"]
 
+    def test_a_model_that_cannot_be_fetched_is_the_end_as_well(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        plane.answer("ask", lambda module, words: 2 * (words[0] == "fetch-models"))
+        try:
+            done = run_action(plane, checkout, "challenger")
+        finally:
+            plane.answer("ask", lambda module, words: 0)
+        assert done.code == 1
+        assert "a model could not be fetched" in done.stderr
+        preflight, fetched = calls_of(plane)
+        assert fetched.args[1] == ["fetch-models", *preflight.args[1][1:]]
+
+    def test_a_call_that_modal_ends_is_a_line(self, plane: ControlPlane, checkout: Path) -> None:
+        def time_out(request: dict[str, Any]) -> None:
+            raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
+
+        plane.answer("gpu_stage", time_out)
+        try:
+            done = run_action(plane, checkout, "challenger")
+        finally:
+            plane.answer("gpu_stage", lambda request: FINISHED)
+        assert done.code == 1
+        assert "modal_train: Modal: FunctionTimeoutError: Task's current input" in done.stderr
+        assert "Traceback" not in done.stderr
+
     @pytest.mark.parametrize(
         ("flags", "told"),
         [
             (["--config-path", "run.yaml"], "put it there and say config/"),
             (["--config-path", "config/runs/nowhere.yaml"], "there is no such file"),
+            (["--env", "demmo"], "did you mean 'demo'?"),
+            (["--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
+            (["--gpu-type", "H10"], "did you mean 'H100'?"),
         ],
     )
-    def test_a_run_file_that_a_container_would_not_have_is_refused_here(
+    def test_a_mistake_in_an_app_functions_flags_is_refused_here(
         self, plane: ControlPlane, checkout: Path, flags: list[str], told: str
     ) -> None:
         done = run_function(plane, checkout, "train", *flags)

@@ -1,15 +1,23 @@
 """Starting a training run again: which validation is due, and what its metrics add up to in the end."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from ops.process import Command
+from ops.services import ServiceGroup
+from ops.supervisor import NothingDone
+from pipeline import training
+from pipeline.compose import compose_stage, resolve
+from pipeline.out_of_time import OutOfTime
 from pipeline.summary import COLUMNS, print_summary, read_metrics, spent_tokens, summarise
 from pipeline.training import _plan_validation, _tidy
 from verl_ext.checkpoints import TRACKER
+from verl_ext.stop_time import NOTE
 
 TRAINED = {"training/global_step": 1, "drzero/rollout/rows": 4.0, "perf/total_num_tokens": 100}
 JUDGED = TRAINED | {"drzero/collapse/alarms": 0}
@@ -117,3 +125,21 @@ def test_a_partial_dump_of_a_killed_start_is_removed(tmp_path: Path) -> None:
         (tmp_path / "dumps" / name).touch()
     _tidy(tmp_path)
     assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["step_0001.jsonl"]
+
+
+@pytest.mark.parametrize(("note", "told"), [(True, OutOfTime), (False, NothingDone)])
+def test_a_trainer_that_came_to_no_step_is_out_of_time_only_if_it_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: bool, told: type[Exception]
+) -> None:
+    config = resolve(compose_stage("challenger", ["hardware=cpu", f"paths.checkpoints={tmp_path}"]))
+    folder = Path(config.run.dir)
+    folder.mkdir(parents=True)
+    text = json.dumps({"step": 0, "why": "its start took all the time there was"})
+    code = f"open({str(folder / NOTE)!r}, 'w').write({text!r})" if note else ""
+    # Instead of veRL a process that ends well before it has begun.
+    command = Command(
+        name="trainer", command=(sys.executable, "-c", code), log_path=folder / "logs" / "trainer.log"
+    )
+    monkeypatch.setattr(training, "_trainer", lambda config, folder: command)
+    with ServiceGroup([]) as services, pytest.raises(told):
+        training._until_done(config, folder, services)

@@ -17,13 +17,16 @@ class Watch:
 
     def look(self, root: psutil.Process) -> None:
         """Add what is there now."""
+        commands: dict[int, str] = {}
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.Error):
-                self.processes.setdefault((process.pid, process.create_time()), " ".join(process.cmdline()))
-                for connection in process.net_connections("tcp"):
-                    if connection.status == psutil.CONN_LISTEN:
-                        address = connection.laddr.ip, connection.laddr.port
-                        self.listeners.setdefault(address, " ".join(process.cmdline()))
+                commands[process.pid] = " ".join(process.cmdline())
+                self.processes.setdefault((process.pid, process.create_time()), commands[process.pid])
+        # All of the machine at once: asked process by process this takes a third of a core.
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.pid in commands:
+                address = connection.laddr.ip, connection.laddr.port
+                self.listeners.setdefault(address, commands[connection.pid])
 
     def alive(self) -> list[str]:
         """The command lines of those that still run."""

@@ -51,6 +51,11 @@ class Client:
         """What it has printed so far."""
         return self._paths[0].read_text()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._process.poll() is not None
+
     def wait(self, seconds: float) -> Done:
         """Wait for its end.
 
