@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
+.PHONY: help setup train test test-modal lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
         check-services flow-test status diagnose chaos chaos-ops compat serve-search clean
 
 help: ## Show these verbs
@@ -32,6 +32,9 @@ train: setup ## Rehearse the recipe here: demo corpus, small model, a real short
 # since they share runs.
 test: setup ## Run the whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-modal: setup ## Every stage through the launcher, by itself as well: 15 minutes
+	DRZERO_TEST_MODAL=1 $(BIN)/python -m pytest -v tests/test_modal_loop.py $(ARGS)
 
 lint: setup ## Check style, format and types
 	$(BIN)/ruff check .
