@@ -2,7 +2,7 @@
 
     watchdog = Watchdog(plan, services, trainer)        # a thread of its own
     …
-    if watchdog.verdict: …                              # told once a stall
+    if watchdog.verdict: …                              # told with every stall, and as long as it lasts
 
 Every two seconds it asks in which phase the run is and when anything was last finished there
 (`ops.heartbeats`, `ops.progress`, the services' own counters). Past the phase's limit it collects stacks and
@@ -48,6 +48,9 @@ _GAP_S = 30.0
 _STUCK_S = 60.0
 _BEFORE_S = 60.0
 """How far before the last sign of progress an error may lie to be the cause of a stall, at least."""
+_AGAIN_S = 600.0
+"""Between two reports on a stall that lasts, where the policy lets the run go on: its stacks may be others by
+then, and whoever looks at the console now has not seen the first."""
 _DUMP_S = 8.0
 _HUNG_DUMP_S = 3.0
 """For the stacks of a hung service: it is known to be hung 16 s after it began, and 20 are allowed."""
@@ -98,6 +101,7 @@ class Watchdog:
         self._written = 0
         self._stalled_at = 0.0
         """The last progress before the stall that was told."""
+        self._told_at = 0.0
         self._looking_since: float | None = None
         self._looked: float | None = None
         self._told_stuck = False
@@ -181,6 +185,8 @@ class Watchdog:
             self.verdict = None
             say("watchdog", f"progress again in {self.clock.beat.phase} of step {self.clock.beat.step}")
             self._events.add("progress", self._main.spec.name, "progress again")
+        elif self.verdict is not None and now - self._told_at >= _AGAIN_S:
+            self._stall(now)
 
     def _remember(self, now: float) -> None:
         """Note where the logs end while all is well: an error that the run got over is not the cause later.
@@ -216,7 +222,7 @@ class Watchdog:
         return any(count > before.get(kind, 0.0) for kind, count in done.items())
 
     def _stall(self, now: float) -> None:
-        began = time.monotonic()
+        began, self._told_at = time.monotonic(), now
         if self.plan.flight:
             collect.trigger_flight_recorders(self.plan.flight)
         situation = replace(

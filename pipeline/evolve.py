@@ -30,8 +30,8 @@ from pipeline.compose import compose_stage
 from pipeline.loop import StageRun, compose_loop, plan_loop
 from pipeline.loop_checks import check_ahead
 from pipeline.loop_report import print_loop, print_scores
-from pipeline.loop_state import check_finished, forget, log_path, prune, stages_from, take_up
-from pipeline.manifest import LoopChanged, Manifest
+from pipeline.loop_state import check_finished, forget, log_path, prune, split_from, stages_from, take_up
+from pipeline.manifest import Manifest
 from pipeline.out_of_time import OutOfTime, require_time
 from pipeline.stage_identity import identity, input_identities, significant_config
 from pipeline.stage_result import RESULT, read_result
@@ -49,7 +49,7 @@ def run_evolve(arguments: Sequence[str]) -> None:
     runs in the same place, LoopChanged when finished stages no longer fit, ChildError when a stage fails,
     OutOfTime when the stop time comes first.
     """
-    redo_from, overrides = _split_from(arguments)
+    redo_from, overrides = split_from(arguments)
     loop = compose_loop(overrides)
     plan = plan_loop(loop)
     configs = {run.name: compose_stage(run.stage, run.overrides) for run in plan}
@@ -76,22 +76,6 @@ def run_evolve(arguments: Sequence[str]) -> None:
         print_scores(
             {run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"}
         )
-
-
-def _split_from(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What follows `--from`, and the overrides."""
-    rest, redo_from = [], None
-    words = iter(arguments)
-    for word in words:
-        if word == "--from":
-            redo_from = next(words, "")
-        elif word.startswith("--from="):
-            redo_from = word.partition("=")[2]
-        else:
-            rest.append(word)
-    if redo_from == "":
-        raise LoopChanged("--from needs a stage, for example --from solver_iter1")
-    return redo_from, rest
 
 
 def _prepare_demo(first: StageRun, folder: Path) -> None:

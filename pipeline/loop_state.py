@@ -129,6 +129,22 @@ def _listed(changes: Sequence[str]) -> str:
 # Doing it again ---------------------------------------------------------------------------------------------
 
 
+def split_from(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """What follows `--from`, and the overrides; raises LoopChanged where nothing follows it."""
+    rest, redo_from = [], None
+    words = iter(arguments)
+    for word in words:
+        if word == "--from":
+            redo_from = next(words, "")
+        elif word.startswith("--from="):
+            redo_from = word.partition("=")[2]
+        else:
+            rest.append(word)
+    if redo_from == "":
+        raise LoopChanged("--from needs a stage, for example --from solver_iter1")
+    return redo_from, rest
+
+
 def stages_from(name: str, plan: Sequence[StageRun], manifest: Manifest) -> list[StageRun]:
     """The stages that `--from name` does again: that one and all built on it, an evaluation alone.
 

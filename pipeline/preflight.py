@@ -40,6 +40,7 @@ from pipeline.continuation import find_start
 from pipeline.cost import Estimate, estimate, together
 from pipeline.finding import CheckError, Finding, PreflightFailed, Severity, error
 from pipeline.loop import compose_loop, plan_loop
+from pipeline.loop_state import split_from, stages_from
 from pipeline.machine import Machine, declared_machine
 from pipeline.manifest import Manifest
 from pipeline.memory_ledger import Ledger
@@ -238,14 +239,17 @@ def require(config: DictConfig, stage: str) -> None:
         say("preflight", f"memory: {left} left in the worst phase ({report.ledger.worst})")
 
 
-def _loop_reports(overrides: Sequence[str]) -> list[Report]:
+def _loop_reports(arguments: Sequence[str]) -> list[Report]:
     readings, reports, left = Readings(), [], []
+    redo_from, overrides = split_from(arguments)
     try:
-        for run in plan_loop(compose_loop(overrides)):
+        plan = plan_loop(compose_loop(overrides))
+        for run in plan:
             config = compose_stage(run.stage, run.overrides)
             reports.append(preflight(config, run.stage, ahead=True, readings=readings))
             manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")
-            if not manifest.is_complete(run.name):
+            again = stages_from(redo_from, plan, manifest) if redo_from else []
+            if run in again or not manifest.is_complete(run.name):
                 left.append(reports[-1])
     except OverrideError as refused:
         return [*reports, refused_override("evolve", refused)]

@@ -115,9 +115,20 @@ def check_values(subject: Subject) -> Iterator[Finding]:
             yield error(key, value, fault, f"set it to a {'whole ' if rule.whole else ''}number {rule}")
     if subject.stage in _INDEXING and can_be_reckoned_with(subject):
         yield from _check_chunks(subject)
+    yield from _check_files(subject)
     mode = subject.config.data.get("truncation")
     if mode not in ("error", "left", "right", "middle"):
         yield error("data.truncation", mode, f"is {mode!r}, which veRL does not know", "set it to error")
+
+
+def _check_files(subject: Subject) -> Iterator[Finding]:
+    """veRL would read several files as one; our checks and manifests know the one they were given."""
+    for key in ("data.train_files", "data.val_files"):
+        value = OmegaConf.select(subject.config, key)
+        if OmegaConf.is_list(value):
+            yield error(
+                key, list(value), "is a list, and one parquet file is read", "write them into one file first"
+            )
 
 
 def _check_chunks(subject: Subject) -> Iterator[Finding]:

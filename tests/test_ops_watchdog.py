@@ -159,6 +159,16 @@ def test_a_stall_is_over_with_the_next_progress_whenever_that_is_seen(
     assert watchdog.verdict is None
 
 
+def test_a_stall_that_lasts_is_reported_again_every_ten_minutes(tmp_path: Path, watchdog: Watchdog) -> None:
+    began = time.time()
+    beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
+    for seconds in (301, 303, 899, 902):
+        watchdog._look(began + seconds)
+    assert sorted(path.name for path in (tmp_path / "logs").glob("stall_*.md")) == [
+        *("stall_001.md", "stall_002.md")
+    ]
+
+
 def test_a_look_that_does_not_end_is_told_once(
     capsys: pytest.CaptureFixture[str], watchdog: Watchdog
 ) -> None:

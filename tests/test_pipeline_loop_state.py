@@ -12,6 +12,7 @@ from pipeline.compose import compose_plain
 from pipeline.loop import StageRun, compose_loop, plan_loop
 from pipeline.loop_state import check_finished, forget, prune, stages_from, take_up
 from pipeline.manifest import LoopChanged, Manifest
+from pipeline.preflight import preflight_stage
 from pipeline.stage_identity import identity, input_identities, significant_config
 
 
@@ -22,6 +23,7 @@ class Finished:
         self.folder = folder
         arguments = ["iterations=2", "hardware=cpu", "model=demo-policy", f"base_model={prepared.model}"]
         arguments += [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={folder}", *more]
+        self.arguments = arguments
         self.plan = plan_loop(compose_loop(arguments))
         self.configs = {run.name: composed(run) for run in self.plan}
         self.manifest = Manifest(folder / "evolve" / "manifest.json")
@@ -187,6 +189,13 @@ def test_a_checkpoint_of_a_run_that_is_not_the_loops_is_not_taken_for_its_own(
     finished.manifest.save()
     with pytest.raises(LoopChanged, match="challenger_iter1 holds a run that this loop has not started"):
         reopen().check()
+
+
+def test_preflight_counts_what_from_would_do_again(finished: Finished) -> None:
+    done = preflight_stage("evolve", finished.arguments)
+    assert "evolve" not in [report.name for report in done]
+    again = preflight_stage("evolve", ["--from", "merge_iter2", *finished.arguments])[-1]
+    assert again.name == "evolve" and again.estimate is not None
 
 
 def test_from_a_stage_everything_built_on_it_is_done_again(finished: Finished) -> None:
