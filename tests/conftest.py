@@ -22,6 +22,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from filelock import FileLock
 from tiny_model import save_speaking_model, save_tiny_model
 
 from data.demo_world import generate_world, write_world
@@ -41,22 +42,26 @@ class Peer:
 
 StartPeer = Callable[..., Peer]
 
-# Files of whole runs take minutes each. They go first, so that of two workers neither ends up with one alone.
-LONGEST_FIRST = (
-    "test_pipeline_challenger.py",
-    "test_pipeline_evolve.py",
-    "test_modal_runs.py",
-    "test_modal_loop.py",
-    "test_pipeline_merge.py",
-    "test_pipeline_solver.py",
-    "test_pipeline_synthesize.py",
+# Files of whole runs take minutes and some 7 GB each. In two lanes, about as long, no third runs beside two.
+LANES = (
+    ("test_pipeline_evolve.py", "test_modal_runs.py", "test_pipeline_merge.py"),
+    (
+        "test_pipeline_challenger.py",
+        "test_modal_loop.py",
+        "test_pipeline_solver.py",
+        "test_pipeline_synthesize.py",
+    ),
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; within a file, and among the others, the order stays."""
-    place = {name: number for number, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    """Two workers take a lane each, all take the other files: whole ones, since their tests share runs."""
+    lane_of = {name: number for number, lane in enumerate(LANES) for name in lane}
+    order = [name for lane in LANES for name in lane]
+    items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
+    for item in items:
+        lane = lane_of.get(item.path.name)
+        item.add_marker(pytest.mark.xdist_group(item.path.stem if lane is None else f"lane{lane}"))
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def speaking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer model that knows the protocol by heart."""
-    return save_speaking_model(tmp_path_factory.mktemp("models") / "speaking")
+    """A two-layer model that knows the protocol by heart; made by one worker for all, in half a minute."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    shared = tmp_path_factory.getbasetemp().parent if is_worker else tmp_path_factory.mktemp("models")
+    folder = shared / "speaking"
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            save_speaking_model(shared / "speaking.building").rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
