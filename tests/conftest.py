@@ -54,6 +54,7 @@ LANES = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two workers take a lane each, all take the other files: whole ones, since their tests share runs."""
     lane_of = {name: number for number, lane in enumerate(LANES) for name in lane}
