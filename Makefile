@@ -31,7 +31,7 @@ train: setup ## Rehearse the recipe here: demo corpus, small model, a real short
 # Three workers for two cores: files of whole runs go to two of them (tests/conftest.py), some 16 GB together, and wait
 # as much as they compute.
 test: setup ## Run the whole test suite
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder $(ARGS)
 
 test-modal: setup ## Every stage through the launcher, by itself as well: 15 minutes
 	DRZERO_TEST_MODAL=1 $(BIN)/python -m pytest -v tests/test_modal_loop.py $(ARGS)

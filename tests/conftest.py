@@ -24,6 +24,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from filelock import FileLock
 from tiny_model import save_speaking_model, save_tiny_model
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from data.demo_world import generate_world, write_world
 from pipeline.cli import main
@@ -54,15 +56,24 @@ LANES = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class Lanes(LoadFileScheduling):
     """Two workers take a lane each, all take the other files: whole ones, since their tests share runs."""
-    lane_of = {name: number for number, lane in enumerate(LANES) for name in lane}
-    order = [name for lane in LANES for name in lane]
-    items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
-    for item in items:
-        lane = lane_of.get(item.path.name)
-        item.add_marker(pytest.mark.xdist_group(item.path.stem if lane is None else f"lane{lane}"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        name = file.rpartition("/")[2]
+        return next((str(lane) for lane in LANES if name in lane), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+    """Give out tests by lanes and files."""
+    return Lanes(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the lanes first, so that no worker ends up with one alone; else the order stays."""
+    place = {name: number for number, name in enumerate(name for lane in LANES for name in lane)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @dataclass(frozen=True)
