@@ -28,10 +28,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 train: setup ## Rehearse the recipe here: demo corpus, small model, a real short challenger run
 	$(BIN)/drzero demo $(ARGS)
 
-# Three workers for two cores: files of whole runs go to two of them (tests/conftest.py), some 16 GB together, and wait
-# as much as they compute.
+# Two workers: a run of the trainer keeps one core busy, and two of them need some 16 GB. Whole runs go to them in two
+# lanes of the same length (tests/conftest.py).
 test: setup ## Run the whole test suite
-	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-modal: setup ## Every stage through the launcher, by itself as well: 15 minutes
 	DRZERO_TEST_MODAL=1 $(BIN)/python -m pytest -v tests/test_modal_loop.py $(ARGS)

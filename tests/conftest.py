@@ -44,7 +44,8 @@ class Peer:
 
 StartPeer = Callable[..., Peer]
 
-# Files of whole runs take minutes and some 7 GB each. In two lanes, about as long, no third runs beside two.
+# Files of whole runs take minutes and some 7 GB each. In two lanes, about as long, no third runs beside
+# two, and neither worker ends up with one alone.
 LANES = (
     ("test_pipeline_evolve.py", "test_modal_runs.py", "test_pipeline_merge.py"),
     (
@@ -57,7 +58,7 @@ LANES = (
 
 
 class Lanes(LoadFileScheduling):
-    """Two workers take a lane each, all take the other files: whole ones, since their tests share runs."""
+    """Two workers take a lane each, then the other files: whole ones, since their tests share runs."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -71,7 +72,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the lanes first, so that no worker ends up with one alone; else the order stays."""
+    """Put the lanes first; else the order stays."""
     place = {name: number for number, name in enumerate(name for lane in LANES for name in lane)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 

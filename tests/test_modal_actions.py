@@ -103,6 +103,37 @@ class TestLooks:
         assert "gpu_stage" not in plane.functions or words[0] == "preflight"
 
 
+class TestTransfers:
+    def test_a_folder_of_which_some_has_arrived_is_gone_on_with(
+        self, plane: ControlPlane, checkout: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        first = run_action(plane, checkout, "upload", str(folder), "models/cut")
+        (folder / "model.safetensors").write_bytes(b"weights")
+        second = run_action(plane, checkout, "upload", str(folder), "models/cut")
+        assert "1 files sent, 0 there already" in first.stdout, first.stderr
+        assert "1 files sent, 1 there already" in second.stdout, second.stderr
+        sent = plane.volume("dr-zero-corpus").committed() / "models" / "cut"
+        assert (sent / "model.safetensors").read_bytes() == b"weights"
+
+    def test_a_download_that_was_cut_in_a_file_fetches_that_file_again(
+        self, plane: ControlPlane, checkout: Path, tmp_path: Path
+    ) -> None:
+        there, here = plane.volume("dr-zero-checkpoints").folder / "run", tmp_path / "run"
+        there.mkdir()
+        for name in ("a.jsonl", "b.jsonl"):
+            (there / name).write_text(name)
+        words = ["download", "run", str(here)]
+        assert "2 files fetched" in run_action(plane, checkout, *words).stdout
+        (here / "b.jsonl").rename(here / ".b.jsonl.partial")
+        (here / ".b.jsonl.partial").write_text("b.")
+        done = run_action(plane, checkout, *words)
+        assert "1 files fetched, 1 there already" in done.stdout, done.stderr
+        assert sorted(path.name for path in here.iterdir()) == ["a.jsonl", "b.jsonl"]
+
+
 class TestOneLaunch:
     """A challenger with everything that can be said, looked at from all sides."""
 
