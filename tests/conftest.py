@@ -169,7 +169,14 @@ def _always(content: Any) -> Callable[[], Any]:
     return lambda: content
 
 
+_given: set[int] = set()
+
+
 def unused_port() -> int:
-    """A port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port on which nothing listens, and that no earlier call has given."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = int(listener.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
