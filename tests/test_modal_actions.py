@@ -121,7 +121,7 @@ class TestTransfers:
     def test_a_download_that_was_cut_in_a_file_fetches_that_file_again(
         self, plane: ControlPlane, checkout: Path, tmp_path: Path
     ) -> None:
-        there, here = plane.volume("dr-zero-checkpoints").folder / "run", tmp_path / "run"
+        there, here = plane.volume("dr-zero-checkpoints").committed() / "run", tmp_path / "run"
         there.mkdir()
         for name in ("a.jsonl", "b.jsonl"):
             (there / name).write_text(name)
