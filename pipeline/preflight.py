@@ -240,19 +240,22 @@ def require(config: DictConfig, stage: str) -> None:
 
 
 def _loop_reports(arguments: Sequence[str]) -> list[Report]:
-    readings, reports, left = Readings(), [], []
+    readings, reports = Readings(), []
     redo_from, overrides = split_from(arguments)
     try:
         plan = plan_loop(compose_loop(overrides))
         for run in plan:
             config = compose_stage(run.stage, run.overrides)
             reports.append(preflight(config, run.stage, ahead=True, readings=readings))
-            manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")
-            again = stages_from(redo_from, plan, manifest) if redo_from else []
-            if run in again or not manifest.is_complete(run.name):
-                left.append(reports[-1])
     except OverrideError as refused:
         return [*reports, refused_override("evolve", refused)]
+    manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")
+    again = stages_from(redo_from, plan, manifest) if redo_from else []
+    left = [
+        report
+        for run, report in zip(plan, reports, strict=True)
+        if run in again or not manifest.is_complete(run.name)
+    ]
     if left:
         reports.append(_together(left, config))
     return reports

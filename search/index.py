@@ -244,8 +244,10 @@ class _Build:
         wanted, dropped = ledger.want()
         if dropped:
             print(f"dropped {dropped} chunks that a run that was cut off had embedded of other documents")
-        documents = read_wanted(self.corpus, ledger)
-        with tqdm(total=wanted, desc="splitting", unit=" docs", mininterval=1.0, delay=1.0) as progress:
+        with (
+            closing(read_wanted(self.corpus, ledger)) as documents,  # before the ledger it reads is
+            tqdm(total=wanted, desc="splitting", unit=" docs", mininterval=1.0, delay=1.0) as progress,
+        ):
 
             def split(some: Iterator[tuple[Document, str]]) -> Iterator[tuple[Document, str, list[Chunk]]]:
                 for document, digest in some:

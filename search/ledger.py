@@ -16,7 +16,7 @@ from what is to be done, in the corpus's order, and are therefore the same after
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -350,7 +350,7 @@ def survey(corpus: Corpus, ledger: Ledger) -> Survey:
     return Survey(f"{total % 2**256:064x}", documents, duplicates)
 
 
-def read_wanted(corpus: Corpus, ledger: Ledger) -> Iterator[tuple[Document, str]]:
+def read_wanted(corpus: Corpus, ledger: Ledger) -> Generator[tuple[Document, str], None, None]:
     """Yield the documents to be split, with digests; raises CorpusError if the corpus has changed since."""
     wanted = ledger.wanted()
     want = next(wanted, None)

@@ -21,6 +21,11 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline
 """Of a container here: no hub, and cores that others want as well."""
 
 
+def stage_plane(folder: Path) -> ControlPlane:
+    """A plane whose containers run stages for real; a preempted one has time to end its stage."""
+    return ControlPlane(folder, container_env=OFFLINE, grace=40)
+
+
 def make_checkout(folder: Path, *, dotenv: bool) -> Path:
     """Copy what a launch needs; with `dotenv` a `.env` and a key file of planted secrets lie beside it."""
     for name in (*SOURCE, "README.md"):

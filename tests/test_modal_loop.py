@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from chaos import SAMPLES, STEPS, Loop, problems, small_loop
 from conftest import Prepared
-from modal_checkout import OFFLINE, make_checkout, run_action, start_action
+from modal_checkout import make_checkout, run_action, stage_plane, start_action
 from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import Call
@@ -57,7 +57,7 @@ def of_stage(stage: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("plane"), container_env=OFFLINE, grace=40) as plane:
+    with stage_plane(tmp_path_factory.mktemp("plane")) as plane:
         yield plane
 
 
@@ -152,9 +152,8 @@ class TestStagesByThemselves:
         assert f"{stage}_iter{ITERATION[stage]} is finished" in done.stdout
 
     def test_the_solver_has_one_more_step(self, plane: ControlPlane, by_itself: dict[str, Done]) -> None:
-        assert sorted(read_metrics(kept(plane) / SOLVER)) == list(
-            range(STEPS + 2)
-        )  # with the start's validation
+        with_the_starts_validation = list(range(STEPS + 2))
+        assert sorted(read_metrics(kept(plane) / SOLVER)) == with_the_starts_validation
         assert saved_step(kept(plane) / SOLVER) == STEPS + 1
 
     def test_the_merged_model_is_that_steps(self, plane: ControlPlane, by_itself: dict[str, Done]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from data_order import unbroken_order
-from modal_checkout import OFFLINE, PLANTED, make_checkout, run_action, start_action
+from modal_checkout import PLANTED, make_checkout, run_action, stage_plane, start_action
 from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import Call
@@ -43,7 +43,7 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("plane"), container_env=OFFLINE, grace=40) as plane:
+    with stage_plane(tmp_path_factory.mktemp("plane")) as plane:
         yield plane
 
 

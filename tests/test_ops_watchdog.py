@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
+from search_parts import wait_for
 
 from ops import stacks
 from ops.events import EventLog, read_json_lines
@@ -256,10 +258,10 @@ def sleeper() -> "subprocess.Popen[bytes]":
 def test_a_stack_is_read_without_touching_the_process_even_when_it_is_stopped(
     sleeper: "subprocess.Popen[bytes]",
 ) -> None:
-    for state in ("S", "T"):
+    for state, status in (("S", psutil.STATUS_SLEEPING), ("T", psutil.STATUS_STOPPED)):
         if state == "T":
             sleeper.send_signal(signal.SIGSTOP)
-            time.sleep(0.2)
+        wait_for(lambda status=status: psutil.Process(sleeper.pid).status() == status, 10)  # type: ignore[misc]
         [process] = descendants([sleeper.pid])[sleeper.pid]
         [stack] = dump_stacks([("main", process)])
         if stack.failure:
