@@ -27,11 +27,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from dotenv import load_dotenv
 
-from ops.process import ChildError
 from ops.services import ServiceGroup
 from pipeline.out_of_time import OutOfTime, require_time
 
@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutOfTime as error:
         print(f"drzero {stage}: {error}", file=sys.stderr)
         return os.EX_TEMPFAIL
-    except _expected_errors() as error:
+    except _loaded(_EXPECTED) as error:
         print(f"drzero {stage}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, _failed_runs()) else 2
+        return 1 if isinstance(error, _loaded(_FAILED_RUNS)) else 2
     except OSError as error:
         if error.errno not in _STORAGE_FAULTS:
             raise
@@ -83,11 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-def _challenger(overrides: Sequence[str]) -> None:
-    from pipeline.challenger import run_challenger
-    from pipeline.compose import compose_stage
+def _configured(stage: str) -> Callable[[Sequence[str]], None]:
+    """`pipeline.{stage}.run_{stage}`, imported after its config is composed: a mistake is told at once."""
 
-    run_challenger(compose_stage("challenger", overrides))
+    def run(overrides: Sequence[str]) -> None:
+        from pipeline.compose import compose_stage
+
+        config = compose_stage(stage, overrides)
+        getattr(import_module(f"pipeline.{stage}"), f"run_{stage}")(config)
+
+    return run
 
 
 def _prepare_data(overrides: Sequence[str]) -> None:
@@ -98,34 +103,6 @@ def _prepare_data(overrides: Sequence[str]) -> None:
     config = compose_stage("prepare_data", overrides)
     require(config, "prepare_data")
     run_prepare_data(config)
-
-
-def _synthesize(overrides: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage
-    from pipeline.synthesize import run_synthesize
-
-    run_synthesize(compose_stage("synthesize", overrides))
-
-
-def _solver(overrides: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage
-    from pipeline.solver import run_solver
-
-    run_solver(compose_stage("solver", overrides))
-
-
-def _merge(overrides: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage
-    from pipeline.merge import run_merge
-
-    run_merge(compose_stage("merge", overrides))
-
-
-def _evaluate(overrides: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage
-    from pipeline.evaluate import run_evaluate
-
-    run_evaluate(compose_stage("evaluate", overrides))
 
 
 def _evolve(arguments: Sequence[str]) -> None:
@@ -237,11 +214,11 @@ STAGES: dict[str, Callable[[Sequence[str]], int | None]] = {
     "demo-data": _demo_data,
     "smoke": _smoke,
     "prepare-data": _prepare_data,
-    "challenger": _challenger,
-    "synthesize": _synthesize,
-    "solver": _solver,
-    "merge": _merge,
-    "evaluate": _evaluate,
+    "challenger": _configured("challenger"),
+    "synthesize": _configured("synthesize"),
+    "solver": _configured("solver"),
+    "merge": _configured("merge"),
+    "evaluate": _configured("evaluate"),
     "evolve": _evolve,
     "preflight": _preflight,
     "check-services": _check_services,
@@ -258,37 +235,40 @@ _UNTIMED = {"preflight", "check-services", "flow-test", "status", "diagnose", "s
 """They only look, or last until somebody ends them."""
 
 
-def _failed_runs() -> tuple[type[Exception], ...]:
-    """Errors of a run that was asked for rightly."""
-    from pipeline.check_services import HopFailed
-    from pipeline.flow_test import FlowFailed
-    from pipeline.served_model import ConversationsFailed
+# Errors of a run that was asked for rightly.
+_FAILED_RUNS = (
+    "ops.process:ChildError",
+    "pipeline.check_services:HopFailed",
+    "pipeline.flow_test:FlowFailed",
+    "pipeline.served_model:ConversationsFailed",
+)
+# Errors whose message is written for the user; any other is a bug and keeps its traceback.
+_EXPECTED = (
+    *_FAILED_RUNS,
+    "builtins:FileNotFoundError",
+    "data.errors:DataError",
+    "omegaconf.errors:OmegaConfBaseException",
+    "ops.lock:AlreadyRunning",
+    "ops.ports:PortTaken",
+    "pipeline.diagnose:NotARun",
+    "pipeline.finding:CheckError",
+    "pipeline.manifest:LoopChanged",
+    "pipeline.overrides:OverrideError",
+    "search.corpus:CorpusError",
+    "search.embedders:EmbedderError",
+    "search.store:StoreError",
+    "verl_ext.method.search_agent:SolverServerError",
+    "verl_ext.stop_time:BadStopTime",
+)
 
-    return ChildError, ConversationsFailed, HopFailed, FlowFailed
 
+def _loaded(names: Sequence[str]) -> tuple[type[Exception], ...]:
+    """The classes `module:Class` whose modules are imported: no other can have been raised.
 
-def _expected_errors() -> tuple[type[Exception], ...]:
-    """Errors whose message is written for the user; any other is a bug and keeps its traceback."""
-    from omegaconf.errors import OmegaConfBaseException
-
-    from data.errors import DataError
-    from ops.lock import AlreadyRunning
-    from ops.ports import PortTaken
-    from pipeline.diagnose import NotARun
-    from pipeline.finding import CheckError
-    from pipeline.manifest import LoopChanged
-    from pipeline.overrides import OverrideError
-    from search.corpus import CorpusError
-    from search.embedders import EmbedderError
-    from search.store import StoreError
-    from verl_ext.method.search_agent import SolverServerError
-    from verl_ext.stop_time import BadStopTime
-
-    return (
-        *(*_failed_runs(), PortTaken, StoreError, CorpusError, EmbedderError, CheckError, OverrideError),
-        *(OmegaConfBaseException, FileNotFoundError, DataError, LoopChanged, AlreadyRunning, NotARun),
-        *(SolverServerError, BadStopTime),
-    )
+    To import them all for the sake of one message would take five seconds.
+    """
+    found = (name.partition(":") for name in names)
+    return tuple(getattr(sys.modules[module], error) for module, _, error in found if module in sys.modules)
 
 
 if __name__ == "__main__":

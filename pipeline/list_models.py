@@ -15,6 +15,7 @@ from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
+from omegaconf import OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -52,10 +53,9 @@ def run_list_models(overrides: Sequence[str]) -> None:
 
 def list_models(overrides: Sequence[str]) -> list[ListedModel]:
     """Every option of the group model/, as `overrides` place it."""
-    names = sorted(path.stem for path in (CONFIG_DIR / "model").glob("*.yaml"))
-    return [
-        _look_up(name, compose_stage("merge", [*overrides, f"model={name}"]).base_model) for name in names
-    ]
+    paths = {"paths": compose_stage("merge", overrides).paths}
+    options = sorted((CONFIG_DIR / "model").glob("*.yaml"))
+    return [_look_up(file.stem, OmegaConf.merge(paths, OmegaConf.load(file)).base_model) for file in options]
 
 
 def _look_up(name: str, base_model: str) -> ListedModel:

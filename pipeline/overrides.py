@@ -13,7 +13,7 @@ to Hydra's own composition, whose message is passed on.
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,7 +93,7 @@ def check_overrides(overrides: list[str], config_dir: Path, config_name: str) ->
     with initialize_config_dir(str(config_dir.resolve()), version_base=None):
         groups = _Groups(config_dir, config_name, [o for o in overrides if o.startswith("hydra.")])
         values = [o for o in parsed if not groups.selects(o)]
-        config: Tree = _plain(groups.compose([o for o in parsed if o not in values]))
+        config = groups.compose([o for o in parsed if o not in values])
         for override in values:
             if not override.key_or_group.startswith("hydra."):
                 _blamed(override.input_line, partial(_check_value, override, config, groups))
@@ -180,8 +180,8 @@ class _Groups:
             self._list(group, ObjectType.CONFIG) or self._list(group, ObjectType.GROUP)
         )
 
-    def compose(self, choices: list[Override]) -> DictConfig:
-        """Compose the config with group choices alone."""
+    def compose(self, choices: list[Override]) -> Tree:
+        """Compose the config with group choices alone; the caller may change it."""
         for choice in choices:
             value = choice.value()
             names = value if isinstance(value, list) else [value]
@@ -192,7 +192,7 @@ class _Groups:
                 ).of(choice.input_line)
         lines = [choice.input_line or "" for choice in choices]
         try:
-            return compose(self._config_name, overrides=self._context + lines)
+            return _plain(_compose_choices(self._dir, self._config_name, *self._context, *lines))
         except MissingConfigException as error:
             group, _, option = (error.missing_cfg_file or "").rpartition("/")
             if not lines or not group:
@@ -209,6 +209,12 @@ class _Groups:
 
     def _list(self, group: str, kind: ObjectType) -> list[str]:
         return self._loader.get_group_options(group, kind, self._config_name, self._context)
+
+
+@cache
+def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> DictConfig:
+    """Compose, inside an `initialize_config_dir`; once, since a loop's stages differ in values alone."""
+    return compose(config_name, overrides=list(overrides))
 
 
 def _check_value(override: Override, config: Tree, groups: _Groups) -> None:

@@ -1,7 +1,8 @@
 """What a loop makes of what it has finished: on hand-made run folders and manifests, without any stage."""
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,18 +85,25 @@ def write_results(run: StageRun, folder: Path, export: Path) -> dict[str, Path]:
     return outputs
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: a config names it, and is composed once for all of them."""
+    return tmp_path_factory.mktemp("loops") / "loop"
+
+
 @pytest.fixture
-def finished(prepared: Prepared, tmp_path: Path) -> Finished:
-    return Finished(prepared, tmp_path / "loop")
+def finished(prepared: Prepared, place: Path) -> Iterator[Finished]:
+    yield Finished(prepared, place)
+    shutil.rmtree(place)
 
 
 Reopen = Callable[..., Finished]
 
 
 @pytest.fixture
-def reopen(prepared: Prepared, tmp_path: Path) -> Reopen:
+def reopen(prepared: Prepared, place: Path) -> Reopen:
     """The same loop as a new process sees it, with other overrides."""
-    return lambda *more: Finished(prepared, tmp_path / "loop", *more)
+    return lambda *more: Finished(prepared, place, *more)
 
 
 def test_a_finished_loop_fits_itself(finished: Finished, reopen: Reopen) -> None:
