@@ -1,7 +1,7 @@
 """Stages through the launcher, for real: Modal's client and container, our functions' bodies, a tiny model.
 
-One run is made step by step, each class adding to what the one before has left on the volume: prepared, cut
-by the end of a call and continued, killed in a write, stopped by its budget.
+One run is made step by step, on what the launch before has left on the volume: prepared; cut by the end of a
+call, continued, and killed in a write; stopped by its budget.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ TINY = [
     # No save is due but the last step's: the others are those of a run that is cut.
     *("trainer.save_freq=10", "actor_rollout_ref.actor.optim.lr=1e-3", "process_env.OMP_NUM_THREADS=1"),
 ]
+
+
+@dataclass
+class Cut:
+    """A launch of several calls, and the step that was committed when a container of it was killed."""
+
+    done: Done
+    committed_when_killed: int
 
 
 @pytest.fixture(scope="module")
@@ -97,34 +106,32 @@ def prepared(plane: ControlPlane, checkout: Path, uploaded: list[Done], seen: li
 
 
 @pytest.fixture(scope="module")
-def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) -> Done:
-    """Two steps, by calls that have time for one each."""
+def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) -> Cut:
+    """Two steps, by calls that have time for one each; the container is killed while the second is saved."""
     timeout = f"compute.timeout={MARGIN_S + ONE_STEP_S:.0f}"
     words = ["challenger", *TINY, "trainer.total_training_steps=2", timeout]
-    return told(seen, run_action(plane, checkout, *words, seconds=RUN_LIMIT_S))
-
-
-@pytest.fixture(scope="module")
-def killed(plane: ControlPlane, checkout: Path, cut: Done, seen: list[str]) -> tuple[Done, int]:
-    """A third step, its container killed while it is saved; and the step that was committed then."""
+    client = start_action(plane, checkout, *words)
     volume = plane.volume("dr-zero-checkpoints")
-    client = start_action(plane, checkout, "challenger", *TINY, "trainer.total_training_steps=3")
-    torn = volume.folder / RUN / "global_step_3" / "actor"
-    plane.wait_for(lambda: torn.is_dir() and any(torn.iterdir()), "a save of step 3", RUN_LIMIT_S)
-    plane.kill(running_stage(plane))
+    torn = volume.folder / RUN / "global_step_2" / "actor"
+
+    def is_saving() -> bool:
+        return client.has_ended or (torn.is_dir() and any(torn.iterdir()))
+
+    plane.wait_for(is_saving, "a save of step 2", RUN_LIMIT_S)
+    plane.kill(parts(plane)[-1])
     committed = saved_step(volume.committed() / RUN)
-    return told(seen, client.wait(RUN_LIMIT_S)), committed
+    return Cut(told(seen, client.wait(RUN_LIMIT_S)), committed)
 
 
 @pytest.fixture(scope="module")
 def out_of_money(
-    plane: ControlPlane, checkout: Path, killed: tuple[Done, int], seen: list[str]
+    plane: ControlPlane, checkout: Path, cut: Cut, seen: list[str]
 ) -> tuple[Done, list[dict[str, Any]]]:
     """Two more steps, and money for one of them."""
     spent = sum(usd(call) for call in calls_paid(plane))
     rate = calls_paid(plane)[0]["usd_per_hour"]
     limit = spent + rate * (MARGIN_S + ONE_STEP_S) / 3600
-    words = ["challenger", *TINY, "trainer.total_training_steps=5", f"compute.max_usd={limit:.6f}"]
+    words = ["challenger", *TINY, "trainer.total_training_steps=4", f"compute.max_usd={limit:.6f}"]
     # The estimate of two steps is for larger machines' starts; the point here is what happens at the limit.
     done = run_action(plane, checkout, *words, seconds=RUN_LIMIT_S)
     return told(seen, done), calls_paid(plane)
@@ -135,14 +142,10 @@ def told(seen: list[str], done: Done) -> Done:
     return done
 
 
-def parts_of_the_first_launch(plane: ControlPlane) -> list[Call]:
+def parts(plane: ControlPlane) -> list[Call]:
     """The calls of the first challenger launch."""
     calls = [call for call in plane.calls if call.function == "cpu_stage" and call.args[0]["name"] == RUN]
     return [call for call in calls if call.args[0]["id"] == calls[0].args[0]["id"]]
-
-
-def running_stage(plane: ControlPlane) -> Call:
-    return [call for call in plane.calls if call.function == "cpu_stage"][-1]
 
 
 def run_folder(plane: ControlPlane) -> Path:
@@ -187,11 +190,11 @@ class TestPrepareData:
 
 class TestCutAndContinued:
     def test_the_run_is_finished_by_a_second_call_of_the_same_function(
-        self, plane: ControlPlane, cut: Done
+        self, plane: ControlPlane, cut: Cut
     ) -> None:
-        assert cut.code == 0, cut.stdout[-6000:] + cut.stderr
+        assert cut.done.code == 0, cut.done.stdout[-6000:] + cut.done.stderr
         # A slow machine may need a third.
-        *others, last = parts_of_the_first_launch(plane)
+        *others, last = parts(plane)
         assert [part.result["state"] for part in (*others, last)] == [*["continue"] * len(others), "finished"]
         assert others
         for before, after in pairwise([*others, last]):
@@ -199,7 +202,7 @@ class TestCutAndContinued:
             assert (after.spec.timeout, after.spec.cpu) == (before.spec.timeout, before.spec.cpu)
 
     def test_it_has_as_many_steps_and_the_same_data_as_an_uncut_one(
-        self, plane: ControlPlane, cut: Done
+        self, plane: ControlPlane, cut: Cut
     ) -> None:
         config = OmegaConf.load(run_folder(plane) / "resolved.yaml")
         assert isinstance(config, DictConfig)
@@ -207,14 +210,14 @@ class TestCutAndContinued:
         assert dumped_order(run, [1, 2]) == unbroken_order(config, 2)
         assert len(read_metrics(run.folder)) == 2
 
-    def test_its_cost_is_that_of_both_calls(self, plane: ControlPlane, cut: Done) -> None:
+    def test_its_cost_is_that_of_every_container(self, plane: ControlPlane, cut: Cut) -> None:
         paid = calls_paid(plane)
-        parts = paid[: len(parts_of_the_first_launch(plane))]
-        assert [call["part"] for call in parts] == list(range(len(parts)))
-        assert f"it cost ${sum(usd(call) for call in parts):.2f}" in cut.stdout
+        started = [number for number, part in enumerate(parts(plane)) for _ in range(part.attempts)]
+        assert [call["part"] for call in paid] == started
+        assert f"it cost ${sum(usd(call) for call in paid):.2f}" in cut.done.stdout
 
-    def test_every_checkpoint_was_committed_as_it_came(self, plane: ControlPlane, cut: Done) -> None:
-        first = parts_of_the_first_launch(plane)[0]
+    def test_every_checkpoint_was_committed_as_it_came(self, plane: ControlPlane, cut: Cut) -> None:
+        first = parts(plane)[0]
         commits = plane.volume("dr-zero-checkpoints").commits
         mine = [commit for commit in commits if commit.call_id == first.id and not commit.at_exit]
         # At the start, for a dump or a checkpoint at least, at the end.
@@ -222,16 +225,12 @@ class TestCutAndContinued:
 
 
 class TestKilledInAWrite:
-    def test_what_was_committed_is_usable(self, killed: tuple[Done, int]) -> None:
-        assert killed[1] == 2
+    def test_what_was_committed_is_usable(self, cut: Cut) -> None:
+        assert cut.committed_when_killed == 1
 
-    def test_the_next_container_goes_on_from_there(
-        self, plane: ControlPlane, killed: tuple[Done, int]
-    ) -> None:
-        done, _ = killed
-        assert done.code == 0, done.stdout[-6000:] + done.stderr
-        assert saved_step(run_folder(plane)) == 3
-        assert running_stage(plane).attempts == 2
+    def test_the_next_container_goes_on_from_there(self, plane: ControlPlane, cut: Cut) -> None:
+        assert saved_step(run_folder(plane)) == 2
+        assert sum(part.attempts for part in parts(plane)) == len(parts(plane)) + 1
 
 
 class TestOutOfMoney:
@@ -241,7 +240,7 @@ class TestOutOfMoney:
         done, _ = out_of_money
         assert done.code == 1
         assert "raise compute.max_usd and launch it again" in done.stdout
-        assert saved_step(run_folder(plane)) == 4
+        assert saved_step(run_folder(plane)) == 3
 
     def test_what_was_spent_is_within_the_limit(
         self, out_of_money: tuple[Done, list[dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""The real challenger stage with a tiny model: two steps, a third, one as the next iteration, one failure.
+"""The real challenger stage with a tiny model: two steps, a failure in the third, that again, one step more.
 
 Each run is `python -m pipeline.cli challenger …` in a process of its own: real services, veRL's own trainer,
 checkpoint, export. The policy knows the protocol by heart (`tiny_model.save_speaking_model`), so that there
@@ -9,7 +9,6 @@ import ipaddress
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from conftest import Prepared
 from data_order import unbroken_order
 from omegaconf import OmegaConf
+from search_parts import wait_for
 from stage_run import (
     RUN_LIMIT_S,
     Run,
@@ -47,41 +47,48 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> list[str]:
-    """The command of the two-step run, as a user would type it."""
+    """The command of the run, as a user would type it."""
     return [
         *prepared.overrides(checkpoints, speaking_model),
-        *("trainer.total_training_steps=2", f"data.train_batch_size={BATCH}", "trainer.save_freq=1"),
+        *("trainer.total_training_steps=3", f"data.train_batch_size={BATCH}", "trainer.save_freq=1"),
         # A tiny model needs a larger rate to move visibly.
         *("actor_rollout_ref.actor.optim.lr=1e-3", "trainer.max_actor_ckpt_to_keep=3", "+trainer.foo=1"),
     ]
 
 
 @pytest.fixture(scope="module")
-def trained(arguments: list[str], checkpoints: Path) -> Run:
-    """The run of two steps."""
-    run = run_stage("challenger", arguments, checkpoints / "tiny")
-    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
-    return run
+def killed(arguments: list[str], checkpoints: Path) -> Run:
+    """Two steps, and a third in whose rollout the solver is killed (SIGKILL), which is not started again."""
+    folder = checkpoints / "tiny"
+
+    def in_the_third_rollout() -> bool:
+        beats = folder / "heartbeats.jsonl"
+        lines = beats.read_text().split("\n")[:-1] if beats.exists() else []  # what ends has a line's end
+        return any((b["step"], b["phase"]) == (3, "rollout") for b in map(json.loads, lines))
+
+    def kill(watch: Watch) -> None:
+        wait_for(in_the_third_rollout, RUN_LIMIT_S)
+        port = OmegaConf.load(folder / "resolved.yaml").solver.port
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                os.kill(connection.pid, signal.SIGKILL)
+
+    return run_stage("challenger", arguments, folder, kill)
 
 
 @pytest.fixture(scope="module")
-def metrics(trained: Run) -> list[dict[str, Any]]:
-    return trained.lines("metrics/attempt_001.jsonl")
+def metrics(killed: Run) -> list[dict[str, Any]]:
+    """Of the steps it has ended."""
+    return killed.lines("metrics/attempt_001.jsonl")
 
 
 @pytest.fixture(scope="module")
-def rollouts(trained: Run) -> list[dict[str, Any]]:
-    return trained.lines("dumps/step_0001.jsonl") + trained.lines("dumps/step_0002.jsonl")
+def rollouts(killed: Run) -> list[dict[str, Any]]:
+    return killed.lines("dumps/step_0001.jsonl") + killed.lines("dumps/step_0002.jsonl")
 
 
-def test_the_run_ends_with_a_summary_that_names_what_it_left(trained: Run) -> None:
-    for name in ("checkpoint", "export", "rollout dumps", "metrics", "logs"):
-        assert name in trained.out
-    assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
-
-
-def test_a_key_of_the_users_own_reaches_the_trainers_config(trained: Run) -> None:
-    assert trained.config.trainer.foo == 1
+def test_a_key_of_the_users_own_reaches_the_trainers_config(killed: Run) -> None:
+    assert killed.config.trainer.foo == 1
 
 
 def test_both_steps_have_metrics_with_the_time_of_every_phase(metrics: list[dict[str, Any]]) -> None:
@@ -114,9 +121,9 @@ def test_the_rehearsal_is_a_real_one(rollouts: list[dict[str, Any]]) -> None:
     assert len({r["reward"]["score"] for r in rollouts}) > 1
 
 
-def test_there_is_one_dump_line_a_rollout(trained: Run) -> None:
+def test_there_is_one_dump_line_a_rollout(killed: Run) -> None:
     for step in (1, 2):
-        lines = trained.lines(f"dumps/step_{step:04d}.jsonl")
+        lines = killed.lines(f"dumps/step_{step:04d}.jsonl")
         assert len({line["key"] for line in lines}) == len(lines) == BATCH
         assert {line["step"] for line in lines} == {step}
         assert all(line["trajectory"]["turns"] for line in lines)
@@ -133,11 +140,11 @@ def test_every_dumped_reward_is_that_of_the_dumped_trajectory(rollouts: list[dic
 
 
 def test_the_advantages_told_are_those_of_the_dumped_rewards(
-    trained: Run, metrics: list[dict[str, Any]]
+    killed: Run, metrics: list[dict[str, Any]]
 ) -> None:
     for step, line in enumerate(metrics, start=1):
         by_hop: dict[int, list[float]] = {}
-        for rollout in trained.lines(f"dumps/step_{step:04d}.jsonl"):
+        for rollout in killed.lines(f"dumps/step_{step:04d}.jsonl"):
             by_hop.setdefault(rollout["hop"], []).append(rollout["reward"]["score"])
         sizes = [
             abs(score - np.mean(group)) / np.sqrt(np.var(group) + 1e-6)
@@ -152,69 +159,49 @@ def test_the_sampler_and_the_actor_agree_on_the_log_probs(metrics: list[dict[str
         assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
 
 
-def test_heartbeats_tell_the_phases_in_order(trained: Run) -> None:
-    beats = [(beat["step"], beat["phase"]) for beat in trained.lines("heartbeats.jsonl")]
-    expected = [(0, "start-up"), *((step, phase) for step in (1, 2) for phase in PHASES)]
+def test_heartbeats_tell_the_phases_in_order(killed: Run) -> None:
+    beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
+    expected = [(0, "start-up"), *((step, phase) for step in (1, 2) for phase in PHASES), (3, "rollout")]
     assert beats[: len(expected)] == expected
-    assert [phase for _, phase in beats[len(expected) :]] in ([], ["done"])
 
 
-def test_training_moved_the_weights(trained: Run, speaking_model: Path) -> None:
+def test_training_moved_the_weights(killed: Run, speaking_model: Path) -> None:
     before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
-    first, second = checkpoint_weights(trained, 1), checkpoint_weights(trained, 2)
+    first, second = checkpoint_weights(killed, 1), checkpoint_weights(killed, 2)
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(before[name], first[name])
     assert not torch.equal(first[name], second[name])
 
 
-def test_the_export_is_the_checkpoint_in_bfloat16_and_gives_its_log_probs(
-    trained: Run, speaking_model: Path
-) -> None:
-    exported = AutoModelForCausalLM.from_pretrained(trained.export, dtype=torch.bfloat16)
-    # Loaded as bfloat16 before the weights come in: a cast of the whole model would round its rotary table.
-    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.bfloat16)
-    from_checkpoint.load_state_dict(checkpoint_weights(trained, 2))
-    tokenizer = AutoTokenizer.from_pretrained(trained.export)
-    ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
-    with torch.no_grad():
-        ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
-    assert torch.allclose(ours, theirs, atol=1e-4)
+def test_a_killed_service_ends_the_run_with_its_name_and_log(killed: Run) -> None:
+    assert killed.code == 1, killed.err[-3000:]
+    assert "service 'solver' died: killed by SIGKILL" in killed.err
+    assert str(killed.folder / "logs" / "solver.log") in killed.err
+    assert "Traceback" not in killed.err.split("last lines:")[0]
 
 
-def test_the_export_keeps_the_chat_template(trained: Run, speaking_model: Path) -> None:
-    exported, original = (AutoTokenizer.from_pretrained(p) for p in (trained.export, speaking_model))
-    assert exported.chat_template == original.chat_template
-    assert exported.eos_token == original.eos_token == "<|im_end|>"
+def test_a_killed_service_leaves_no_process_behind(killed: Run) -> None:
+    assert_nothing_left(killed)
 
 
-def test_tensorboard_has_the_metrics(trained: Run) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(trained.folder / "tensorboard"))
-    events.Reload()
-    assert [scalar.step for scalar in events.Scalars("drzero/reward/score")] == [1, 2]
-
-
-def test_no_process_of_the_run_is_left_and_its_ports_are_free(trained: Run) -> None:
-    assert_nothing_left(trained)
-
-
-def test_nothing_listened_beyond_loopback(trained: Run) -> None:
-    assert (trained.config.retrieval.host, trained.config.retrieval.port) in trained.watch.listeners
-    beyond = {
-        (ip, port): command
-        for (ip, port), command in trained.watch.listeners.items()
-        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
-    }
-    assert beyond == {}
+def test_a_killed_service_leaves_no_step_half_written(killed: Run) -> None:
+    assert not list(killed.folder.glob("**/*.partial")) and not killed.export.exists()
+    left = sorted(path.name for name in ("dumps/*", "global_step_*") for path in killed.folder.glob(name))
+    assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
 
 
 @pytest.fixture(scope="module")
-def resumed(arguments: list[str], trained: Run, metrics: list[dict[str, Any]]) -> Run:
-    """The same command with one step more, after all that reads the first run's files has had its turn."""
-    run = run_stage("challenger", [*arguments, "trainer.total_training_steps=3"], trained.folder)
+def resumed(arguments: list[str], killed: Run, metrics: list[dict[str, Any]]) -> Run:
+    """The same command again, after all that reads the killed run's files has had its turn."""
+    run = run_stage("challenger", arguments, killed.folder)
     assert run.code == 0, run.err[-3000:] + run.out[-6000:]
     return run
+
+
+def test_the_run_ends_with_a_summary_that_names_what_it_left(resumed: Run) -> None:
+    for name in ("checkpoint", "export", "rollout dumps", "metrics", "logs"):
+        assert name in resumed.out
+    assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 3
 
 
 def test_a_rerun_resumes_after_the_last_step(resumed: Run) -> None:
@@ -232,6 +219,40 @@ def test_a_resumed_run_goes_on_from_the_saved_weights(resumed: Run) -> None:
     second, third = checkpoint_weights(resumed, 2)[name], checkpoint_weights(resumed, 3)[name]
     step = (third - second).abs().max()
     assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
+
+
+def test_the_export_is_the_checkpoint_in_bfloat16_and_gives_its_log_probs(
+    resumed: Run, speaking_model: Path
+) -> None:
+    exported = AutoModelForCausalLM.from_pretrained(resumed.export, dtype=torch.bfloat16)
+    # Loaded as bfloat16 before the weights come in: a cast of the whole model would round its rotary table.
+    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.bfloat16)
+    from_checkpoint.load_state_dict(checkpoint_weights(resumed, 3))
+    tokenizer = AutoTokenizer.from_pretrained(resumed.export)
+    ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
+    with torch.no_grad():
+        ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_the_export_keeps_the_chat_template(resumed: Run, speaking_model: Path) -> None:
+    exported, original = (AutoTokenizer.from_pretrained(p) for p in (resumed.export, speaking_model))
+    assert exported.chat_template == original.chat_template
+    assert exported.eos_token == original.eos_token == "<|im_end|>"
+
+
+def test_no_process_of_the_run_is_left_and_its_ports_are_free(resumed: Run) -> None:
+    assert_nothing_left(resumed)
+
+
+def test_nothing_listened_beyond_loopback(resumed: Run) -> None:
+    assert (resumed.config.retrieval.host, resumed.config.retrieval.port) in resumed.watch.listeners
+    beyond = {
+        (ip, port): command
+        for (ip, port), command in resumed.watch.listeners.items()
+        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+    }
+    assert beyond == {}
 
 
 @pytest.fixture(scope="module")
@@ -272,35 +293,9 @@ def test_the_result_names_checkpoint_and_export_and_counts_the_attempts_tokens(c
     assert result.tokens == step["perf/total_num_tokens"] + attempts > attempts > 0
 
 
-@pytest.fixture(scope="module")
-def killed(arguments: list[str], checkpoints: Path) -> Run:
-    """A run whose solver, which is not started again, is killed (SIGKILL) during the first step's rollout."""
-    folder = checkpoints / "killed"
+def test_tensorboard_has_the_metrics(continued: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def kill(watch: Watch) -> None:
-        beats = folder / "heartbeats.jsonl"
-        deadline = time.monotonic() + RUN_LIMIT_S
-        while not (beats.exists() and "rollout" in beats.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        port = OmegaConf.load(folder / "resolved.yaml").solver.port
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                os.kill(connection.pid, signal.SIGKILL)
-
-    return run_stage("challenger", [*arguments, "run.name=killed"], folder, kill)
-
-
-def test_a_killed_service_ends_the_run_with_its_name_and_log(killed: Run) -> None:
-    assert killed.code == 1, killed.err[-3000:]
-    assert "service 'solver' died: killed by SIGKILL" in killed.err
-    assert str(killed.folder / "logs" / "solver.log") in killed.err
-    assert "Traceback" not in killed.err.split("last lines:")[0]
-
-
-def test_a_killed_service_leaves_no_process_behind(killed: Run) -> None:
-    assert_nothing_left(killed)
-
-
-def test_a_killed_service_leaves_no_step_half_written(killed: Run) -> None:
-    assert not list(killed.folder.glob("**/*.partial")) and not list(killed.folder.glob("dumps/*"))
-    assert not killed.export.exists() and not list(killed.folder.glob("global_step_*"))
+    events = EventAccumulator(str(continued.folder / "tensorboard"))
+    events.Reload()
+    assert [scalar.step for scalar in events.Scalars("drzero/reward/score")] == [4]
