@@ -6,6 +6,7 @@ stands there; the last lines are mostly its consequences).
 """
 
 import re
+import select
 import sys
 import threading
 from collections import deque
@@ -19,16 +20,57 @@ _ERROR = re.compile(
 )
 _ORIGIN = re.compile(r"^(\([^)]*\) )?")  # Ray puts "(TaskRunner pid=12) " before a worker's line
 _LONGEST_LINE = 64 * 1024  # bytes; a stream without line ends must not fill the memory
-_stdout_lock = threading.Lock()
+_CONSOLE_WAIT_S = 1.0  # for a terminal that takes nothing; a pager may be slow, Ctrl-S lasts
+_PIECE = select.PIPE_BUF // 4  # characters, of at most 4 bytes: as many as a pipe with room takes at once
+
+
+class _Console:
+    """Stdout, from several threads. It may take nothing (Ctrl-S, `| less`), or be closed (`| head`).
+
+    Neither must stop a run, whose children wait for the readers that print here: a line that is not taken is
+    left out here, and counted.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left_out = 0
+
+    def print(self, line: str) -> None:
+        with self._lock, suppress(OSError, ValueError):
+            if self._left_out and _takes_more(0):
+                told = f"[drzero] {self._left_out} lines were not taken here; the logs have them"
+                self._left_out = 0 if self._write(told) else self._left_out
+            if self._left_out or not self._write(line):
+                self._left_out += 1
+
+    def _write(self, line: str) -> bool:
+        """Write it as far as it is taken, and tell whether that was to its end."""
+        text = line + "\n"
+        for start in range(0, len(text), _PIECE):
+            if not _takes_more(_CONSOLE_WAIT_S):
+                return False
+            sys.stdout.write(text[start : start + _PIECE])
+            sys.stdout.flush()
+        return True
+
+
+def _takes_more(wait_s: float) -> bool:
+    """Whether stdout can be written to without waiting longer than this."""
+    try:
+        stdout = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file: a notebook's, a test's
+        return True
+    poll = select.poll()
+    poll.register(stdout, select.POLLOUT)
+    return bool(poll.poll(wait_s * 1000))
+
+
+_console = _Console()
 
 
 def say(name: str, text: str) -> None:
     """Print one line to stdout as `[name] text`, whole even when several threads print."""
-    # A closed terminal or pipe (`drzero … | head`) must not end the run, nor a reader that a child depends
-    # on.
-    with _stdout_lock, suppress(OSError, ValueError):
-        sys.stdout.write(f"[{name}] {text}\n")
-        sys.stdout.flush()
+    _console.print(f"[{name}] {text}")
 
 
 def looks_like_error(line: str) -> bool:

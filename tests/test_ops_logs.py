@@ -2,11 +2,22 @@
 
 import io
 import os
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from ops.logs import LogTee, looks_like_error
+from ops import logs
+from ops.logs import LogTee, looks_like_error, say
+
+
+@pytest.fixture(autouse=True)
+def console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has left nothing out yet."""
+    monkeypatch.setattr(logs, "_console", logs._Console())
 
 
 def tee(folder: Path, content: bytes, keep: int = 30) -> LogTee:
@@ -49,6 +60,41 @@ def test_only_the_last_lines_are_remembered(tmp_path: Path) -> None:
 def test_output_without_line_ends_is_read_to_its_end(tmp_path: Path) -> None:
     tee(tmp_path, b"x" * 1_000_000)
     assert (tmp_path / "logs" / "main.log").stat().st_size == 1_000_000
+
+
+@contextmanager
+def stopped_terminal() -> Iterator[tuple[int, int]]:
+    """Stdout is a terminal that somebody has stopped with Ctrl-S: what they see, and where it is stopped."""
+    seen, terminal = os.openpty()
+    tty.setraw(terminal)
+    termios.tcflow(terminal, termios.TCOOFF)
+    with open(seen, "rb"), open(terminal, "w") as stdout, redirect_stdout(stdout):
+        yield seen, terminal
+        termios.tcflow(terminal, termios.TCOON)
+
+
+def test_a_stopped_terminal_does_not_stop_the_log(tmp_path: Path) -> None:
+    content = b"a line of it\n" * 50_000
+    with stopped_terminal():
+        assert tee(tmp_path, content).tail()[-1] == "a line of it"
+    assert (tmp_path / "logs" / "main.log").read_bytes() == content
+
+
+def test_a_terminal_that_goes_on_is_told_how_much_it_has_missed() -> None:
+    with stopped_terminal() as (seen, terminal):
+        for number in range(3):
+            say("main", f"line {number}")
+        termios.tcflow(terminal, termios.TCOON)
+        say("main", "line 3")
+        shown = os.read(seen, 1000)
+    assert shown == b"[drzero] 3 lines were not taken here; the logs have them\n[main] line 3\n"
+
+
+def test_a_pipe_that_nobody_reads_does_not_stop_the_log(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb"), open(writer, "w") as stdout, redirect_stdout(stdout):
+        content = b"x" * 500 + b"y" * 500_000 + b"\nlast\n"
+        assert tee(tmp_path, content).tail()[-1] == "last"
 
 
 def test_a_closed_terminal_does_not_stop_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
