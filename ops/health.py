@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 from ops.logs import say
 
-# Services are local: a proxy set for the outside must not be asked about them.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _BUSY_SHARE = 0.05
 """CPU seconds a second above which a silent service is at work; on a crowded machine it gets few of them."""
 _AGAIN_S = 1.0
@@ -66,27 +65,63 @@ class Away(str):
 
 def ask(check: HealthCheck) -> str | None:
     """Probe once: None when healthy, else what was wrong."""
-    data = None if check.body is None else json.dumps(check.body).encode()
+    body = None if check.body is None else json.dumps(check.body).encode()
     try:
-        request = urllib.request.Request(check.url, data, {"Content-Type": "application/json"})
-        with _opener.open(request, timeout=check.timeout_s) as answer:
-            if answer.status != HTTPStatus.OK:
-                return f"status {answer.status}"
-            return check.wrong(json.loads(answer.read())) if check.wrong else None
-    except urllib.error.HTTPError as error:
-        return (Away if error.code == check.away else str)(f"status {error.code}")
+        status, answer = _fetch(check.url, body, check.timeout_s)
+        if status != HTTPStatus.OK:
+            return (Away if status == check.away else str)(f"status {status}")
+        return check.wrong(json.loads(answer)) if check.wrong else None
+    except TimeoutError:
+        return f"no answer within {check.timeout_s:g} s"
     except (OSError, ValueError, http.client.HTTPException) as error:  # refused, reset, not HTTP, not JSON
-        reason = getattr(error, "reason", error)
-        return f"no answer within {check.timeout_s:g} s" if isinstance(reason, TimeoutError) else str(reason)
+        return str(error)
+
+
+def _fetch(url: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body of an answer, to a POST where there is something to send.
+
+    Local services are asked, so no proxy is. Raises TimeoutError when it has not ended within `timeout_s`: a
+    socket's own time-out begins anew with every byte, and a server may send one now and then for ever.
+    """
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    late = threading.Event()
+    with closing(kind(parts.netloc.rpartition("@")[2], timeout=timeout_s)) as connection:
+        connection.connect()
+        connected = connection.sock  # an answer may take it over
+
+        def cut() -> None:
+            late.set()
+            with suppress(OSError):  # closed meanwhile
+                connected.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(timeout_s, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            connection.request(
+                "GET" if body is None else "POST", path, body, {"Content-Type": "application/json"}
+            )
+            answer = connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException):
+            if not late.is_set():
+                raise
+        finally:
+            timer.cancel()
+    if late.is_set():
+        raise TimeoutError
+    return answer.status, content
 
 
 def read_counters(url: str, timeout_s: float = 1.0) -> dict[str, float]:
     """Every sample of a Prometheus page by name, labels summed up; empty when it does not answer."""
     try:
-        with _opener.open(url, timeout=timeout_s) as answer:
-            text = answer.read().decode(errors="replace")
+        status, page = _fetch(url, None, timeout_s)
     except (OSError, ValueError, http.client.HTTPException):
         return {}
+    text = page.decode(errors="replace") if status == HTTPStatus.OK else ""
     counters: dict[str, float] = {}
     for line in text.splitlines():
         if not line.startswith("#"):

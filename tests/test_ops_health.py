@@ -1,6 +1,11 @@
 """Health by probes that do work: cheap while work flows, patient with the busy, sure of the hung."""
 
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -8,6 +13,8 @@ from conftest import StartPeer, unused_port
 
 from ops import health
 from ops.health import HealthCheck, HealthMonitor, ask, read_counters
+
+StartPage = Callable[[int, bytes], str]
 
 
 class Service:
@@ -33,6 +40,28 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr(health, "read_counters", lambda url: dict(made.counters))
     monkeypatch.setattr(health.time, "monotonic", lambda: made.now)
     yield made
+
+
+@pytest.fixture
+def start_page() -> Iterator[StartPage]:
+    """Serve one page, with a status."""
+    servers = []
+
+    def start(status: int, page: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(page)
+
+        servers.append(HTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/metrics"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def monitor(service: Service, **settings: Any) -> HealthMonitor:
@@ -141,15 +170,34 @@ def test_a_probe_says_what_was_wrong(start_peer: StartPeer) -> None:
     assert ask(HealthCheck(url=canary.url, body={"queries": []}, wrong=canary.wrong)) == "garbage"
 
 
-def test_counters_are_summed_over_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Answer:
-        def __enter__(self) -> "Answer":
-            return self
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["head", "body"]
+)
+def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(said: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def __exit__(self, *_: object) -> None: ...
+        def drip() -> None:
+            with listener.accept()[0] as client, suppress(OSError):
+                client.sendall(said)
+                while True:
+                    client.sendall(b"x")
+                    time.sleep(0.05)
 
-        def read(self) -> bytes:
-            return b'# HELP a\na{b="1"} 2.0\na{b="2"} 3\nc 1e3\nnonsense\n'
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        assert ask(HealthCheck(url=url, timeout_s=0.5)) == "no answer within 0.5 s"
 
-    monkeypatch.setattr(health._opener, "open", lambda *_, **__: Answer())
-    assert read_counters("http://x") == {"a": 5.0, "c": 1000.0}
+
+def test_a_server_that_accepts_and_never_answers_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        assert ask(HealthCheck(url=url, timeout_s=0.5)) == "no answer within 0.5 s"
+
+
+def test_counters_are_summed_over_their_labels(start_page: StartPage) -> None:
+    page = b'# HELP a\na{b="1"} 2.0\na{b="2"} 3\nc 1e3\nnonsense\n'
+    assert read_counters(start_page(200, page)) == {"a": 5.0, "c": 1000.0}
+
+
+def test_a_page_that_is_not_there_has_no_counters(start_page: StartPage) -> None:
+    assert read_counters(start_page(404, b"a 1\n")) == {}
