@@ -12,10 +12,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from search_parts import (
     QUESTIONS,
@@ -218,7 +219,8 @@ def test_sigterm_under_load_answers_what_was_asked_before_it(own_server: Server)
             server.process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.5)
         finally:
-            encoder.send_signal(signal.SIGCONT)
+            with suppress(psutil.NoSuchProcess):  # then the answers below tell why
+                encoder.send_signal(signal.SIGCONT)
         await load.until(lambda: server.process.poll() is not None)
 
     def waiting(load: Load) -> float:
