@@ -36,7 +36,7 @@ def main(image: str) -> int:
         for problem, line in check():
             bad += problem
             print(f"{'ERROR' if problem else 'ok':<6}{line}", flush=True)
-    print(f"container check: {f'{bad} problems' if bad else 'nothing wrong'}")
+    print(f"container check: {f'{bad} of them failed' if bad else 'nothing wrong'}")
     return 1 if bad else 0
 
 
