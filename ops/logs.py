@@ -39,7 +39,8 @@ class _Console:
         with self._lock, suppress(OSError, ValueError):
             if self._left_out and _takes_more(0):
                 told = f"[drzero] {self._left_out} lines were not taken here; the logs have them"
-                self._left_out = 0 if self._write(told) else self._left_out
+                if self._write(told):
+                    self._left_out = 0
             if self._left_out or not self._write(line):
                 self._left_out += 1
 

@@ -255,13 +255,18 @@ def sleeper() -> "subprocess.Popen[bytes]":
     process.wait()
 
 
+def until(process: "subprocess.Popen[bytes]", status: str) -> None:
+    """Wait until the system says that the process is in this state."""
+    wait_for(lambda: psutil.Process(process.pid).status() == status, 10)
+
+
 def test_a_stack_is_read_without_touching_the_process_even_when_it_is_stopped(
     sleeper: "subprocess.Popen[bytes]",
 ) -> None:
     for state, status in (("S", psutil.STATUS_SLEEPING), ("T", psutil.STATUS_STOPPED)):
         if state == "T":
             sleeper.send_signal(signal.SIGSTOP)
-        wait_for(lambda status=status: psutil.Process(sleeper.pid).status() == status, 10)  # type: ignore[misc]
+        until(sleeper, status)
         [process] = descendants([sleeper.pid])[sleeper.pid]
         [stack] = dump_stacks([("main", process)])
         if stack.failure:

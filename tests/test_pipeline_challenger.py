@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from chaos import beat
 from conftest import Prepared
 from data_order import unbroken_order
 from omegaconf import OmegaConf
@@ -61,13 +62,8 @@ def killed(arguments: list[str], checkpoints: Path) -> Run:
     """Two steps, and a third in whose rollout the solver is killed (SIGKILL), which is not started again."""
     folder = checkpoints / "tiny"
 
-    def in_the_third_rollout() -> bool:
-        beats = folder / "heartbeats.jsonl"
-        lines = beats.read_text().split("\n")[:-1] if beats.exists() else []  # what ends has a line's end
-        return any((b["step"], b["phase"]) == (3, "rollout") for b in map(json.loads, lines))
-
     def kill(watch: Watch) -> None:
-        wait_for(in_the_third_rollout, RUN_LIMIT_S)
+        wait_for(lambda: beat(3, "rollout")(folder, 0), RUN_LIMIT_S)
         port = OmegaConf.load(folder / "resolved.yaml").solver.port
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
