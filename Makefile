@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-modal lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
+.PHONY: help setup train test test-slow test-all lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
         check-services flow-test status diagnose chaos chaos-ops compat serve-search clean
 
 help: ## Show these verbs
@@ -29,17 +29,22 @@ train: setup ## Rehearse the recipe here: demo corpus, small model, a real short
 	$(BIN)/drzero demo $(ARGS)
 
 # Two workers: a run of the trainer keeps one core busy, and two of them need some 16 GB. Whole runs go to them in two
-# lanes of the same length (tests/conftest.py).
-test: setup ## Run the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+# lanes of similar length (tests/conftest.py). tests/README.md lists what is in which tier.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-modal: setup ## Every stage through the launcher, by itself as well: 15 minutes
-	DRZERO_TEST_MODAL=1 $(BIN)/python -m pytest -v tests/test_modal_loop.py $(ARGS)
+test: setup ## Test every behaviour once
+	$(PYTEST) -m "not slow" $(ARGS)
 
-lint: setup ## Check style, format and types
+test-slow: setup ## The second tier: kill matrices, second witnesses, further real runs
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: test test-slow compat ## Both tiers, and the published wheels (needs a network)
+
+lint: setup ## Check style, format, types and which room imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 smoke: setup ## One step of the demo, to see that everything starts
 	$(BIN)/drzero smoke $(ARGS)
@@ -86,10 +91,9 @@ chaos: setup ## Kill the loop at every stage, again and again, and check that it
 chaos-ops: setup ## Break a run's parts one by one, and check what the watchdog says of each
 	$(BIN)/python tests/chaos_ops.py $(ARGS)
 
-compat: setup ## SGLang's wheels and the images' versions, looked at anew (fetches 300 MB, updates docs/modal-image.md)
-	PYTHONPATH=. $(BIN)/python tests/compat/sglang_wheels.py docs/modal-image.md
+compat: setup ## The pinned SGLang and the images' versions against the package index (downloads 6 MB)
 	DRZERO_COMPAT=1 $(BIN)/python -m pytest -q tests/compat $(ARGS)
-	$(BIN)/python -m launch.image_check
+	$(BIN)/python -m launch.image.check
 
 serve-search: setup ## The retrieval service alone: ARGS="chroma.path=my/chromadb"
 	$(BIN)/drzero serve-search $(ARGS)

@@ -6,12 +6,12 @@
     modal run --detach modal_train.py --action challenger --iteration 1 --model qwen2.5-3b +trainer.foo=1
     modal run modal_train.py::train --env demo --steps 10 --gpu-type A10G --gpu-count 1
 
-What happens: the words are parsed and merged with run file and environment (launch.request), a CPU container
-prepares and judges (`drzero preflight`), and only then the machine is asked for. The call on that machine is
-the whole supervised run (launch.container), commits the volume as it goes, and starts its own successor when
-its time is up; this end only reports. docs/modal.md has the whole story.
+The command line is parsed and merged with run file and environment (launch.request), a CPU container prepares
+the data and runs `drzero preflight`, and only then the machine is requested. The call on that machine is the
+whole supervised run (launch.container): it commits the volume as it goes and starts the next call when its
+time is up. The terminal only reports. docs/modal.md has the details.
 
-At the client this file imports nothing but modal, pyyaml, python-dotenv and the standard library.
+At the client this file needs nothing but modal, pyyaml, python-dotenv and the standard library.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dotenv import dotenv_values
 
 from launch.actions import find_action
 from launch.arguments import Words, of_function, parse, parse_function, words_of_modal_run
-from launch.client import run_download, run_logs, run_upload, told_at_work
+from launch.client import launch_running, run_download, run_logs, run_upload
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
-from launch.image import SOURCE, ImageExtras, cpu_image, gpu_image
+from launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image
 from launch.request import Request, from_dict, resolve
 from launch.runfile import read_runfile
 from launch.secrets import NAMED, dotenv_secret, named_secrets
@@ -39,15 +39,16 @@ from launch.volumes import MOUNTS, volume_names
 ROOT = Path(__file__).resolve().parent
 DOTENV = dotenv_values(ROOT / ".env")
 ROOTS = ("paths.corpus={corpus}", "paths.checkpoints={checkpoints}")
-"""Overrides of everything that runs there; a container puts in where it has the volumes."""
+"""Overrides of every `drzero` command there; a container fills in the folders of its volumes."""
 ASK_TIMEOUT_S = 1800
-"""Of what only looks at things; a first start builds the image, which may take that long."""
+"""Time limit of the short CPU calls."""
 
 
 def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
-    """What the command line asks for, ahead of anything that Modal builds; exits with 2 on a mistake.
+    """Parse the command line before Modal builds anything; exits with 2 on a mistake.
 
-    The words, where they are ours; what goes into the images beside our own; the volumes' names.
+    Returns the words of our own entry point (None for another), the user's additions to the images, and the
+    volumes' names.
     """
     try:
         words = words_of_modal_run(sys.argv, Path(__file__).name)
@@ -59,11 +60,11 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
         if planned is None and path and Path(path).parts[0] not in SOURCE:
             raise LaunchError(
                 f"--config-path {path}: an app function reads it in a container, which has no more of the "
-                "checkout than config/ and the code: put it there and say config/…, or use --action"
+                "checkout than config/ and the code: put it under config/, or use --action"
             )
         image = read_runfile(path).image
         extras = ImageExtras(**{part: tuple(items) for part, items in image.items()})
-        # Made once, here, where a mistake in them is a line.
+        # Defined here already, so that a mistake in the additions is one line.
         cpu_image(extras)
         return planned, extras, volume_names(ENVIRONMENT)
     except LaunchError as error:
@@ -77,7 +78,7 @@ VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, 
 SECRET = dotenv_secret(ROOT)
 
 app = modal.App("dr-zero")
-# A container imports this file as well, and must come to the same volumes and as many secrets.
+# A container imports this file too, and must define the same volumes and the same number of secrets.
 _shared: dict[str, Any] = {
     "volumes": {MOUNTS[kind]: volume for kind, volume in VOLUMES.items()},
     "secrets": [SECRET],
@@ -100,18 +101,18 @@ def cpu_stage(request: dict[str, Any]) -> dict[str, Any]:
     return _run(from_dict(request))
 
 
-# Only where it is wanted: nobody should wait for the GPU image to list models.
+# Only if it is needed: --action list-models must not wait for the GPU image.
 if PLANNED is None or resolve(PLANNED).compute.type is not None:
 
     @app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
     def gpu_stage(request: dict[str, Any]) -> dict[str, Any]:
-        """A launch, or a part of one, on GPUs; which ones is said by the call (`with_options`)."""
+        """A launch, or a part of one, on GPUs; the call sets which (`with_options`)."""
         return _run(from_dict(request))
 
     @app.function(image=gpu_image(EXTRAS), cpu=4, memory=16384, timeout=ASK_TIMEOUT_S, **_shared)
     def check_gpu_image() -> int:
         """The CPU half of the smoke test, in the image for GPUs."""
-        return _module("launch.container_check", ["gpu"])
+        return _module("launch.image.container_check", ["gpu"])
 
 
 def _module(module: str, words: list[str]) -> int:
@@ -125,7 +126,7 @@ def _module(module: str, words: list[str]) -> int:
 
 
 def _run(request: Request) -> dict[str, Any]:
-    """One call: the stage under supervision, and its successor if its time is up."""
+    """One call: the stage under supervision, and the next call if its time is up."""
     from launch.container import run_job
 
     _reload()
@@ -158,54 +159,53 @@ def _on_machine(request: Request) -> modal.Function[Any, Any, Any]:
 def _with(
     function: modal.Function[Any, Any, Any], secrets: tuple[str, ...], **options: Any
 ) -> modal.Function[Any, Any, Any]:
-    """The function with named secrets beside `.env`, and with other options."""
+    """The function with named secrets next to `.env`, and with other options."""
     if not secrets and not options:
         return function
-    # What is said here replaces what the function was made with.
+    # These options replace those the function was defined with.
     named = [modal.Secret.from_name(name) for name in secrets]
     return function.with_options(secrets=[SECRET, *named], env=_shared["env"], **options)
 
 
 def _secrets() -> tuple[str, ...]:
-    """The named secrets that a launch gets, those that are missing told.
+    """The named secrets that a launch gets; prints a line for each that is missing.
 
-    Not to be asked in a call of a launch: what it has got already would be taken for `.env`.
+    Only for the start of a launch: inside its calls the secrets it already has would be taken for `.env`.
     """
-    names, notes = named_secrets(_known_secrets())
+    # In the container of an app function the contents of `.env` are in the environment.
+    own = {} if modal.is_local() else {key: os.environ.get(key) for key in NAMED.values()}
+    names, notes = named_secrets({**DOTENV, **own})
     for note in notes:
         print(f"[launch] {note}")
     return names
 
 
-def _known_secrets() -> dict[str, str | None]:
-    """What `.env` holds, here or, in the container of an app function, by way of the environment."""
-    own = {} if modal.is_local() else {key: os.environ.get(key) for key in NAMED.values()}
-    return {**DOTENV, **own}
-
-
 def conduct(request: Request) -> None:
-    """Prepare, judge, run and follow a launch to its end; raises LaunchError when it does not end well."""
+    """Prepare, preflight, run and follow a launch to its end; raises LaunchError if it does not finish."""
     print(request.as_yaml(), end="")
-    if (told := told_at_work(VOLUMES["checkpoints"], request.name)) is not None:
-        raise LaunchError(f"{request.name}: {told}")
+    if (reason := launch_running(VOLUMES["checkpoints"], request.name)) is not None:
+        raise LaunchError(f"{request.name}: {reason}")
     request = dataclasses.replace(request, secrets=_secrets())
-    looks = _with(ask, request.secrets)
+    on_cpu = _with(ask, request.secrets)
     if request.action == "smoke" and _check_container(request):
-        raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was asked for")
+        raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was requested")
     for stage, *words in request.preparations:
-        if looks.remote("pipeline.cli", [stage, *ROOTS, *words]):
-            raise LaunchError(f"drzero {stage} failed (see above); no machine was asked for")
+        if on_cpu.remote("pipeline.cli", [stage, *ROOTS, *words]):
+            raise LaunchError(f"drzero {stage} failed (see above); no machine was requested")
     if request.preflight:
         stage, *words = request.command
-        if looks.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
-            raise LaunchError("preflight found errors (see above); no machine was asked for")
+        if on_cpu.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
+            raise LaunchError("preflight found errors (see above); no machine was requested")
         # GPUs cost the same while they wait for a download.
-        if request.compute.type and looks.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
-            raise LaunchError("a model could not be fetched (see above); no machine was asked for")
-    # Spawned: with --detach it then goes on when this end dies, where Modal cancels a blocking call.
+        if request.compute.type and on_cpu.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
+            raise LaunchError("a model could not be fetched (see above); no machine was requested")
+    # Spawned: with --detach it then survives this terminal, while Modal would cancel a blocking call.
     call = _on_machine(request).spawn(request.to_dict())
-    told = f"{request.name} is asked for (call {call.object_id}); with --detach this end may go now"
-    print(f"[launch] {told}", flush=True)
+    print(
+        f"[launch] {request.name} is requested (call {call.object_id}); with --detach this terminal may be "
+        "closed now",
+        flush=True,
+    )
     result = call.get()
     while result["next"]:
         print(f"[launch] {result['message']}: {result['next']}")
@@ -216,10 +216,10 @@ def conduct(request: Request) -> None:
 
 
 def _check_container(request: Request) -> int:
-    """Exit code of the CPU half of the smoke test, in the image that the other half will run in."""
+    """Exit code of the CPU half of the smoke test, in the image of the GPU half."""
     if request.compute.type:
         return int(_with(check_gpu_image, request.secrets).remote())
-    return int(_with(ask, request.secrets).remote("launch.container_check", ["cpu"]))
+    return int(_with(ask, request.secrets).remote("launch.image.container_check", ["cpu"]))
 
 
 @app.local_entrypoint()
@@ -230,7 +230,7 @@ def main(*words: str) -> None:
     except LaunchError as error:
         print(f"modal_train: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    # Of Modal's own: a time-out, a connection, a right that is missing.
+    # Modal's own: a time-out, a lost connection, a missing permission.
     except modal.exception.Error as error:
         print(f"modal_train: Modal: {type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -316,7 +316,7 @@ def evaluate(
 
 @app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
 def train_with_config(config_path: str, stage: str = "challenger", env: str = "", steps: int = 0) -> None:
-    """Train as a run file says."""
+    """Train with the settings of a run file."""
     _launch(stage, "", config_path=config_path, env=env, steps=steps or None)
 
 

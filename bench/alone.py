@@ -1,9 +1,9 @@
-"""What one query costs the encoder or the index alone, at the best batch: CPU-seconds, no service around.
+"""CPU time per query of the encoder or the index alone, by batch size, without a service around them.
 
     python -m bench.alone encoder --folder world --embedder packaged-minilm --seconds 5
     python -m bench.alone index --folder world --embedder packaged-minilm --seconds 5
 
-`world` is a folder that bench/retrieval.py has prepared. Prints "ready", waits for its stdin to close, so
+`world` is a folder prepared by bench/retrieval.py. Prints "ready", waits for its stdin to close, so
 that several can begin together, and prints one JSON object: CPU milliseconds per query of each batch size.
 """
 
@@ -27,7 +27,7 @@ QUERIES = 1 << 14
 
 
 def cost_ms(work: Callable[[int], int], seconds: float) -> float:
-    """CPU milliseconds a query; `work(turn)` does one batch and returns its queries."""
+    """Return CPU milliseconds per query; `work(turn)` does one batch and returns its number of queries."""
     work(0)
     done, turn, begun, end = 0, 1, time.process_time(), time.monotonic() + seconds
     while time.monotonic() < end or not done:
@@ -37,20 +37,20 @@ def cost_ms(work: Callable[[int], int], seconds: float) -> float:
 
 
 def slices(count: int, batch: int, turn: int) -> slice:
-    """The next `batch` of `count` things, round and round."""
+    """Return the next `batch` of `count` items, wrapping around."""
     start = turn * batch % (count - batch + 1)
     return slice(start, start + batch)
 
 
 def encoder_cost(embedder: Embedder, queries: list[str], batch: int, seconds: float) -> float:
-    """CPU milliseconds to encode a query."""
+    """Return CPU milliseconds to encode a query."""
     return cost_ms(
         lambda turn: len(embedder.encode_queries(queries[slices(len(queries), batch, turn)])), seconds
     )
 
 
 def index_cost(store: Store, vectors: np.ndarray, batch: int, seconds: float) -> float:
-    """CPU milliseconds to search for a query and fetch its passages."""
+    """Return CPU milliseconds to search for a query and fetch its passages."""
     return cost_ms(lambda turn: len(store.query(vectors[slices(len(vectors), batch, turn)], 3)), seconds)
 
 

@@ -1,16 +1,16 @@
-"""Closed-loop clients in one process: each asks, waits for the answer, checks it, and asks the next.
+"""Closed-loop clients in one process: each sends a query, waits for the answer, checks it, sends the next.
 
     python -m bench.closed_loop ORDER.json
 
-ORDER is what bench/retrieval.py writes (`Order`). It says "started" on stdout when all clients are connected
-and runs until its stdin closes; then the requests under way are finished and the record is written.
-The HTTP client is forty lines over asyncio, because the clients share the cores with the server: one of the
-usual libraries costs as much per request as the whole server may.
+ORDER is a file written by bench/retrieval.py (`Order`). The process prints "started" when all clients are
+connected and runs until its stdin closes; then open requests are finished and the record is written. The
+HTTP client is forty lines over asyncio, because the clients share the cores with the server: one of the usual
+libraries costs as much per request as the whole server may.
 
 Checks of an answer: status 200, as many hits as asked for, scores in order. That it belongs to the query is
-likely if the passage that states what was asked is in it. All others, and one in `SAMPLED` of these, are kept
-with their scores for the bench to compare with the vectors (`Truth.check`): no answer goes unchecked, and one
-that was meant for another question about the same thing is found out.
+likely if it holds the passage that states what was asked. All others, and one in `SAMPLED` of these, are
+recorded with their scores, and the bench compares them with the vectors (`Truth.check`): no answer goes
+unchecked, and one to another question about the same thing is detected.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from bench.retrieval_world import Queries, Stream, query_number, request_number
 
 TOPK = 3
 KEPT = 1000
-"""So many answers are kept whatever they say, for the recall."""
+"""Number of answers that are recorded unconditionally, for the recall."""
 SAMPLED = 50
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to ask: query n of the stream is line `base + n` of the file `queries`, wrapped around."""
+    """The load: query n of the stream is line `base + n` of the file `queries`, wrapped around."""
 
     port: int
     clients: int
@@ -54,9 +54,9 @@ class Order:
 
 @dataclass
 class Record:
-    """What happened: one entry a request in `begun`, `ended` (monotonic seconds) and `asked` (query numbers).
+    """The results: one entry per request in `begun`, `ended` (monotonic seconds) and `asked` (query numbers).
 
-    `answers` are (query number, titles, scores); `refused` counts answers 503, which are asked again.
+    `answers` are (query number, titles, scores); `refused` counts answers 503, which are repeated.
     """
 
     begun: list[float] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Record:
     errors: dict[str, int] = field(default_factory=dict)
 
     def fail(self, reason: str) -> None:
-        """Count an error by its words."""
+        """Count an error by its message."""
         self.errors[reason] = self.errors.get(reason, 0) + 1
 
 
@@ -119,7 +119,7 @@ class Load:
         self.running = True
 
     async def run(self, ends: asyncio.Event) -> None:
-        """Connect, say so, ask until `ends` is set, let every client finish its last request."""
+        """Connect, print "started", ask until `ends` is set, let every client finish its last request."""
         connections = [Connection(self.order.port) for _ in range(self.order.clients)]
         for connection in connections:
             await connection.open()

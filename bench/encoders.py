@@ -1,18 +1,18 @@
-"""Which runtime serves an embedding model best on a CPU: torch in several ways, ONNX Runtime, OpenVINO.
+"""Runtimes for an embedding model on a CPU, compared: torch in several ways, ONNX Runtime, OpenVINO.
 
     OMP_NUM_THREADS=1 python -m bench.encoders                      # all, into bench/README.md (5 minutes)
     OMP_NUM_THREADS=1 python -m bench.encoders --seconds 1 --dry
 
 Queries are those of bench/retrieval.py, in batches of 1 to 64, one thread. Every runtime gets the tokens of
-the same tokenizer and pads to the longest of the batch; time is CPU time a query, tokenising included, the
-best of the rounds. Rounds go through all runtimes, so that a slow moment of the machine meets them all. What
-a runtime's vectors are worth is told twice: the lowest cosine with float32's for the same query, and recall@3
-over passages in float32, exact search, float32's own answer being the truth.
+the same tokenizer and pads to the longest of the batch; time is CPU time per query, tokenizing included, the
+best of the rounds. Each round runs all runtimes, so that a slow moment of the machine affects them all. The
+quality of a runtime's vectors has two measures: the lowest cosine with float32's for the same query, and
+recall@3 over passages in float32 by exact search, with float32's own answer as the truth.
 
-sentence-transformers' backends `onnx` and `openvino` stand on optimum, whose versions want other versions of
+sentence-transformers' backends `onnx` and `openvino` depend on optimum, which requires other versions of
 torch and transformers than this project's. So the model is exported here by torch and run by the runtimes
-themselves, which is what those backends do. Needs onnx, onnxscript, onnxruntime and openvino; what is not
-installed is left out.
+themselves, which is what those backends do. Needs onnx, onnxscript, onnxruntime and openvino; runtimes that
+are not installed are skipped.
 """
 
 import argparse
@@ -136,7 +136,7 @@ def _openvino(
 ) -> Encode:
     import openvino
 
-    # OpenVINO computes in bfloat16 by itself where the processor can; here it is told.
+    # By default OpenVINO computes in bfloat16 if the processor can; here it is set.
     options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": precision, "NUM_STREAMS": 1}
     request = openvino.Core().compile_model(str(path), "CPU", options).create_infer_request()
 
@@ -149,7 +149,7 @@ def _openvino(
 
 
 def runtimes(embedder: str, folder: Path) -> Iterator[Runtime]:
-    """All that are installed; the first is the reference."""
+    """Yield the installed runtimes; the first is the reference."""
     yield Runtime("sentence-transformers, `encode`", _sentence_transformers(embedder))
     yield Runtime("sentence-transformers, `encode`, eager attention", _eager(embedder))
     yield Runtime("`search.embedders`, float32", _own(embedder))
@@ -184,7 +184,7 @@ def _quantised(path: Path) -> Path:
 
 
 def cpu_ms(encode: Encode, queries: list[str], batch: int, seconds: float) -> float:
-    """CPU milliseconds a query in batches of one size, for about `seconds`."""
+    """Return CPU milliseconds per query in batches of one size, measured for about `seconds`."""
     done, begun, end = 0, time.process_time(), time.monotonic() + seconds
     while time.monotonic() < end or not done:
         start = done % (len(queries) - batch + 1)
@@ -194,13 +194,13 @@ def cpu_ms(encode: Encode, queries: list[str], batch: int, seconds: float) -> fl
 
 
 def recall_at_3(vectors: np.ndarray, reference: np.ndarray, passages: np.ndarray) -> float:
-    """The share of the three nearest passages of the reference's vectors that the others find too."""
+    """Return the share of the three nearest passages by the reference's vectors that these find too."""
     ours, theirs = (np.argsort(-(rows @ passages.T), axis=1)[:, :3] for rows in (vectors, reference))
     return float(np.mean([len(set(a) & set(b)) / 3 for a, b in zip(ours, theirs, strict=True)]))
 
 
 def measure(embedder: str, seconds: float) -> str:
-    """The section's table."""
+    """Measure all runtimes; return the section's table."""
     world = generate_world(0, "run", passages=PASSAGES, chains_per_hop=0)
     queries = Queries.of(world, 0).texts
     texts = [passage_text(passage.title, passage.text) for passage in world.passages.values()]
@@ -234,10 +234,10 @@ def _parts(queries: list[str]) -> Iterator[list[str]]:
 
 
 def two_threads(embedder: str, seconds: float) -> str:
-    """What a second torch thread brings: wall time, since it takes a second core."""
+    """Return a sentence about a second torch thread, in wall time, since it takes a second core."""
     encode = _own(embedder)
     queries = ["In which town was the author of The Falbush Lamp born?"] * max(BATCHES)
-    told = []
+    figures = []
     for batch in (1, 64):
         walls = []
         for threads in (1, 2):
@@ -248,13 +248,13 @@ def two_threads(embedder: str, seconds: float) -> str:
                 encode(queries[:batch])
                 done += batch
             walls.append(1000 * (time.monotonic() - begun) / done)
-        told.append(f"{walls[0]:.2f} and {walls[1]:.2f} at batch {batch}")
+        figures.append(f"{walls[0]:.2f} and {walls[1]:.2f} at batch {batch}")
     torch.set_num_threads(1)
-    return f"Wall ms a query of `search.embedders` with one and with two torch threads: {', '.join(told)}."
+    return f"Wall ms per query of `search.embedders` with one and two torch threads: {', '.join(figures)}."
 
 
 def main() -> None:
-    """Measure, print, and write the section into the README beside this file."""
+    """Measure, print, and write the section to bench/README.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--embedder", default=PACKAGED_EMBEDDER)
     parser.add_argument("--seconds", type=float, default=6.0, help="for each runtime and batch size")
@@ -264,8 +264,8 @@ def main() -> None:
     table = measure(args.embedder, args.seconds)
     about = (
         f"`OMP_NUM_THREADS=1 python -m bench.encoders`: {machine(*PACKAGES)}; {args.embedder}, one thread. "
-        f"CPU milliseconds a query, best of {ROUNDS} rounds; least cosine with the first line's vectors over "
-        f"{COMPARED} queries, and recall@3 against it over {PASSAGES:,} passages."
+        f"CPU milliseconds per query, best of {ROUNDS} rounds; least cosine with the first line's vectors "
+        f"over {COMPARED} queries, and recall@3 against it over {PASSAGES:,} passages."
     )
     section = "\n\n".join([about, table, two_threads(args.embedder, args.seconds / 4)])
     print(section)

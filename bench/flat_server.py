@@ -1,11 +1,11 @@
-"""A retrieval server as Search-R1 runs it: a request's queries in one batch, exact search by FAISS.
+"""A retrieval server like Search-R1's: a request's queries in one batch, exact search by FAISS.
 
     python -m bench.flat_server --vectors world --embedder packaged-minilm --port 9001
 
 A synchronous FastAPI endpoint; the queries of one request are encoded together and searched in an
 `IndexFlatIP`, which compares with every vector. `world` is a folder with `vectors.npy` (unit rows) and
-`corpus.jsonl` (title and text, in the same order), as bench/retrieval.py writes it. Needs faiss-cpu. A peer
-for bench/retrieval.py, not for use.
+`corpus.jsonl` (title and text, in the same order), as bench/retrieval.py writes it. Needs faiss-cpu. Only
+for comparison in bench/retrieval.py.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class RetrieveRequest(BaseModel):
 
 
 def create_app(folder: Path, embedder: str) -> FastAPI:
-    """The app; model and vectors are loaded first."""
+    """Load model and vectors; return the app."""
     model, prefix = load_model(embedder)
     vectors = np.load(folder / "vectors.npy")
     index = faiss.IndexFlatIP(vectors.shape[1])
@@ -64,7 +64,7 @@ def create_app(folder: Path, embedder: str) -> FastAPI:
 
     @app.get("/health")
     def health() -> dict:
-        """Answer as soon as there is a server."""
+        """Answer as soon as the server runs."""
         return {"status": "ok"}
 
     return app

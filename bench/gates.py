@@ -1,9 +1,9 @@
-"""What each gate catches of planted faults, and what it wrongly refuses of clean pairs.
+"""How many planted faults each gate catches, and how many clean pairs it refuses.
 
     python -m bench.gates
 
-Prints the table and writes it into bench/README.md. The faults are those of bench/planted_faults.py; those
-that words cannot show are planted too, marked "beyond", so that the table says what no gate is good for.
+Prints the table and writes it into bench/README.md. The faults are those of bench/planted_faults.py. Faults
+that no gate can see from words are planted too, marked "beyond", so that the table shows the gates' limits.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Measured:
 
 
 def gates_for(clean: Clean, embed: Embed, cosine: float | None = None) -> Gates:
-    """All gates; the benchmark is the clean pairs' own questions."""
+    """All gates, with the clean pairs' own questions as the benchmark."""
     settings = GateSettings(near_duplicate_cosine=cosine)
     return Gates(settings, embed=embed, benchmark_questions=[pair.question for pair in clean.pairs])
 
@@ -62,22 +62,22 @@ def count_caught(gates: Gates, gate: str, pairs: Sequence[Pair], before: Sequenc
 
 
 def measure_fault(fault: Fault, clean: Clean, gates: Gates, seed: int) -> Measured:
-    """Plant one kind of fault wherever it applies."""
+    """Plant one kind of fault in every pair that it applies to."""
     planted = fault.plant(clean, seed)
     caught = count_caught(gates, fault.gate, planted, clean.pairs)
     return Measured(fault.gate, fault.name, fault.visible, len(planted), caught)
 
 
 def measure_pairing(clean: Clean, folder: Path, trials: int, seed: int) -> tuple[list[Measured], int]:
-    """Damage a written file in each way, `trials` times; and the false alarms on the file as written."""
+    """Damage a written file in each way, `trials` times; and count false alarms on the clean file."""
     split = write_solver_split(
         clean.pairs, clean.prompts, folder, prompt_form="short", generator_checkpoint="demo", seed=seed
     )
     rows = read_parquet(split.train_path).to_pylist()
-    there = {row["extra_info"]["index"] for row in rows}
+    written = {row["extra_info"]["index"] for row in rows}
     check = partial(
         check_pairing,
-        pairs=[pair for pair in clean.pairs if pair.prompt_index in there],
+        pairs=[pair for pair in clean.pairs if pair.prompt_index in written],
         prompts=prompts_by_index(clean.prompts),
         ask=partial(solver_messages, form="short"),
     )
@@ -101,7 +101,7 @@ def measure_pairing(clean: Clean, folder: Path, trials: int, seed: int) -> tuple
 
 
 def false_alarms(clean: Clean, gates: Gates, foreign: Gates) -> dict[str, int]:
-    """Clean pairs that each gate refuses; `foreign` has a benchmark that is not the pairs' own."""
+    """Clean pairs that each gate refuses; the benchmark of `foreign` holds questions of another world."""
     alarms = {name: count_caught(foreign, name, clean.pairs, []) for name in foreign.alone}
     for name in gates.among:
         accepted, refused = gates.accepted(clean.pairs), 0
@@ -113,20 +113,20 @@ def false_alarms(clean: Clean, gates: Gates, foreign: Gates) -> dict[str, int]:
 
 
 def table(lines: Sequence[Measured], alarms: dict[str, str]) -> Iterator[str]:
-    """Markdown; the false alarms stand in the first line of each gate."""
+    """Markdown; the first line of each gate has its false alarms."""
     yield "| gate | planted fault | planted | caught | catch rate | false alarms on clean pairs |"
     yield "|---|---|---|---|---|---|"
-    told: set[str] = set()
+    seen: set[str] = set()
     for line in lines:
-        alarm = "" if line.gate in told else alarms[line.gate]
-        told.add(line.gate)
+        alarm = "" if line.gate in seen else alarms[line.gate]
+        seen.add(line.gate)
         beyond = "" if line.visible else " (beyond)"
         rate = f"{line.caught / line.planted:.1%}"
         yield f"| {line.gate} | {line.fault}{beyond} | {line.planted} | {line.caught} | {rate} | {alarm} |"
 
 
 def replace_section(readme: str, title: str, body: str) -> str:
-    """The README with the section of that title replaced, or added at the end."""
+    """The README's text with the section of that title replaced, or appended."""
     before, found, after = readme.partition(f"{title}\n")
     following = after.partition("\n## ")
     rest = f"\n## {following[2]}" if found and following[1] else ""
@@ -134,7 +134,7 @@ def replace_section(readme: str, title: str, body: str) -> str:
 
 
 def measure(per_hop: int, trials: int, seed: int) -> str:
-    """The section's text."""
+    """The text of the section."""
     embedder = Embedder(EmbedderSpec(PACKAGED_EMBEDDER, "cpu"))
     clean = clean_pairs(seed, per_hop)
     gates = gates_for(clean, embedder.encode_queries)
@@ -152,24 +152,24 @@ def measure(per_hop: int, trials: int, seed: int) -> str:
     about = (
         f"`python -m bench.gates`: faults planted into {len(clean.pairs)} clean pairs of a demo world, "
         f"{per_hop} of each of 1 to 4 hops (seed {seed}), and {trials} times into a written file. "
-        f"Near-duplicates by {PACKAGED_EMBEDDER} from a cosine of {gates.near_duplicate_cosine:.3f} on, "
-        'measured on another world. "Beyond" marks faults that the gate has no means to see, planted so that '
-        "they are known."
+        f"Near-duplicates by {PACKAGED_EMBEDDER} from a cosine of {gates.near_duplicate_cosine:.3f}, "
+        'measured on another world. "Beyond" marks faults that the gate cannot see; they are planted to show '
+        "its limits."
     )
     return "\n".join([about, "", *table([*lines, *file_lines], alarms), "", NOTES])
 
 
 NOTES = (
     "Contamination's planted pairs are copies of the benchmark. Its false alarms are counted against the "
-    "questions of another world, of other names: the hardest case there is, as all demo questions share a "
-    'few phrasings; what overlaps is a run such as "what instrument does person married to mayor of". A '
-    "wrong answer that stands in the passage passes every gate: what tells it is that no solver attempt "
-    "agrees, and then the challenger's reward for difficulty is 0."
+    "questions of another world, with other names. This is the hardest case, as all demo questions share a "
+    'few phrasings and overlap in runs such as "what instrument does person married to mayor of". A wrong '
+    "answer that occurs in the passage passes every gate; no solver attempt agrees with it, so the "
+    "challenger's reward for difficulty is 0."
 )
 
 
 def main() -> None:
-    """Measure, print, and write the section into the README beside this file."""
+    """Measure, print, and write the section into bench/README.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--per-hop", type=int, default=100, help="clean pairs of each hop count")
     parser.add_argument("--trials", type=int, default=50, help="damaged files of each kind")

@@ -1,16 +1,16 @@
-"""What the HNSW parameters of a Chroma collection cost and find.
+"""Cost and recall of the HNSW parameters of a Chroma collection.
 
     OMP_NUM_THREADS=1 python -m bench.hnsw                          # 20,000 vectors, into bench/README.md
     OMP_NUM_THREADS=1 python -m bench.hnsw --vectors 100000 --embedder-share 0.2 --dry
 
 Vectors are the packaged embedder's for passages of a demo world, as bench/retrieval.py prepares it; queries
-are the world's questions, which lie elsewhere in the space than passages do, as real ones do. Beyond
-`--embedder-share` of them, vectors are made from two real ones (a mix of both and a little noise), so that
-large sizes can be looked at without hours of embedding.
+are the world's questions, which lie elsewhere in the space than passages, as real ones do. With an
+`--embedder-share` below 1 the other vectors are mixed from two real ones with a little noise, so that large
+sizes can be measured without hours of embedding.
 
 For every pair of max_neighbors and ef_construction a collection is built, then searched with every
-ef_search: recall@3 against exact search, CPU time a query one by one and in batches of 64. Chroma fetches ids
-and distances only, so the times are the index's own.
+ef_search: recall@3 against exact search, CPU time per query one by one and in batches of 64. Chroma fetches
+ids and distances only, so the times are the index's own.
 """
 
 import argparse
@@ -42,7 +42,7 @@ WRITE = 2000
 
 @dataclass(frozen=True)
 class Found:
-    """One line of the table; seconds to build, CPU milliseconds a query."""
+    """One line of the table; seconds to build, CPU milliseconds per query."""
 
     max_neighbors: int
     ef_construction: int
@@ -86,14 +86,14 @@ def build(client: Any, passages: np.ndarray, max_neighbors: int, ef_construction
     for start in range(0, len(passages), WRITE):
         part = passages[start : start + WRITE]
         collection.add(ids=[str(start + row) for row in range(len(part))], embeddings=part)
-    collection.query(query_embeddings=passages[:1], n_results=1)  # what is not indexed yet is indexed now
+    collection.query(query_embeddings=passages[:1], n_results=1)  # indexes what is not indexed yet
     return collection, time.monotonic() - begun
 
 
 def search(
     collection: Any, passages: np.ndarray, queries: np.ndarray, third: np.ndarray
 ) -> tuple[float, float, float]:
-    """Recall@3, and CPU ms a query one by one and in batches of 64."""
+    """Return recall@3, and CPU ms per query one by one and in batches of 64."""
 
     def ask(rows: np.ndarray) -> list[list[str]]:
         return collection.query(query_embeddings=rows, n_results=3, include=["distances"])["ids"]
@@ -112,7 +112,7 @@ def search(
 
 
 def measure(passages: np.ndarray, queries: np.ndarray) -> Iterator[Found]:
-    """The grid."""
+    """Yield the measurements of the grid."""
     third = exact(passages, queries)
     for max_neighbors, ef_construction in BUILDS:
         with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def measure(passages: np.ndarray, queries: np.ndarray) -> Iterator[Found]:
             name = collection.name
             for ef_search in EF_SEARCH:
                 collection.modify(configuration={"hnsw": {"ef_search": ef_search}})
-                # An open collection keeps the value it was opened with, so it is opened anew.
+                # An open collection keeps the value it was opened with, so it is reopened.
                 client.close()
                 client = chromadb.PersistentClient(folder, settings=settings)
                 collection = client.get_collection(name, embedding_function=None)
@@ -137,7 +137,7 @@ def measure(passages: np.ndarray, queries: np.ndarray) -> Iterator[Found]:
 
 
 def main() -> None:
-    """Measure, print, and write the section into the README beside this file."""
+    """Measure, print, and write the section to bench/README.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--vectors", type=int, default=20_000)
     parser.add_argument("--embedder-share", type=float, default=1.0, help="share of vectors that are real")
@@ -149,7 +149,7 @@ def main() -> None:
     lines = [
         f"`python -m bench.hnsw`: {len(passages):,} vectors of {passages.shape[1]} dimensions "
         f"({PACKAGED_EMBEDDER} on a demo world{share}), {len(queries)} questions, recall@3 against exact "
-        f"search; CPU milliseconds a query; {machine('chromadb')}.",
+        f"search; CPU milliseconds per query; {machine('chromadb')}.",
         "",
         "| max_neighbors | ef_construction | ef_search | recall@3 | one by one, ms | in batches of 64, ms "
         "| built in, s |",

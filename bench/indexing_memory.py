@@ -1,11 +1,11 @@
-"""Does indexing take more memory for more documents? Peak memory of real runs, the embedding model left out.
+"""Peak memory of indexing by the number of documents, in real runs without the embedding model.
 
     python -m bench.indexing_memory                        # 5,000 and 50,000 documents
     python -m bench.indexing_memory 20000 200000
 
-Each size is a process of its own: a JSONL corpus of one-line documents is indexed by `search.index` with
-random vectors of 8 dimensions in place of the model's, so that what is measured is our part. Two peaks are
-shown: until the vectors are in the ledger, which must not grow with the corpus, and of the whole run, in
+Each size runs in its own process: a JSONL corpus of one-line documents is indexed by `search.index` with
+random vectors of 8 dimensions in place of the model's, so that only our part is measured. Two peaks are
+printed: until the vectors are in the journal, which must not grow with the corpus, and of the whole run, in
 which Chroma holds the vectors and the ids of the graph that it builds.
 """
 
@@ -24,17 +24,17 @@ DIMENSION = 8
 
 
 def measure(documents: int) -> dict[str, float]:
-    """Index so many documents in this process; return the peaks in MiB."""
-    import search.index
+    """Index this many documents in this process; return the peaks in MiB."""
+    import search.indexing.build
     from search.embedders import Embedder, EmbedderSpec
-    from search.index import build_index
+    from search.indexing.build import build_index
 
     def encode(_: Embedder, texts: Sequence[str]) -> np.ndarray:
         vectors = np.random.default_rng(0).normal(size=(len(texts), DIMENSION)).astype(np.float32)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     peaks: dict[str, float] = {}
-    write = search.index.write_folder
+    write = search.indexing.build.write_folder
 
     def noting(*arguments: object) -> None:
         peaks["before Chroma is written"] = _peak()
@@ -42,7 +42,7 @@ def measure(documents: int) -> dict[str, float]:
 
     Embedder.encode_passages = encode  # type: ignore[method-assign]
     Embedder.dimension = DIMENSION  # type: ignore[assignment]
-    search.index.write_folder = noting
+    search.indexing.build.write_folder = noting
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "corpus.jsonl"
         with source.open("w") as file:

@@ -1,10 +1,9 @@
-"""Judge a challenger run: reward per step as a plot, and the last quarter against the first.
+"""Learning curve of a challenger run: reward per step as a plot, and its last quarter against its first.
 
     python bench/learning_curve.py outputs/checkpoints/learning --out docs/learning.png
 
-Reads the run's rollout dumps. The interval is a bootstrap over questions within each quarter: the questions
-of a step share their weights, so it is a little too narrow for the noise between runs, which only seeds would
-show.
+Reads the run's rollout dumps. The interval is a bootstrap over questions within each quarter. Questions of a
+step share their weights, so it is too narrow for the noise between runs, which only several seeds would show.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PARTS = {"score": "reward", "format": "format score f", "difficulty": "difficult
 
 
 def read_run(folder: Path) -> dict[int, list[dict[str, float]]]:
-    """Reward records by step; spoiled rows are left out, as in training."""
+    """Reward records by step, without invalid rows, as in training."""
     steps: dict[int, list[dict[str, float]]] = {}
     for path in sorted((folder / "dumps").glob("step_*.jsonl")):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -33,7 +32,7 @@ def read_run(folder: Path) -> dict[int, list[dict[str, float]]]:
 
 
 def quarters(steps: dict[int, list[dict[str, float]]], part: str) -> tuple[np.ndarray, np.ndarray]:
-    """The part's values in the first and in the last quarter of the steps."""
+    """The values of one part of the reward in the first and in the last quarter of the steps."""
     numbers = sorted(steps)
     size = max(len(numbers) // 4, 1)
     first, last = numbers[:size], numbers[-size:]
@@ -51,7 +50,7 @@ def difference(first: np.ndarray, last: np.ndarray, seed: int = 0) -> tuple[floa
 
 
 def plot(steps: dict[int, list[dict[str, float]]], out: Path) -> None:
-    """Each part per step, thin, with its running mean over five steps."""
+    """Plot each part per step, with its running mean over five steps as a thick line."""
     numbers = sorted(steps)
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for part, label in PARTS.items():

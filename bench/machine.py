@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, memory, and the versions of what ran."""
+"""The machine of a measurement: processor, memory and package versions, as one line for a table."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import psutil
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1
 
 

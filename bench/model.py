@@ -1,4 +1,4 @@
-"""The embedding model as the bench's own servers load it: sentence-transformers and nothing of ours."""
+"""The embedding model of the servers we compare with: plain sentence-transformers."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ from search.embedders import PACKAGED_EMBEDDER, PACKAGED_MODULE, Embedder, Embed
 
 
 def model_folder(embedder: str) -> str:
-    """What sentence-transformers calls the embedder: a folder or a hub id."""
+    """The folder or hub id from which sentence-transformers loads the embedder."""
     if embedder != PACKAGED_EMBEDDER:
         return embedder
     package = importlib.util.find_spec(PACKAGED_MODULE)
@@ -19,6 +19,6 @@ def model_folder(embedder: str) -> str:
 
 
 def load_model(embedder: str) -> tuple[SentenceTransformer, str]:
-    """The model, and the prefix of its queries."""
+    """The model and the prefix of its queries."""
     prefix = Embedder(EmbedderSpec(embedder)).prefixes.query
     return SentenceTransformer(model_folder(embedder)), prefix

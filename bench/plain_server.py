@@ -1,10 +1,10 @@
-"""A retrieval server as people write it first: each request by itself, one query at a time.
+"""A straightforward retrieval server: each request on its own, one query at a time.
 
     python -m bench.plain_server --chroma-path chromadb --collection wiki --embedder NAME --port 9000
 
 A synchronous FastAPI endpoint (so it runs in a thread pool), a sentence-transformers `encode` and a Chroma
-query for every query. Same wire format, model, prefixes and index as `search.server`: what differs is the
-service around them. A peer for bench/retrieval.py, not for use.
+query for every query. Same wire format, model, prefixes and index as `search.server`: only the service around
+them differs. Only for comparison in bench/retrieval.py.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class RetrieveRequest(BaseModel):
 
 
 def create_app(chroma_path: Path, collection: str, embedder: str) -> FastAPI:
-    """The app; model and collection are loaded first."""
+    """Load model and collection; return the app."""
     model, prefix = load_model(embedder)
     client = chromadb.PersistentClient(str(chroma_path), settings=Settings(anonymized_telemetry=False))
     documents = client.get_collection(collection, embedding_function=None)
@@ -60,7 +60,7 @@ def create_app(chroma_path: Path, collection: str, embedder: str) -> FastAPI:
 
     @app.get("/health")
     def health() -> dict:
-        """Answer as soon as there is a server."""
+        """Answer as soon as the server runs."""
         return {"status": "ok"}
 
     return app

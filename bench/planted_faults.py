@@ -1,8 +1,8 @@
-"""Faults planted into clean pairs of the demo world, for each gate the kinds it is for and some beyond it.
+"""Faults planted into clean pairs of the demo world: for each gate those it should catch, and some it cannot.
 
-Clean pairs come from chains whose every fact is known, each with the trajectory of a challenger that walks it
-(data/demonstrations.py). A `Fault` turns clean pairs into faulty ones; `FILE_FAULTS` damage the rows of a
-written solver file. Used by bench/gates.py and, in small, by the tests.
+Clean pairs come from chains of known facts, each with the trajectory of a challenger that follows the chain
+(policies/demonstrations.py). A `Fault` turns clean pairs into faulty ones; `FILE_FAULTS` damage the rows of a
+written solver file. Used by bench/gates.py and, on fewer pairs, by the tests.
 """
 
 import random
@@ -14,9 +14,9 @@ from hashlib import sha256
 from typing import Any
 
 from data.demo_world import Chain, World, compose_question, generate_world
-from data.demonstrations import make_demonstrations
 from data.pairs import Pair, pair_of
 from data.world_language import RELATIONS
+from policies.demonstrations import make_demonstrations
 from verl_ext.method.answers import contains_answer
 from verl_ext.method.passages import format_passages
 from verl_ext.method.tool_calls import parse_tool_calls
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clean:
-    """Pairs without fault; chains, challenger prompts, sample records and pairs in the same order."""
+    """Pairs without faults; chains, challenger prompts, sample records and pairs are in the same order."""
 
     world: World
     chains: list[Chain]
@@ -69,7 +69,7 @@ def clean_pairs(seed: int, per_hop: int, passages: int = 240) -> Clean:
 
 
 def prompt_row(index: int, hop: int, doc_id: str, document: str, prompt: list[dict[str, str]]) -> Row:
-    """The part of a challenger prompt row that pairs are made with."""
+    """The fields of a challenger prompt row that a pair needs."""
     return {
         "prompt": prompt,
         "extra_info": {"index": index, "hop": hop, "doc_id": doc_id, "document": document},
@@ -78,7 +78,7 @@ def prompt_row(index: int, hop: int, doc_id: str, document: str, prompt: list[di
 
 
 def _trajectory(messages: Sequence[Mapping[str, str]]) -> Trajectory:
-    """A demonstration as a conversation is recorded."""
+    """A demonstration in the form of a recorded conversation."""
     turns = []
     for message, following in zip(messages[1:], [*messages[2:], {"role": "", "content": ""}], strict=True):
         if message["role"] == "assistant":
@@ -96,7 +96,7 @@ Change = Callable[[Clean, int, random.Random], Pair | None]
 
 @dataclass(frozen=True)
 class Fault:
-    """A kind of fault, the gate it is for, and whether words and structure show it at all."""
+    """A kind of fault, the gate it is for, and whether that gate can see it at all."""
 
     gate: str
     name: str
@@ -115,7 +115,7 @@ class Fault:
 
 
 def _asking(template: str) -> Change:
-    """The question in a frame; `q` is the question, `bare` without its mark, `low` from a small letter on."""
+    """The question in a template: `q` as it is, `bare` without its mark, `low` with a small first letter."""
 
     def change(clean: Clean, i: int, rng: random.Random) -> Pair:
         q = clean.pairs[i].question
@@ -130,7 +130,7 @@ def _evidence_text(pair: Pair) -> str:
 
 
 def _unfounded_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    """The answer of another chain with the same last relation: right in kind, and nowhere to be found."""
+    """The answer of another chain with the same last relation: of the right kind, but without evidence."""
     pair = clean.pairs[i]
     kin = {chain.answer for chain in clean.chains if chain.relations[-1] == clean.chains[i].relations[-1]}
     others = sorted(answer for answer in kin if not contains_answer(_evidence_text(pair), answer))
@@ -157,7 +157,7 @@ def _other_question(clean: Clean, i: int, rng: random.Random) -> Pair | None:
 
 
 def _other_conversation(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    """Question, answer and trajectory of another prompt of as many hops, as if journalled under this one."""
+    """Question, answer and trajectory of another prompt with as many hops."""
     pair = clean.pairs[i]
     other = rng.choice(
         [pair for pair in clean.pairs if pair.hop == clean.pairs[i].hop and pair != clean.pairs[i]]
@@ -195,7 +195,7 @@ def _unhelpful(clean: Clean, pair: Pair, rng: random.Random) -> list[dict[str, s
 
 
 def _nothing_found(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    """Every search brings passages without the answer."""
+    """Every search returns passages without the answer."""
     shown = _unhelpful(clean, clean.pairs[i], rng)
     if contains_answer(clean.pairs[i].document, clean.pairs[i].answer):
         return None
@@ -203,7 +203,7 @@ def _nothing_found(clean: Clean, i: int, rng: random.Random) -> Pair | None:
 
 
 def _echoed_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    """As above, but the model searches for its own answer, and queries are repeated above their passages."""
+    """As above, and the model searches for its own answer: queries are repeated above their passages."""
     pair = clean.pairs[i]
     shown = _unhelpful(clean, pair, rng)
     if contains_answer(pair.document, pair.answer):
@@ -270,7 +270,7 @@ def _part_of_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
 
 
 def _topic(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    """What the question is about, without asking anything."""
+    """The topic of the question, without asking anything."""
     chain = clean.chains[i]
     phrase = chain.entities[0]
     for relation in chain.relations[:-1]:
@@ -281,7 +281,7 @@ def _topic(clean: Clean, i: int, rng: random.Random) -> Pair | None:
 def _passage_as_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
     """A whole sentence of the last passage that holds the answer."""
     text = clean.world.passages[clean.chains[i].doc_ids[-1]].text
-    sentences = [said for said in text.split(". ") if contains_answer(said, clean.pairs[i].answer)]
+    sentences = [each for each in text.split(". ") if contains_answer(each, clean.pairs[i].answer)]
     return replace(clean.pairs[i], answer=f"{sentences[0]}, as it has been for as long as anyone remembers")
 
 
@@ -294,16 +294,16 @@ def _another_answer(clean: Clean, i: int, rng: random.Random) -> Pair:
 
 
 FAULTS = (
-    Fault("evidence", "answer replaced by one found nowhere", _unfounded_answer),
+    Fault("evidence", "answer replaced by one without evidence", _unfounded_answer),
     Fault("evidence", "one search taken out", _without_a_search),
     Fault("evidence", "searches failed", _unanswered_search),
     Fault("evidence", "searches found nothing about the answer", _nothing_found),
-    Fault("evidence", "answer stands only in the model's own query", _echoed_answer),
+    Fault("evidence", "answer only in the model's own query", _echoed_answer),
     Fault("evidence", "conversation of another prompt", _other_conversation, visible=False),
-    Fault("evidence", "wrong answer that stands in the passage", _wrong_but_present, visible=False),
+    Fault("evidence", "wrong answer from the passage", _wrong_but_present, visible=False),
     Fault("evidence", "question of another chain", _other_question, visible=False),
-    Fault("integrity", "answer told in the question", _asking("{bare}, {answer}?")),
-    Fault("integrity", "last word of the answer told", _part_of_answer, visible=False),
+    Fault("integrity", "answer in the question", _asking("{bare}, {answer}?")),
+    Fault("integrity", "last word of the answer in the question", _part_of_answer, visible=False),
     Fault("integrity", "statement", _asking("I wonder {bare}.")),
     Fault("integrity", "topic", _topic),
     Fault("integrity", "exclamation", _asking("What a good question!"), visible=False),
@@ -325,7 +325,7 @@ FAULTS = (
     Fault("near_duplicates", "rephrased, answer in other words", _rephrased_other_answer, visible=False),
     Fault("contamination", "copied", _asking("{q}")),
     Fault("contamination", "capitals and punctuation", _in_capitals),
-    Fault("contamination", "words put before", _asking("Can you tell me, {low}")),
+    Fault("contamination", "words put in front", _asking("Can you tell me, {low}")),
     Fault("contamination", "one word replaced", _replaced_word),
     Fault("contamination", "rephrased", _rephrased_of_hops(1, 2, 3, 4), visible=False),
 )
@@ -334,7 +334,7 @@ FAULTS = (
 # --- faults of a written file ------------------------------------------------------------------------------
 
 FileFault = Callable[[list[Row], int, int], None]
-"""Damages rows of a solver file in place, by the numbers of two of them."""
+"""Damages rows of a solver file in place, given the numbers of two rows."""
 
 _PLACES = {
     "question": ("extra_info", "question"),
@@ -383,7 +383,7 @@ FILE_FAULTS: dict[str, FileFault] = {
 
 
 def damaged(rows: Sequence[Row], fault: FileFault, trials: int, seed: int) -> Iterator[list[Row]]:
-    """The rows with one fault at a random place, `trials` times; its two rows differ in every field."""
+    """The rows with the fault at a random place, `trials` times, on two rows that differ in every field."""
     rng = random.Random(seed)
     for _ in range(trials):
         one, other = rng.sample(range(len(rows)), 2)

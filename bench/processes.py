@@ -1,4 +1,4 @@
-"""Child processes under measurement: start, readiness, CPU time and memory of each, orderly end."""
+"""Child processes under measurement: start, readiness, CPU time and memory of each, orderly stop."""
 
 import json
 import os
@@ -19,7 +19,7 @@ import psutil
 START_S = 300.0
 STOP_S = 40.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""The same for every peer: each process computes with one thread per query or batch."""
+"""The same for every peer: each process computes a query or batch with one thread."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Server:
         return [self.process, *self.process.children(recursive=True)]
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """CPU time so far of the listening process, and of its children together."""
+        """Return the CPU time so far of the listening process, and of its children together."""
         parent, *children = (_cpu(process) for process in self.processes())
         return parent, sum(children)
 
@@ -48,12 +48,12 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time so far of one process."""
+    """Return the CPU time so far of one process."""
     return _cpu(psutil.Process(pid))
 
 
 def python(module: str, *args: object, **options: Any) -> "subprocess.Popen[bytes]":
-    """Start `python -m module args` in a process group of its own, under the common environment."""
+    """Start `python -m module args` in a new process group, with the common environment."""
     command = [sys.executable, "-m", module, *map(str, args)]
     return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, start_new_session=True, **options)
 

@@ -1,4 +1,4 @@
-"""Retrieval under load: our server beside a plain one, a FAISS one, and the limit of encoder and index.
+"""Retrieval under load: our server next to a plain one, a FAISS one, and the limit of encoder and index.
 
     python -m bench.retrieval                          # table, plot and text into bench/ (about 15 minutes)
     python -m bench.retrieval --soak 10                # our server at full load: memory, errors
@@ -6,14 +6,14 @@
 
 Corpus and queries are a demo world's (bench/retrieval_world.py), indexed once into outputs/bench. Every peer
 has the same index or the same vectors, the same model, one torch thread a process, and the same clients
-(bench/closed_loop.py), which run on the same machine. The peers: `ours` is `python -m search.server` with an
-encoder for each core and else its defaults (in a soak with a small cache, so that it is full early and memory
-can be seen to stay), `plain` bench/plain_server.py, `flat` bench/flat_server.py.
+(bench/closed_loop.py), which run on the same machine. The peers: `ours` is `python -m search.server` with one
+encoder per core and otherwise its defaults (in a soak with a small cache, which fills early, so that the
+memory must stay constant), `plain` bench/plain_server.py, `flat` bench/flat_server.py.
 
-The limit is what the cores could answer if they did nothing but encode at the best batch, search at the best
-batch, and speak HTTP: cores / (encoder + index + HTTP core-seconds per query). Encoder and index are
-measured alone (bench/alone.py), as many processes at once as there are cores; HTTP is the CPU time of our own
-server for answers from its cache, to as many clients. The limit with clients adds their measured CPU time.
+The limit is the throughput of the cores if they only encoded at the best batch, searched at the best batch,
+and served HTTP: cores / (encoder + index + HTTP core-seconds per query). Encoder and index are measured alone
+(bench/alone.py), one process per core at once; HTTP is the CPU time of our own server for answers from its
+cache, with the same number of clients. The limit with clients adds their measured CPU time.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from bench.retrieval_truth import Answer, Truth, export_vectors
 from bench.retrieval_world import QUERIES_FILE, Queries, Stream
 from data.demo_world import generate_world, write_world
 from search.embedders import PACKAGED_EMBEDDER, EmbedderSpec
-from search.index import build_index
+from search.indexing.build import build_index
 
 COLLECTION = "bench"
 FOLDER = Path(__file__).parent.parent / "outputs" / "bench"
@@ -52,7 +52,7 @@ SOAK_CACHE_MB = 16
 
 @dataclass
 class Bench:
-    """A prepared folder and what is run over it."""
+    """A prepared folder and the settings of the loads."""
 
     folder: Path
     embedder: str
@@ -91,7 +91,7 @@ class Bench:
         return self._row(peer, stream, clients, before, after, json.loads(record.read_text()))
 
     def during(self, running: Server) -> None:
-        """What happens while the clients run: nothing but time."""
+        """Wait while the clients run."""
         time.sleep(self.seconds)
 
     def _row(
@@ -109,7 +109,7 @@ class Bench:
         latencies = 1000 * (ended - begun)[inside] if inside.any() else np.array([np.nan])
         wall, clients_cpu, server_cpu, encoders_cpu = (b - a for a, b in zip(before, after, strict=True))
         busy = clients_cpu + server_cpu + encoders_cpu
-        # The next load of the same server must not meet its queries again.
+        # The next load of the same server must not repeat its queries.
         self.base = 1 + max([*record["asked"], self.base])
         answers: list[Answer] = [(number, titles, scores) for number, titles, scores in record["answers"]]
         p50, p95, p99 = (float(np.percentile(latencies, share)) for share in (50, 95, 99))
@@ -142,7 +142,7 @@ class SoakBench(Bench):
     memory: dict[str, list[tuple[float, float]]]
 
     def during(self, running: Server) -> None:
-        """Sample until the time is over."""
+        """Sample memory until the time is over."""
         self.memory = {}
         begun = time.monotonic()
         while (elapsed := time.monotonic() - begun) < self.seconds:
@@ -155,7 +155,7 @@ class SoakBench(Bench):
 
 
 def prepare(passages: int, embedder: str) -> Path:
-    """Corpus, queries, index and exact vectors in a folder under outputs/bench, made once."""
+    """Return a folder under outputs/bench with corpus, queries, index and exact vectors, created once."""
     folder = FOLDER / f"{passages}-{embedder.replace('/', '-')}"
     if not (folder / QUERIES_FILE).exists():
         world = generate_world(0, "run", passages=passages, chains_per_hop=0)
@@ -168,7 +168,7 @@ def prepare(passages: int, embedder: str) -> Path:
 
 
 def alone(what: str, folder: Path, embedder: str, copies: int, seconds: float) -> dict[int, float]:
-    """CPU milliseconds a query by batch size, the mean over `copies` processes that run at once."""
+    """Return CPU milliseconds per query by batch size, the mean over `copies` concurrent processes."""
     args = [what, "--folder", folder, "--embedder", embedder, "--seconds", seconds]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     processes = [python("bench.alone", *args, **pipes) for _ in range(copies)]
@@ -187,7 +187,7 @@ def alone(what: str, folder: Path, embedder: str, copies: int, seconds: float) -
 
 
 def measure(bench: Bench, peers: Sequence[str], clients: Sequence[int]) -> list[Row]:
-    """The whole matrix; each peer and stream has a fresh server. Ours answers from its cache last."""
+    """Measure the whole matrix, with a fresh server per peer and stream; ours answers from its cache last."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -204,7 +204,7 @@ def measure(bench: Bench, peers: Sequence[str], clients: Sequence[int]) -> list[
 
 
 def soak(bench: SoakBench, clients: int) -> Soak:
-    """Our server at full load without repeats."""
+    """Run our server at full load without repeated queries."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         with bench.start("ours", work / "ours.log") as running:
@@ -218,9 +218,9 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """Measure, print, and write section and plot beside this file unless told not to."""
+    """Measure, print, and write section and plot to bench/, unless --dry."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load, after the warm-up")
+    parser.add_argument("--seconds", type=float, default=20.0, help="per load, after the warm-up")
     parser.add_argument("--passages", type=int, default=20_000)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--embedder", default=PACKAGED_EMBEDDER)

@@ -1,4 +1,4 @@
-"""What bench/retrieval.py prints and writes: table, sentences, plot, and the verdict on a soak."""
+"""The output of bench/retrieval.py: table, sentences, plot, and the result of a soak."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ FLAT = 0.02
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. Latencies in ms; `*_ms` CPU milliseconds a query; `idle` the unused share of cores."""
+    """One measurement. Latencies in ms; `*_ms` CPU milliseconds per query; `idle` the unused cores' share."""
 
     peer: str
     stream: Stream
@@ -51,7 +51,7 @@ class Soak:
 
 @dataclass(frozen=True)
 class About:
-    """What was measured over."""
+    """The setting of the measurements."""
 
     passages: int
     embedder: str
@@ -63,14 +63,14 @@ class About:
         flags = f"; our server with `{self.flags}`" if self.flags else ""
         return (
             f"{machine(*PACKAGES)}. {self.passages:,} passages of a demo world by {self.embedder}, "
-            f"{self.queries:,} distinct queries, topk 3, one query a request, "
-            f"{self.seconds:g} s a load after {WARM_UP_S:g} s of warm-up; OMP_NUM_THREADS=1 for all{flags}."
+            f"{self.queries:,} distinct queries, topk 3, one query per request, "
+            f"{self.seconds:g} s per load after {WARM_UP_S:g} s of warm-up; OMP_NUM_THREADS=1 for all{flags}."
         )
 
 
 @dataclass(frozen=True)
 class Costs:
-    """CPU milliseconds a query by batch size, each part alone; `encoder_one`: one process on the machine."""
+    """CPU milliseconds per query by batch size, each part alone; `encoder_one`: one process alone."""
 
     encoder: dict[int, float]
     encoder_one: dict[int, float]
@@ -84,7 +84,7 @@ HEAD = (
 
 
 def line(row: Row) -> str:
-    """One line of the table; CPU figures are per query."""
+    """Return one line of the table; CPU figures are per query."""
     numbers = f"{row.per_second:.0f} | {row.p50:.1f} | {row.p95:.1f} | {row.p99:.1f}"
     cpu = f"{row.server_ms:.2f} | {row.encoders_ms:.2f} | {row.clients_ms:.2f} | {row.idle:.0%}"
     checked = f"{row.checked.recall:.4f} | {row.refused} | {row.failed} | {row.checked.crossed}"
@@ -126,36 +126,35 @@ def _limits(rows: Sequence[Row], costs: Costs) -> Iterator[str]:
 
 def _ratios(rows: Sequence[Row]) -> Iterator[str]:
     most, least = max(row.clients for row in rows), min(row.clients for row in rows)
-    told: list[str] = []
+    ratios: list[str] = []
     for stream, words in (("distinct", "without repeats"), ("groups", "with repeats")):
         ours, plain = _find(rows, "ours", stream, most), _find(rows, "plain", stream, most)
         if ours and plain:
-            told.append(
+            ratios.append(
                 f"{ours.per_second / plain.per_second:.1f} times its throughput {words} at {most} clients"
             )
     ours, plain = _find(rows, "ours", "distinct", least), _find(rows, "plain", "distinct", least)
     if ours and plain and least == 1:
-        told.append(f"a p50 of {ours.p50 / plain.p50:.2f} times its own at 1 client")
-    if told:
-        yield f"Our server against the plain one: {', '.join(told)}."
+        ratios.append(f"a p50 of {ours.p50 / plain.p50:.2f} times its own at 1 client")
+    if ratios:
+        yield f"Our server against the plain one: {', '.join(ratios)}."
 
 
 NOTES = (
-    "Streams: `distinct` never asks the same twice; `groups` asks like five solver attempts at a "
-    f"question, four searches each, of which the five share the words with probability {SHARED:g}; "
-    "`same` asks one query for ever, to see what a request costs around encoder and index. CPU figures "
-    "are milliseconds a query: of the server's listening process (HTTP, and in our server the index; in"
+    "Streams: `distinct` never repeats a query; `groups` asks like five solver attempts at a question, "
+    f"four searches each, of which the five share the words with probability {SHARED:g}; "
+    "`same` repeats one query, to measure what a request costs around encoder and index. CPU figures "
+    "are milliseconds per query: of the server's listening process (HTTP, and in our server the index; in"
     " the others everything), of its child processes, which encode, and of the clients. Recall is that "
     "of the first 1,000 answers against exact search over the same vectors. Every answer is checked to "
-    "be the one to its query: it holds the passage that states what was asked, or its scores are the cosines "
-    "of that query and those passages, which is also asked of one in fifty of the others; `crossed` counts "
-    "those that fail. Refused requests (503) are asked "
-    "again, and their wait counts."
+    "belong to its query: it holds the passage that states what was asked, or its scores are the cosines "
+    "of that query and those passages, which is also checked for one in fifty of the others; `crossed` "
+    "counts those that fail. Refused requests (503) are repeated, and their wait counts."
 )
 
 
 def publish(about: About, rows: Sequence[Row], costs: Costs, write: bool) -> None:
-    """Print the section; write it and the plot if told to."""
+    """Print the section; write it and the plot if `write`."""
     body = [
         f"`python -m bench.retrieval`: {about}",
         "",
@@ -180,7 +179,7 @@ def _publish(title: str, body: str, write: bool) -> None:
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> float:
-    """MiB an hour over the second half of the samples, by least squares."""
+    """Return MiB per hour over the second half of the samples, by least squares."""
     half = np.asarray(samples[len(samples) // 2 :])
     return float(np.polyfit(half[:, 0], half[:, 1], 1)[0] * 3600) if len(half) > 1 else float("nan")
 
@@ -193,20 +192,20 @@ def is_flat(samples: Sequence[tuple[float, float]]) -> bool:
 
 
 def publish_soak(about: About, soak: Soak, write: bool) -> None:
-    """Print the soak's section, and write it if told to."""
+    """Print the soak's section, and write it if `write`."""
     row = soak.row
     checks = {
         "memory flat": all(is_flat(samples) for samples in soak.memory.values()),
         "no error": row.failed == 0,
         "no crossed answer": row.checked.crossed == 0,
     }
-    verdict = ", ".join(words if good else f"NOT: {words}" for words, good in checks.items())
+    result = ", ".join(words if good else f"NOT: {words}" for words, good in checks.items())
     body = [
         f"`python -m bench.retrieval --soak {about.seconds / 60:g}`: {about}",
         "",
-        f"**{verdict}**: {row.clients} clients, {soak.answered:,} answers, all checked "
+        f"**{result}**: {row.clients} clients, {soak.answered:,} answers, all checked "
         f"({row.checked.answers:,} of them by their scores), {row.failed} failed or lost, "
-        f"{row.checked.crossed} crossed, {row.refused} refused and asked again; {row.per_second:.0f} "
+        f"{row.checked.crossed} crossed, {row.refused} refused and repeated; {row.per_second:.0f} "
         f"queries/s, p50 {row.p50:.0f} ms, p99 {row.p99:.0f} ms.",
         "",
         "| process | MiB at the start | a quarter in | half | end | slope of the second half, MiB/h |",
@@ -220,7 +219,7 @@ def publish_soak(about: About, soak: Soak, write: bool) -> None:
 
 
 def plot(rows: Sequence[Row], costs: Costs, path: Path) -> None:
-    """Throughput and p50/p99 by the number of clients."""
+    """Plot throughput and p50/p99 by the number of clients."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The right answers, by exact search over the stored vectors, and the checks of answers against them."""
+"""Exact search over the stored vectors, and checks of the servers' answers against it."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Answer = tuple[int, list[str], list[float]]
 
 
 class Checked(NamedTuple):
-    """What the checks of some answers found."""
+    """The result of checking some answers."""
 
     answers: int
     crossed: int
@@ -56,7 +56,7 @@ class Truth:
         return Checked(len(answers), crossed, float(recall))
 
     def _recall(self, vector: np.ndarray, titles: Sequence[str]) -> float:
-        """The share of the answered passages that are among the nearest as many, ties counting."""
+        """Return the share of the answered passages that are among as many nearest ones, ties included."""
         cosines = self.vectors @ vector
         least = np.partition(cosines, -len(titles))[-len(titles)] - TIE
         return float(np.mean([title in self.rows and cosines[self.rows[title]] >= least for title in titles]))

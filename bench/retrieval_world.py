@@ -1,17 +1,17 @@
-"""What bench/retrieval.py searches in and asks: a demo world, its one-fact questions, and how they repeat.
+"""The corpus and queries of bench/retrieval.py: a demo world, its one-fact questions, and how they repeat.
 
-Queries are what a search agent asks for one hop: "Where was Mara Tesk born?", or bare words such as "the
-birthplace of Mara Tesk". Every eighth one is written in a way of its own (accents, full-width letters,
-another script, an emoji), as real users' are. All are distinct.
+Queries are those of a search agent for one hop: "Where was Mara Tesk born?", or bare words such as "the
+birthplace of Mara Tesk". Every eighth one is in unusual characters (accents, full-width letters, another
+script, an emoji), as some of real users' are. All are distinct.
 
-A stream numbers the requests of all clients; `query_number` says which query a request asks:
+A stream numbers the requests of all clients; `query_number` maps a request to its query:
 
-* `distinct`: never the same twice.
-* `same`: one query for ever, which shows what a server costs around encoder and index if it has a cache.
+* `distinct`: no query is repeated.
+* `same`: one query, always, which measures a server's cost around encoder and index if it has a cache.
 * `groups`: like the solver's attempts. Five attempts answer one question, each with four searches. A search
-  is the group's (the same words in all five attempts) with probability 0.8, else the attempt's own. Attempts
-  are taken by the clients in order, so that a group's run at about the same time. Of 20 searches of a group
-  about 8 are distinct, and the best possible hit rate is 0.6.
+  is the group's (the same words in all five attempts) with probability 0.8, else the attempt's own. Clients
+  take attempts in order, so that those of a group run at about the same time. Of 20 searches of a group about
+  8 are distinct, and the best possible hit rate is 0.6.
 """
 
 import json
@@ -34,7 +34,7 @@ ODD_EVERY = 8
 
 
 def query_number(stream: Stream, request: int) -> int:
-    """The number of the query that a request asks; `request` counts over all clients, from 0."""
+    """Return the number of a request's query; `request` counts over all clients, from 0."""
     if stream != "groups":
         return request if stream == "distinct" else 0
     attempt, search = divmod(request, SEARCHES)
@@ -46,7 +46,7 @@ def query_number(stream: Stream, request: int) -> int:
 
 
 def request_number(client: int, clients: int, turn: int) -> int:
-    """The number of a client's request: attempts are dealt to the clients in turn, four searches each."""
+    """Return the number of a client's request: clients take attempts in turn, four searches each."""
     attempt, search = divmod(turn, SEARCHES)
     return (attempt * clients + client) * SEARCHES + search
 
@@ -66,7 +66,7 @@ class Queries:
 
     @classmethod
     def of(cls, world: World, seed: int) -> "Queries":
-        """Ask for every fact in every wording."""
+        """Return queries for every fact in every wording."""
         rng = random.Random(f"queries/{seed}")
         asked = sorted(set(_wordings(world)))
         rng.shuffle(asked)
@@ -83,7 +83,7 @@ class Queries:
         return cls([text for text, _ in rows], [title for _, title in rows])
 
     def write(self, path: Path) -> None:
-        """Write a query and its title a line, as JSON."""
+        """Write one query with its title per line, as JSON."""
         rows = zip(self.texts, self.titles, strict=True)
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
@@ -97,7 +97,7 @@ def _wordings(world: World) -> Iterator[tuple[str, str]]:
 
 
 def _odd(text: str, place: int) -> str:
-    """The same question in unusual characters: what reaches a service when people and models type."""
+    """Return the question in unusual characters, such as people and models type."""
     kind = place // ODD_EVERY % 4
     if kind == 0:
         return "".join(unicodedata.normalize("NFC", c + "\u0301") if c in "aeiou" else c for c in text)

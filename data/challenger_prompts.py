@@ -1,33 +1,36 @@
-"""Challenger prompts from a corpus: the training file of the challenger and its held-out split.
+"""Challenger prompts from a corpus: the challenger's training file and its held-out split.
 
-Every row asks for one question of h hops that starts from one document. Documents are a uniform sample of
-the corpus, drawn in one pass over it, so the corpus may be larger than memory. Hops come in the exact ratio
-asked for (paper: 4:3:2:1) and in random order. The same documents, tokenizer, settings and seed give the
+    drzero prepare-data source=papers.jsonl model=qwen2.5-3b
+
+Each row asks for one question of h hops that starts from one document. Documents are a uniform sample of the
+corpus, drawn in one pass, so the corpus may be larger than memory. Hop counts keep the configured ratio
+exactly (paper: 4:3:2:1) and come in random order. The same documents, tokenizer, settings and seed give the
 same bytes.
 """
 
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
 from data.parquet_io import ABILITY, AGENT_NAME, write_training_rows
-from data.ratios import largest_remainder
 from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, challenger_messages
 
 Document = tuple[str, str, str]  # id, title, text
-LONGEST_FRAGMENT = 40  # characters of a cut word that are dropped to end a document on a whole word
+LONGEST_FRAGMENT = 40
+"""A cut document ends on a whole word where that drops at most this many characters."""
 
 
 @dataclass(frozen=True)
 class PrepareReport:
     """What `prepare_challenger_prompts` wrote.
 
-    `cycles` is how often the training rows go through their documents (1.0 or less: no document twice).
+    `cycles` is training rows per training document (1.0 or less: no document is used twice).
     """
 
     train_path: Path
@@ -42,7 +45,7 @@ class PrepareReport:
     heldout_is_disjoint: bool
 
     def summary(self) -> str:
-        """A few plain lines for a person."""
+        """A few lines for the console."""
         hops = ", ".join(f"{count} of {hop} hops" for hop, count in self.hop_counts.items())
         lines = [f"{sum(self.hop_counts.values())} challenger prompts ({hops}) in {self.train_path}"]
         if self.heldout_path:
@@ -75,11 +78,11 @@ def prepare_challenger_prompts(
     """Write `zero_ratio4321.parquet` and `zero_ratio4321_heldout.parquet` (the ratio in the name).
 
     `hop_ratio[i]` is the weight of i + 1 hops. A document is title and text, cut to `max_document_tokens`
-    tokens of `tokenizer`. Held-out documents are set apart first, unless that would take more than half of
-    the corpus. With `heldout_rows` 0 there is no held-out file.
+    tokens of `tokenizer`. Held-out documents are not trained on, unless they would be more than half of the
+    corpus. With `heldout_rows` 0 there is no held-out file.
 
     Raises:
-        DataError: no document with text, or a row count or ratio without sense; nothing is written then.
+        DataError: no document has text, or a row count or the ratio is invalid; nothing is written then.
     """
     if rows < 1 or heldout_rows < 0:
         raise DataError(
@@ -96,7 +99,8 @@ def prepare_challenger_prompts(
     train_rows = make.rows(train, hop_counts, "train")
     heldout_table = make.rows(heldout, largest_remainder(heldout_rows, hop_ratio), "heldout")
 
-    stem = f"zero_ratio{_ratio_name(hop_ratio)}"
+    # 4321, or 10-3-1 where plain digits would be ambiguous.
+    stem = f"zero_ratio{('' if max(hop_ratio) < 10 else '-').join(map(str, hop_ratio))}"
     train_path, heldout_path = out_dir / f"{stem}.parquet", out_dir / f"{stem}_heldout.parquet"
     write_training_rows(train_path, train_rows)
     if heldout_table:
@@ -115,11 +119,33 @@ def prepare_challenger_prompts(
     )
 
 
-def cut_to_tokens(text: str, tokenizer: Any, limit: int) -> str:
-    """The longest beginning of `text` of at most `limit` tokens (special tokens not counted), by bisection.
+def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
+    """Split `total` into whole counts in the ratio `weights` (Hamilton's method).
 
-    The cut falls between characters of the text itself, never inside a character's bytes, and between words
-    where that costs little.
+    Each count is its exact share rounded down; the rest goes to the largest remainders, earlier ones first.
+    The counts sum to `total`, and each is less than 1 away from its exact share.
+
+    Raises:
+        DataError: `total` is negative, a weight is negative or all weights are 0.
+    """
+    if total < 0 or min(weights, default=-1) < 0 or sum(weights) == 0:
+        raise DataError(
+            f"cannot split {total} in the ratio {':'.join(map(str, weights)) or '(empty)'}: "
+            "nothing may be negative and at least one weight must be positive"
+        )
+    shares = [Fraction(total * weight, sum(weights)) for weight in weights]
+    counts = [int(share) for share in shares]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - shares[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def cut_to_tokens(text: str, tokenizer: Any, limit: int) -> str:
+    """The longest prefix of `text` of at most `limit` tokens (without special tokens), found by bisection.
+
+    The cut is between characters, never inside a character's bytes, and between words where that costs
+    little.
     """
 
     def fits(end: int) -> bool:
@@ -140,7 +166,7 @@ def cut_to_tokens(text: str, tokenizer: Any, limit: int) -> str:
 
 
 def _sample(documents: Iterable[Document], size: int, rng: random.Random) -> tuple[list[Document], int, int]:
-    """A uniform sample in random order (reservoir sampling), how many were seen, how many blank."""
+    """A uniform sample in random order (reservoir sampling), the number of documents, and of blank ones."""
     reservoir: list[Document] = []
     seen = blank = 0
     for document in documents:
@@ -155,13 +181,8 @@ def _sample(documents: Iterable[Document], size: int, rng: random.Random) -> tup
     return reservoir, seen, blank
 
 
-def _ratio_name(ratio: Sequence[int]) -> str:
-    """`4321`, or `10-3-1` where plain digits would be ambiguous."""
-    return ("" if max(ratio) < 10 else "-").join(map(str, ratio))
-
-
 class _RowMaker:
-    """Turns documents into training rows; counts in `cut` the documents that were too long."""
+    """Turns documents into training rows; `cut` counts the documents that were too long."""
 
     def __init__(
         self, tokenizer: Any, max_tokens: int, form: PromptForm, max_turns: int, seed: int, corpus_id: str
@@ -171,22 +192,20 @@ class _RowMaker:
         self.cut = 0
 
     def rows(self, documents: list[Document], hop_counts: list[int], split: str) -> list[dict[str, Any]]:
-        """One row for each hop of `hop_counts`, documents cycled and reshuffled on each cycle."""
+        """`hop_counts[i]` rows of i + 1 hops; documents are cycled, in a new order each time."""
         hops = [hop for hop, count in enumerate(hop_counts, start=1) for _ in range(count)]
         random.Random(f"{self.seed}/{split}/hops").shuffle(hops)
-        shown = [(doc_id, self._shown(title, text)) for doc_id, title, text in documents[: len(hops)]]
+        shown = []
+        for doc_id, title, text in documents[: len(hops)]:
+            whole = defuse(f"{title}\n{text}".strip())
+            shown.append((doc_id, cut_to_tokens(whole, self.tokenizer, self.max_tokens)))
+            self.cut += shown[-1][1] != whole
         rng = random.Random(f"{self.seed}/{split}/cycles")
         order: list[tuple[str, str]] = []
         while len(order) < len(hops):
             order += rng.sample(shown, len(shown))
         pairs = zip(hops, order, strict=False)
         return [self._row(index, split, hop, *document) for index, (hop, document) in enumerate(pairs)]
-
-    def _shown(self, title: str, text: str) -> str:
-        whole = defuse(f"{title}\n{text}".strip())
-        shown = cut_to_tokens(whole, self.tokenizer, self.max_tokens)
-        self.cut += shown != whole
-        return shown
 
     def _row(self, index: int, split: str, hop: int, doc_id: str, document: str) -> dict[str, Any]:
         source = f"search_zero_{hop}"

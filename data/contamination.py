@@ -1,4 +1,4 @@
-"""Overlap with benchmark questions: a pair that repeats one would make that benchmark's score worthless.
+"""Overlap with benchmark questions: training on a copy of one would invalidate that benchmark's score.
 
 Questions are compared in SQuAD's normal form, so case, punctuation and articles make no difference.
 """
@@ -12,14 +12,14 @@ from verl_ext.method.answers import normalize_answer
 
 DEFAULT_NGRAM = 8
 """Words in a row that count as copied, as in GPT-2's report. Questions are short (those of the seven
-benchmarks have about 9 to 18 words), so GPT-3's 13 would let a lightly edited copy pass, while stock
-beginnings such as "what is the name of the person who wrote" have 7 once articles are gone. On the demo
-world, whose questions share a few phrasings, 8 takes one foreign question in ten for a copy and 6 four;
-of copies with one word replaced, 8 catches a third and 13 one in 25."""
+benchmarks have about 9 to 18 words), so GPT-3's 13 would let a lightly edited copy pass, while common
+openings such as "what is the name of the person who wrote" have 7 words without articles. On the demo world,
+whose questions share a few phrasings, 8 flags one unrelated question in ten and 6 four in ten; of copies with
+one word replaced, 8 catches a third and 13 one in 25."""
 
 
-class BenchmarkQuestions:
-    """Benchmark questions, indexed by their runs of `ngram` words."""
+class OverlapIndex:
+    """The runs of `ngram` words of benchmark questions."""
 
     def __init__(self, questions: Iterable[str], ngram: int = DEFAULT_NGRAM) -> None:
         """Index the questions; raises DataError unless `ngram` is at least 2."""
@@ -46,32 +46,25 @@ class BenchmarkQuestions:
     def overlap(self, question: str) -> str | None:
         """The words that the question shares with a benchmark question, in normal form, or None.
 
-        Either question, where it has fewer than `ngram` words, overlaps only as a whole: it must stand in the
-        other one.
+        A question of fewer than `ngram` words, on either side, overlaps only as a whole: all of it must occur
+        in the other one.
         """
         words = normalize_answer(question).split()
-        shared = next((run for run in _runs(words, self.ngram) if run in self._runs), None)
-        return shared or self._short_one_in(words) or self._in_a_longer_one(words)
-
-    def _short_one_in(self, words: list[str]) -> str | None:
-        """A short benchmark question that stands in this one."""
-        for length, known in self._short.items():
+        for run in _runs(words, self.ngram):
+            if run in self._runs:
+                return run
+        for length, short_questions in self._short.items():
             for run in _runs(words, length):
-                if run in known:
+                if run in short_questions:
                     return run
-        return None
-
-    def _in_a_longer_one(self, words: list[str]) -> str | None:
-        """This question, if it is short and stands in one of the benchmark."""
         if not 0 < len(words) < self.ngram:
             return None
         whole = " ".join(words)
         rarest = min((self._with_word.get(word, []) for word in words), key=len)
-        inside = any(f" {whole} " in f" {self._normal[number]} " for number in rarest)
-        return whole if inside else None
+        return whole if any(f" {whole} " in f" {self._normal[number]} " for number in rarest) else None
 
 
-def contamination(pair: Pair, benchmarks: BenchmarkQuestions) -> str | None:
+def contamination(pair: Pair, benchmarks: OverlapIndex) -> str | None:
     """Gate: the question shares no run of words with a benchmark question; None passes, else the reason."""
     shared = benchmarks.overlap(pair.question)
     return f"contamination: a benchmark question has {shared!r} too" if shared else None

@@ -1,13 +1,13 @@
 """The demo world: an invented country whose every fact is known.
 
-People, towns, firms, works, rivers and regions get names made of syllables, so no language model has met
-them. A fact is functional (one object for each subject and relation); hence a chain of facts has exactly
-one right answer, and evidence, difficulty and leakage can be measured exactly:
+People, towns, firms, works, rivers and regions get names made of syllables, so no language model has seen
+them. Each fact is functional (one object per subject and relation), so a chain of facts has exactly one right
+answer, and evidence, difficulty and leakage can be measured exactly:
 
     The Zolvan Lamp --written_by--> Krando Vilmesh --born_in--> Drosken --on_river--> Galmir
 
 The passage of an entity states that entity's own facts and no others. The splits `run` (corpus and
-evaluation) and `warmstart` (demonstrations) share no invented word, since a hash of a word says which split
+evaluation) and `warmstart` (demonstrations) share no invented word: a hash of each word decides which split
 may use it. The same seed, split and sizes give the same bytes.
 
     python -m data.demo_world --out outputs/demo_world --seed 0
@@ -22,8 +22,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from data.files import write_jsonl
-from data.ratios import largest_remainder
+from data.challenger_prompts import largest_remainder
+from data.errors import DataError
 from data.world_language import (
     COLOUR,
     FIRM_NOUNS,
@@ -33,14 +33,16 @@ from data.world_language import (
     invented_word,
     say,
 )
+from ops.files import write_jsonl
 from verl_ext.method.answers import contains_answer
 
 Split = Literal["run", "warmstart"]
 SPLITS: tuple[Split, ...] = ("run", "warmstart")
 HOPS = (1, 2, 3, 4)
-# How many of 240 passages each kind gets: other sizes keep the ratio.
 KIND_WEIGHTS = {"person": 90, "town": 40, "firm": 42, "work": 48, "river": 12, "region": 8}
-MIN_PASSAGES = 60  # below this rivers and regions are too few for four hops without a shortcut
+"""Passages of each kind in a world of 240; other sizes keep the ratio."""
+MIN_PASSAGES = 60
+"""With fewer, rivers and regions are too few for chains of four hops without a shortcut."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Passage:
-    """A corpus document: what the world says of one entity."""
+    """A corpus document: the facts of one entity."""
 
     id: str
     title: str
@@ -65,7 +67,7 @@ class Passage:
 class Chain:
     """A question of `hop` facts `entities[i] --relations[i]--> entities[i + 1]`; the last is the answer.
 
-    Fact i stands in the passage `doc_ids[i]`; `entities` holds names, so it is one longer than `doc_ids`.
+    Fact i is stated in the passage `doc_ids[i]`; `entities` holds names and is one longer than `doc_ids`.
     """
 
     id: str
@@ -111,10 +113,10 @@ def generate_world(
     """Build the world of one seed and split.
 
     Raises:
-        ValueError: fewer than `MIN_PASSAGES` passages, or a world too small for `chains_per_hop` chains.
+        DataError: fewer than `MIN_PASSAGES` passages, or a world too small for `chains_per_hop` chains.
     """
     if passages < MIN_PASSAGES:
-        raise ValueError(f"a demo world needs at least {MIN_PASSAGES} passages, got {passages}")
+        raise DataError(f"a demo world needs at least {MIN_PASSAGES} passages, got {passages}")
     rng = random.Random(f"{split}/{seed}")
     world = World(seed, split)
     _name_entities(world, passages, rng)
@@ -127,7 +129,7 @@ def generate_world(
 
 
 def chain_leaks(chain: Chain, world: World) -> bool:
-    """Whether the answer stands in the question or in a passage before the last one: a shortcut."""
+    """Whether the answer occurs in the question or in a passage before the last one: a shortcut."""
     early_texts = [f"{world.passages[doc].title}\n{world.passages[doc].text}" for doc in chain.doc_ids[:-1]]
     return any(contains_answer(text, chain.answer) for text in (chain.question, *early_texts))
 
@@ -170,15 +172,10 @@ def _draw_facts(world: World, rng: random.Random) -> None:
             special[relation](world, rng)
         else:
             objects = world.of_kind(words.object) if isinstance(words.object, str) else list(words.object)
-            deal = _deal(objects, rng)
+            deck: list[str] = []  # every object is used equally often
             for subject in world.of_kind(words.subject):
-                world.facts[subject, relation] = next(deal)
-
-
-def _deal(objects: list[str], rng: random.Random) -> Iterator[str]:
-    """Endless draws that use every object equally often."""
-    while True:
-        yield from rng.sample(objects, len(objects))
+                deck = deck or rng.sample(objects, len(objects))
+                world.facts[subject, relation] = deck.pop(0)
 
 
 def _marry(world: World, rng: random.Random) -> None:
@@ -190,7 +187,7 @@ def _marry(world: World, rng: random.Random) -> None:
 
 
 def _teach(world: World, rng: random.Random) -> None:
-    """A teacher comes earlier in the list than the pupil: nobody is their own teacher's teacher."""
+    """A teacher precedes the pupil in the list, so that teaching has no circles."""
     people = world.of_kind("person")
     for i, pupil in enumerate(people[1:], start=1):
         if rng.random() < 0.6:
@@ -208,13 +205,13 @@ def _name_capitals(world: World, rng: random.Random) -> None:
 
 
 def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
-    """Sentences of one or two clauses; the first says what the thing is, the rest come in any order."""
+    """Sentences of one or two clauses; the first says what the thing is, the others are in random order."""
     relations = [name for name in RELATIONS if (entity.id, name) in world.facts]
     relations[1:] = rng.sample(relations[1:], len(relations) - 1)
     clauses = [say(rng, name, world.name(world.facts[entity.id, name])) for name in relations]
     sentences = [" and ".join(clauses[i : i + 2]) for i in range(0, len(clauses), 2)]
     subjects = [entity.name] + [rng.choice(PRONOUNS[entity.kind])] * (len(sentences) - 1)
-    text = " ".join(f"{subject} {said}." for subject, said in zip(subjects, sentences, strict=True))
+    text = " ".join(f"{subject} {clause}." for subject, clause in zip(subjects, sentences, strict=True))
     return f"{text} {rng.choice(COLOUR[entity.kind])}" if len(clauses) < 6 else text
 
 
@@ -222,16 +219,19 @@ def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
 
 
 def _draw_chains(world: World, hop: int, count: int, rng: random.Random) -> list[Chain]:
-    """`count` chains without a shortcut, spread over the first documents as evenly as they allow."""
+    """`count` chains without a shortcut, spread as evenly as possible over their first documents."""
     chains: list[Chain] = []
-    for path in _spread(list(_paths(world, hop)), rng):
-        chain = _chain(world, f"{world.split}-{hop}-{len(chains):04d}", path, rng)
+    for things, relations in _spread(list(_walks(world, hop)), rng):
+        names = tuple(map(world.name, things))
+        question = compose_question(names[0], relations, rng)
+        chain_id = f"{world.split}-{hop}-{len(chains):04d}"
+        chain = Chain(chain_id, hop, question, names[-1], things[:-1], names, relations)
         if len(chains) == count:
             break
         if not chain_leaks(chain, world):
             chains.append(chain)
     if len(chains) < count:
-        raise ValueError(
+        raise DataError(
             f"a world of {len(world.passages)} passages has {len(chains)} chains of {hop} hops without a "
             f"shortcut, {count} were asked for: ask for fewer chains or more passages"
         )
@@ -242,8 +242,8 @@ def _draw_chains(world: World, hop: int, count: int, rng: random.Random) -> list
 Walk = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def _paths(world: World, hop: int) -> Iterator[Walk]:
-    """Every walk of `hop` facts that meets no thing twice."""
+def _walks(world: World, hop: int) -> Iterator[Walk]:
+    """Every walk of `hop` facts that visits nothing twice."""
     outgoing: dict[str, list[tuple[str, str]]] = {}
     for (subject, relation), thing in world.facts.items():
         outgoing.setdefault(subject, []).append((relation, thing))
@@ -260,26 +260,19 @@ def _paths(world: World, hop: int) -> Iterator[Walk]:
         yield from walk((start,), ())
 
 
-def _spread(paths: list[Walk], rng: random.Random) -> list[Walk]:
-    """Shuffle, then deal in rounds: one path of every first document, then a second of each, and so on."""
-    rng.shuffle(paths)
+def _spread(walks: list[Walk], rng: random.Random) -> list[Walk]:
+    """Shuffle, then order in rounds: one walk from every first document, then a second of each, and so on."""
+    rng.shuffle(walks)
     seen: Counter[str] = Counter()
     rounds: list[int] = []
-    for things, _ in paths:
+    for things, _ in walks:
         seen[things[0]] += 1
         rounds.append(seen[things[0]])
-    return [paths[i] for i in sorted(range(len(paths)), key=rounds.__getitem__)]
-
-
-def _chain(world: World, chain_id: str, path: Walk, rng: random.Random) -> Chain:
-    things, relations = path
-    names = tuple(map(world.name, things))
-    question = compose_question(names[0], relations, rng)
-    return Chain(chain_id, len(relations), question, names[-1], things[:-1], names, relations)
+    return [walks[i] for i in sorted(range(len(walks)), key=rounds.__getitem__)]
 
 
 def compose_question(start: str, relations: tuple[str, ...], rng: random.Random) -> str:
-    """Ask for the end of a walk from the name `start`, in one of the phrasings of each relation."""
+    """The question for the end of a walk from the name `start`, with a random phrasing of each relation."""
     phrase = start
     for relation in relations[:-1]:
         phrase = rng.choice(RELATIONS[relation].means).format(x=phrase)

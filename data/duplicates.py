@@ -1,9 +1,8 @@
 """Duplicates among accepted questions: the same words, or the same question in other words.
 
-Near-duplicates have the same answer and question embeddings close to each other, by the embedder that the run
-searches with. How close is close differs from embedder to embedder (E5 puts any two questions above 0.7), so
-`measured_cosine` looks: the demo world knows which questions are the same one asked differently, namely those
-of the same chain of facts.
+Near-duplicates have the same answer and similar question embeddings, by the embedder that the run searches
+with. The threshold depends on the embedder (E5 puts any two questions above 0.7), so `measured_cosine`
+measures it on the demo world, where two questions from one chain of facts are known to be the same question.
 """
 
 import random
@@ -21,16 +20,16 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 
 CAUGHT_SHARE = 0.9
 """Share of rephrasings that the measured cosine catches. Over six demo worlds with packaged-minilm, 0.9 gives
-a cosine of 0.86 to 0.87, which 0.1 % of the pairs of different questions with one answer reach. Asking for
-0.95 doubles that and halves the steadiness; asking for 0.8 (cosine 0.90) spares few more. A false alarm costs
-one pair, and another sample of its prompt may take its place."""
+a cosine of 0.86 to 0.87, reached by 0.1 % of the pairs of different questions with one answer. 0.95 doubles
+these false alarms and the spread between worlds; 0.8 (cosine 0.90) avoids few more. A false alarm costs one
+pair, and another sample of its prompt may replace it."""
 
 
 class AcceptedQuestions:
-    """The questions accepted so far, to judge the next one against.
+    """The questions accepted so far, against which the next one is judged.
 
-    All candidates are embedded at the start in one batch, but only those whose answer some other prompt's
-    candidate has too: no other can be a near-duplicate.
+    Candidates are embedded at construction, in one batch; only those whose answer a candidate of another
+    prompt shares, as no others can be near-duplicates.
     """
 
     def __init__(self, candidates: Sequence[Pair], embed: Embed | None, cosine: float) -> None:
@@ -40,11 +39,11 @@ class AcceptedQuestions:
         self._groups = dict(_groups(candidates, embed)) if embed else {}
 
     def same_words(self, pair: Pair) -> Pair | None:
-        """The accepted pair whose question has the same normal form, if there is one."""
+        """The accepted pair whose question has the same normal form, or None."""
         return self._asked.get(normalize_answer(pair.question))
 
     def same_meaning(self, pair: Pair) -> tuple[Pair, float] | None:
-        """The accepted pair with the same answer and the closest question, if that is close enough."""
+        """The accepted pair with the same answer and the closest question; None if none is close enough."""
         group = self._groups.get(normalize_answer(pair.answer))
         return group.closest(pair, self._cosine) if group else None
 
@@ -56,7 +55,7 @@ class AcceptedQuestions:
 
 
 class _Group:
-    """The candidates of one answer: a unit vector each, and which of them are accepted."""
+    """The candidates with one answer: their unit vectors, and which of them are accepted."""
 
     def __init__(self, pairs: Sequence[Pair], vectors: np.ndarray) -> None:
         self.pairs, self.vectors = pairs, vectors
@@ -79,7 +78,7 @@ def duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
 def near_duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
     """Gate: no accepted question asks the same in other words; None passes, else the reason.
 
-    `pair` must be among the candidates that `accepted` was prepared for.
+    `pair` must be one of the candidates that `accepted` was constructed with.
     """
     found = accepted.same_meaning(pair)
     if found is None:

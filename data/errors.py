@@ -1,8 +1,10 @@
-"""The errors that `data` raises for what it was given."""
+"""Errors of the data package, for bad files, rows and settings."""
+
+from ops.errors import UserError
 
 
-class DataError(ValueError):
-    """Data or a setting that cannot be used; the message says what, where, and what to do."""
+class DataError(UserError):
+    """A file, row or setting that cannot be used; the message says what, where, and what to do."""
 
 
 class PairingError(DataError):

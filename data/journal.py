@@ -1,12 +1,12 @@
-"""A journal: finished pieces of long work, one JSON line each, so that a kill loses only what was in flight.
+"""A journal of long work: one JSON line per finished piece, so that a kill loses only the pieces in progress.
 
     with Journal(path, identity={"model": …, "prompts": …}) as journal:
         done = {record["key"] for record in journal.records}
         journal.append({"key": …, …})
 
-The first line says what the work is (`identity`): a journal of other work, of another model or another
-prompts file, is refused and never mixed in. A line counts once its newline is on disk; what a killed writer
-left of its last line is cut off when the journal is opened again.
+The first line is the work's `identity`: a journal of another model or prompts file is refused, so that
+results never mix. A line counts once its newline is on disk; an incomplete last line, left by a killed
+writer, is cut off when the journal is opened.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Journal:
     """An append-only file of JSON records with one writer."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Open the journal at `path`, or begin it; `records` are those of earlier starts.
+        """Open the journal at `path`, or create it; `records` are those of earlier starts.
 
         Raises:
-            DataError: the file is of other work (which keys differ is said) or is damaged.
+            DataError: the file is of other work (the message lists the keys that differ) or is damaged.
         """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +42,10 @@ class Journal:
             self._write(header)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record; it is on disk when this returns. Raises OSError, with the file's name, where it
-        cannot be written; the records before it stay readable."""
+        """Add one record; it is on disk when this returns.
+
+        Raises OSError with the file's name if it cannot be written; earlier records stay readable.
+        """
         self._write(record)
         self.records.append(dict(record))
 
@@ -58,7 +60,7 @@ class Journal:
     def _write(self, record: Mapping[str, Any]) -> None:
         left = memoryview(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         try:
-            while left:  # a disk that is all but full takes a part, and refuses the rest
+            while left:  # an almost full disk accepts a part and refuses the rest
                 left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -66,7 +68,7 @@ class Journal:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The complete lines of the file, after cutting off an incomplete last one."""
+    """The complete lines of the file; an incomplete last one is cut off on disk too."""
     if not path.exists():
         return []
     content = path.read_bytes()
@@ -79,13 +81,13 @@ def _whole_lines(path: Path) -> list[bytes]:
 def _check_identity(path: Path, line: bytes, identity: Mapping[str, Any]) -> None:
     was = _parse(path, line).get("identity")
     if not isinstance(was, dict):
-        raise DataError(f"{path} is no journal: its first line names no work. Move it away to start anew")
+        raise DataError(f"{path} is no journal: its first line has no identity. Move it away to start over")
     differing = [key for key in sorted({*was, *identity}) if was.get(key) != identity.get(key)]
     if differing:
-        told = "; ".join(f"{key} was {was.get(key)!r} and is {identity.get(key)!r}" for key in differing)
+        changes = "; ".join(f"{key} was {was.get(key)!r} and is {identity.get(key)!r}" for key in differing)
         raise DataError(
-            f"{path} holds the results of other work: {told}. Set another run.name, or remove the file to "
-            "start anew"
+            f"{path} holds the results of other work: {changes}. Set another run.name, or remove the file to "
+            "start over"
         )
 
 
@@ -93,7 +95,7 @@ def _parse(path: Path, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{path} has a damaged line ({error}): remove the file to start anew") from error
+        raise DataError(f"{path} has a damaged line ({error}): remove the file to start over") from error
     if not isinstance(record, dict):
-        raise DataError(f"{path} has a line that is no record: remove the file to start anew")
+        raise DataError(f"{path} has a line that is no record: remove the file to start over")
     return record

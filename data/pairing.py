@@ -1,9 +1,9 @@
-"""Pairing: each row of a written solver file is read back and checked to belong together.
+"""Pairing: each row of a written solver file is read back, and its fields are checked to belong together.
 
-The writer is not believed: the row's question, answer and prompt must follow from the row's own trajectory,
-its document must be that of the challenger prompt with the row's index and match its hash, and the trajectory
-must be the one accepted for that prompt. A mismatch is an error; published code for this step has written new
-answers beside old prompts.
+The writer is not trusted: question, answer and prompt must follow from the row's own trajectory, the document
+must be that of the challenger prompt with the row's index and match its hash, and the trajectory must be the
+one accepted for that prompt. A mismatch is an error; published code for this step has written new answers
+next to old prompts.
 """
 
 import json
@@ -29,13 +29,13 @@ def check_pairing(
     ask: Ask,
     shown_as: Path | None = None,
 ) -> int:
-    """Read the file back and check every row; the number of rows checked.
+    """Read the file back and check every row; returns the number of rows checked.
 
     `pairs` are those that the file should hold, in any order; `prompts` are challenger prompt rows by index.
-    `shown_as` is the name to use in errors while the file still has a temporary one.
+    `shown_as` is the name to use in errors while the file still has a temporary name.
 
     Raises:
-        PairingError: a field of a row belongs to another, or a pair is missing or there twice.
+        PairingError: a row's fields do not belong together, or a pair is missing or occurs twice.
     """
     name = shown_as or path
     awaited = {pair.prompt_index: pair for pair in pairs}
@@ -59,17 +59,19 @@ def check_pairing(
 
 
 def _fault(row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], ask: Ask) -> str | None:
-    """The first field that does not belong to the others, and to what, or None."""
+    """The first field that does not belong to the others, as a message, or None."""
     extra, metadata = row["extra_info"], row["metadata"]
     source, source_metadata = prompt_row["extra_info"], prompt_row["metadata"]
-    trajectory = _trajectory(metadata["trajectory"])
-    if trajectory is None:
+    try:
+        trajectory = Trajectory.from_dict(json.loads(metadata["trajectory"] or ""))
+    except (ValueError, KeyError, TypeError):
         return "metadata.trajectory is no trajectory"
     question, answer = question_and_answer(trajectory)
+    target = row["reward_model"]["ground_truth"]["target"]
     document_hash = sha256((extra["document"] or "").encode()).hexdigest()
     checks = (
         ("extra_info.question", extra["question"] == question, "the row's trajectory"),
-        ("reward_model.ground_truth.target", _target(row) == [answer], "the row's trajectory"),
+        ("reward_model.ground_truth.target", target == [answer], "the row's trajectory"),
         ("prompt", row["prompt"] == ask(extra["question"]), "the row's question"),
         ("metadata.document_sha256", metadata["document_sha256"] == document_hash, "the row's document"),
         ("extra_info.document", extra["document"] == source["document"], "the challenger prompt"),
@@ -86,14 +88,3 @@ def _fault(row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], as
     return next(
         (f"{name} does not belong to {other}" for name, belongs, other in checks if not belongs), None
     )
-
-
-def _target(row: Mapping[str, Any]) -> Any:
-    return row["reward_model"]["ground_truth"]["target"]
-
-
-def _trajectory(text: str | None) -> Trajectory | None:
-    try:
-        return Trajectory.from_dict(json.loads(text or ""))
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -1,11 +1,11 @@
-"""A question with its answer and everything it was made from.
+"""A synthesized question with its answer, its document and its conversation.
 
 A *sample record* is what synthesis journals for each finished conversation:
 
     {"prompt_index": 7, "sample": 2, "seed": 91, "trajectory": Trajectory.to_dict(), "tokens_in": …, …}
 
-`pair_of` joins it with its prompt, a row of the challenger parquet. Whether the pair is any good is for the
-gates (`data/gates.py`); here it only has to be one.
+`pair_of` joins it with its prompt, a row of the challenger parquet. Whether the pair is good enough to train
+on is decided by the gates (`data/gates.py`).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from verl_ext.method.format_score import format_score
 from verl_ext.method.trajectory import Trajectory
 
 MAX_QUESTION_WORDS = 50
-"""Words of a question that the solver gets to see; the published recipe cuts there too."""
+"""Questions are cut to this many words, as in the published recipe."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Pair:
     sample: int
     """Number of the conversation among those of the same prompt."""
     seed: int
-    """What the conversation was sampled with."""
+    """The sampling seed of the conversation."""
     hop: int
     doc_id: str
     document: str
-    """The text as the challenger was shown it."""
+    """The text as the challenger's prompt has it."""
     question: str
     answer: str
     trajectory: Trajectory
@@ -43,9 +43,9 @@ class Pair:
 
 
 def question_and_answer(trajectory: Trajectory) -> tuple[str | None, str | None]:
-    """What a conversation came to: the question on one line, at most 50 words of it, and the answer.
+    """The question of a conversation, on one line and cut to 50 words, and its answer.
 
-    None stands for what is missing or blank.
+    Either is None if it is missing or blank.
     """
     question, answer = extract_pair(trajectory)
     words = question.split()[:MAX_QUESTION_WORDS] if question else []
@@ -57,7 +57,7 @@ def pair_of(record: Mapping[str, Any], prompt_row: Mapping[str, Any]) -> Pair | 
 
     Raises:
         PairingError: the record is of another prompt.
-        DataError: the record is not one.
+        DataError: the record lacks a field or is damaged.
     """
     extra = prompt_row["extra_info"]
     trajectory = trajectory_of(record)
@@ -89,11 +89,11 @@ def pair_of(record: Mapping[str, Any], prompt_row: Mapping[str, Any]) -> Pair | 
 def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
     """The conversation of a sample record; raises DataError when the record lacks a field."""
     if missing := [key for key in ("prompt_index", "sample", "seed", "trajectory") if key not in record]:
-        raise DataError(f"a sample record lacks {', '.join(missing)}: the journal is damaged, sample anew")
+        raise DataError(f"a sample record lacks {', '.join(missing)}: the journal is damaged, sample again")
     try:
         return Trajectory.from_dict(record["trajectory"])
     except (KeyError, TypeError) as error:
         raise DataError(
             f"sample {record['sample']} of prompt {record['prompt_index']} has no readable trajectory "
-            f"({error!r}): the journal is damaged, sample anew"
+            f"({error!r}): the journal is damaged, sample again"
         ) from error

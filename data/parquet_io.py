@@ -1,8 +1,8 @@
 """Training rows as parquet files: schema, checks, reading and atomic writing.
 
-The schema is spelled out, not inferred: a column that is null in every row (the target of a challenger
-prompt) would get parquet's null type, and files with and without targets could then not be read together.
-No struct is empty, which parquet cannot hold.
+The schema is written out, not inferred: a column that is null in every row (the target of a challenger
+prompt) would get parquet's null type, and files with and without targets could not be read together. No
+struct is empty, because parquet cannot store one.
 """
 
 import re
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.errors import DataError
-from data.files import atomic_path
+from ops.files import atomic_path
 
 AGENT_NAME = "search_agent"
 ABILITY = "fact-reasoning"
@@ -60,11 +60,11 @@ _SOURCE = re.compile(r"search_zero_(?P<hop>[1-9]\d*)|search_zero|searchR1_\w+")
 
 
 def write_training_rows(
-    path: Path, rows: Sequence[Mapping[str, Any]], check: Callable[[Path], None] | None = None
+    path: Path, rows: Sequence[Mapping[str, Any]], check: Callable[[Path], object] | None = None
 ) -> None:
     """Check `rows` against the contract and write them atomically; the same rows give the same bytes.
 
-    `check` is given the written file before it gets its name; when it raises, the file is removed.
+    `check` is called with the written file before it gets its final name; if it raises, the file is removed.
 
     Raises:
         DataError: there is no row, or one breaks the contract (see `check_training_rows`).
@@ -82,11 +82,11 @@ def write_training_rows(
 def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.names)) -> pa.Table:
     """Read `columns` of a training file (by default all of them).
 
-    What is inside a column is checked as well, so that rows can be used without a look at each: every struct
-    of TRAINING_SCHEMA is there in every row, with values of the right type or null.
+    Nested fields are checked too, so that callers need not check each row: every struct of TRAINING_SCHEMA is
+    present in every row, with values of the right type or null.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file is missing.
         DataError: the file is not parquet, is damaged, or lacks a column or a field of one.
     """
     if not path.is_file():
@@ -113,16 +113,16 @@ def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.name
 
 @contextmanager
 def arrow_faults(path: Path, advice: str) -> Iterator[None]:
-    """Let what pyarrow finds wrong with a file while reading it be a DataError with its name and `advice`."""
+    """Turn pyarrow's errors while reading a file into a DataError with the file's name and `advice`."""
     try:
         yield
-    # A damaged page is an OSError to pyarrow.
+    # pyarrow raises OSError for a damaged page.
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a parquet file or is damaged ({error}): {advice}") from error
 
 
 def _type_faults(found: pa.DataType, wanted: pa.Field, prefix: str = "") -> Iterator[str]:
-    """Where a column's type is not that of the schema; a nested fault is told by its dotted name."""
+    """Where a column's type differs from the schema; a nested fault is named by its dotted path."""
     name, kind = prefix + wanted.name, wanted.type
     if pa.types.is_struct(kind) and pa.types.is_struct(found):
         for inner in kind:
@@ -138,7 +138,7 @@ def _type_faults(found: pa.DataType, wanted: pa.Field, prefix: str = "") -> Iter
 
 
 def _is_scalar_of(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of `found` are text, whole numbers or truth values, as those of `wanted` are, or null.
+    """Whether values of type `found` can stand for `wanted`: text, integers, booleans, or only nulls.
 
     Other libraries write the same values in wider or narrower types.
     """
@@ -172,16 +172,21 @@ def check_training_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _fault(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row, or None."""
+    """The first way in which a row breaks the contract, or None."""
     missing = _missing_fields(row, TRAINING_SCHEMA)
     if missing:
         return f"missing {', '.join(missing)}"
     source = _SOURCE.fullmatch(str(row["data_source"]))
     extra = row["extra_info"]
     target = row["reward_model"]["ground_truth"]["target"]
+    prompt = row["prompt"] if isinstance(row["prompt"], list) else []
+    is_chat = bool(prompt) and all(
+        isinstance(message, Mapping) and _is_texts([message.get("role"), message.get("content")])
+        for message in prompt
+    )
     faults = {
         "data_source must be search_zero_{hop}, search_zero or searchR1_{benchmark}": source is None,
-        "prompt must be a non-empty list of {role, content} with text in both": not _is_chat(row["prompt"]),
+        "prompt must be a non-empty list of {role, content} with text in both": not is_chat,
         f"ability must be {ABILITY!r}": row["ability"] != ABILITY,
         "reward_model.style must be 'rule'": row["reward_model"]["style"] != "rule",
         "reward_model.ground_truth.target must be null or a non-empty list of strings": not (
@@ -201,7 +206,7 @@ def _fault(row: Mapping[str, Any]) -> str | None:
 
 
 def _missing_fields(row: Any, fields: Iterable[pa.Field], prefix: str = "") -> list[str]:
-    """Schema fields that a row lacks, structs included; a null value counts as there, a null struct not."""
+    """Schema fields that a row lacks, at any depth; a null value counts as present, unless it is a struct."""
     missing = []
     for field in fields:
         name = prefix + field.name
@@ -212,17 +217,6 @@ def _missing_fields(row: Any, fields: Iterable[pa.Field], prefix: str = "") -> l
             inner = list(field.type)
             missing += _missing_fields(value, inner, f"{name}.") if isinstance(value, Mapping) else [name]
     return missing
-
-
-def _is_chat(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(
-            isinstance(message, Mapping) and _is_texts([message.get("role"), message.get("content")])
-            for message in prompt
-        )
-    )
 
 
 def _is_texts(value: Any) -> bool:

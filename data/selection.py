@@ -1,8 +1,8 @@
-"""From the samples of each prompt to one accepted pair, or a rejection with its reasons.
+"""Selection: from the samples of each prompt to one accepted pair, or a rejection with its reasons.
 
-For each prompt, in index order, the sample with the best format score is taken among those that pass all
-gates; a tie goes to the lower sample number. Duplicates are judged against what earlier prompts gave. The
-result depends on the samples alone, not on the order in which they were finished.
+For each prompt, in index order, the sample with the best format score among those that pass all gates is
+taken; ties go to the lower sample number. Duplicates are judged against the pairs of earlier prompts. The
+result depends on the samples only, not on the order in which they finished.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ NO_SAMPLE, ALL_REFUSED = "no sample: services failed", "every sample was refused
 
 @dataclass(frozen=True)
 class RefusedSample:
-    """A sample that was not taken, and every reason found against it."""
+    """A refused sample, and every reason found against it."""
 
     sample: int
     question: str | None
@@ -33,7 +33,7 @@ class RefusedSample:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A prompt that gave no pair: `samples` holds those it has, which may be none."""
+    """A prompt without a pair; `samples` may be empty."""
 
     prompt_index: int
     hop: int
@@ -42,7 +42,7 @@ class Rejection:
 
     @property
     def reason(self) -> str:
-        """Why there is no pair, in one phrase; each sample has its own reasons besides."""
+        """Why there is no pair, in one phrase; the samples have their own reasons."""
         return ALL_REFUSED if self.samples else NO_SAMPLE
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,18 +52,18 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Selection:
-    """Accepted pairs and rejected prompts, each in index order; together they hold every prompt once."""
+    """Accepted pairs and rejected prompts, each in index order; every prompt is in exactly one of them."""
 
     accepted: list[Pair]
     rejected: list[Rejection]
     counts: dict[str, Any]
-    """`prompts`, `samples`, `pairs`, `accepted`, `rejected`, and `gates`: for each that is on, how many pairs
-    it judged and how many it refused, and in a `note` why an idle one judged none."""
+    """`prompts`, `samples`, `pairs`, `accepted`, `rejected`, and `gates`: for each gate that is on, the
+    number of pairs it judged and refused, and for an idle one a `note` with the reason."""
 
 
 @dataclass
 class _Candidates:
-    """The samples of one prompt: pairs that no gate of their own refused, and refused samples."""
+    """The samples of one prompt: pairs that passed the gates that judge them alone, and refused samples."""
 
     index: int
     hop: int
@@ -78,7 +78,7 @@ def select(
     """Choose a pair for each of `prompts`, rows of the challenger parquet.
 
     Raises:
-        DataError: a prompt occurs twice, or a record is of no prompt of these, or twice there, or is damaged.
+        DataError: a prompt or a record occurs twice, or a record is of another prompt or is damaged.
     """
     rows = prompts_by_index(prompts)
     if strange := sorted(set(records_by_prompt) - set(rows)):
@@ -114,7 +114,7 @@ def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[
 
 @dataclass
 class _Tally:
-    """Counts while judging."""
+    """Counts of samples, pairs and each gate's judgements."""
 
     names: list[str]
     samples: int = 0
@@ -133,10 +133,17 @@ class _Tally:
 def _candidates(
     row: Mapping[str, Any], records: Sequence[Record], gates: Gates, tally: _Tally
 ) -> _Candidates:
-    """Judge each sample of one prompt by itself."""
+    """Judge each sample of one prompt alone."""
     extra = row["extra_info"]
     found = _Candidates(extra["index"], extra["hop"], extra["doc_id"])
-    for record in _in_order(records, found.index):
+    ordered = sorted(records, key=lambda record: record["sample"])
+    for one, other in pairwise(ordered):
+        if one["sample"] == other["sample"]:
+            raise DataError(
+                f"sample {one['sample']} of prompt {found.index} occurs twice: the journal is damaged, "
+                "sample again"
+            )
+    for record in ordered:
         tally.samples += 1
         pair = pair_of(record, row)
         if isinstance(pair, str):
@@ -153,21 +160,10 @@ def _candidates(
     return found
 
 
-def _in_order(records: Sequence[Record], index: int) -> list[Record]:
-    ordered = sorted(records, key=lambda record: record["sample"])
-    for one, other in pairwise(ordered):
-        if one["sample"] == other["sample"]:
-            raise DataError(
-                f"sample {one['sample']} of prompt {index} is there twice: the journal is damaged, "
-                "sample anew"
-            )
-    return ordered
-
-
 def _choose(
     candidates: Sequence[_Candidates], gates: Gates, tally: _Tally
 ) -> tuple[list[Pair], list[Rejection]]:
-    """Take the best of each prompt's pairs that stands beside those already accepted."""
+    """Take the best of each prompt's pairs that duplicates none of those already accepted."""
     before = gates.accepted([pair for found in candidates for pair in found.pairs])
     accepted: list[Pair] = []
     rejected: list[Rejection] = []

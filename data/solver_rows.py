@@ -1,9 +1,9 @@
 """The solver's training data: accepted pairs as parquet rows, and the file of rejected prompts.
 
-`train.parquet` and `val.parquet` share no document, so validation asks about things that training did not.
-Which documents are held out follows from a hash of document and seed. Each file is read back and checked
-(data/pairing.py) before it gets its name, and at the end `check_partition` reads all three files again: each
-prompt is in exactly one place.
+`train.parquet` and `val.parquet` share no document, so validation questions are about documents that training
+does not see. A hash of document and seed decides which documents are held out. Each file is read back and
+checked (data/pairing.py) before it gets its final name; at the end `check_partition` reads all three files
+and checks that each prompt is in exactly one of them.
 """
 
 import json
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.files import write_jsonl
 from data.pairing import Ask, check_pairing
 from data.pairs import Pair
 from data.parquet_io import ABILITY, AGENT_NAME, read_parquet, write_training_rows
 from data.selection import Rejection, prompts_by_index
+from ops.files import write_jsonl
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, solver_messages
 
 TRAIN, VAL, REJECTS = "train.parquet", "val.parquet", "rejects.jsonl"
@@ -33,13 +33,13 @@ class SolverSplitReport:
 
     train_path: Path
     val_path: Path | None
-    """None when all pairs are about one document, which cannot be on both sides."""
+    """None when all pairs are about one document, which cannot be in both files."""
     train_rows: int
     val_rows: int
     train_documents: int
     val_documents: int
     pairing_checked: int
-    """Rows read back and found to belong together; 0 when that gate is off."""
+    """Rows read back and checked; 0 when the gate `pairing` is off."""
 
 
 def write_solver_split(
@@ -57,12 +57,13 @@ def write_solver_split(
 ) -> SolverSplitReport:
     """Write `train.parquet` and `val.parquet`, in the order of the prompts.
 
-    `prompts` are the challenger rows the pairs come from; `generator_checkpoint` says what wrote the pairs.
-    Validation gets at most `val_share` of the rows and at most `max_val_rows`, but at least one document.
+    `prompts` are the challenger rows of the pairs; `generator_checkpoint` names the challenger that wrote
+    them. Validation gets at most `val_share` of the rows and at most `max_val_rows`, but at least one
+    document.
 
     Raises:
-        DataError: there is no accepted pair, or a share or limit without sense.
-        PairingError: a row read back does not belong together; the file is not kept.
+        DataError: there is no accepted pair, or the share or the limit is invalid.
+        PairingError: the fields of a row read back do not belong together; the file is not kept.
     """
     if not accepted:
         raise DataError(
@@ -83,7 +84,13 @@ def write_solver_split(
     }
     paths = {"train": out_dir / TRAIN, "val": out_dir / VAL}
     for split, pairs in parts.items():
-        _write(paths[split], pairs, split, rows, ask, generator_checkpoint, pairing)
+        path = paths[split]
+        if not pairs:
+            path.unlink(missing_ok=True)  # an earlier run may have written one
+            continue
+        check = partial(check_pairing, pairs=pairs, prompts=rows, ask=ask, shown_as=path)
+        made = [_row(pair, split, rows[pair.prompt_index], ask, generator_checkpoint) for pair in pairs]
+        write_training_rows(path, made, check if pairing else None)
     return SolverSplitReport(
         train_path=paths["train"],
         val_path=paths["val"] if parts["val"] else None,
@@ -100,8 +107,8 @@ def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
 
         {"prompt_index": 7, "hop": 2, "doc_id": "…", "samples": […], "reason": "every sample was refused"}
 
-    Each of `samples` has its number, its question and answer, and every reason against it. There is none
-    where services spoiled them all; `reason` says so.
+    Each of `samples` has its number, its question and answer, and every reason against it. The list is empty
+    when services failed for all samples, and `reason` says so.
     """
     path = out_dir / REJECTS
     write_jsonl(path, (rejection.to_dict() for rejection in rejected))
@@ -109,33 +116,36 @@ def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
 
 
 def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None:
-    """Read the written files and check that they hold each prompt exactly once between them.
+    """Read the three written files and check that each prompt is in exactly one of them, once.
 
     Raises:
-        DataError: a prompt is missing, there twice, or none of `prompts`.
+        DataError: a prompt is missing, occurs twice, or is none of `prompts`.
     """
-    places = Counter(index for path in (out_dir / TRAIN, out_dir / VAL) for index in _parquet_indices(path))
+    places: Counter[int] = Counter()
+    for path in (out_dir / TRAIN, out_dir / VAL):
+        if path.exists():
+            extras = read_parquet(path, ["extra_info"])["extra_info"].to_pylist()
+            places.update(extra["index"] for extra in extras)
     with (out_dir / REJECTS).open(encoding="utf-8") as lines:
         places.update(json.loads(line)["prompt_index"] for line in lines)
     known = prompts_by_index(prompts)
     faults = {
         "missing": [index for index in known if places[index] == 0],
-        "there more than once": [index for index, count in places.items() if count > 1],
+        "present more than once": [index for index, count in places.items() if count > 1],
         "not of this partition": [index for index in places if index not in known],
     }
-    told = [f"{len(found)} are {what} (such as {min(found)})" for what, found in faults.items() if found]
-    if told:
+    wrong = [f"{len(found)} are {what} (such as {min(found)})" for what, found in faults.items() if found]
+    if wrong:
         raise DataError(
-            f"the prompts in {TRAIN}, {VAL} and {REJECTS} of {out_dir} are not those of the partition, each "
-            f"once: {'; '.join(told)}. Remove these files and synthesize again"
+            f"{TRAIN}, {VAL} and {REJECTS} of {out_dir} do not hold each prompt of the partition exactly "
+            f"once: {'; '.join(wrong)}. Remove these files and synthesize again"
         )
 
 
 def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
-    """Documents whose pairs make up at most `rows` rows, the same for the same documents and seed.
+    """The documents to hold out, with at most `rows` rows together; the same for the same documents and seed.
 
-    When not even one document is that small, the smallest is held out all the same; when there is only one
-    document, none is.
+    If every document has more rows than that, the smallest is held out; a single document is never held out.
     """
     sizes = Counter(_document_key(pair) for pair in pairs)
     if len(sizes) < 2:
@@ -151,29 +161,8 @@ def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
 
 
 def _document_key(pair: Pair) -> str:
-    """By text, not by id: a corpus may hold one text under several ids."""
+    """A hash of the text, not the id: a corpus may hold one text under several ids."""
     return sha256(pair.document.encode()).hexdigest()
-
-
-def _write(
-    path: Path,
-    pairs: Sequence[Pair],
-    split: str,
-    prompts: Mapping[int, Mapping[str, Any]],
-    ask: Ask,
-    checkpoint: str,
-    pairing: bool,
-) -> None:
-    """Write one part, or remove what an earlier run left of a part that has no rows now."""
-    if not pairs:
-        path.unlink(missing_ok=True)
-        return
-    rows = [_row(pair, split, prompts[pair.prompt_index], ask, checkpoint) for pair in pairs]
-
-    def check(written: Path) -> None:
-        check_pairing(written, pairs, prompts, ask, shown_as=path)
-
-    write_training_rows(path, rows, check if pairing else None)
 
 
 def _row(pair: Pair, split: str, prompt_row: Mapping[str, Any], ask: Ask, checkpoint: str) -> dict[str, Any]:
@@ -201,9 +190,3 @@ def _row(pair: Pair, split: str, prompt_row: Mapping[str, Any], ask: Ask, checkp
             "trajectory": json.dumps(pair.trajectory.to_dict(), ensure_ascii=False),
         },
     }
-
-
-def _parquet_indices(path: Path) -> list[int]:
-    if not path.exists():
-        return []
-    return [extra["index"] for extra in read_parquet(path, ["extra_info"])["extra_info"].to_pylist()]

@@ -1,8 +1,8 @@
-"""The words of the demo world: invented names, and how each relation is told, named and asked.
+"""The words of the demo world: invented names, and each relation as statement, noun phrase and question.
 
 Every entry of `RELATIONS` is one functional relation. `says` are clauses of a passage ("was born in {y}"),
-`means` are noun phrases for its object as seen from the subject ("the birthplace of {x}", empty where the
-object is a plain value and no walk goes on), `asks` are the questions whose answer is the object.
+`means` are noun phrases for its object given its subject ("the birthplace of {x}"; empty where the object is
+a plain value, at which a walk ends), `asks` are the questions whose answer is the object.
 """
 
 import random
@@ -100,7 +100,7 @@ COLOUR = {
 
 @dataclass(frozen=True)
 class Relation:
-    """One functional relation: kind of subject, kind (or plain values) of object, and its words."""
+    """One functional relation: the kind of its subject, the kind or plain values of its object, its words."""
 
     subject: str
     object: str | tuple[str, ...]

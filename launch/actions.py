@@ -1,7 +1,9 @@
 """The actions of `modal run modal_train.py --action X`, as data: what each runs, and on what machine.
 
-An action that is a stage becomes `drzero STAGE overrides…` in a container, as it is typed locally. The
-machine is a default; `--config-path`, `--gpu-type` and `--gpu-count` say otherwise.
+    find_action("challenger").compute       # "8xh100"
+
+An action that is a stage becomes `drzero STAGE overrides…` in a container, as it would be typed locally. The
+machine is a default; `--config-path`, `--gpu-type` and `--gpu-count` replace it.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ class Action:
     name: str
     help: str
     stage: str | None = None
-    """The `drzero` verb that it runs in a container; None for what the launcher does itself."""
+    """The `drzero` command that it runs in a container; None for what the launcher does itself."""
     compute: str = "cpu"
     """The file of `config/compute/` that describes its machine."""
     preflight: bool = False
-    """Whether `drzero preflight STAGE` judges it before its machine is asked for."""
+    """Whether `drzero preflight STAGE` checks it before its machine is requested."""
     trains: bool = False
-    """Whether `--steps` means something to it."""
+    """Whether `--steps` applies to it."""
 
     @property
     def is_job(self) -> bool:
-        """Whether it is work that is paid for by the hour, resumed and accounted for."""
+        """Whether it is a run: resumed, and accounted for by the hour."""
         return self.stage is not None and (self.preflight or self.name == "smoke")
 
 
@@ -43,9 +45,11 @@ ACTIONS = {
         Action("merge", "the solver's checkpoint as a model folder", "merge", preflight=True),
         Action("evaluate", "exact match on the benchmarks", "evaluate", "8xh100", True),
         Action("evolve", "the whole loop", "evolve", "8xh100", True, True),
-        Action("preflight", "judge a stage and its cost, start nothing: preflight [STAGE]", "preflight"),
-        Action("status", "how far loop and launches are, and what they cost", "status"),
-        Action("diagnose", "why a run ended or stands still", "diagnose"),
+        Action(
+            "preflight", "check a stage, estimate its cost, start nothing: preflight [STAGE]", "preflight"
+        ),
+        Action("status", "progress and cost of the loop and the launches", "status"),
+        Action("diagnose", "why a run ended or stalled", "diagnose"),
         Action("list-models", "models on the volumes, and what would be downloaded", "list-models"),
         Action("upload", "files to the corpus volume: upload LOCAL [REMOTE]"),
         Action("download", "files from the checkpoints volume: download REMOTE [LOCAL]"),
@@ -59,6 +63,6 @@ def find_action(name: str) -> Action:
     """The action of that name; raises LaunchError that names the nearest."""
     if name not in ACTIONS:
         raise LaunchError(
-            f"--action {name}: there is no such action: {nearest(name, ACTIONS)}Actions: {', '.join(ACTIONS)}"
+            f"--action {name}: no such action: {nearest(name, ACTIONS)}Actions: {', '.join(ACTIONS)}"
         )
     return ACTIONS[name]

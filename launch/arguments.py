@@ -2,9 +2,9 @@
 
     modal run modal_train.py --action challenger --iteration 2 trainer.save_freq=5 +trainer.foo=1
 
-Modal builds options from a typed signature, and those do not mix with free words; so the entry point takes
-the words as they are. They are parsed when the file is imported, ahead of Modal: a mistyped flag is told in
-a second, not after an image build.
+Modal builds options from a typed signature, which does not allow free words, so the entry point takes the
+words as they are. They are parsed when the file is imported, before Modal does anything: a mistyped flag is
+reported in a second, not after an image build.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from launch.actions import ACTIONS, Action, find_action
 from launch.errors import LaunchError, nearest
 
 FUNCTIONS = {"train": "challenger", "evaluate": "evaluate", "train_with_config": "challenger"}
-"""App functions, and what each launches unless `--stage` says otherwise."""
+"""App functions, and the action that each launches without `--stage`."""
 
 
 @dataclass
 class Words:
-    """What was typed; None where nothing was."""
+    """What was typed; None for what was not."""
 
     action: str
     iteration: int | None = None
@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("required: --action"):
-            message = f"say what to do: --action {', --action '.join(ACTIONS)}"
+            message = f"an action is required: --action {', --action '.join(ACTIONS)}"
         raise LaunchError(message)
 
 
@@ -69,17 +69,15 @@ def parse(words: Sequence[str]) -> Words:
         if word.startswith("-"):
             flags = [flag for action in parser._actions for flag in action.option_strings]
             name = word.partition("=")[0]
-            raise LaunchError(
-                f"{name}: there is no such flag: {nearest(name, flags)}Flags: {', '.join(flags)}"
-            )
-    overrides = [word for word in rest if _is_override(word)]
+            raise LaunchError(f"{name}: no such flag: {nearest(name, flags)}Flags: {', '.join(flags)}")
+    overrides = [word for word in rest if "=" in word or word.startswith("~")]
     parsed = Words(**vars(values), overrides=overrides, places=[w for w in rest if w not in overrides])
     _check(parsed)
     return parsed
 
 
 def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
-    """What follows `FILE` in `modal run … FILE …`; None where Modal does something else with the file."""
+    """What follows `FILE` in `modal run … FILE …`; None for any other use of the file."""
     for position, word in enumerate(argv):
         if word.partition("::")[0].endswith(file) and "run" in argv[:position]:
             function = word.partition("::")[2]
@@ -90,8 +88,8 @@ def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
 def parse_function(argv: Sequence[str], file: str) -> Words | None:
     """What `modal run FILE::train --flag value …` asks for; None for another function or command.
 
-    Modal parses these flags itself, once it has built everything; this is for the mistakes that can be told
-    before. Raises LaunchError as `parse` does.
+    Modal parses these flags itself, after it has built everything; this finds mistakes before. Raises
+    LaunchError as `parse` does.
     """
     for position, word in enumerate(argv):
         name, _, function = word.partition("::")
@@ -106,16 +104,12 @@ def parse_function(argv: Sequence[str], file: str) -> Words | None:
 
 
 def of_function(action: str, **flags: Any) -> Words:
-    """The words of an app function's call; raises LaunchError for what it does not do."""
+    """The words of an app function's call; raises LaunchError for other actions."""
     if action != "evaluate" and not find_action(action).trains:
-        raise LaunchError(f"--stage {action}: say challenger, solver or evolve, or use --action {action}")
+        raise LaunchError(f"--stage {action}: use challenger, solver or evolve, or --action {action}")
     words = Words(action=action, **flags)
     _check(words)
     return words
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word or word.startswith("~")
 
 
 def _build(*, needs_action: bool) -> _Parser:
@@ -141,11 +135,11 @@ def _check(words: Words) -> None:
     if words.steps is not None and not action.trains and action.name != "preflight":
         raise LaunchError(f"--steps: {action.name} does not train; leave it out")
     if words.follow and action.name != "logs":
-        raise LaunchError(f"--follow is for --action logs; {action.name} shows its output as it comes")
+        raise LaunchError(f"--follow is for --action logs; {action.name} prints its output as it runs")
     for name, least in (("iteration", 0), ("steps", 1), ("gpu_count", 0), ("num_examples", 1)):
         value = getattr(words, name)
         if value is not None and value < least:
-            raise LaunchError(f"--{name.replace('_', '-')} {value}: say {least} or more")
+            raise LaunchError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
     if words.places and action.name not in ("upload", "download", "preflight", "logs", "diagnose"):
         names = nearest(words.places[0], ACTIONS)
         raise LaunchError(

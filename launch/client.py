@@ -1,43 +1,53 @@
 """What the launcher does at the user's machine without a container: upload, download, logs.
 
-modal run modal_train.py --action upload papers.jsonl
-modal run modal_train.py --action download challenger_iter1/dumps
-modal run modal_train.py --action logs --stage solver --iteration 2 --follow
+    modal run modal_train.py --action upload papers.jsonl
+    modal run modal_train.py --action download challenger_iter1/dumps
+    modal run modal_train.py --action logs --stage solver --iteration 2 --follow
+
+A repeated upload or download transfers only the files that are missing or differ in size or time, so an
+interrupted one continues with the file at which it stopped.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import modal
+from modal.types import FileEntry, FileEntryType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from launch.arguments import Words
-from launch.at_work import GOES_ON, other_at_work
 from launch.errors import LaunchError
 from launch.request import run_name
-from launch.spend import Call
-from launch.transfer import download, upload
+from launch.spend import CONTINUES, Call, other_launch_running
 from launch.volumes import LAUNCHES
 
+BATCH_BYTES = 512 * 2**20
+"""Size of an upload batch: what a broken connection costs at most."""
 _FOLLOW_S = 10.0
-"""Between two looks at a log that is followed; the stage's side commits once a minute at least."""
+"""Seconds between two reads of a followed log; the container commits it at least once a minute."""
+
+
+# The actions ------------------------------------------------------------------------------------------------
 
 
 def run_upload(words: Words, volume: modal.Volume) -> None:
     """`--action upload LOCAL [REMOTE]`, to the corpus volume."""
     if not 1 <= len(words.places) <= 2:
-        raise LaunchError("--action upload LOCAL [REMOTE]: say what to upload, and where to")
+        raise LaunchError("--action upload LOCAL [REMOTE]: name what to upload, and where to")
     source = Path(words.places[0]).expanduser()
-    target = words.places[1] if len(words.places) > 1 else usual_place(source)
-    sent, there = upload(volume, source, target)
-    print(f"{source} is at /corpus/{target.strip('/')}: {sent} files sent, {there} there already")
+    target = words.places[1] if len(words.places) > 1 else default_target(source)
+    sent, present = upload(volume, source, target)
+    print(f"{source} is at /corpus/{target.strip('/')}: {sent} files sent, {present} already present")
 
 
-def usual_place(source: Path) -> str:
-    """Where things of this kind lie on the corpus volume: an index, a model, or anything else."""
+def default_target(source: Path) -> str:
+    """Where files of this kind belong on the corpus volume: an index, a model, or anything else."""
     if (source / "chroma.sqlite3").is_file():
         return "/chromadb"
     if (source / "config.json").is_file():
@@ -49,13 +59,13 @@ def run_download(words: Words, volume: modal.Volume) -> None:
     """`--action download REMOTE [LOCAL]`, from the checkpoints volume."""
     if not 1 <= len(words.places) <= 2:
         raise LaunchError(
-            "--action download REMOTE [LOCAL]: say what, for example challenger_iter1/dumps; "
+            "--action download REMOTE [LOCAL]: name what to download, for example challenger_iter1/dumps; "
             "--action status lists the runs"
         )
     source = words.places[0].strip("/")
     target = Path(words.places[1] if len(words.places) > 1 else f"outputs/modal/{source}").expanduser()
-    got, there = download(volume, source, target)
-    print(f"{source} is at {target}: {got} files fetched, {there} there already")
+    fetched, present = download(volume, source, target)
+    print(f"{source} is at {target}: {fetched} files fetched, {present} already present")
 
 
 def run_logs(words: Words, volume: modal.Volume) -> None:
@@ -63,33 +73,32 @@ def run_logs(words: Words, volume: modal.Volume) -> None:
     name = run_name(words)
     shown = 0
     while True:
-        state = _read(volume, f"{LAUNCHES}/{name}/state.json")
-        if state is None:
+        file = _read(volume, f"{LAUNCHES}/{name}/state.json")
+        if file is None:
             raise LaunchError(f"logs: no launch of {name!r} is on the volume; --action status lists them")
         text = _read(volume, f"{LAUNCHES}/{name}/console.log") or b""
         sys.stdout.write(text[shown:].decode("utf-8", errors="replace"))
         sys.stdout.flush()
         shown = len(text)
-        known = json.loads(state)
-        goes_on = known["outcome"] is None or known["outcome"]["state"] == GOES_ON
-        if not goes_on or not words.follow:
-            _tell_state(known)
+        state = json.loads(file)
+        outcome = state["outcome"]
+        if not words.follow or (outcome is not None and outcome["state"] != CONTINUES):
+            if outcome is None:
+                print(
+                    f"[launch] not ended at its last commit; live: modal app logs {state['app'] or 'APP_ID'}"
+                )
             return
         time.sleep(_FOLLOW_S)
 
 
-def told_at_work(volume: modal.Volume, run: str) -> str | None:
-    """What to say when a launch of the run is at work already, by what the volume has; else None."""
+def launch_running(volume: modal.Volume, run: str) -> str | None:
+    """An error message if a launch of the run is already running, by what is on the volume; else None."""
     state = _read(volume, f"{LAUNCHES}/{run}/state.json")
     calls = _read(volume, f"{LAUNCHES}/{run}/spend.json")
     if state is None or calls is None:
         return None
-    return other_at_work(json.loads(state), [Call(**call) for call in json.loads(calls)], "", time.time())
-
-
-def _tell_state(state: dict[str, object]) -> None:
-    if state["outcome"] is None:
-        print(f"[launch] not ended when last heard of; live: modal app logs {state['app'] or 'APP_ID'}")
+    known = [Call(**call) for call in json.loads(calls)]
+    return other_launch_running(json.loads(state), known, "", time.time())
 
 
 def _read(volume: modal.Volume, path: str) -> bytes | None:
@@ -97,3 +106,100 @@ def _read(volume: modal.Volume, path: str) -> bytes | None:
         return b"".join(volume.read_file(path))
     except (modal.exception.NotFoundError, FileNotFoundError):
         return None
+
+
+# Transfers --------------------------------------------------------------------------------------------------
+
+
+def upload(volume: modal.Volume, source: Path, target: str) -> tuple[int, int]:
+    """Send a file or folder; returns how many files were sent and how many were already present.
+
+    Raises LaunchError for a source that is missing or empty.
+    """
+    if source.is_file():
+        files = [(source, f"{target}{source.name}" if target.endswith("/") else target)]
+    else:
+        paths = sorted(path for path in source.rglob("*") if path.is_file())
+        files = [(path, str(PurePosixPath(target) / path.relative_to(source).as_posix())) for path in paths]
+    if not files:
+        problem = "is an empty folder" if source.is_dir() else "does not exist"
+        raise LaunchError(f"upload {source}: it {problem}")
+    present = {entry.path: entry for entry in _remote_files(volume, target)}
+    wanted = [(path, remote) for path, remote in files if not _is_sent(path, present.get(remote.lstrip("/")))]
+    with _progress() as progress:
+        bar = progress.add_task(f"upload {source.name}", total=sum(path.stat().st_size for path, _ in wanted))
+        for batch in _batches(wanted):
+            with volume.batch_upload(force=True) as sending:
+                for path, remote in batch:
+                    sending.put_file(str(path), remote)
+            progress.advance(bar, sum(path.stat().st_size for path, _ in batch))
+    return len(wanted), len(files) - len(wanted)
+
+
+def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]:
+    """Fetch a file or folder; returns how many files were fetched and how many were already present.
+
+    Raises LaunchError for a source that the volume does not have.
+    """
+    entries = _remote_files(volume, source)
+    if not entries:
+        raise LaunchError(
+            f"download {source}: the volume has no such file or folder; --action status lists runs"
+        )
+    root = PurePosixPath(source.strip("/"))
+    places = [(entry, target / PurePosixPath(entry.path).relative_to(root)) for entry in entries]
+    wanted = [(entry, path) for entry, path in places if not _is_fetched(path, entry)]
+    with _progress() as progress:
+        bar = progress.add_task(f"download {root}", total=sum(entry.size for entry, _ in wanted))
+        for entry, path in wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.partial")
+            try:
+                with partial.open("wb") as file:
+                    volume.read_file_into_fileobj(entry.path, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.utime(partial, (entry.mtime, entry.mtime))
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+            progress.advance(bar, entry.size)
+    return len(wanted), len(entries) - len(wanted)
+
+
+def _remote_files(volume: modal.Volume, path: str) -> list[FileEntry]:
+    try:
+        entries = volume.listdir(path, recursive=True)
+    except (modal.exception.NotFoundError, FileNotFoundError):
+        return []
+    return [entry for entry in entries if entry.type is FileEntryType.FILE]
+
+
+def _is_sent(path: Path, entry: FileEntry | None) -> bool:
+    stat = path.stat()
+    return entry is not None and entry.size == stat.st_size and entry.mtime >= int(stat.st_mtime)
+
+
+def _is_fetched(path: Path, entry: FileEntry) -> bool:
+    if not path.is_file():
+        return False
+    stat = path.stat()
+    return (stat.st_size, int(stat.st_mtime)) == (entry.size, int(entry.mtime))
+
+
+def _batches(files: list[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
+    """The files in batches of at most `BATCH_BYTES`, or of one larger file."""
+    batch: list[tuple[Path, str]] = []
+    size = 0
+    for path, remote in files:
+        if batch and size + path.stat().st_size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append((path, remote))
+        size += path.stat().st_size
+    if batch:
+        yield batch
+
+
+def _progress() -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

@@ -1,11 +1,11 @@
-"""The machine of a launch: a file of `config/compute/`, what a run file or flags change of it, and checks.
+"""The machine of a launch: a file of `config/compute/`, changed by run file and flags, and checked.
 
     compute = load_compute("8xh100").changed(type="H200", count=4)
     compute.modal_options()     # for Function.with_options: gpu="H200:4", cpu=…, timeout=…
     compute.overrides()         # for the stage: compute=8xh100 compute.type=H200 …
 
-The same numbers go to Modal and, as overrides, to the stage's own config, so that preflight judges the
-machine that is asked for. Any GPU type that pipeline/rates.py has a price for is allowed, in any count.
+The same numbers go to Modal and, as overrides, to the stage's own config, so that preflight checks the
+requested machine. Any GPU type that pipeline/rates.py has a price for is allowed, in any count.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CONFIG = Path(__file__).resolve().parent.parent / "config"
 MODAL_LIMIT_S = 86400
 """Modal ends a call after a day."""
 IDLE_S = 2
-"""Seconds that a container is kept after its call; the least that Modal allows."""
+"""Seconds that a container is kept after its call; Modal's minimum."""
 MODAL_GPUS = {"A10": 4, "A10G": 4}
-"""GPUs of one machine on Modal, at most, where it is not 8."""
+"""Maximum GPUs of one machine on Modal, where it is not 8."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Compute:
     name: str
     """The file of `config/compute/` that it starts from."""
     hardware: str
-    """The hardware profile made for it."""
+    """Its hardware profile (`config/hardware/`)."""
     type: str | None
     """GPU type, None for none."""
     count: int
@@ -52,22 +52,21 @@ class Compute:
 
     @property
     def usd_per_hour(self) -> float:
-        """What it costs, by the rates of pipeline/rates.py."""
+        """US dollars an hour, by the rates of pipeline/rates.py."""
         gpu = GPUS[self.type] if self.type else None
         return usd_per_hour(gpu, self.count, self.cpu, self.memory / 1024, self.region)
 
     def changed(self, **values: Any) -> Compute:
-        """The same machine with some values changed; raises LaunchError for what Modal could not give."""
+        """The same machine with some values changed; raises LaunchError for what Modal does not offer."""
         unknown = [key for key in values if key not in _KEYS]
         if unknown:
             raise LaunchError(
-                f"compute.{unknown[0]}: there is no such key: {nearest(unknown[0], _KEYS)}"
-                f"Keys: {', '.join(_KEYS)}"
+                f"compute.{unknown[0]}: no such key: {nearest(unknown[0], _KEYS)}Keys: {', '.join(_KEYS)}"
             )
         return _checked(dataclasses.replace(self, **values))
 
     def modal_options(self) -> dict[str, Any]:
-        """The arguments of `Function.with_options`; what is None there is left as it is."""
+        """The arguments of `Function.with_options`, which keeps its own value for None."""
         return {
             "gpu": f"{self.type}:{self.count}" if self.type else None,
             "cpu": float(self.cpu),
@@ -75,7 +74,7 @@ class Compute:
             "timeout": self.timeout,
             "retries": self.retries or None,
             "region": self.region,
-            # A machine that has nothing more to do is paid for as long as it is kept warm.
+            # An idle machine is paid for as long as it is kept warm.
             "scaledown_window": IDLE_S,
         }
 
@@ -90,7 +89,12 @@ class Compute:
             if mine != getattr(file, key):
                 words.append(f"compute.{key}={_hydra(mine)}")
         if self.count and self.count != file.count:
-            words += _shares(self.count)
+            words.append(f"machine.gpus={self.count}")
+        if self.count > 1 and self.count != file.count:
+            # The model is split over pairs of GPUs if their number is even.
+            tp = 2 if self.count % 2 == 0 else 1
+            words += [f"solver.tp_size={tp}", f"solver.dp_size={self.count // tp}"]
+            words.append(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}")
         return words
 
 
@@ -106,18 +110,16 @@ def load_compute(name: str) -> Compute:
     """`config/compute/NAME.yaml`; raises LaunchError for a name without a file."""
     if name not in compute_names():
         known = compute_names()
-        raise LaunchError(
-            f"compute={name}: there is no such machine: {nearest(name, known)}{', '.join(known)}"
-        )
+        raise LaunchError(f"compute={name}: no such machine: {nearest(name, known)}{', '.join(known)}")
     values = yaml.safe_load((CONFIG / "compute" / f"{name}.yaml").read_text(encoding="utf-8"))["compute"]
     wanted = {key: values[key] for key in (*_KEYS, "hardware")}
     return _checked(Compute(name=name, **wanted))
 
 
 def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
-    """The machine with other GPUs, from the file that has them, else from one with about as many.
+    """The machine with other GPUs: from the file with exactly these, else from one for one or for several.
 
-    `none` and 0 mean no GPU. What was changed of the machine otherwise (a time-out, a sum) stays so.
+    `none` and 0 mean no GPU. Other changes of the machine (a time-out, a limit in dollars) are kept.
     """
     if type_ is None and count is None:
         return compute
@@ -126,21 +128,15 @@ def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
     count = count or compute.count or 1
     wanted = _known_type(type_) if type_ else compute.type
     if not compute.type or (count == 1) != (compute.count == 1):
-        compute = _with_changes_of(compute, load_compute(_file_for(wanted, count)))
+        files = (load_compute(name) for name in compute_names())
+        exact = next((file for file in files if (file.type, file.count) == (wanted, count)), None)
+        base = exact or load_compute("single_h100" if count == 1 else "8xh100")
+        compute = _with_changes_of(compute, base)
     return compute.changed(type=wanted or compute.type, count=count)
 
 
-def _file_for(type_: str | None, count: int) -> str:
-    """The file of exactly these GPUs, else the one for one or for several."""
-    for name in compute_names():
-        file = load_compute(name)
-        if (file.type, file.count) == (type_, count):
-            return name
-    return "single_h100" if count == 1 else "8xh100"
-
-
 def _with_changes_of(compute: Compute, base: Compute) -> Compute:
-    """`base` with whatever of `compute`, but its GPUs, is not as in its own file."""
+    """`base` with the values of `compute` that differ from its own file, except its GPUs."""
     file = load_compute(compute.name)
     keys = [key for key in _KEYS if key not in ("type", "count")]
     changes = {key: getattr(compute, key) for key in keys if getattr(compute, key) != getattr(file, key)}
@@ -151,30 +147,17 @@ def _known_type(name: str) -> str:
     by_name = {known.lower(): known for known in GPUS}
     if name.lower() not in by_name:
         raise LaunchError(
-            f"GPU type {name!r} is not known: {nearest(name.upper(), GPUS)}Types: {', '.join(GPUS)}; "
+            f"unknown GPU type {name!r}: {nearest(name.upper(), GPUS)}Types: {', '.join(GPUS)}; "
             "or add it to pipeline/rates.py"
         )
     return by_name[name.lower()]
 
 
 def _hydra(value: object) -> str:
-    """The value in Hydra's grammar, which would stumble over `H100!`."""
+    """The value in Hydra's grammar, where `H100!` needs quotes."""
     if value is None:
         return "null"
     return f"'{value}'" if isinstance(value, str) and not value.replace("-", "").isalnum() else str(value)
-
-
-def _shares(count: int) -> list[str]:
-    """How a stage uses another number of GPUs than its profile's: copies of two GPUs where it is even."""
-    if count == 1:
-        return ["trainer.n_gpus_per_node=1"]
-    tp = 2 if count % 2 == 0 else 1
-    return [
-        f"trainer.n_gpus_per_node={count}",
-        f"solver.tp_size={tp}",
-        f"solver.dp_size={count // tp}",
-        f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}",
-    ]
 
 
 def _checked(compute: Compute) -> Compute:
@@ -193,12 +176,12 @@ def _checked(compute: Compute) -> Compute:
     if not 1 <= compute.timeout <= MODAL_LIMIT_S:
         raise LaunchError(
             f"{where}: timeout is {compute.timeout}: Modal ends a call after 1 to {MODAL_LIMIT_S} seconds; "
-            "a longer run goes on in a new call by itself"
+            "a longer run continues in a new call by itself"
         )
     if compute.cpu <= 0 or compute.memory < 128:
-        raise LaunchError(f"{where}: cpu={compute.cpu} cores, memory={compute.memory} MiB: both must be said")
+        raise LaunchError(f"{where}: cpu={compute.cpu} cores, memory={compute.memory} MiB: both are required")
     if not 0 <= compute.retries <= 10:
         raise LaunchError(f"{where}: retries is {compute.retries}: Modal allows 0 to 10")
     if compute.max_usd is not None and compute.max_usd <= 0:
-        raise LaunchError(f"{where}: max_usd is {compute.max_usd}: say a sum above 0, or null for no limit")
+        raise LaunchError(f"{where}: max_usd is {compute.max_usd}: it must be above 0, or null for no limit")
     return compute

@@ -1,17 +1,18 @@
-"""A launch inside its container: run the stage, commit what is whole, tell how far it is, stop in time.
+"""A launch inside its container: run the stage, commit what is complete, log its progress, stop in time.
 
     outcome = run_job(request, commit=VOLUME.commit)
 
 The stage is a child (`drzero STAGE …`), as it would be on any machine. Around it:
 
-* **commit** of the volume as soon as the stage announces a checkpoint, a dump or a manifest that is whole on
-  disk (`verl_ext.artefacts`), every minute, and at the end. A container that dies in the middle of a write
-  leaves the last committed state, and every file of ours is written beside its name first.
-* **stop time**: the stage is told (`DRZERO_STOP_AT`) when the call's time or the run's money ends, makes a
-  checkpoint before it, and exits with 75. A stage that has not ended `LATE_S` after that time is ended.
-* **what comes next** is decided here: finished, continue in another call, out of money, or failed.
-* a call that is started again by Modal (preempted, or retried) goes on from the volume; one whose launch had
-  already ended returns what it had come to.
+* **commit**: the volume is committed as soon as the stage announces a complete checkpoint, dump or manifest
+  (`verl_ext.artefacts`), every minute, and at the end. A container that dies in the middle of a write leaves
+  the last committed state, and every file of ours is written under a temporary name first.
+* **stop time**: the stage gets the time (`DRZERO_STOP_AT`) at which the call's time or the run's money runs
+  out, saves a checkpoint before it, and exits with 75. A stage that is still running `LATE_S` after that time
+  is stopped.
+* **next**: the outcome of the call is one of finished, continue in another call, out of money, or failed.
+* **retry**: a call that Modal restarts (preempted, or retried) resumes from the volume; if it had already
+  ended, it returns the same outcome.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.at_work import GOES_ON, other_at_work
 from launch.errors import LaunchError
 from launch.request import Request
-from launch.spend import EVERY_S, Call, Spend, money_ends_at
-from launch.status_line import status_line
+from launch.spend import CONTINUES, EVERY_S, Call, Spend, money_ends_at, other_launch_running
+from launch.status import status_line
 from launch.volumes import MOUNTS, launch_folder, place
-from ops.atomic import atomic_write
-from ops.logs import say
-from ops.process import Child, Command
+from ops.errors import OutOfTime
+from ops.files import atomic_write
+from ops.process.child import Child, Command
+from ops.process.logs import say
 from verl_ext.artefacts import LOG_VARIABLE
 
-OUT_OF_TIME = 75
-"""Exit code of a stage that has stopped itself at a whole checkpoint."""
+OUT_OF_TIME = OutOfTime.exit_code
+"""Exit code of a stage that has stopped itself at a checkpoint."""
 MARGIN_S = 180.0
-"""Between the stop time that a stage is told and the end of the call: shutting down and the last commit."""
+"""Seconds between the stage's stop time and the end of the call: for the shutdown and the last commit."""
 MARGIN_SHARE = 1 / 96
-"""Of the call's time, where that is more: a quarter of an hour of a day. It costs nothing, as the next call
-goes on at once, and the checkpoint of a large model may take minutes to commit."""
+"""The same as a share of the call's time, where that is more: a quarter of an hour for a day. It costs
+nothing, since the next call continues at once, and a large model's checkpoint may take minutes to commit."""
 LATE_S = 90.0
-"""How long after its stop time a stage is ended that has not ended itself."""
+"""Seconds after its stop time at which a stage that is still running is stopped."""
 FRUITLESS_PARTS = 2
-"""Calls of a launch in a row that ended for lack of time with nothing announced: another is no use."""
+"""A launch fails after this many consecutive calls that ran out of time with nothing announced."""
 STOP_GRACE_S = 20.0
-"""Between SIGTERM and SIGKILL; a container that Modal takes away has 30 seconds in all."""
+"""Seconds between SIGTERM and SIGKILL; a preempted container has 30 seconds in all."""
 _POLL_S = 0.5
-_STARTS_ANEW = "trainer.resume_mode=disable"
-"""The override with which a call does not go on from the one before."""
+_NO_RESUME = "trainer.resume_mode=disable"
+"""The override with which a call does not resume from the one before."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,18 @@ def run_job(
     clock: Callable[[], float] = time.time,
     app_id: str | None = None,
 ) -> Outcome:
-    """Run one call of a launch to its end; raises LaunchError when the stage fails, for Modal to see."""
+    """Run one call of a launch to its end; raises LaunchError when the stage fails, so that Modal retries."""
     folder = launch_folder(request.name)
     folder.mkdir(parents=True, exist_ok=True)
-    if (known := _ended_before(folder, request)) is not None:
-        say("launch", f"{request.name} had ended already in this launch: {known.message}")
-        return known
-    spend = Spend(folder)
-    if (told := other_at_work(_state(folder), spend.calls, request.id, clock())) is not None:
-        raise LaunchError(f"{request.name}: {told}")
+    state, spend = _state(folder), Spend(folder)
+    if state is not None and (state["launch"], state["part"]) == (request.id, request.part):
+        # Modal starts this very call a second time.
+        outcome = state["outcome"]
+        if outcome is not None and outcome["state"] not in ("failed", "interrupted"):
+            say("launch", f"{request.name} had already ended in this launch: {outcome['message']}")
+            return Outcome(**outcome)
+    if (reason := other_launch_running(state, spend.calls, request.id, clock())) is not None:
+        raise LaunchError(f"{request.name}: {reason}")
     if request.action == "smoke":
         spend.calls.clear()
     job = _Job(request, folder, commit, clock, spend, app_id)
@@ -91,25 +95,8 @@ def run_job(
     return outcome
 
 
-def _ended_before(folder: Path, request: Request) -> Outcome | None:
-    """What this very call came to, if Modal starts it a second time after its end."""
-    state = _state(folder)
-    if state is None or state["launch"] != request.id or state["part"] != request.part:
-        return None
-    if state["outcome"] is None or state["outcome"]["state"] in ("failed", "interrupted"):
-        return None
-    return Outcome(**state["outcome"])
-
-
-def _fruitless_before(folder: Path, request: Request) -> int:
-    """How many calls of this launch, just before this one, have come to nothing."""
-    state = _state(folder)
-    mine = state is not None and state["launch"] == request.id and state["part"] == request.part - 1
-    return int(state["fruitless"]) if state is not None and mine else 0
-
-
 def _state(folder: Path) -> dict[str, Any] | None:
-    """What is known of the run's last launch; None before the first."""
+    """The contents of `state.json`, about the run's last launch; None before the first."""
     file = folder / "state.json"
     state: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     return state
@@ -139,11 +126,14 @@ class _Job:
         self._artefacts = folder / "artefacts.jsonl"
         self._seen = self._artefacts.stat().st_size if self._artefacts.is_file() else 0
         self._grew = False
-        self._fruitless = _fruitless_before(folder, request)
+        state, before = _state(folder), (request.id, request.part - 1)
+        follows = state is not None and (state["launch"], state["part"]) == before
+        self._fruitless = int(state["fruitless"]) if state is not None and follows else 0
+        """How many calls of this launch directly before this one announced nothing."""
 
     @property
     def stop_at(self) -> float:
-        """When the stage has to have ended."""
+        """Unix time by which the stage must have ended."""
         return min(self._call_ends, self._money_ends)
 
     def run(self) -> Outcome:
@@ -152,11 +142,19 @@ class _Job:
         self._commit()
         if self._clock() >= self._money_ends:
             return self._end(self._decide(OUT_OF_TIME))
-        child = Child(self._command(), grace_s=STOP_GRACE_S)
+        paths = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
+        stage, *rest = self._request.command
+        command = Command(
+            name=self._request.name,
+            command=(sys.executable, "-m", "pipeline.cli", stage, *paths, *rest),
+            log_path=self._folder / "console.log",
+            env={"DRZERO_STOP_AT": str(self.stop_at), LOG_VARIABLE: str(self._artefacts)},
+        )
+        child = Child(command, grace_s=STOP_GRACE_S)
         try:
             code = self._follow(child)
         except BaseException:
-            # A preempted container has half a minute: the stage ends, what is whole is kept.
+            # A preempted container has half a minute: stop the stage and commit what is complete.
             child.stop()
             self._account()
             usd = self._spend.usd
@@ -167,33 +165,20 @@ class _Job:
             child.stop()
         return self._end(self._decide(code, child.first_error))
 
-    def _command(self) -> Command:
-        paths = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
-        stage, *rest = self._request.command
-        return Command(
-            name=self._request.name,
-            command=(sys.executable, "-m", "pipeline.cli", stage, *paths, *rest),
-            log_path=self._folder / "console.log",
-            env={
-                "DRZERO_STOP_AT": str(self.stop_at),
-                LOG_VARIABLE: str(self._artefacts),
-            },
-        )
-
     def _follow(self, child: Child) -> int:
-        """Until the child's end: commits, status lines, and an end put to one that is late."""
-        told = self._clock()
+        """Commit and log until the child's end; stop it if it is late. Returns its exit code."""
+        logged = self._clock()
         while (code := child.poll()) is None:
             now = self._clock()
             if self._announced():
                 self._keep()
-            if now - told >= EVERY_S:
-                told = now
+            if now - logged >= EVERY_S:
+                logged = now
                 self._account()
-                self._tell()
+                self._log_status()
                 self._keep()
             if now > self.stop_at + LATE_S:
-                say("launch", f"{self._request.name} did not stop in time by itself and is ended")
+                say("launch", f"{self._request.name} did not stop in time by itself and is stopped")
                 child.stop()
                 return child.poll() or OUT_OF_TIME
             time.sleep(_POLL_S)
@@ -201,14 +186,14 @@ class _Job:
         return code
 
     def _keep(self) -> None:
-        """Commit while the stage runs; whatever a commit raises, the next one, a minute later, makes good."""
+        """Commit while the stage runs; a failed commit is only logged, the next is a minute later."""
         try:
             self._commit()
-        except Exception as error:
+        except Exception as error:  # Whatever Modal raises must not end the stage.
             say("launch", f"the volume could not be committed, next try within a minute: {error}")
 
     def _announced(self) -> bool:
-        """Whether the stage has announced something whole since the last look."""
+        """Whether the stage has announced something complete since the last check."""
         size = self._artefacts.stat().st_size if self._artefacts.is_file() else 0
         if size == self._seen:
             return False
@@ -220,53 +205,40 @@ class _Job:
         self._call.until = self._clock()
         self._spend.write()
 
-    def _tell(self) -> None:
+    def _log_status(self) -> None:
         try:
             line = status_line(self._request, self._spend.usd, self._clock() - self._began)
         except (OSError, ValueError) as error:
-            # Files that the stage is writing at this moment; no reason to end what is paid for.
+            # The stage is writing these files at this moment; no reason to end a run.
             line = f"no status this time: {error}"
         say("launch", line)
 
     def _decide(self, code: int, first_error: str | None = None) -> Outcome:
+        """The call's outcome, by the stage's exit code and the reason for its stop time."""
         self._account()
-        usd, name, limit = self._spend.usd, self._request.name, self._request.compute.max_usd
+        name, timeout = self._request.name, f"compute.timeout={self._request.compute.timeout} s"
+
+        def outcome(state: str, message: str) -> Outcome:
+            return Outcome(state, f"{name} {message}", self._spend.usd, code)
+
         if code == 0:
-            return Outcome("finished", f"{name} is finished", usd, code)
-        late = self._clock() >= self.stop_at
-        if code != OUT_OF_TIME and not late:
+            return outcome("finished", "is finished")
+        if code != OUT_OF_TIME and self._clock() < self.stop_at:
             because = f": {first_error}" if first_error else ""
-            return Outcome("failed", f"{name} ended with exit code {code}{because}", usd, code)
+            return outcome("failed", f"ended with exit code {code}{because}")
         if self._money_ends <= self._call_ends:
-            advice = "raise compute.max_usd and launch it again to go on from its last checkpoint"
-            return Outcome(
-                "out of money", f"{name}: ${usd:.2f} of ${limit:.2f} is spent: {advice}", usd, code
-            )
+            spent = f"${self._spend.usd:.2f} of ${self._request.compute.max_usd:.2f}"
+            advice = "raise compute.max_usd and launch it again to resume from its last checkpoint"
+            return outcome("out of money", f"has spent {spent}: {advice}")
         if code != OUT_OF_TIME:
-            return Outcome(
-                "failed",
-                f"{name} reached no checkpoint within compute.timeout={self._request.compute.timeout} s: "
-                "raise it, or lower trainer.save_freq",
-                usd,
-                code,
-            )
-        if _STARTS_ANEW in self._request.command:
-            return Outcome(
-                "failed",
-                f"{name} did not end within compute.timeout={self._request.compute.timeout} s, and with "
-                f"{_STARTS_ANEW} another call would start anew: raise it",
-                usd,
-                code,
-            )
+            advice = "raise it, or lower trainer.save_freq"
+            return outcome("failed", f"reached no checkpoint within {timeout}: {advice}")
+        if _NO_RESUME in self._request.command:
+            reason = f"with {_NO_RESUME} another call would start from the beginning: raise it"
+            return outcome("failed", f"did not end within {timeout}, and {reason}")
         if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
-            return Outcome(
-                "failed",
-                f"{name}: {FRUITLESS_PARTS} calls of compute.timeout={self._request.compute.timeout} s have "
-                "come to nothing: raise it",
-                usd,
-                code,
-            )
-        return Outcome(GOES_ON, f"{name} goes on in another call", usd, code)
+            return outcome("failed", f"saved nothing in {FRUITLESS_PARTS} calls of {timeout}: raise it")
+        return outcome(CONTINUES, "continues in another call")
 
     def _end(self, outcome: Outcome) -> Outcome:
         say("launch", f"{outcome.message}; ${outcome.usd:.2f} so far")
@@ -288,9 +260,9 @@ class _Job:
 
 
 def run_module(module: str, words: list[str]) -> int:
-    """Run `python -m MODULE WORDS…` here, its output ours; returns its exit code.
+    """Run `python -m MODULE WORDS…` here with our output; returns its exit code.
 
-    `{corpus}` and `{checkpoints}` in a word become the folders of the volumes.
+    `{corpus}` and `{checkpoints}` in a word are replaced by the folders of the volumes.
     """
     folders = {kind: str(place(kind)) for kind in MOUNTS}
     for kind, folder in folders.items():

@@ -1,13 +1,15 @@
-"""The one error that the launcher shows as a line."""
+"""The launcher's error, and the nearest known word for its messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+from ops.errors import UserError
 
-class LaunchError(Exception):
-    """What was asked for cannot be done; the message says what was wrong, where, and what to do."""
+
+class LaunchError(UserError):
+    """A launch is not possible, or has failed; the message says what is wrong, where, and what to do."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,9 +1,9 @@
 """A launch, resolved: what will run, on which machine, under which name, for how much at most.
 
     request = resolve(parse(words))
-    print(request.as_yaml())        # printed at the start, and kept beside the run
+    print(request.as_yaml())        # printed at the start, and stored next to the run
 
-File, environment default and flags are merged here, once, at the client; what travels to Modal is this.
+Run file, environment default and flags are merged here, once, at the client; the result is sent to Modal.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from launch.actions import Action
 from launch.arguments import Words
 from launch.compute import Compute, for_gpus
 from launch.errors import LaunchError
-from launch.pins import attn_implementation
+from launch.image.pins import attn_implementation
 from launch.runfile import RunFile, check_option, model_of_env, read_runfile
 
 SMOKE_STEPS = 3
 SMOKE_TIMEOUT_S = 1800
-"""Of the GPU half, unless said otherwise: one that hangs costs a dollar, not a day."""
+"""Default time limit of the GPU half: one that hangs costs a dollar, not a day."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that a container needs to know of a launch."""
+    """Everything that a container needs to know about a launch."""
 
     id: str
-    """Unlike for every launch; a retried or continued call has the same."""
+    """Different for every launch; a retried or continued call has the same."""
     part: int
     """Calls of this launch before this one."""
     action: str
     name: str
-    """Names the launch's folder on the volume: the run's own name."""
+    """The run's name, and that of the launch's folder on the volume."""
     preparations: tuple[tuple[str, ...], ...]
-    """Words for `drzero`, run on a CPU ahead of preflight."""
+    """`drzero` commands that run on a CPU before preflight."""
     command: tuple[str, ...]
-    """Words for `drzero`."""
+    """The `drzero` command."""
     compute: Compute
     preflight: bool
     secrets: tuple[str, ...] = ()
-    """Named secrets of Modal that every call of the launch gets; found once, at its start."""
+    """Modal's named secrets for every call of the launch; found once, at its start."""
 
     def next_part(self) -> Request:
         """The same launch, in its next call."""
         return dataclasses.replace(self, part=self.part + 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the wire and for YAML."""
+        """Plain values, for Modal and for YAML."""
         return dataclasses.asdict(self)
 
     def as_yaml(self) -> str:
@@ -69,7 +69,7 @@ class Request:
 
 
 def from_dict(values: dict[str, Any]) -> Request:
-    """The opposite of `Request.to_dict`."""
+    """The inverse of `Request.to_dict`."""
     return Request(
         **values
         | {
@@ -82,45 +82,51 @@ def from_dict(values: dict[str, Any]) -> Request:
 
 
 def resolve(words: Words) -> Request:
-    """Merge run file, environment default and flags; raises LaunchError for what cannot be."""
+    """Merge run file, environment default and flags; raises LaunchError for what is not possible."""
     action, file = words.of_action, read_runfile(words.config_path)
     env = words.env or file.env
     compute = for_gpus(_machine(action, file, words), words.gpu_type, words.gpu_count)
     compute, overrides = _budget(compute, [*file.overrides, *words.overrides])
-    choices = [*_env_choice(env), *_model_choice(words, file, env)]
-    judged = action.is_job or action.name == "preflight"
-    place = [*compute.overrides(), *_attention(compute)] if judged else []
-    shared = [*place, *choices]
+    choices = [f"env={check_option('env', env)}"] if env else []
+    shared = [*choices, *_model_choice(words, file, env)]
+    if action.is_job or action.name == "preflight":
+        # Torch's own attention if the image has no flash-attn; the profile of one GPU uses it anyway.
+        sdpa = compute.hardware == "8xh100" and attn_implementation() == "sdpa"
+        attention = ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"] if sdpa else []
+        shared = [*compute.overrides(), *attention, *shared]
+    # A user's own corpus is uploaded; the demo world is made where it is used.
+    is_demo = action.name == "smoke" or (env == "demo" and action.is_job and action.name != "merge")
+    is_demo_data = _is_demo_data(action, env)
     command = _command(action, words, file, shared, overrides)
     return Request(
         id=uuid.uuid4().hex,
         part=0,
         action=action.name,
         name=_name(action, words, file, overrides),
-        preparations=_preparations(action, env),
+        preparations=(("demo-data",),) if is_demo and not is_demo_data else (),
         command=command,
         compute=compute,
-        preflight=action.preflight and not _is_demo_data(action, env),
+        preflight=action.preflight and not is_demo_data,
     )
 
 
 def _machine(action: Action, file: RunFile, words: Words) -> Compute:
-    # Of several the last holds, and a typed one comes after the file's.
+    # The last one wins, and the command line comes after the file.
     overrides = (*file.overrides, *words.overrides)
     named = [word.partition("=")[2] for word in overrides if word.startswith("compute=")]
     if named:
         return RunFile(compute=named[-1]).machine(action.compute)
-    # A run file's machine is meant for the work; what only looks at things keeps its own.
-    judged = action.is_job or action.name == "preflight"
+    # A run file's machine is for runs; other actions keep their own.
+    checked = action.is_job or action.name == "preflight"
     default = "8xh100" if action.name == "preflight" else action.compute
-    machine = file.machine(default) if judged else RunFile().machine(action.compute)
+    machine = file.machine(default) if checked else RunFile().machine(action.compute)
     if action.name == "smoke" and file.compute is None:
         return machine.changed(timeout=SMOKE_TIMEOUT_S)
     return machine
 
 
 def _budget(compute: Compute, overrides: list[str]) -> tuple[Compute, list[str]]:
-    """Overrides of `compute.KEY` change the machine that is asked for; the rest are the stage's."""
+    """Overrides of `compute.KEY` change the requested machine; the rest are for the stage."""
     rest, changes = [], {}
     for word in overrides:
         key, _, value = word.partition("=")
@@ -129,17 +135,6 @@ def _budget(compute: Compute, overrides: list[str]) -> tuple[Compute, list[str]]
         elif key != "compute":
             rest.append(word)
     return (compute.changed(**changes) if changes else compute), rest
-
-
-def _attention(compute: Compute) -> list[str]:
-    """Torch's own attention where the image has no flash-attn; the profile of one GPU has it anyway."""
-    if compute.hardware != "8xh100" or attn_implementation() != "sdpa":
-        return []
-    return ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"]
-
-
-def _env_choice(env: str | None) -> list[str]:
-    return [f"env={check_option('env', env)}"] if env else []
 
 
 def _model_choice(words: Words, file: RunFile, env: str | None) -> list[str]:
@@ -168,7 +163,7 @@ def _command(
         return _smoke(shared, overrides)
     if _is_demo_data(action, words.env or file.env):
         if words.hop_ratio or overrides:
-            raise LaunchError("--env demo brings its own prompts: prepare-data takes nothing else with it")
+            raise LaunchError("--env demo brings its own prompts: prepare-data takes nothing else")
         return ("demo-data",)
     if action.name == "status":
         return ("status", *overrides)
@@ -177,9 +172,8 @@ def _command(
     if action.name == "diagnose":
         return ("diagnose", run_name(words))
     if action.name == "preflight":
-        judged = words.stage or (words.places[0] if words.places else "challenger")
-        rest = [judged, *shared]
-        stage_action = judged
+        stage_action = words.stage or (words.places[0] if words.places else "challenger")
+        rest = [stage_action, *shared]
     else:
         stage_action = action.name
     iteration = words.iteration if words.iteration is not None else file.iteration
@@ -197,7 +191,7 @@ def _command(
 
 
 def _smoke(shared: list[str], overrides: list[str]) -> tuple[str, ...]:
-    """Three real steps of the packaged small model, through SGLang where there is a GPU for it."""
+    """Three real steps of the packaged small model, through SGLang if there is a GPU."""
     engine = [
         *("actor_rollout_ref.rollout.name=sglang", "solver.engine=sglang"),
         *("solver.tp_size=1", "solver.dp_size=1"),
@@ -212,19 +206,12 @@ def _hops(stage: str, ratio: str | None) -> list[str]:
         return []
     weights = ratio.replace(",", ":").split(":")
     if not all(weight.isdecimal() for weight in weights) or not any(int(weight) for weight in weights):
-        raise LaunchError(f"--hop-ratio {ratio}: say weights of 1, 2, 3, … hops, like 4:3:2:1")
+        raise LaunchError(f"--hop-ratio {ratio}: give the weights of 1, 2, 3, … hops, like 4:3:2:1")
     if stage == "prepare-data":
         return [f"hop_ratio=[{','.join(weights)}]"]
     if stage == "challenger":
         return [f"data.train_files=${{paths.corpus}}/data/zero_ratio{''.join(weights)}.parquet"]
     raise LaunchError(f"--hop-ratio is for prepare-data and challenger, not {stage}")
-
-
-def _preparations(action: Action, env: str | None) -> tuple[tuple[str, ...], ...]:
-    """The demo world is made where it is wanted and missing; a corpus of one's own is uploaded."""
-    if _is_demo_data(action, env) or action.name == "merge":
-        return ()
-    return (("demo-data",),) if action.name == "smoke" or (env == "demo" and action.is_job) else ()
 
 
 def _is_demo_data(action: Action, env: str | None) -> bool:
@@ -242,7 +229,7 @@ def _name(action: Action, words: Words, file: RunFile, overrides: list[str]) -> 
 
 
 def run_name(words: Words) -> str:
-    """The run that logs and diagnose are about: a name, or --stage with --iteration."""
+    """The run that logs and diagnose read: a name, or --stage with --iteration."""
     if words.places:
         return words.places[0]
     stage = words.stage or "challenger"

@@ -1,10 +1,10 @@
-"""A run file (`--config-path`): one YAML that says machine, model, environment, steps and image additions.
+"""A run file (`--config-path`): one YAML with machine, model, environment, steps and image additions.
 
-    compute:                  # a name of config/compute/, or a mapping with `base` and what differs
+    compute:                  # a name of config/compute/, or a mapping with `base` and the differences
       base: a100-40gb
       timeout: 14400
     model: qwen2.5-3b         # an option of config/model/
-    models_by_env:            # an environment may want another
+    models_by_env:            # an environment may need another
       demo: demo-policy
     env: own                  # an option of config/env/
     iteration: 1
@@ -17,7 +17,7 @@
       scripts: [tools/]
 
 Merged in the order file < environment default < flag: `models_by_env`, or else the environment's own default,
-stands above `model`, and `--model` above all.
+takes precedence over `model`, and `--model` over all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from launch.errors import LaunchError, nearest
 
 @dataclass(frozen=True)
 class RunFile:
-    """What a run file says; None where it says nothing."""
+    """The contents of a run file; None for what it leaves out."""
 
     compute: Any = None
     model: str | None = None
@@ -47,7 +47,7 @@ class RunFile:
     image: dict[str, list[str]] = field(default_factory=dict)
 
     def machine(self, default: str) -> Compute:
-        """The machine it describes, else the one of that name."""
+        """The machine it describes, else the default one of that name."""
         if self.compute is None:
             return load_compute(default)
         if isinstance(self.compute, str):
@@ -77,30 +77,24 @@ def read_runfile(path: str | None) -> RunFile:
         return RunFile()
     file = Path(path)
     if not file.is_file():
-        raise LaunchError(f"--config-path {path}: there is no such file; config/runs/ has examples")
+        raise LaunchError(f"--config-path {path}: no such file; config/runs/ has examples")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
         raise LaunchError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise LaunchError(f"{path}: wants keys at its top: {', '.join(_TYPES)}")
+        raise LaunchError(f"{path}: not a mapping; its top-level keys are: {', '.join(_TYPES)}")
     for key, value in values.items():
-        _check(path, str(key), value)
+        if key not in _TYPES:
+            hint = nearest(str(key), _TYPES)
+            raise LaunchError(f"{path}: {key}: no such key: {hint}Keys: {', '.join(_TYPES)}")
+        if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
+            names = " or ".join(kind.__name__ for kind in _TYPES[key])
+            raise LaunchError(f"{path}: {key}: {value!r} is not {names}")
+    for part, items in values.get("image", {}).items():
+        if part not in _IMAGE_KEYS or not isinstance(items, list):
+            raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
     return RunFile(**values)
-
-
-def _check(path: str, key: str, value: Any) -> None:
-    if key not in _TYPES:
-        raise LaunchError(
-            f"{path}: {key}: there is no such key: {nearest(key, _TYPES)}Keys: {', '.join(_TYPES)}"
-        )
-    if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
-        names = " or ".join(kind.__name__ for kind in _TYPES[key])
-        raise LaunchError(f"{path}: {key}: {value!r} is not {names}")
-    if isinstance(value, dict) and key == "image":
-        for part, items in value.items():
-            if part not in _IMAGE_KEYS or not isinstance(items, list):
-                raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
 
 
 def options(group: str) -> list[str]:
@@ -112,14 +106,12 @@ def check_option(group: str, name: str) -> str:
     """The option of that name; raises LaunchError that names the nearest."""
     if name not in options(group):
         known = options(group)
-        raise LaunchError(
-            f"--{group} {name}: there is no such {group}: {nearest(name, known)}{', '.join(known)}"
-        )
+        raise LaunchError(f"--{group} {name}: no such {group}: {nearest(name, known)}{', '.join(known)}")
     return name
 
 
 def model_of_env(env: str) -> str | None:
-    """The model that an environment's own file chooses (`override /model`), None where it leaves it."""
+    """The model that an environment's own file chooses (`override /model`); None if it chooses none."""
     values = yaml.safe_load((CONFIG / "env" / f"{env}.yaml").read_text(encoding="utf-8")) or {}
     for entry in values.get("defaults", ()):
         if isinstance(entry, dict) and "override /model" in entry:

@@ -1,24 +1,34 @@
-"""What a run has cost so far, and when its money is out.
+"""What a run has cost so far, when its money runs out, and whether a launch of it is still running.
 
-`launches/NAME/spend.json` has one entry a call: when it began, how far it is known to have run, at what
-price. A call that is killed without a word is counted up to its last entry, never older than `EVERY_S`.
+    spend = Spend(launch_folder("challenger_iter1"))
+    spend.usd, money_ends_at(time.time(), spend.usd, 36.0, max_usd=100)
+
+`launches/NAME/spend.json` has one entry for each call: when it began, until when it is known to have run, and
+its price. The entry is updated every `EVERY_S`, so a call that is killed is counted up to at most that long
+before its end, and one whose entry is older than `SILENT_S` is no longer running.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from ops.atomic import atomic_write
+from ops.files import atomic_write
 
 EVERY_S = 60.0
-"""Seconds between two entries of a running call."""
+"""Seconds between two updates of a running call's entry."""
+SILENT_S = 5 * EVERY_S
+"""Age in seconds from which an entry shows that its call is no longer running."""
+CONTINUES = "continue"
+"""State of a call's outcome after which another call of the same launch follows."""
 
 
 @dataclass
 class Call:
-    """One call's share."""
+    """One call's share; times are Unix seconds."""
 
     launch: str
     part: int
@@ -33,7 +43,7 @@ class Call:
 
 
 class Spend:
-    """The calls of one run."""
+    """The calls of one run, of all its launches."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "spend.json"
@@ -42,14 +52,14 @@ class Spend:
             self.calls = [Call(**values) for values in json.loads(self._path.read_text(encoding="utf-8"))]
 
     def begin(self, launch: str, part: int, now: float, usd_per_hour: float) -> Call:
-        """Enter a new call."""
+        """Add a new call and write the file."""
         call = Call(launch, part, now, now, usd_per_hour)
         self.calls.append(call)
         self.write()
         return call
 
     def write(self) -> None:
-        """Put all calls on disk."""
+        """Write all calls to disk."""
         atomic_write(self._path, json.dumps([asdict(call) for call in self.calls], indent=1))
 
     @property
@@ -58,8 +68,31 @@ class Spend:
         return sum(call.usd for call in self.calls)
 
 
+def silent_s(calls: Sequence[Call], now: float) -> float:
+    """Seconds since the last update by any of the calls; infinite without calls."""
+    return now - max((call.until for call in calls), default=float("-inf"))
+
+
 def money_ends_at(now: float, spent_usd: float, usd_per_hour: float, max_usd: float | None) -> float:
-    """Unix time at which `max_usd` is spent, infinity without a limit or a price."""
+    """Unix time at which `max_usd` is spent; infinite without a limit or a price."""
     if max_usd is None or not usd_per_hour:
         return float("inf")
     return now + max(0.0, max_usd - spent_usd) / usd_per_hour * 3600
+
+
+def other_launch_running(
+    state: Mapping[str, Any] | None, calls: Sequence[Call], launch: str, now: float
+) -> str | None:
+    """An error message if the run's `state.json` and its calls show that another launch is running."""
+    if state is None or state["launch"] == launch:
+        return None
+    outcome = state["outcome"]
+    ended = outcome is not None and outcome["state"] != CONTINUES
+    silent = silent_s(calls, now)
+    if ended or silent > SILENT_S:
+        return None
+    return (
+        f"another launch of this run was running {max(silent, 0.0):.0f} s ago: watch it with --action logs "
+        f"--follow, or end it with `modal app stop {state['app'] or 'APP_ID'}` and repeat this command "
+        f"{SILENT_S / 60:.0f} minutes later"
+    )

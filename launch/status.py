@@ -1,6 +1,8 @@
-"""`--action status`, in its container: every launch with its state and cost, then the loop as a table.
+"""`--action status`, in its container: every launch with its state and cost, then the loop's table.
 
-python -m launch.status
+    python -m launch.status
+
+Also the line that a running call prints each minute (`status_line`).
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from launch.at_work import SILENT_S
-from launch.spend import Spend
+from launch.request import Request
+from launch.spend import SILENT_S, Spend, silent_s
 from launch.volumes import LAUNCHES, place
+from pipeline.metrics import read_metrics
+from verl_ext.checkpoints import saved_step
+
+_SCORES = {"drzero/reward/score": "reward", "drzero/reward/em": "exact match"}
 
 
 def main() -> int:
-    """Print both tables; 0 also where nothing was launched yet."""
+    """Print both tables; the exit code is 0 even if nothing was launched yet."""
     folders = sorted(path.parent for path in (place("checkpoints") / LAUNCHES).glob("*/state.json"))
     if not folders:
         print("nothing was launched on this volume yet")
@@ -31,15 +37,14 @@ def main() -> int:
     for folder in folders:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         spend = Spend(folder)
+        silent = silent_s(spend.calls, time.time())
+        shown = f"silent for {silent / 60:.0f} min" if silent > SILENT_S else "running"
+        if state["outcome"] is not None:
+            shown = state["outcome"]["state"]
         hours = sum(call.until - call.began for call in spend.calls) / 3600
         table.add_row(
-            folder.name,
-            state["action"],
-            _state(state, spend),
-            str(len(spend.calls)),
-            f"{hours:.2f}",
-            f"{spend.usd:.2f}",
-            state["app"] or "–",
+            *(folder.name, state["action"], shown, str(len(spend.calls))),
+            *(f"{hours:.2f}", f"{spend.usd:.2f}", state["app"] or "–"),
         )
     Console(width=118).print(table)
     if not (place("checkpoints") / "evolve" / "manifest.json").is_file():
@@ -49,12 +54,29 @@ def main() -> int:
     return subprocess.run([sys.executable, "-m", "pipeline.cli", "status", *roots], check=False).returncode
 
 
-def _state(state: dict[str, object], spend: Spend) -> str:
-    outcome = state["outcome"]
-    if isinstance(outcome, dict):
-        return str(outcome["state"])
-    silent = time.time() - max((call.until for call in spend.calls), default=0.0)
-    return f"silent for {silent / 60:.0f} min" if silent > SILENT_S else "running"
+def status_line(request: Request, usd: float, seconds: float) -> str:
+    """`step 12, reward 0.54, checkpoint of step 10, 1 h 05 min, $13.20 of $130.00`."""
+    minutes = int(seconds // 60)
+    duration = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+    limit = request.compute.max_usd
+    cost = f"${usd:.2f}" + (f" of ${limit:.2f}" if limit else "")
+    return ", ".join([*_progress(request), duration, cost])
+
+
+def _progress(request: Request) -> list[str]:
+    """Step, scores and checkpoint of the request's training run; of a loop, the run last written to."""
+    root = place("checkpoints")
+    runs = [root / request.name] if request.action != "evolve" else root.glob("*_iter*")
+    known = [run for run in runs if (run / "metrics").is_dir()]
+    folder = max(known, key=lambda run: (run / "metrics").stat().st_mtime, default=None)
+    if folder is None:
+        return [request.name]
+    steps = read_metrics(folder)
+    if not steps:
+        return [f"{folder.name}: no step yet"]
+    step, metrics = max(steps.items())
+    scores = [f"{word} {metrics[key]:.3g}" for key, word in _SCORES.items() if key in metrics]
+    return [f"{folder.name}: step {step}", *scores, f"checkpoint of step {saved_step(folder)}"]
 
 
 if __name__ == "__main__":

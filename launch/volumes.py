@@ -1,4 +1,4 @@
-"""The volumes: their names, where they are mounted, and where a container finds them.
+"""The volumes: their names, mount paths, and folders in a container.
 
 | volume | mounted at | holds |
 |---|---|---|
@@ -7,7 +7,8 @@
 | `dr-zero-cache` | `/cache` | hub and package caches |
 
 With EXPERIMENTER set (in the environment or in `.env`) each name ends in `-EXPERIMENTER-EXPERIMENT_NAME`, so
-that two people, or two experiments of one, do not meet; EXPERIMENT_NAME is `default` unless said.
+that two people, or two experiments of one person, do not share volumes. EXPERIMENT_NAME defaults to
+`default`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
-    """The volume's name by kind; raises LaunchError for a name that Modal would refuse."""
-    suffix = _isolation(environment)
-    return {kind: f"dr-zero-{kind}{suffix}" for kind in MOUNTS}
-
-
-def _isolation(environment: Mapping[str, str]) -> str:
+    """The volumes' names by kind; raises LaunchError for a name that Modal would refuse."""
     who = environment.get("EXPERIMENTER", "").strip()
     what = environment.get("EXPERIMENT_NAME", "").strip()
     if what and not who:
@@ -40,20 +36,20 @@ def _isolation(environment: Mapping[str, str]) -> str:
             f"EXPERIMENT_NAME={what} without EXPERIMENTER: set both, or neither for the shared volumes"
         )
     if not who:
-        return ""
+        return {kind: f"dr-zero-{kind}" for kind in MOUNTS}
     for key, value in (("EXPERIMENTER", who), ("EXPERIMENT_NAME", what or "default")):
         if not _NAME.fullmatch(value):
             raise LaunchError(
                 f"{key}={value!r}: volume names have letters, digits, '.', '_' and '-', 64 at most"
             )
-    return f"-{who}-{what or 'default'}"
+    return {kind: f"dr-zero-{kind}-{who}-{what or 'default'}" for kind in MOUNTS}
 
 
 def place(kind: str) -> Path:
-    """Where this container has the volume; DRZERO_MOUNT_CORPUS and its like name another folder."""
+    """The volume's folder in this container; DRZERO_MOUNT_CORPUS, for one, sets another."""
     return Path(os.environ.get(f"DRZERO_MOUNT_{kind.upper()}") or MOUNTS[kind])
 
 
 def launch_folder(name: str) -> Path:
-    """Where a container keeps what concerns the launch of a run, not the run itself."""
+    """Where a container stores request, state, cost and console of a run's launches."""
     return place("checkpoints") / LAUNCHES / name

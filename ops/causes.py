@@ -1,7 +1,9 @@
-"""What a line of a log says about why a run failed, and what to change: a table of patterns.
+"""A table of patterns: which log line shows which cause of a failed run, and what to change.
 
-The first error is mostly the cause; what comes after are its consequences. A recipe adds causes of its own,
-with the keys to change.
+    line, cause = first_cause(lines, recipe_causes)
+
+The first error is mostly the cause, later ones are its consequences. A recipe adds causes of its own, with
+the keys to change.
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """A kind of failure: how its lines read, what it is called, what to do."""
+    """A kind of failure: its name, the pattern of its log lines, what to do."""
 
     name: str
     pattern: str
     advice: str
     culprit: str | None = None
-    """Who is at fault, where the line tells; else it is the component whose log it stands in."""
+    """The component at fault, where the line shows it; else it is the component whose log has the line."""
 
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
         "disk full",
         r"No space left on device|Disk quota exceeded|ENOSPC|OutOfDiskError",
-        "make room, then start again: the run goes on at its last checkpoint",
+        "make room, then rerun: it resumes at the last checkpoint",
     ),
     Cause(
         "out of memory",
@@ -38,7 +40,7 @@ CAUSES: tuple[Cause, ...] = (
         "collective time-out",
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send)"
         r"|collective.{0,40}timed? ?out",
-        "one rank did not come: find the rank whose log ends first; flight/ has what each rank waited for",
+        "one rank did not join: find the rank whose log ends first; flight/ has what each rank waited for",
     ),
     Cause(
         "a rank was lost",
@@ -58,7 +60,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "port in use",
         r"Address already in use|Errno 98|is taken by pid",
-        "end what holds the port, or unset it",
+        "stop what holds the port, or unset it",
     ),
     Cause(
         "shape mismatch",

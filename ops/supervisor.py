@@ -1,4 +1,8 @@
-"""Run the main command of a run while its services live, and say whose fault it is when something ends."""
+"""Run the main command of a run while its services live, and name the culprit when something ends.
+
+with ServiceGroup(specs) as services:
+    run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,14 @@ import os
 import time
 
 from ops.causes import first_cause
-from ops.collect import error_lines
-from ops.events import OUT_OF_TIME
-from ops.logs import say
-from ops.process import Child, ChildError, Command, describe_exit
-from ops.services import ServiceGroup
-from ops.watchdog import Watchdog, WatchPlan
+from ops.process.child import Child, ChildError, Command, describe_exit
+from ops.process.logs import OUT_OF_TIME, say
+from ops.services.services import ServiceGroup
+from ops.watchdog.collect import error_lines
+from ops.watchdog.watchdog import Watchdog, WatchPlan
 
 _POLL_S = 0.25
-_BLAME_S = 1.0  # a service whose end made the command fail may take a moment to be seen as ended
+_BLAME_S = 1.0  # a service whose end made the command fail may be detected a moment later
 
 
 class ChildFailed(ChildError):
@@ -30,7 +33,7 @@ class NothingDone(ChildError):
 
 
 class Stalled(ChildError):
-    """The main command stood still and was stopped; the message names the culprit."""
+    """The main command stalled and was stopped; the message names the culprit."""
 
 
 def run_supervised(
@@ -38,17 +41,17 @@ def run_supervised(
 ) -> int:
     """Run `main` to its end inside an entered `services` group and return its exit code, 0.
 
-    Whatever ends this function (success, failure, Ctrl-C, SIGTERM), the command's whole process tree is gone
-    after it, `grace_s` seconds after SIGTERM at the latest. The services are left to their group. With a
-    `plan` the run is watched for stalls (`ops.watchdog`).
+    However this function ends (success, failure, Ctrl-C, SIGTERM), the command's whole process tree has ended
+    then, `grace_s` seconds after SIGTERM at the latest. The services are left to their group. With a `plan`
+    the run is watched for stalls (`ops.watchdog.watchdog`).
 
     Raises:
         ServiceDied: a service ended first; the command was stopped, as its results could not be trusted.
-        ServiceHung: a service stopped working, and its policy allows no restart (any more).
-        Unfinished: the command ended with EX_TEMPFAIL, 75: run again it goes on.
+        ServiceHung: a service stopped working, and has no restarts (left).
+        Unfinished: the command ended with EX_TEMPFAIL, 75: a rerun resumes it.
         ChildFailed: the command ended with any other code than 0 while all services lived.
-        NothingDone: it ended with 0 before it had begun, where the plan says that it must.
-        Stalled: it stood still, and the plan's policy is not to only report that.
+        NothingDone: it ended with 0 before its first phase, where the plan requires one.
+        Stalled: it stalled, and the plan's stall action is not `report`.
     """
     events = services.events
     say(main.name, f"starting, log: {main.log_path}")
@@ -60,7 +63,7 @@ def run_supervised(
         return _until_its_end(child, services, watchdog)
     except BaseException as error:
         from_outside = isinstance(error, KeyboardInterrupt | SystemExit)
-        events.add("end", main.name, _told(error), **({"from_outside": True} if from_outside else {}))
+        events.add("end", main.name, _how_it_ended(error), **({"from_outside": True} if from_outside else {}))
         raise
     finally:
         if watchdog:
@@ -70,8 +73,8 @@ def run_supervised(
         child.stop()
 
 
-def _told(error: BaseException) -> str:
-    """What ended it, in a line."""
+def _how_it_ended(error: BaseException) -> str:
+    """What ended the run, in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "ended from outside: Ctrl-C"
     if isinstance(error, SystemExit):
@@ -91,16 +94,16 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
             time.sleep(_BLAME_S)
             services.check()
             if code == os.EX_TEMPFAIL:
-                told = f"{child.spec.name!r} stopped before its work was done; run again it goes on"
-                services.events.add(OUT_OF_TIME, child.spec.name, told)
-                raise Unfinished(told, child)
+                text = f"{child.spec.name!r} stopped before its work was done; a rerun resumes it"
+                services.events.add(OUT_OF_TIME, child.spec.name, text)
+                raise Unfinished(text, child)
             raise _failed(child, code, services, watchdog)
         if watchdog:
-            watchdog.tell_if_stuck()
-        if watchdog and watchdog.plan.policy != "report" and (verdict := watchdog.verdict):
+            watchdog.warn_if_stuck()
+        if watchdog and watchdog.plan.stall_action != "report" and (found := watchdog.diagnosis):
             raise Stalled(
-                f"the run stood still and was stopped: {verdict.sentence}. Culprit: {verdict.culprit}. "
-                f"{verdict.advice}. Report: {watchdog.report}",
+                f"the run stalled and was stopped: {found.sentence}. Culprit: {found.culprit}. "
+                f"{found.advice}. Report: {watchdog.report}",
                 child,
             )
         time.sleep(_POLL_S)
@@ -109,9 +112,9 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
 def _ended_well(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -> int:
     services.events.add("exit", child.spec.name, "ended without an error", code=0)
     if watchdog and watchdog.plan.must_begin:
-        watchdog.clock.read()
+        watchdog.movement.clock.read()
         marks = watchdog.plan.landmarks
-        if watchdog.clock.entered <= marks.start_phases | marks.end_phases:
+        if watchdog.movement.clock.entered <= marks.start_phases | marks.end_phases:
             raise NothingDone(
                 f"{child.spec.name!r} ended without an error and without a single step: its data may be "
                 "empty, its last step already behind it, or an exception was swallowed on the way",
@@ -122,16 +125,16 @@ def _ended_well(child: Child, services: ServiceGroup, watchdog: Watchdog | None)
 
 def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog | None) -> ChildFailed:
     """The error of a main command that failed by itself, with the cause that its log shows."""
-    told = f"{child.spec.name!r} failed: {describe_exit(code)}{_kernel_says(code, watchdog)}"
+    text = f"{child.spec.name!r} failed: {describe_exit(code)}{_kernel_says(code, watchdog)}"
     known = watchdog.plan.landmarks.causes if watchdog else ()
     blamed: dict[str, str] = {}
     if found := first_cause(error_lines(child.spec.log_path, child.log_offset), known):
         _, cause = found
         blamed = {"pattern": cause.name, "culprit": cause.culprit or child.spec.name, "advice": cause.advice}
-        told += f"\ncause: {cause.name} (culprit: {blamed['culprit']}): {cause.advice}"
-    event = told.replace("\n", "; ")
+        text += f"\ncause: {cause.name} (culprit: {blamed['culprit']}): {cause.advice}"
+    event = text.replace("\n", "; ")
     services.events.add("exit", child.spec.name, event, code=code, first_error=child.first_error, **blamed)
-    return ChildFailed(told, child)
+    return ChildFailed(text, child)
 
 
 def _kernel_says(code: int, watchdog: Watchdog | None) -> str:

@@ -1,274 +1,172 @@
-"""The command line: `drzero STAGE OVERRIDES…`, overrides in Hydra's own grammar.
+"""The command line: `drzero COMMAND OVERRIDES…`, overrides in Hydra's own grammar.
 
     drzero demo                                               a rehearsal on this machine
     drzero demo-data                                          its corpus, prompts and models alone
+    drzero smoke                                              one step of it, always from the start
     drzero prepare-data chroma.path=my/chromadb               prompts from your corpus
     drzero evolve hardware=8xh100 model=qwen2.5-3b            the whole loop, resumable; its stages alone:
       drzero challenger | synthesize | solver | merge | evaluate  iteration=1 …
     drzero preflight STAGE OVERRIDES… [--json]                what would go wrong, before anything is paid for
-    drzero check-services STAGE OVERRIDES…                    one question through its services, hop by hop
+    drzero check-services STAGE OVERRIDES…                    one question through its services
     drzero flow-test --seconds 30                             veRL's queues and buffer, without a model
     drzero status                                             how far the loop is
     drzero diagnose outputs/checkpoints/challenger_iter1      why a run ended or stands still
-    drzero list-models                                        what model= names, and what is here of it
-    drzero fetch-models challenger model=qwen2.5-3b           what a stage wants of the hub, into the cache
+    drzero config retrieval.topk                              a config key: values, default, what it changes
+    drzero list-models                                        what model= names, and which of them are local
+    drzero fetch-models challenger model=qwen2.5-3b           downloads a stage's models into the hub's cache
     drzero serve-search chroma.path=my/chromadb               the retrieval service alone
 
-`key=value` changes a key, `+key=value` adds one, `group=option` swaps a group (model, hardware, mode,
-compute). With DRZERO_STOP_AT (Unix seconds) set, a stage ends itself in time, with exit code 75; the same
-command goes on from there (docs/stopping.md).
+`drzero COMMAND --help` explains one of them. `key=value` changes a key, `+key=value` adds one, `group=option`
+swaps a group (model, hardware, mode, compute). With DRZERO_STOP_AT (Unix seconds) set, a stage ends itself in
+time, with exit code 75; the same command resumes it (docs/stopping.md).
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import errno
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from dotenv import load_dotenv
+from ops.errors import OutOfTime, RunFailed, UserError
 
-from ops.services import ServiceGroup
-from pipeline.out_of_time import OutOfTime, require_time
-
-# The disk is full, over quota or read-only: no bug, and nothing that a traceback would explain.
+# The disk is full, over quota or read-only: not a bug, so no traceback.
 _STORAGE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
+@dataclass(frozen=True)
+class CliCommand:
+    """What runs a command, imported only when it runs: `drzero --help` must not load torch."""
+
+    function: str
+    """`module:function`; it gets the composed config. Without `config` it gets the arguments, and returns the
+    exit code if that is not 0."""
+    config: str | None = None
+    """The file in config/ to compose first, so that a mistyped key is reported before large imports."""
+    overrides: str | None = None
+    """`module:function` that turns the command's own options into overrides."""
+    timed: bool = True
+    """Whether it needs time left before DRZERO_STOP_AT; a command that only reads does not."""
+
+    def __call__(self, arguments: Sequence[str]) -> int | None:
+        """Run it; returns the exit code, None for 0."""
+        if self.config is None:
+            result = _load(self.function)(arguments)
+            return result if isinstance(result, int) else None
+        from pipeline.compose import compose_stage
+
+        overrides = _load(self.overrides)(arguments) if self.overrides else arguments
+        config = compose_stage(self.config, overrides)
+        _load(self.function)(config)
+        return None
+
+    def help(self) -> str:
+        """The docstring of its module, read without importing it."""
+        module = self.function.partition(":")[0]
+        spec = find_spec(module)
+        assert spec is not None and spec.origin is not None
+        return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or module
+
+
+COMMANDS = {
+    "demo": CliCommand("pipeline.stages.demo:run_demo"),
+    "demo-data": CliCommand("pipeline.stages.demo:prepare_demo"),
+    "smoke": CliCommand("pipeline.stages.demo:run_smoke"),
+    "prepare-data": CliCommand("pipeline.stages.prepare_data:run_prepare_data", "prepare_data"),
+    "challenger": CliCommand("pipeline.stages.training:run_challenger", "challenger"),
+    "synthesize": CliCommand("pipeline.stages.synthesize:run_synthesize", "synthesize"),
+    "solver": CliCommand("pipeline.stages.training:run_solver", "solver"),
+    "merge": CliCommand("pipeline.stages.merge:run_merge", "merge"),
+    "evaluate": CliCommand("pipeline.stages.evaluate:run_evaluate", "evaluate"),
+    "evolve": CliCommand("pipeline.loop.evolve:run_evolve"),
+    "preflight": CliCommand("pipeline.commands.preflight:run_preflight", timed=False),
+    "check-services": CliCommand("pipeline.commands.check_services:run_check_services", timed=False),
+    "flow-test": CliCommand(
+        "pipeline.commands.flow_test:run_flow_test",
+        "flow_test",
+        overrides="pipeline.commands.flow_test:flow_test_overrides",
+        timed=False,
+    ),
+    "status": CliCommand("pipeline.commands.status:run_status", "prepare_data", timed=False),
+    "diagnose": CliCommand("pipeline.commands.diagnose:run_diagnose", timed=False),
+    "config": CliCommand("pipeline.commands.config:run_config", timed=False),
+    "list-models": CliCommand("pipeline.commands.models:run_list_models"),
+    "fetch-models": CliCommand("pipeline.commands.models:run_fetch_models"),
+    "serve-search": CliCommand(
+        "pipeline.commands.serve_search:run_serve_search", "serve_search", timed=False
+    ),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one stage and return the exit code.
+    """Run one command and return its exit code.
 
     0 when it succeeded, 2 for a mistake in what was asked, 1 for a run that failed, 75 (EX_TEMPFAIL) for one
-    that ended itself in time and goes on when run again.
+    that ended itself in time; rerunning resumes it.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(__doc__)
         return 0
-    stage, overrides = arguments[0], arguments[1:]
-    if stage not in STAGES:
-        near = difflib.get_close_matches(stage, STAGES, n=1)
+    name, words = arguments[0], arguments[1:]
+    command = COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        print(f"drzero: there is no stage {stage!r}: {hint}stages are {', '.join(STAGES)}", file=sys.stderr)
+        print(f"drzero: no command {name!r}: {hint}commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    load_dotenv(Path(".env"))  # WANDB_API_KEY, HF_TOKEN
-    # A library's progress bars and advice would drown the run's own output.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if words[:1] in (["-h"], ["--help"]):
+        print(command.help())
+        return 0
     try:
-        if stage not in _UNTIMED:
-            require_time(stage)
-        code = STAGES[stage](overrides)
-    except OutOfTime as error:
-        print(f"drzero {stage}: {error}", file=sys.stderr)
-        return os.EX_TEMPFAIL
-    except _loaded(_EXPECTED) as error:
-        print(f"drzero {stage}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, _loaded(_FAILED_RUNS)) else 2
+        return _run(name, command, words)
+    except (UserError, RunFailed, OutOfTime) as error:
+        print(f"drzero {name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except FileNotFoundError as error:
+        print(f"drzero {name}: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.errno not in _STORAGE_FAULTS:
             raise
         print(
-            f"drzero {stage}: {error.filename or 'a file of the run'} cannot be written: {error.strerror}. "
+            f"drzero {name}: {error.filename or 'a file of the run'} cannot be written: {error.strerror}. "
             "Make room or choose another place (paths.checkpoints=…), then rerun to resume",
             file=sys.stderr,
         )
         return 2
     except KeyboardInterrupt:
-        print(f"drzero {stage}: interrupted; rerun to resume", file=sys.stderr)
+        print(f"drzero {name}: interrupted; rerun to resume", file=sys.stderr)
         return 130
-    return code or 0
 
 
-def _configured(stage: str) -> Callable[[Sequence[str]], None]:
-    """`pipeline.{stage}.run_{stage}`, imported after its config is composed: a mistake is told at once."""
+def _run(name: str, command: CliCommand, arguments: Sequence[str]) -> int:
+    from dotenv import load_dotenv
+    from omegaconf.errors import OmegaConfBaseException
 
-    def run(overrides: Sequence[str]) -> None:
-        from pipeline.compose import compose_stage
+    from verl_ext.stop_time import require_time
 
-        config = compose_stage(stage, overrides)
-        getattr(import_module(f"pipeline.{stage}"), f"run_{stage}")(config)
-
-    return run
-
-
-def _prepare_data(overrides: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage
-    from pipeline.preflight import require
-    from pipeline.prepare_data import run_prepare_data
-
-    config = compose_stage("prepare_data", overrides)
-    require(config, "prepare_data")
-    run_prepare_data(config)
+    load_dotenv(Path(".env"))  # WANDB_API_KEY, HF_TOKEN
+    # A library's progress bars and advice would drown the run's own output.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        if command.timed:
+            require_time(name)
+        return command(arguments) or 0
+    except OmegaConfBaseException as error:
+        raise UserError(str(error)) from error
 
 
-def _evolve(arguments: Sequence[str]) -> None:
-    from pipeline.evolve import run_evolve
-
-    run_evolve(arguments)
-
-
-def _preflight(arguments: Sequence[str]) -> int:
-    from pipeline.finding import refusal
-    from pipeline.preflight import STAGES as JUDGED
-    from pipeline.preflight import preflight_stage
-    from pipeline.preflight_report import as_json, print_reports
-
-    words = [word for word in arguments if word != "--json"]
-    stages = [*(stage.replace("_", "-") for stage in JUDGED), "evolve"]
-    if not words or words[0] not in stages:
-        raise refusal(
-            "stage", words[0] if words else "", "preflight judges one stage", f"say {', '.join(stages)}"
-        )
-    reports = preflight_stage(words[0], words[1:])
-    if "--json" in arguments:
-        print(as_json(reports))
-    else:
-        print_reports(reports)
-    return 2 if any(report.errors for report in reports) else 0
-
-
-def _check_services(arguments: Sequence[str]) -> None:
-    from pipeline.check_services import run_check_services, split_stage
-    from pipeline.compose import compose_stage
-
-    stage, overrides = split_stage(arguments)
-    # A folder of its own: the stage's may be in use.
-    run_check_services(compose_stage(stage, ["run.name=check_services", *overrides]), stage)
-
-
-def _flow_test(arguments: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage
-    from pipeline.flow_test import flow_test_overrides, run_flow_test
-
-    run_flow_test(compose_stage("flow_test", flow_test_overrides(arguments)))
-
-
-def _status(overrides: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage
-    from pipeline.loop_report import run_status
-
-    run_status(compose_stage("prepare_data", overrides))
-
-
-def _diagnose(arguments: Sequence[str]) -> None:
-    from pipeline.diagnose import run_diagnose
-
-    run_diagnose(arguments)
-
-
-def _list_models(overrides: Sequence[str]) -> None:
-    from pipeline.list_models import run_list_models
-
-    run_list_models(overrides)
-
-
-def _fetch_models(overrides: Sequence[str]) -> None:
-    from pipeline.fetch_models import run_fetch_models
-
-    run_fetch_models(overrides)
-
-
-def _serve_search(overrides: Sequence[str]) -> None:
-    from pipeline.compose import compose_stage, resolve
-    from pipeline.preflight import require
-    from pipeline.stage_services import choose_ports, retrieval_spec
-
-    config = compose_stage("serve_search", overrides)
-    require(config, "serve_search")
-    choose_ports(config)
-    config = resolve(config)
-    Path(config.run.dir).mkdir(parents=True, exist_ok=True)
-    with ServiceGroup([retrieval_spec(config)]) as services:
-        while True:
-            services.check()
-            time.sleep(0.5)
-
-
-def _demo(overrides: Sequence[str]) -> None:
-    from pipeline.demo import run_demo
-
-    run_demo(overrides)
-
-
-def _demo_data(overrides: Sequence[str]) -> None:
-    from pipeline.demo import prepare_demo
-
-    prepare_demo(overrides)
-
-
-def _smoke(overrides: Sequence[str]) -> None:
-    from pipeline.demo import run_demo
-
-    choices = ["run.name=smoke", "trainer.total_training_steps=1", "data.train_batch_size=4"]
-    # Always from the start: a smoke test that resumes a finished run would test nothing.
-    run_demo([*choices, "trainer.resume_mode=disable", "trainer.save_freq=1", *overrides])
-
-
-# Stages are imported when they run: `drzero help` must not load torch.
-STAGES: dict[str, Callable[[Sequence[str]], int | None]] = {
-    "demo": _demo,
-    "demo-data": _demo_data,
-    "smoke": _smoke,
-    "prepare-data": _prepare_data,
-    "challenger": _configured("challenger"),
-    "synthesize": _configured("synthesize"),
-    "solver": _configured("solver"),
-    "merge": _configured("merge"),
-    "evaluate": _configured("evaluate"),
-    "evolve": _evolve,
-    "preflight": _preflight,
-    "check-services": _check_services,
-    "flow-test": _flow_test,
-    "status": _status,
-    "diagnose": _diagnose,
-    "list-models": _list_models,
-    "fetch-models": _fetch_models,
-    "serve-search": _serve_search,
-}
-
-
-_UNTIMED = {"preflight", "check-services", "flow-test", "status", "diagnose", "serve-search"}
-"""They only look, or last until somebody ends them."""
-
-
-# Errors of a run that was asked for rightly.
-_FAILED_RUNS = (
-    "ops.process:ChildError",
-    "pipeline.check_services:HopFailed",
-    "pipeline.flow_test:FlowFailed",
-    "pipeline.served_model:ConversationsFailed",
-)
-# Errors whose message is written for the user; any other is a bug and keeps its traceback.
-_EXPECTED = (
-    *_FAILED_RUNS,
-    "builtins:FileNotFoundError",
-    "data.errors:DataError",
-    "omegaconf.errors:OmegaConfBaseException",
-    "ops.lock:AlreadyRunning",
-    "ops.ports:PortTaken",
-    "pipeline.diagnose:NotARun",
-    "pipeline.finding:CheckError",
-    "pipeline.manifest:LoopChanged",
-    "pipeline.overrides:OverrideError",
-    "search.corpus:CorpusError",
-    "search.embedders:EmbedderError",
-    "search.store:StoreError",
-    "verl_ext.method.search_agent:SolverServerError",
-    "verl_ext.stop_time:BadStopTime",
-)
-
-
-def _loaded(names: Sequence[str]) -> tuple[type[Exception], ...]:
-    """The classes `module:Class` whose modules are imported: no other can have been raised.
-
-    To import them all for the sake of one message would take five seconds.
-    """
-    found = (name.partition(":") for name in names)
-    return tuple(getattr(sys.modules[module], error) for module, _, error in found if module in sys.modules)
+def _load(function: str) -> Callable[[Any], Any]:
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)
 
 
 if __name__ == "__main__":

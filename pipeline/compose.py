@@ -9,17 +9,18 @@ composes again, so that what was checked is what runs.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ops.atomic import atomic_write
-from pipeline.machine import gpus_here
-from pipeline.overrides import check_overrides
+from ops.files import atomic_write
+from ops.resources.gpu import gpus_here
+from pipeline.overrides import check_overrides, for_stage, key_of
+from pipeline.settings.schema import schema_of
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 RESOLVED = "resolved"
@@ -27,8 +28,14 @@ RESOLVED = "resolved"
 
 
 def fast_cpu_dtype() -> str:
-    """bfloat16 where the processor multiplies it (about 1.7 times as fast there), else float32."""
-    return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    """bfloat16 where the processor multiplies it (about 1.7 times as fast there), else float32.
+
+    Read from the kernel's list: torch would take a second and a half to import for it.
+    """
+    flags = re.findall(r"^(?:flags|Features)\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    has = set(" ".join(flags[:1]).split())
+    # What oneDNN asks for: AVX-512 with these three on x86, bf16 on Arm.
+    return "bfloat16" if {"avx512bw", "avx512vl", "avx512dq"} <= has or "bf16" in has else "float32"
 
 
 def solver_export(checkpoints: str, iteration: int, base_model: str) -> str:
@@ -69,21 +76,26 @@ def fitting_hardware(overrides: Sequence[str]) -> str:
     """The hardware profile that a declared machine is made for (`compute=…`), else this machine's."""
     declared = [override.partition("=")[2] for override in overrides if override.startswith("compute=")]
     path = CONFIG_DIR / "compute" / f"{declared[-1] if declared else 'local'}.yaml"
-    # An option that is not there is refused, with the nearest one, when the overrides are judged.
-    hardware = OmegaConf.load(path).compute.hardware if path.is_file() else None
+    # An unknown option is refused, with the nearest one, when the overrides are checked.
+    hardware = OmegaConf.load(path).compute.get("hardware") if path.is_file() else None
     return hardware or detect_hardware()
 
 
 def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     """Compose `config/{stage}.yaml` with overrides in Hydra's grammar; paths come out absolute.
 
-    `hardware=` is picked by `compute=`, or by what the machine has, unless an override says it. Raises
-    OverrideError for an override that cannot do what it says.
+    `hardware=` is picked by `compute=`, or by what the machine has, unless an override sets it. Raises
+    OverrideError for an override that cannot work, and for a value of ours that is not allowed.
     """
     overrides = list(overrides)
     if not any(override.startswith("hardware=") for override in overrides):
         overrides.insert(0, f"hardware={fitting_hardware(overrides)}")
-    config = check_overrides(overrides, CONFIG_DIR, stage)
+    schema = schema_of(stage)
+    if ignored := [override for override in overrides if schema.ignores(key_of(override))]:
+        # A stage without veRL takes no part in these; a stage with it says whether they exist.
+        groups = [o for o in overrides if o.startswith(("hardware=", "model=", "compute=", "env="))]
+        check_overrides([*groups, *ignored], CONFIG_DIR, "challenger", schema_of("challenger"))
+    config = check_overrides(overrides, CONFIG_DIR, stage, schema)
     with open_dict(config):
         for name, path in config.paths.items():
             config.paths[name] = os.path.abspath(path)
@@ -92,9 +104,13 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose `config/{name}.yaml` as Hydra does, nothing checked and nothing filled in."""
+    """Compose `config/{name}.yaml` as Hydra does; no value is checked or filled in."""
+    schema = schema_of(name)
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        return compose(name, overrides=list(overrides))
+        config = compose(name, overrides=for_stage(overrides, schema))
+    with open_dict(config):
+        schema.prune(config)
+    return config
 
 
 def resolve(config: DictConfig) -> DictConfig:
@@ -103,15 +119,29 @@ def resolve(config: DictConfig) -> DictConfig:
 
 
 def write_resolved(config: DictConfig) -> Path:
-    """Write what the trainer reads into the run's folder: the config, and the two files veRL loads by path.
+    """Write the config into the run's folder, for a trainer also the two files that veRL loads by path.
 
     `search_tool` and `agent_loops` go to files of their own, because veRL takes tools and agent loops from
     paths. Returns the path of the resolved config.
     """
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / "search_tool_config.yaml", OmegaConf.to_yaml(config.search_tool))
-    atomic_write(folder / "agent_loops.yaml", OmegaConf.to_yaml(config.agent_loops.loops))
+    if "agent_loops" in config:  # only the stages with a trainer compose veRL's part
+        atomic_write(folder / "search_tool_config.yaml", OmegaConf.to_yaml(config.search_tool))
+        atomic_write(folder / "agent_loops.yaml", OmegaConf.to_yaml(config.agent_loops.loops))
     path = folder / f"{RESOLVED}.yaml"
     atomic_write(path, OmegaConf.to_yaml(config))
     return path
+
+
+def process_env(config: DictConfig) -> dict[str, str]:
+    """The environment that the hardware profile and the log level ask for."""
+    return log_env(config) | {name: str(value) for name, value in config.process_env.items()}
+
+
+def log_env(config: DictConfig) -> dict[str, str]:
+    """One log level for ours, veRL's and its queue's processes; Ray's own servers log only at DEBUG."""
+    level = str(config.log_level).upper()
+    names = {"DRZERO_LOG_LEVEL": level, "VERL_LOGGING_LEVEL": level, "TQ_LOGGING_LEVEL": level}
+    # With the variable set, Ray prints a line about it in every process.
+    return names | ({"RAY_BACKEND_LOG_LEVEL": "debug"} if level == "DEBUG" else {})

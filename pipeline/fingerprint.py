@@ -1,8 +1,8 @@
-"""Fingerprints of a stage's inputs: the same content gives the same one, any change another.
+"""Fingerprints of a stage's inputs: equal content gives equal fingerprints, any change a different one.
 
-Files and folders go by content, wherever they lie and whenever they were written; a hub model by its id and
-the revision in the local cache; an index by the documents and the embedder it was built from; a checkpoint
-by what tells its content without reading hundreds of gigabytes. No network.
+A file or folder is identified by its content, whatever its path and time; a hub model by its id and the
+revision in the local cache; an index by the documents and the embedder it was built from; a checkpoint by the
+first and last MiB of its files, instead of hundreds of gigabytes. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EDGE_BYTES = 2**20
 def fingerprint(path: Path) -> str:
     """sha256 (hex) of a file's content, or of the names and contents of all files below a folder.
 
-    Reads in pieces. Raises FileNotFoundError when there is nothing at `path`.
+    Reads in pieces. Raises FileNotFoundError if `path` does not exist.
     """
     if not path.is_dir():
         return _of_file(path)
@@ -34,8 +34,8 @@ def fingerprint(path: Path) -> str:
 def fingerprint_checkpoint(folder: Path) -> str:
     """sha256 (hex) of the names, sizes, first and last MiB of all files below a checkpoint's folder.
 
-    Shards may take minutes to read, and there is no need: `torch.save` writes a zip archive, whose last bytes
-    list the checksums of all tensors in it.
+    Reading whole shards may take minutes, and is not necessary: `torch.save` writes a zip archive, which ends
+    with the checksums of all tensors in it.
     """
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -49,25 +49,25 @@ def fingerprint_checkpoint(folder: Path) -> str:
 
 
 def fingerprint_model(model: str) -> str:
-    """Fingerprint of a model folder, or of a hub id: `id@revision`, the id alone when the cache has none.
+    """Fingerprint of a model folder, or of a hub id: `id@revision`, or the id alone if it is not cached.
 
-    Raises FileNotFoundError for a path at which there is nothing.
+    Raises FileNotFoundError for a path that does not exist.
     """
     if Path(model).exists():
         return fingerprint(Path(model))
     try:
         config = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # a path to a folder that is not there is no hub id
+    except HFValidationError:  # the path of a missing folder is not a hub id
         raise FileNotFoundError(f"there is no model at {model}") from None
     # …/snapshots/REVISION/config.json
     return f"{model}@{Path(config).parent.name}" if isinstance(config, str) else model
 
 
 def fingerprint_collection(chroma: str | Path, collection: str) -> str:
-    """What a collection was built from: the documents' hash and the embedding weights' revision.
+    """Fingerprint of a collection: the documents' hash and the embedding weights' revision.
 
     `chroma` is a folder or a Chroma server's address: the same documents have the same fingerprint in either.
-    Raises StoreError when there is none of ours, or the server does not answer.
+    Raises StoreError if there is no collection built by this project, or the server does not answer.
     """
     with open_collection(chroma, collection) as store:
         return f"{store.info.version}@{store.info.revision}"

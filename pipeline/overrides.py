@@ -1,18 +1,22 @@
-"""Judge Hydra overrides as users type them, before anything starts.
+"""Check Hydra overrides as users type them, before anything starts.
 
-Hydra alone lets two kinds of mistake through that surface only after the services are up: a `+key` under a
-node that veRL turns into a dataclass (`unexpected keyword argument` in a worker), and a plain value that
-replaces a whole node (`trainer=async`). And where it does refuse, it advises `+key` even for a misspelt key.
-Here every override gets one verdict, and each refusal names what was meant.
+    config = check_overrides(["retrieval.topk=5"], CONFIG_DIR, "evaluate", schema_of("evaluate"))
+
+Hydra alone lets mistakes through that surface only after the services are up: a `+key` under a node that veRL
+turns into a dataclass (`unexpected keyword argument` in a worker), a plain value that replaces a whole node
+(`trainer=async`), a number out of its range. And where it does refuse, it advises `+key` even for a misspelt
+key. Here each refusal names the key, the value, and what was probably meant. Keys of ours are declared in
+`pipeline.settings`: no override adds one, and each value must be of its type and in its range, also where
+another key gives it.
 
 Overrides are applied one after the other to a copy of the composed config, as Hydra does, so that a later
-override may use a key which an earlier one added. What is not judged here (packages of groups, types) is left
-to Hydra's own composition, whose message is passed on.
+override may use a key which an earlier one added. What is not checked here (packages of groups, types of
+veRL's keys) is left to Hydra's own composition, whose message is passed on.
 """
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,11 +29,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
-# Keys of older veRL releases and their guides: old key -> (today's key, why). Nearest-name search would miss
-# these.
+from ops.errors import UserError
+from pipeline.settings import verl
+from pipeline.settings.schema import Schema
+
+# Keys of older releases, veRL's and our own, and of guides to them: old key -> (today's key, why).
+# Nearest-name search would miss these.
 RENAMED: dict[str, tuple[str, str]] = {
     "actor_rollout_ref.actor.micro_batch_size_per_gpu": (
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
@@ -55,6 +63,9 @@ RENAMED: dict[str, tuple[str, str]] = {
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "engines call it tp, veRL spells it out",
     ),
+    "flow.patience_s": ("watchdog.floor_s", "phases and queues share one set of limits"),
+    "flow.cold_start_s": ("watchdog.cold_start_s", "phases and queues share one set of limits"),
+    "flow.tell_every_s": ("flow.log_every_s", "it is how often a line is logged"),
 }
 
 Tree = dict[str, Any]
@@ -66,7 +77,7 @@ _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
 _INSTANTIATE_KEYS = {"_target_", "_convert_", "_recursive_", "_partial_", "_args_"}
 
 
-class OverrideError(ValueError):
+class OverrideError(UserError, ValueError):
     """An override that cannot do what it says; the message names it and what was probably meant."""
 
     line = ""
@@ -74,8 +85,8 @@ class OverrideError(ValueError):
 
     @property
     def key(self) -> str:
-        """What it is about, without signs."""
-        return self.line.partition("=")[0].lstrip("+~") or "overrides"
+        """The key that it is about, without signs."""
+        return key_of(self.line) or "overrides"
 
     def of(self, line: str | None) -> "OverrideError":
         """This error, of an override as typed."""
@@ -83,25 +94,83 @@ class OverrideError(ValueError):
         return self
 
 
-def check_overrides(overrides: list[str], config_dir: Path, config_name: str) -> DictConfig:
-    """Judge `overrides` against the config `config_name` of `config_dir`; returns it composed with them.
+def check_overrides(
+    overrides: list[str], config_dir: Path, config_name: str, schema: Schema | None = None
+) -> DictConfig:
+    """Check `overrides` against the config `config_name` of `config_dir`; returns it composed with them.
+
+    `schema` has the keys that are ours; without one, all keys are taken as veRL's.
 
     Raises:
-        OverrideError: for the first override that is not fine.
+        OverrideError: for the first override that cannot work, or value of ours that is not allowed.
     """
+    overrides = for_stage(overrides, schema)
     parsed = [_blamed(text, partial(_parse, text)) for text in overrides]
     with initialize_config_dir(str(config_dir.resolve()), version_base=None):
         groups = _Groups(config_dir, config_name, [o for o in overrides if o.startswith("hydra.")])
         values = [o for o in parsed if not groups.selects(o)]
-        config = groups.compose([o for o in parsed if o not in values])
+        tree = groups.compose([o for o in parsed if o not in values])
+        if schema is not None:
+            schema.prune(tree)
         for override in values:
             if not override.key_or_group.startswith("hydra."):
-                _blamed(override.input_line, partial(_check_value, override, config, groups))
-                _apply(override, config)
+                _blamed(override.input_line, partial(_check_value, override, tree, groups, schema))
+                _apply(override, tree)
         try:
-            return compose(config_name, overrides=overrides)
+            config = compose(config_name, overrides=overrides)
         except _HYDRA_ERRORS as error:
             raise _refused_by_hydra(overrides, error) from None
+    if schema is not None:
+        with open_dict(config):
+            schema.prune(config)
+        check_settings(config, schema)
+    return config
+
+
+def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
+    """The overrides that concern a stage, those of veRL's keys that take their value from ours set to ours.
+
+    Overrides of veRL's part are left out where a stage has none: a loop or a launch gives them to all stages.
+    """
+    if schema is None or schema.stage == "evolve":
+        return list(overrides)
+    renamed = [_by_our_name(override) for override in overrides]
+    return [override for override in renamed if not schema.ignores(key_of(override))]
+
+
+def key_of(override: str) -> str:
+    """The key or group that an override is about, without signs."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _by_our_name(override: str) -> str:
+    ours = verl.ALIASES.get(key_of(override))
+    return f"{ours}={override.partition('=')[2]}" if ours and not override.startswith("~") else override
+
+
+def check_settings(config: DictConfig, schema: Schema) -> None:
+    """Check every value of ours in a composed config, whatever file, group or interpolation set it.
+
+    Raises OverrideError. A value that cannot be resolved, or has none yet, is left to those who read it.
+    """
+    for name, key in schema.keys.items():
+        try:
+            value = _plain(OmegaConf.select(config, name))
+        except InterpolationValidationError as error:
+            refused = OverrideError(f"{name} is not {key.allowed}: {_first_paragraph(error)}")
+            raise refused.of(f"{name}=") from None
+        # Arithmetic on text raises what Python raises.
+        except (OmegaConfBaseException, TypeError, ValueError):
+            continue
+        if value is None and OmegaConf.is_missing(*_place(config, name)):
+            continue
+        if fault := key.fault(value):
+            raise OverrideError(f"{name} {fault}").of(f"{name}={value}")
+
+
+def _place(config: DictConfig, name: str) -> tuple[Any, str]:
+    parent, _, last = name.rpartition(".")
+    return (OmegaConf.select(config, parent) if parent else config), last
 
 
 def _blamed(line: str | None, judge: Callable[[], Judged]) -> Judged:
@@ -163,8 +232,8 @@ class _Groups:
         self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
 
     def names(self) -> list[str]:
-        """Return all top-level groups."""
-        return self._list("", ObjectType.GROUP)
+        """Return all top-level groups that can be chosen."""
+        return [name for name in self._list("", ObjectType.GROUP) if name != "settings"]
 
     def options(self, group: str) -> list[str]:
         """Return what `group` can be set to: the recipe's own files if it has any, else veRL's."""
@@ -217,12 +286,14 @@ def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> Dic
     return compose(config_name, overrides=list(overrides))
 
 
-def _check_value(override: Override, config: Tree, groups: _Groups) -> None:
+def _check_value(override: Override, config: Tree, groups: _Groups, schema: Schema | None) -> None:
     key, line = override.key_or_group, override.input_line
     found = _find(config, key)
     if override.is_delete():
         if found is _ABSENT:
             raise OverrideError(f"{line!r}: there is no key {key!r} to delete{_nearest(key, config)}")
+        if schema is not None and (key in schema or schema.is_group(key)):
+            raise OverrideError(f"{line!r}: {key!r} cannot be deleted; set it to another value")
         return
     if found is _ABSENT and key in RENAMED:
         successor, reason = RENAMED[key]
@@ -230,7 +301,12 @@ def _check_value(override: Override, config: Tree, groups: _Groups) -> None:
             f"{line!r}: {key!r} is now {successor!r} ({reason}). "
             f"Write {successor}={override.get_value_element_as_str()}"
         )
+    if schema is not None:
+        _check_setting(override, config, groups, schema)
     paths = list(_leaves(key, override.value())) if isinstance(found, dict) or found is _ABSENT else [key]
+    for path in paths if schema is not None else []:
+        if ours := verl.ALIASES.get(path):
+            raise OverrideError(f"{line!r}: {path!r} takes its value from {ours!r}: write {ours}=VALUE")
     new = [path for path in paths if _find(config, path) is _ABSENT]
     if override.is_add() and not new:
         raise OverrideError(f"{line!r}: {key!r} exists already. To set it, write {str(line)[1:]}")
@@ -244,6 +320,39 @@ def _check_value(override: Override, config: Tree, groups: _Groups) -> None:
         )
     if isinstance(found, dict):
         _check_mapping(override, found, groups)
+
+
+def _check_setting(override: Override, config: Tree, groups: _Groups, schema: Schema) -> None:
+    """Refuse a key that would be new where all keys are ours, and a value of ours that is not allowed."""
+    key, line, value = override.key_or_group, override.input_line, override.value()
+    if schema.is_group(key) and value is None:
+        raise OverrideError(f"{line!r}: {key!r} is a group of settings, and cannot be null")
+    for path, part in _leaf_values(key, value) if key not in schema else [(key, value)]:
+        if schema.is_unknown(path):
+            raise OverrideError(f"{line!r}: there is no key {path!r}{_nearest_of_ours(path, schema, groups)}")
+        if path in schema and not _is_interpolation(part) and (fault := schema[path].fault(_plain(part))):
+            raise OverrideError(f"{line!r}: {path} {fault}")
+
+
+def _nearest_of_ours(key: str, schema: Schema, groups: _Groups) -> str:
+    """Say which of our keys an unknown one may mean, else which its group has."""
+    parent, _, name = key.rpartition(".")
+    in_group = [known for known in schema.keys if known.rpartition(".")[0] == parent]
+    near = difflib.get_close_matches(name, [known.rpartition(".")[2] for known in in_group], n=2)
+    meant = [f"{parent}.{one}" for one in near] if parent else near
+    meant = meant or [known for known in schema.keys if known.rpartition(".")[2] == name]
+    has_group = bool(parent and in_group)
+    if not (meant or has_group):
+        meant = difflib.get_close_matches(key, [*schema.keys, *groups.names()], n=2)
+    if meant or not has_group:
+        return f"{_meant(meant)} `drzero config` lists the keys"
+    return f". Keys of {parent!r}: {', '.join(in_group)}"
+
+
+def _is_interpolation(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_interpolation(one) for one in value)
+    return isinstance(value, str) and ("${" in value or value == "???")
 
 
 def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
@@ -335,13 +444,17 @@ def _merged(old: Any, new: Any) -> Any:
     return {**old, **{name: _merged(old.get(name), inner) for name, inner in new.items()}}
 
 
-def _leaves(key: str, value: Any) -> Iterator[str]:
-    """Yield the dotted keys that setting `key` to `value` sets."""
+def _leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys that setting `key` to `value` sets, each with its value."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
+            yield from _leaf_values(f"{key}.{name}", inner)
     else:
-        yield key
+        yield key, value
+
+
+def _leaves(key: str, value: Any) -> list[str]:
+    return [name for name, _ in _leaf_values(key, value)]
 
 
 def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:

@@ -1,1 +1,5 @@
-"""The retrieval service: embedders, the Chroma store, index building, the server and its client."""
+"""Retrieval: embedders, the Chroma store, and the client of the search service.
+
+`indexing` builds collections and `serving` answers queries; `index` and `server` are their command lines. No
+rewards, rollouts or training rows here. veRL's workers import `search.client`, so it must not import Chroma.
+"""

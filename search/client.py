@@ -2,12 +2,12 @@
 
     passages = await SearchClient("http://127.0.0.1:8000").retrieve(["who founded Orrin"])
 
-One client may serve several event loops, threads included (veRL's workers run their own loops): each loop
-gets its own connection pool, because sockets belong to the loop that opened them. Light on purpose: veRL's
-workers import it.
+One client may serve several event loops, also in several threads (veRL's workers run their own loops): each
+loop gets its own connection pool, because sockets belong to the loop that opened them. Few imports on
+purpose: veRL's workers import it.
 
-A server that is busy says so (503 or 429) and when to ask again (Retry-After, in seconds). The client waits
-that long and a random part longer, so that those who were turned away together do not come back together.
+A busy server answers 503 or 429 with the seconds to wait (Retry-After). The client waits that long and a
+random part longer, so that clients refused together do not come back together.
 """
 
 import asyncio
@@ -32,32 +32,32 @@ __all__ = ["Passage", "SearchClient", "SearchRefused", "SearchRequestError", "Se
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-# A wait that the server asks for is stretched by up to this share of it.
+# A wait requested by the server is extended by up to this share of it.
 JITTER = 0.5
-# As many as solver attempts play at once (solver.concurrency). With httpx's 100 connections, of which it
-# keeps 20, most calls of a step would open one anew, and the server could never batch more than 100 of them.
-# Further calls wait their turn: more connections would come near the 1024 files that a process may have open.
+# As many as concurrent solver attempts (solver.concurrency). With httpx's 100 connections, of which it keeps
+# 20, most calls of a step would open a new one, and the server could never batch more than 100 of them.
+# Further calls wait for a connection: more would approach the limit of 1024 open files per process.
 CONNECTIONS = 256
-# Shorter than the minute or more after which our server and most load balancers close an idle connection:
-# whoever sends a request just then loses it.
+# Shorter than the minute or more after which our server and most load balancers close an idle connection: a
+# request sent at that moment is lost.
 KEEP_ALIVE_S = 30.0
-# A query that the model or the index fails on does so again, and each attempt costs everyone a batch.
+# A query that the model or the index fails on fails every time, and each attempt costs everyone a batch.
 SAME_FAILURES = 3
 _BUSY = frozenset({408, 425, 429})
 
 
 class SearchUnavailable(Exception):
-    """The service gave no answer within the deadline: not the caller's fault."""
+    """The service gave no answer within the deadline; the request was not at fault."""
 
 
 class SearchRequestError(Exception):
-    """The service refused the request, or is not a retrieval service: asking again would not help."""
+    """The service refused the request, or is not a retrieval service: a retry would not help."""
 
 
 class SearchRefused(SearchRequestError):
-    """The service refused these very queries, being too long or too many; `detail` is what it said.
+    """The service refused these queries as too long or too many; `detail` is its message.
 
-    Other queries it would answer: this is the fault of whoever wrote them.
+    It would answer other queries: the author of these is at fault.
     """
 
     def __init__(self, message: str, detail: str) -> None:
@@ -66,7 +66,7 @@ class SearchRefused(SearchRequestError):
 
 
 class _ServerFailure(Exception):
-    """An answer that may be another the next time; `retry_after_s` is the wait the server asks for."""
+    """An answer that a retry may change; `retry_after_s` is the wait that the server requests."""
 
     def __init__(self, status: int, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"HTTP {status}: {detail}")
@@ -74,28 +74,12 @@ class _ServerFailure(Exception):
         self.retry_after_s = retry_after_s
 
 
-class _Failures:
-    """What the attempts at one call came to: `same` of them, the last ones, to the same 500."""
-
-    def __init__(self) -> None:
-        self.attempts, self.same, self.last = 0, 0, "no answer"
-
-    def add(self, error: httpx.TransportError | _ServerFailure) -> None:
-        """Count a failed attempt."""
-        self.attempts += 1
-        before, self.last = self.last, f"{type(error).__name__}: {error}".lstrip("_")
-        if not isinstance(error, _ServerFailure) or error.status != 500:
-            self.same = 0
-        else:
-            self.same = self.same + 1 if self.last == before else 1
-
-
 class SearchClient:
     """Client of one retrieval server.
 
     `deadline_s` (seconds) bounds a whole `retrieve`, waits included; one attempt may take a third of it, so
-    that a connection that hangs leaves time for another. The bearer token is that of the environment
-    (`search.wire.TOKEN_VARIABLE`); raises ValueError if it is unfit to send.
+    that a hanging connection leaves time for another. The bearer token comes from the environment
+    (`search.wire.TOKEN_VARIABLE`); raises ValueError if it cannot be sent.
     """
 
     def __init__(self, base_url: str, topk: int = 3, deadline_s: float = 30.0) -> None:
@@ -110,19 +94,27 @@ class SearchClient:
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Passage]]:
         """Return the passages of each query, best first.
 
-        Raises SearchUnavailable if connection errors, time-outs and answers 5xx or 429 last to the deadline
-        (or as long as another attempt would fit into it), or if the server answers the same 500
-        `SAME_FAILURES` times in a row: that comes of the queries. SearchRefused for queries that are too long
-        or too many, SearchRequestError at once for another answer 4xx or one that is not of the wire format.
+        Raises SearchUnavailable if connection errors, timeouts and answers 5xx or 429 last until the deadline
+        (or until no further attempt would fit into it), or if the server answers the same 500
+        `SAME_FAILURES` times in a row, which the queries cause. SearchRefused for queries that are too long
+        or too many, SearchRequestError at once for another 4xx or an answer that is not of the wire format.
         """
         if not queries:
             return []
         body = {"queries": list(queries), "topk": topk or self.topk, "return_scores": False}
-        started, failures, too_late = time.monotonic(), _Failures(), stop_before_delay(self.deadline_s)
+        started, failures = time.monotonic(), list[httpx.TransportError | _ServerFailure]()
+        too_late = stop_before_delay(self.deadline_s)
+
+        def is_hopeless(state: RetryCallState) -> bool:
+            last = failures[-SAME_FAILURES:]
+            is_500 = all(isinstance(error, _ServerFailure) and error.status == 500 for error in last)
+            is_same = len(last) == SAME_FAILURES and len(set(map(str, last))) == 1
+            return too_late(state) or (is_500 and is_same)
+
         retrying = AsyncRetrying(
             retry=retry_if_exception_type((httpx.TransportError, _ServerFailure)),
             wait=self._wait,
-            stop=lambda state: too_late(state) or failures.same >= SAME_FAILURES,
+            stop=is_hopeless,
             reraise=True,
         )
         try:
@@ -132,16 +124,17 @@ class SearchClient:
                         try:
                             return await self._post(body)
                         except (httpx.TransportError, _ServerFailure) as error:
-                            failures.add(error)
+                            failures.append(error)
                             raise
         except UnicodeEncodeError as error:  # lone surrogates, which a model can write as JSON escapes
             raise SearchRequestError(f"a query is not valid Unicode: {error}") from error
         except (TimeoutError, httpx.TransportError, _ServerFailure):
             pass
         elapsed = time.monotonic() - started
+        last = f"{type(failures[-1]).__name__}: {failures[-1]}".lstrip("_") if failures else "no answer"
         raise SearchUnavailable(
-            f"{self.url} did not answer: {failures.attempts} attempts in {elapsed:.1f} s "
-            f"(deadline {self.deadline_s:g} s), last: {failures.last}"
+            f"{self.url} did not answer: {len(failures)} attempts in {elapsed:.1f} s "
+            f"(deadline {self.deadline_s:g} s), last: {last}"
         )
 
     async def aclose(self) -> None:
@@ -153,23 +146,26 @@ class SearchClient:
     def _wait(self, state: RetryCallState) -> float:
         """Return the seconds to wait before the next attempt."""
         error = state.outcome.exception() if state.outcome else None
-        asked = error.retry_after_s if isinstance(error, _ServerFailure) else 0.0
-        if not asked:
+        requested = error.retry_after_s if isinstance(error, _ServerFailure) else 0.0
+        if not requested:
             return _backoff(state)
         left = self.deadline_s - (state.seconds_since_start or 0.0)
-        wait = asked * random.uniform(1.0, 1.0 + JITTER)
-        # One that is longer than the time left gives way to a last attempt, while that has its time.
+        wait = requested * random.uniform(1.0, 1.0 + JITTER)
+        # If it exceeds the time left, a last attempt is made while there is time for one.
         return wait if wait < left else max(left - self._attempt_s, 0.0) or wait
 
     async def _post(self, body: dict[str, Any]) -> list[list[Passage]]:
         response = await self._pool().post(self.url, json=body)
         status = response.status_code
         if status >= 500 or status in _BUSY:
-            raise _ServerFailure(status, _detail(response), _retry_after_s(response))
+            # In seconds; a date is ignored, because it needs synchronised clocks.
+            wait = response.headers.get("retry-after", "").strip()
+            is_number = wait.isascii() and wait.isdigit()
+            raise _ServerFailure(status, _detail(response), float(wait) if is_number else 0.0)
         if status != 200:
             detail = _detail(response)
             message = f"{self.url} answered HTTP {status}: {detail}"
-            # A 422 is about the queries if it says so; topk is the configuration's.
+            # A 422 is about the queries if its message names them; topk is set in the configuration.
             if status == 413 or (status == 422 and "queries" in detail):
                 raise SearchRefused(message, detail)
             raise SearchRequestError(message)
@@ -189,7 +185,7 @@ class SearchClient:
         if loop not in self._pools:
             self._pools[loop] = httpx.AsyncClient(
                 headers=self._headers,
-                # The wait for a connection of our own is no fault of the server's: the deadline bounds it.
+                # Waiting for a free connection is not the server's failure: the deadline bounds it.
                 timeout=httpx.Timeout(self._attempt_s, pool=None),
                 limits=httpx.Limits(
                     max_connections=CONNECTIONS,
@@ -203,12 +199,6 @@ class SearchClient:
 
 
 _backoff = wait_random_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S)
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    """Return the seconds of Retry-After; 0 without it, and for a date, which needs clocks that agree."""
-    text = response.headers.get("retry-after", "").strip()
-    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def _detail(response: httpx.Response) -> str:

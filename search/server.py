@@ -3,24 +3,24 @@
     python -m search.server --chroma-path chromadb --collection wiki --port 8000
 
 Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canary query has been answered),
-`GET /metrics` (Prometheus text), `GET /docs`. The parts, from the outside in: `search.app` (HTTP),
-`search.service` (cache, single flight, deadline), `search.batching` (the scheduler), `search.encoders` (the
-processes that hold the model), `search.store` (Chroma).
+`GET /metrics` (Prometheus text), `GET /docs`. The parts, from the outside in: `search.serving.app` (HTTP),
+`search.serving.service` (cache, single flight, deadline), `search.serving.batching` (the scheduler),
+`search.serving.encoders` (the processes that hold the model), `search.store` (Chroma).
 
-* `--encoders N` starts N encoder processes with `--threads` torch threads each; on `cuda` they take turns on
-  the GPUs. `--max-batch`, `--window-ms` and `--max-queue` are the scheduler's; `--cache-mb 0` turns the cache
-  and single flight off; `--access-log` writes a line of JSON a request to stdout.
-* A bearer token is asked for if RETRIEVAL_TOKEN is set in the environment; not a flag, because anyone on the
-  machine can read a command line.
-* It refuses to start, with exit code 2 and one line, if the embedder does not fit the collection, the port
-  is taken, or anything else is in the way. For an index that is away (a folder that is not there or is
-  damaged, a Chroma server that does not answer) it waits, `INDEX_WAIT_S` seconds at most, and says so: a
-  supervisor that starts it again meanwhile must not take that for a failure.
-* It serves the version of the collection that it was started with. A collection that is replaced meanwhile
-  gives 503 until the server is started again: model, cache and the run's records are about that version.
-* SIGTERM drains it: new requests get 503, what is under way is answered, for `DRAIN_S` seconds at most, then
-  it ends with exit code 0, also when an encoder or the index hangs.
-* DRZERO_LOG_LEVEL is the least level of the lines on stderr (INFO); with DEBUG a refusal has its traceback.
+* `--encoders N` starts N encoder processes with `--threads` torch threads each; on `cuda` they share the GPUs
+  in turn. `--max-batch`, `--window-ms` and `--max-queue` are the scheduler's; `--cache-mb 0` disables the
+  cache and single flight; `--access-log` writes a JSON line per request to stdout.
+* A bearer token is required if RETRIEVAL_TOKEN is set in the environment; there is no flag for it, because
+  anyone on the machine can read a command line.
+* It refuses to start, with exit code 2 and one line, if the embedder does not fit the collection, the port is
+  taken, or anything else is wrong. If the index is not ready (a folder that is missing or damaged, a Chroma
+  server that does not answer) it waits, `INDEX_WAIT_S` seconds at most, and logs that: a supervisor that
+  restarts it meanwhile must not take that for a failure.
+* It serves the version of the collection that it was started with. If the collection is replaced, it answers
+  503 until it is restarted: model, cache and the run's records are about that version.
+* SIGTERM drains it: new requests get 503, open ones are answered for `DRAIN_S` seconds at most, then it exits
+  with code 0, even if an encoder or the index hangs.
+* DRZERO_LOG_LEVEL is the minimum level of the lines on stderr (INFO); DEBUG adds the traceback of a refusal.
 """
 
 import argparse
@@ -41,31 +41,31 @@ import uvicorn
 import uvloop
 from setproctitle import setproctitle
 
-from search.app import RetrievalApp
-from search.batching import BatchLimits
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
-from search.encoders import EncoderPool, PooledEmbedder
-from search.metrics import Metrics
-from search.place import plain
-from search.service import Retrieval, ServiceLimits
-from search.store import ChromaPlace, Store, StoreAway, StoreError, StoreUnavailable
+from search.place import ChromaPlace, StoreError, StoreNotReady, StoreUnavailable, plain
+from search.serving.app import RetrievalApp
+from search.serving.batching import BatchLimits
+from search.serving.encoders import EncoderPool, PooledEmbedder
+from search.serving.metrics import Metrics
+from search.serving.service import Retrieval, ServiceLimits
+from search.store import Store
 from search.wire import TOKEN_VARIABLE, read_token
 
 DRAIN_S = 7.0
 """Less than the ten seconds between SIGTERM and SIGKILL that supervisors usually leave."""
 EXIT_S = 9.0
-"""From the signal to the end of the process, whatever hangs in a thread or a device."""
+"""From the signal to the exit of the process, even if a thread or a device hangs."""
 INDEX_WAIT_S = 300.0
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 _BACKLOG = 2048
-# Clients keep their connections over the pauses of a training step; closing one under a request is an error.
+# Clients keep their connections between training steps; closing one during a request is an error.
 _KEEP_ALIVE_S = 75
 
 log = logging.getLogger("search.server")
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that drains from the moment of the signal on."""
+    """Uvicorn that starts to drain at the signal."""
 
     def __init__(self, config: uvicorn.Config, retrieval: Retrieval) -> None:
         super().__init__(config)
@@ -73,19 +73,14 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting; called by the signal."""
+        """Stop accepting; called by the signal handler."""
         super().handle_exit(sig, frame)
         _exit_in_time()
-        self._loop.call_soon_threadsafe(self._drain)
-
-    def _drain(self) -> None:
-        if not self._retrieval.draining:
-            self._retrieval.draining = True
-            self._loop.call_later(DRAIN_S, self._retrieval.give_up)
+        self._loop.call_soon_threadsafe(self._retrieval.drain, DRAIN_S)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Bind without listening: until the server is ready, connections are refused rather than left hanging."""
+def bind(host: str, port: int) -> socket.socket:
+    """Bind without listening: connections are refused until the server is ready, instead of hanging."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -96,8 +91,8 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _listen(listener: socket.socket) -> None:
-    """Accept connections; raises StoreError if another server that started with us was faster."""
+def listen(listener: socket.socket) -> None:
+    """Accept connections; raises StoreError if another server that started at the same time was faster."""
     try:
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -113,35 +108,30 @@ def _no_port(host: str, port: int, error: Exception) -> StoreError:
 
 
 def wait_for_store(chroma_path: str, collection: str, wait_s: float = INDEX_WAIT_S) -> Store:
-    """Open the collection; one in a Chroma that is away is waited for. Raises StoreError."""
-    ends, told = time.monotonic() + wait_s, ""
+    """Open the collection, waiting `wait_s` seconds for a Chroma that is not ready; raises StoreError."""
+    ends, logged = time.monotonic() + wait_s, ""
     while True:
         try:
             return Store(ChromaPlace.parse(chroma_path), collection)
-        except StoreAway as error:
+        except StoreNotReady as error:
             if time.monotonic() >= ends:
                 raise
-            if str(error) != told:
-                told = str(error)
-                log.warning("waiting for the index, %g s at most: %s", wait_s, told)
-        time.sleep(_LOOK_EVERY_S)
+            if str(error) != logged:
+                logged = str(error)
+                log.warning("waiting for the index, %g s at most: %s", wait_s, logged)
+        time.sleep(_POLL_S)
 
 
 def _exit_in_time() -> None:
-    """End this process in `EXIT_S` seconds if it has not ended by then; its encoders end with it."""
+    """Exit in `EXIT_S` seconds if the process has not exited by then; its encoders exit with it."""
 
     def exit() -> None:
-        print(f"did not end within {EXIT_S:g} s, so something hangs: it is left", file=sys.stderr, flush=True)
+        print(f"still running after {EXIT_S:g} s, so something hangs: exiting", file=sys.stderr, flush=True)
         os._exit(0)
 
     last = threading.Timer(EXIT_S, exit)
     last.daemon = True
     last.start()
-
-
-def _on_early_signal(*_: object) -> None:
-    _exit_in_time()
-    sys.exit(0)
 
 
 async def _serve(args: argparse.Namespace, token: str | None, listener: socket.socket, store: Store) -> None:
@@ -152,10 +142,10 @@ async def _serve(args: argparse.Namespace, token: str | None, listener: socket.s
         await asyncio.to_thread(store.check_embedder, cast(Embedder, embedder))
         batch = BatchLimits(args.max_batch, args.max_queue, args.window_ms / 1000)
         limits = ServiceLimits(cache_bytes=args.cache_mb << 20, batch=batch)
-        retrieval = Retrieval(store, encoders, metrics, limits, folds=encoders.description.folds)
+        retrieval = Retrieval(store, encoders, metrics, limits, folds=encoders.model.folds)
         if token is None and args.host not in ("127.0.0.1", "::1", "localhost"):
             log.warning(
-                "%s is open to who can reach it: set %s to ask for a token", args.host, TOKEN_VARIABLE
+                "anyone who can reach %s can use it: set %s to require a token", args.host, TOKEN_VARIABLE
             )
         config = uvicorn.Config(
             RetrievalApp(retrieval, token, args.access_log),
@@ -170,7 +160,7 @@ async def _serve(args: argparse.Namespace, token: str | None, listener: socket.s
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(DRAIN_S) + 1,
         )
-        _listen(listener)
+        listen(listener)
         print(f"serving {store.info.documents} documents of {store.name!r} with {spec.name}", flush=True)
         try:
             await _Server(config, retrieval).serve(sockets=[listener])
@@ -201,10 +191,10 @@ def parser() -> argparse.ArgumentParser:
     add("--embedder", help="hub id or folder (default: the one that built the collection)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
-    add("--device", help="torch device (default: CUDA where there is one)")
+    add("--device", help="torch device (default: CUDA if available)")
     add("--encoders", type=_at_least(1), default=1, help="encoder processes (default: %(default)s)")
-    add("--threads", type=_at_least(1), default=1, help="torch threads of each (default: %(default)s)")
-    add("--max-batch", type=_at_least(1), default=64, help="queries a batch (default: %(default)s)")
+    add("--threads", type=_at_least(1), default=1, help="torch threads per encoder (default: %(default)s)")
+    add("--max-batch", type=_at_least(1), default=64, help="queries per batch (default: %(default)s)")
     add(
         "--window-ms",
         type=_at_least(0, float),
@@ -213,7 +203,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--max-queue", type=_at_least(1), default=4096, help="queries that may wait (default: %(default)s)")
     add("--cache-mb", type=_at_least(0), default=256, help="cache of results, 0: none (default: %(default)s)")
-    add("--access-log", action="store_true", help="a line of JSON a request on stdout")
+    add("--access-log", action="store_true", help="a JSON line per request on stdout")
     return parser
 
 
@@ -227,16 +217,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().error(str(error))
     setproctitle("drzero: retrieval")
     logging.basicConfig(format="%(levelname)s:     %(message)s")
-    # Uvicorn takes the signal over while it serves, and raises it again when it has ended in order.
+
+    def stop_early(*_: object) -> None:
+        _exit_in_time()
+        sys.exit(0)
+
+    # Uvicorn handles the signal while it serves, and raises it again after its orderly shutdown.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _on_early_signal)
+        signal.signal(number, stop_early)
     try:
         with (
-            _bind(args.host, args.port) as listener,
+            bind(args.host, args.port) as listener,
             closing(wait_for_store(args.chroma_path, args.collection)) as store,
         ):
             uvloop.run(_serve(args, token, listener, store))
-    except Exception as error:  # Chroma and the operating system have many kinds; a start has one clear line
+    except Exception as error:  # of many types from Chroma and the system; a start reports one line
         log.debug("refused", exc_info=True)
         ours = isinstance(error, (StoreError, StoreUnavailable, EmbedderError))
         print(f"error: {error if ours else plain(error)}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""What travels between the retrieval server and its clients: the wire format of Search-R1.
+"""The wire format between the retrieval server and its clients, which is Search-R1's.
 
 `POST /retrieve {"queries": [str], "topk": int, "return_scores": bool}` is answered by `{"result": [[item]]}`,
-one list a query; an item is a `Passage`, or a `ScoredPassage` when scores were asked for.
+one list per query; an item is a `Passage`, or a `ScoredPassage` if `return_scores` is true.
 """
 
 import os
@@ -9,10 +9,10 @@ import os
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 
 MAX_TOPK = 100
-"""The most passages that a query may ask for."""
+"""The maximum number of passages per query."""
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
-"""Where servers and clients find the bearer token: in the environment, which every process of a run inherits.
-A config key or a flag would put it into the run's files and into the list of processes."""
+"""The environment variable with the bearer token; every process of a run inherits it. A config key or a flag
+would show it in the run's files and in the process list."""
 
 
 class Passage(TypedDict):
@@ -31,9 +31,9 @@ class ScoredPassage(TypedDict):
 
 
 def read_token() -> str | None:
-    """Return the bearer token of the environment, None without one; raises ValueError if it is unfit."""
+    """Return the bearer token of the environment, if any; raises ValueError if it cannot be sent."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    # Checked here, because an HTTP library that finds it unfit would say so with the token in its message.
+    # Checked here, because an HTTP library that rejects it would print it.
     if not (token.isascii() and token.isprintable()):
         raise ValueError(f"{TOKEN_VARIABLE} holds characters that an HTTP header cannot carry")
     return token or None

@@ -35,8 +35,8 @@ from rich.console import Console
 from rich.table import Table
 from watch import Watch
 
-from pipeline.evolve import LOOP_VARIABLE
-from pipeline.summary import saved_step
+from pipeline.loop.evolve import LOOP_VARIABLE
+from verl_ext.checkpoints import saved_step
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN_LIMIT_S = 1800

@@ -1,7 +1,7 @@
-"""Put faults into real processes, and see that the supervision names the culprit in time.
+"""Inject faults into real processes, and check that the supervision names the culprit in time.
 
     python tests/chaos_ops.py                    # every scenario: `make chaos-ops`
-    python tests/chaos_ops.py rank solver        # those whose names hold one of the words
+    python tests/chaos_ops.py rank solver        # those whose names contain one of the words
     python tests/chaos_ops.py '!challenger'      # all others
 
 Most scenarios are a small run of real parts (tests/faults): the retrieval server, the reference engine's
@@ -40,9 +40,9 @@ from faults.arrangement import (
 from rich.console import Console
 from rich.table import Table
 
-from ops.events import read_json_lines
-from ops.heartbeats import PhaseLimits
-from ops.services import ServiceGroup
+from ops.process.logs import read_json_lines
+from ops.services.services import ServiceGroup
+from ops.watchdog.movement import Patience
 
 DEAD_S, HUNG_S, SILENT_S = 5.0, 20.0, 60.0
 """Goals: a dead process, a hung service, no progress after its limit."""
@@ -78,7 +78,7 @@ Play = Callable[[World, Path], Outcome]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault, who must be blamed, as what, and within which time."""
+    """A fault, and the expected diagnosis, culprit and time."""
 
     name: str
     play: Play
@@ -87,10 +87,10 @@ class Scenario:
     """A part of the name."""
     goal_s: float | None = None
     ended: str = ""
-    """How the run must have ended, where that matters."""
+    """How the run must end, where that matters."""
 
     def problems(self, outcome: Outcome) -> list[str]:
-        """What is not as it must be."""
+        """How the outcome differs from what is expected."""
         taken = outcome.seconds if outcome.after_limit is None else outcome.after_limit
         found = [f"left: {left}" for left in outcome.left]
         if outcome.verdict != self.verdict:
@@ -171,11 +171,11 @@ def full_disk(world: World, folder: Path) -> Outcome:
 
 
 def undisturbed(world: World, folder: Path) -> Outcome:
-    """Both real services and a driver that works: nothing to tell, and what watching costs."""
+    """Both real services and a driver that works: no alarm, and the cost of watching."""
     services = [retrieval_service(folder, world.corpus), solver_service(folder, world.model)]
     urls = ["--retrieval", address(services[0]), "--solver", address(services[1])]
     arguments = [*urls, "--steps", "6", "--work", "40000000"]
-    return run_with_fault(folder, "driver.py", arguments, services, limits=PhaseLimits())
+    return run_with_fault(folder, "driver.py", arguments, services, limits=Patience())
 
 
 class Skipped(Exception):
@@ -237,7 +237,7 @@ def stop_rollout_worker(stage: psutil.Process) -> None:
 
 
 def _titled(stage: psutil.Process, title: str) -> psutil.Process:
-    """The process of that title below the stage's own; another run's is none of ours."""
+    """The process of that title below the stage's own, never another run's."""
     return next(p for p in stage.children(recursive=True) if title in " ".join(p.cmdline()))
 
 
@@ -332,7 +332,7 @@ def idle_cost(world: World, seconds: float = 30) -> dict[str, float]:
 
 
 def is_chosen(name: str, words: list[str]) -> bool:
-    """Whether a name holds one of the words, if there are any, and none of those behind a `!`."""
+    """Whether a name contains one of the words, if there are any, and none of those after a `!`."""
     wanted = [word for word in words if not word.startswith("!")]
     unwanted = [word[1:] for word in words if word.startswith("!")]
     is_wanted = not wanted or any(word in name for word in wanted)
@@ -362,7 +362,7 @@ def main() -> int:
                 after,
                 outcome.ended,
             ),
-            # Of a run that stands still it would say nothing.
+            # For a stalled run it would mean nothing.
             f"{outcome.overhead:.2%}" if "undisturbed" in scenario.name else "",
             "; ".join(found) or "as expected",
         )

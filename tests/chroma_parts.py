@@ -1,4 +1,4 @@
-"""Real parts for the tests of the store: small collections, and a Chroma server as a child process."""
+"""Parts for the tests of the store: small collections, and a Chroma server as a child process."""
 
 import os
 import signal
@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from search.store import ChromaPlace, CollectionInfo, connect
+from search.place import ChromaPlace, connect
+from search.store import CollectionInfo
 
 DIMENSION = 8
 NAME = "wiki"
@@ -43,7 +44,7 @@ def collection_info(version: str, count: int) -> CollectionInfo:
 def build(place: ChromaPlace | Path | str, seed: int = 0, count: int = 1100, version: str = "") -> np.ndarray:
     """Write a collection whose document n is `text n of seed` at vector n; return the vectors.
 
-    More than 1,000 documents, and Chroma writes vector files in a folder.
+    From 1,000 documents on, Chroma writes vector files in a folder.
     """
     vectors = unit_vectors(seed, count)
     with connect(place, create=True) as client:
@@ -66,7 +67,7 @@ def text_of(number: int, seed: int = 0) -> str:
 
 
 class ChromaServer:
-    """`chroma run` over a folder, on one loopback port, to be stopped and started again."""
+    """`chroma run` over a folder, on one loopback port; can be stopped and restarted."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
@@ -93,7 +94,7 @@ class ChromaServer:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """Kill it, as a machine that goes away would."""
+        """Kill it, as on the loss of its machine."""
         if self._process is not None:
             self.signal(signal.SIGKILL)
             self._process.wait()
@@ -107,7 +108,7 @@ class ChromaServer:
 
 @contextmanager
 def chroma_server(folder: Path, port: int) -> Iterator[ChromaServer]:
-    """A started Chroma server, stopped at the end."""
+    """Yield a running Chroma server, and stop it afterwards."""
     server = ChromaServer(folder, port)
     server.start()
     try:

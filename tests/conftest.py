@@ -10,11 +10,13 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own servers then 
 # Ray starts its workers at 15, where they get next to nothing while another test computes.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, its name for Ray
 
+import copy
 import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from filelock import FileLock
-from tiny_model import save_speaking_model, save_tiny_model
+from launched_loop import LaunchedLoop, launched
+from omegaconf import OmegaConf
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -44,21 +47,26 @@ class Peer:
 
 StartPeer = Callable[..., Peer]
 
-# Files of whole runs take minutes and some 7 GB each. In two lanes, about as long, no third runs beside
-# two, and neither worker ends up with one alone.
+# Files of whole runs take minutes and some 7 GB each. They run in two lanes of similar length, so that no
+# third run competes with two, and neither worker is left alone with one at the end. The files of the first
+# lane assert on one launched loop, which a session fixture makes once a worker.
 LANES = (
-    ("test_pipeline_evolve.py", "test_modal_runs.py", "test_pipeline_merge.py"),
     (
-        "test_pipeline_challenger.py",
         "test_modal_loop.py",
+        "test_pipeline_evolve.py",
         "test_pipeline_solver.py",
+        "test_pipeline_challenger.py",
+    ),
+    (
+        "test_modal_runs.py",
         "test_pipeline_synthesize.py",
+        "test_pipeline_merge.py",
     ),
 )
 
 
 class Lanes(LoadFileScheduling):
-    """Two workers take a lane each, then the other files: whole ones, since their tests share runs."""
+    """Two workers take a lane each, then the other files, each file whole because its tests share runs."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -66,8 +74,10 @@ class Lanes(LoadFileScheduling):
         return next((str(lane) for lane in LANES if name in lane), file)
 
 
+# Optional: without xdist (`-p no:xdist`) nobody knows this hook.
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
-    """Give out tests by lanes and files."""
+    """Schedule tests by lanes and files."""
     return Lanes(config, log)
 
 
@@ -75,6 +85,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the lanes first; else the order stays."""
     place = {name: number for number, name in enumerate(name for lane in LANES for name in lane)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def config_files_parsed_once() -> Iterator[None]:
+    """Copy a shipped config file that is loaded again from the first time: parsing is half of composing."""
+    verl = find_spec("verl")
+    assert verl and verl.origin
+    shipped = (str(Path(__file__).parent.parent / "config"), str(Path(verl.origin).parent))
+    parsed: dict[str, Any] = {}
+    load = OmegaConf.load
+
+    def load_once(file: Any) -> Any:
+        name = str(getattr(file, "name", file))
+        if not name.startswith(shipped):
+            return load(file)
+        if name not in parsed:
+            parsed[name] = load(file)
+        return copy.deepcopy(parsed[name])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", staticmethod(load_once))
+        yield
 
 
 @dataclass(frozen=True)
@@ -102,12 +134,16 @@ class Prepared:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer model with a real tokenizer."""
+    from tiny_model import save_tiny_model  # imports Transformers, which many test files need nothing of
+
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def speaking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer model that knows the protocol by heart; made by one worker for all, in half a minute."""
+    from tiny_model import save_speaking_model
+
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     shared = tmp_path_factory.getbasetemp().parent if is_worker else tmp_path_factory.mktemp("models")
     folder = shared / "speaking"
@@ -131,6 +167,15 @@ def make_prepared(corpus: Path, model: Path) -> Prepared:
     source = f"source={corpus / 'corpus.jsonl'}"
     assert main(["prepare-data", *made.overrides(corpus), source, "rows=60", "heldout_rows=0"]) == 0
     return made
+
+
+@pytest.fixture(scope="session")
+def launched_loop(
+    tmp_path_factory: pytest.TempPathFactory, prepared: Prepared, speaking_model: Path
+) -> Iterator[LaunchedLoop]:
+    """One loop through the launcher, preempted on the way: the run on which several files assert."""
+    with launched(tmp_path_factory.mktemp("launched"), prepared.corpus, speaking_model) as loop:
+        yield loop
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Challenger prompts, sample records and pairs, made by hand for tests that need just one thing of them."""
+"""Challenger prompts, sample records and pairs, written by hand for tests."""
 
 from hashlib import sha256
 from typing import Any
@@ -16,7 +16,7 @@ PASSAGE = {"title": "Galmir", "text": "Galmir is a river that rises in the regio
 def prompt(
     index: int = 0, hop: int = 1, document: str = DOCUMENT, doc_id: str | None = None
 ) -> dict[str, Any]:
-    """A challenger prompt row, as far as pairs are made with it."""
+    """The fields of a challenger prompt row that a pair needs."""
     return {
         "prompt": challenger_messages(document, hop, "short"),
         "extra_info": {"index": index, "hop": hop, "doc_id": doc_id or f"doc{index}", "document": document},
@@ -24,8 +24,8 @@ def prompt(
     }
 
 
-def said(question: str = "On which river does Drosken lie?", answer: str = "Galmir") -> str:
-    """A last turn."""
+def last_turn(question: str = "On which river does Drosken lie?", answer: str = "Galmir") -> str:
+    """The text of a last turn."""
     return f"<think>I can ask for that.</think>\n<question>{question}</question>\n<answer>{answer}</answer>"
 
 
@@ -65,8 +65,8 @@ def pair(
     hop: int = 1,
     document: str = DOCUMENT,
 ) -> Pair:
-    """The pair of a conversation that searches and then says question and answer."""
-    whole = record(*searches, said(question, answer), prompt_index=index, sample=sample)
+    """The pair of a conversation that searches and then writes question and answer."""
+    whole = record(*searches, last_turn(question, answer), prompt_index=index, sample=sample)
     made = pair_of(whole, prompt(index, hop, document))
     assert isinstance(made, Pair), made
     return made

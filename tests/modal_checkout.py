@@ -1,4 +1,4 @@
-"""A checkout to launch from, with a `.env` and other things that must stay at home, and the words for it."""
+"""A checkout to launch from, with a `.env` and other files that must not be sent, and the commands for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from modal_plane import ControlPlane
 from modal_plane.client import Client, Done
 
-from launch.image import SOURCE
+from launch.image.image import SOURCE
 
 ROOT = Path(__file__).parent.parent
 PLANTED = {
@@ -18,7 +18,7 @@ PLANTED = {
 }
 """Secret values that may reach a container's environment, and nothing else."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "RAY_worker_niceness": "0"}
-"""Of a container here: no hub, and cores that others want as well."""
+"""Environment of a container here: no hub, and few cores, which other tests share."""
 
 
 def stage_plane(folder: Path) -> ControlPlane:
@@ -27,7 +27,7 @@ def stage_plane(folder: Path) -> ControlPlane:
 
 
 def make_checkout(folder: Path, *, dotenv: bool) -> Path:
-    """Copy what a launch needs; with `dotenv` a `.env` and a key file of planted secrets lie beside it."""
+    """Copy what a launch needs; with `dotenv` a `.env` and a key file of planted secrets are added."""
     for name in (*SOURCE, "README.md"):
         source = ROOT / name
         if source.is_dir():

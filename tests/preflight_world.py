@@ -4,16 +4,12 @@ Model folders named as the shipped ones have the tiny model's tokenizer and the 
 and hold no weights: preflight loads none.
 """
 
-import copy
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,30 +20,16 @@ from torch import zeros
 
 from data.parquet_io import write_training_rows
 from pipeline.compose import CONFIG_DIR, compose_stage, fitting_hardware
-from pipeline.model_shape import KNOWN, ModelShape
-from pipeline.subject import Readings
+from pipeline.overrides import OverrideError
+from pipeline.preflight.context import Readings
+from pipeline.preflight.model_shape import KNOWN, ModelShape
+from pipeline.settings.schema import schema_of
+from pipeline.settings.verl import ALIASES
 from verl_ext.method.prompts import challenger_messages, solver_messages
 
 ROWS = 256
 MODELS = ("demo-policy", "smollm2-135m", "Qwen3-32B")
 """The shipped models that are folders."""
-
-
-@contextmanager
-def files_parsed_once() -> Iterator[None]:
-    """Inside it a YAML file that Hydra loads again is copied from the first time."""
-    parsed: dict[str, Any] = {}
-    load = OmegaConf.load
-
-    def load_once(file: Any) -> Any:
-        name = str(getattr(file, "name", file))
-        if name not in parsed:
-            parsed[name] = load(file)
-        return copy.deepcopy(parsed[name])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OmegaConf, "load", staticmethod(load_once))
-        yield
 
 
 class World:
@@ -109,7 +91,11 @@ class World:
             return _compose_as_a_run(stage, [*groups, *self.places(stage, groups, form), *overrides])
         config = base.copy()
         for parsed in OverridesParser.create().parse_overrides(overrides):
-            OmegaConf.update(config, parsed.key_or_group, parsed.value())
+            key, value = parsed.key_or_group, parsed.value()
+            schema = schema_of(stage)
+            if key in schema and (fault := schema[key].fault(value)):
+                raise OverrideError(f"{key} {fault}").of(parsed.input_line)
+            OmegaConf.update(config, key, value)
         return config
 
     def _base(self, stage: str, groups: list[str], form: str) -> DictConfig:
@@ -134,6 +120,8 @@ def _compose_as_a_run(stage: str, overrides: list[str]) -> DictConfig:
 
 def _is_plain(override: str, base: DictConfig) -> bool:
     key, _, value = override.partition("=")
+    if key in ALIASES:
+        return False
     if not value or (CONFIG_DIR / key).is_dir() or value.count("[") != value.count("]"):
         return False
     is_sweep = "," in value and value[0] != "["

@@ -1,5 +1,5 @@
-"""Real parts for the tests of the retrieval service: a small collection, the server as a child process, and
-the model in the test's own process."""
+"""Parts for the tests of the retrieval service: a small collection, the server as a child process, and the
+model in the test's own process."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ import psutil
 from conftest import unused_port
 
 from search.embedders import Embedder, EmbedderSpec
-from search.index import build_index
+from search.indexing.build import build_index
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
 COLLECTION = "wiki"
@@ -60,7 +60,7 @@ def build_collection(folder: Path) -> Path:
 class Server:
     """`python -m search.server` on a free port of loopback; `url` is where.
 
-    What it writes goes into a file: a pipe that nobody reads would stop it once it is full.
+    Its output goes into a file: an unread pipe would block it once it is full.
     """
 
     def __init__(self, chroma: Path | str, *more: str, collection: str = COLLECTION, port: int = 0) -> None:
@@ -80,11 +80,11 @@ class Server:
         wait_for(self.is_healthy, START_S, or_else=self.is_over)
 
     def is_over(self) -> bool:
-        """Whether its process has ended."""
+        """Whether its process has exited."""
         return self.process.poll() is not None
 
     def is_healthy(self) -> bool:
-        """Ask once."""
+        """Check health once."""
         try:
             return httpx.get(f"{self.url}/health", trust_env=False, timeout=10).status_code == 200
         except httpx.TransportError:
@@ -100,7 +100,7 @@ class Server:
         return self.ended(30)
 
     def ended(self, limit_s: float) -> tuple[int, str]:
-        """Wait for its end; return exit code and stderr."""
+        """Wait for its exit; return exit code and stderr."""
         return self.process.wait(timeout=limit_s), self.errors
 
     @property
@@ -111,7 +111,7 @@ class Server:
 
 @contextmanager
 def serving(chroma: Path | str, *more: str) -> Iterator[Server]:
-    """A healthy server, ended at the end if it still runs."""
+    """Yield a healthy server, and stop it afterwards if it still runs."""
     server = Server(chroma, *more)
     try:
         server.wait_healthy()
@@ -127,13 +127,13 @@ def wait_for(
     """Return once `condition` holds; fails after `limit_s` seconds, or when `or_else` holds."""
     ends = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < ends, f"not so within {limit_s:g} s"
-        assert not or_else(), "it never will be so"
+        assert time.monotonic() < ends, f"the condition did not hold within {limit_s:g} s"
+        assert not or_else(), "the condition cannot hold any more"
         time.sleep(0.05)
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether a process is there and not dead."""
+    """Whether a process exists and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -141,14 +141,14 @@ def lives(process: psutil.Process) -> bool:
 
 
 def read_metric(url: str, name: str) -> float:
-    """The value of a metric line, labels included; 0 if it is not there."""
+    """Return the value of a metric line, labels included; 0 if it is missing."""
     text = httpx.get(f"{url}/metrics", trust_env=False, timeout=10).text
     values = (line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name} "))
     return float(next(values, 0.0))
 
 
 class NearEncoders:
-    """The model in this process, one batch at a time: for what is not about processes."""
+    """The model in this process, one batch at a time, for tests that are not about processes."""
 
     ready = 1
 

@@ -1,4 +1,4 @@
-"""Benchmark files as questions, the choice among them, and the bootstrap interval of a mean."""
+"""Benchmark files as questions, the draw of a smaller number, and the bootstrap interval of a mean."""
 
 import json
 from collections import Counter
@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from data.benchmarks import Question, choose_questions, load_benchmark
-from data.bootstrap import interval, resampled_means
+from data.benchmarks import BenchmarkQuestion, choose_questions, load_benchmark
 from data.demo_world import generate_world, write_world
 from data.errors import DataError
 from data.parquet_io import write_training_rows
+from pipeline.stages.scores import interval, resampled_means
 
 CHAIN = {"id": "run-0-0001", "hop": 2, "question": "Who?", "answer": "Vell", "doc_ids": ["a"]}
 
@@ -66,11 +66,13 @@ def test_a_chain_names_the_documents_that_hold_its_facts_if_it_knows_them(tmp_pa
     assert [question.doc_ids for question in load_benchmark(path)] == [("a",), ()]
 
 
-def test_the_published_layout_holds_several_benchmarks_told_apart_by_data_source(tmp_path: Path) -> None:
+def test_the_published_layout_holds_one_benchmark_per_data_source(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
     first, second = load_benchmark(str(path))
     targets = ("Wilhelm Conrad Röntgen", "Röntgen")
-    assert first == Question("nq", "test_0", "who got the first nobel prize in physics", targets, None)
+    assert first == BenchmarkQuestion(
+        "nq", "test_0", "who got the first nobel prize in physics", targets, None
+    )
     assert second.key == "musique/test_0"
 
 
@@ -109,7 +111,9 @@ def test_this_projects_own_rows_with_targets_are_a_benchmark_too(tmp_path: Path)
         ),
     }
     write_training_rows(tmp_path / "val.parquet", [row])
-    assert load_benchmark(tmp_path / "val.parquet") == [Question("search_zero", "0", "Who?", ("Vell",), 3)]
+    assert load_benchmark(tmp_path / "val.parquet") == [
+        BenchmarkQuestion("search_zero", "0", "Who?", ("Vell",), 3)
+    ]
 
 
 def test_a_single_target_may_be_a_plain_string(tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_a_single_target_may_be_a_plain_string(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"question": " "}, "row 1 has no question"),
         ({"data_source": None}, "row 1 has no data_source"),
@@ -128,10 +132,10 @@ def test_a_single_target_may_be_a_plain_string(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_cannot_be_asked_or_scored_is_named(
-    tmp_path: Path, changes: dict[str, Any], told: str
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(**changes)])
-    with pytest.raises(DataError, match=rf"test\.parquet, {told}"):
+    with pytest.raises(DataError, match=rf"test\.parquet, {message}"):
         load_benchmark(path)
 
 
@@ -145,7 +149,7 @@ def test_a_parquet_of_another_layout_is_refused_with_what_it_has(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{", "line 2 is not JSON"),
         ("[1]", "line 2 is no question chain.*found none"),
@@ -153,15 +157,15 @@ def test_a_parquet_of_another_layout_is_refused_with_what_it_has(tmp_path: Path,
         (json.dumps({"question": "Who?", "answer": "Vell"}), "found question, answer .id, hop missing"),
     ],
 )
-def test_a_line_that_is_no_chain_is_named(tmp_path: Path, line: str, told: str) -> None:
+def test_a_line_that_is_no_chain_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "chains.jsonl"
     path.write_text(f"{json.dumps(CHAIN)}\n{line}\n")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         load_benchmark(path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("chains.jsonl", "", "holds no question"),
         ("test.parquet", "not parquet", "is not a parquet file"),
@@ -170,11 +174,11 @@ def test_a_line_that_is_no_chain_is_named(tmp_path: Path, line: str, told: str) 
     ],
 )
 def test_a_file_that_is_no_benchmark_is_refused_by_name(
-    tmp_path: Path, name: str, content: str | None, told: str
+    tmp_path: Path, name: str, content: str | None, message: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=told) as refusal:
+    with pytest.raises(DataError, match=message) as refusal:
         load_benchmark(tmp_path / name)
     assert name in str(refusal.value)
 
@@ -227,8 +231,12 @@ def test_a_hub_address_that_names_no_benchmark_file_is_refused(url: str) -> None
 # --- the choice ---------------------------------------------------------------------------------------------
 
 
-def questions_of(counts: dict[str, int]) -> list[Question]:
-    return [Question(name, str(i), "Who?", ("Vell",), None) for name, n in counts.items() for i in range(n)]
+def questions_of(counts: dict[str, int]) -> list[BenchmarkQuestion]:
+    return [
+        BenchmarkQuestion(name, str(i), "Who?", ("Vell",), None)
+        for name, n in counts.items()
+        for i in range(n)
+    ]
 
 
 counts = st.dictionaries(st.sampled_from(["nq", "popqa", "musique"]), st.integers(1, 30), min_size=1)

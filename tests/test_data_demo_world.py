@@ -1,4 +1,4 @@
-"""The demo world: its chains are checked here by reading the questions, not by the code that wrote them."""
+"""The demo world: the chains are checked by parsing their questions, independently of the generator."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from data.demo_world import HOPS, Chain, World, chain_leaks, generate_world, split_of, write_world
+from data.errors import DataError
 from data.world_language import FIRM_NOUNS, RELATIONS, WORK_NOUNS
 
 
@@ -74,7 +75,7 @@ def test_a_question_read_backwards_has_exactly_its_answer(seed: int) -> None:
         assert {world.name(thing) for thing in resolve(chain.question, world)} == {chain.answer}, chain
 
 
-def test_each_fact_of_a_chain_stands_in_its_passage(world: World) -> None:
+def test_each_fact_of_a_chain_is_in_its_passage(world: World) -> None:
     for chain in world.chains:
         assert len(chain.doc_ids) == len(chain.relations) == chain.hop == len(chain.entities) - 1
         for doc_id, relation, (subject, thing) in zip(
@@ -85,7 +86,7 @@ def test_each_fact_of_a_chain_stands_in_its_passage(world: World) -> None:
             assert any(clause.format(y=thing) in passage.text for clause in RELATIONS[relation].says)
 
 
-def test_an_answer_stands_in_the_last_passage_only(world: World) -> None:
+def test_an_answer_occurs_in_the_last_passage_only(world: World) -> None:
     def words(text: str) -> str:
         return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower().replace('the ', '')))} "
 
@@ -95,7 +96,7 @@ def test_an_answer_stands_in_the_last_passage_only(world: World) -> None:
         assert not any(words(chain.answer) in words(text) for text in (chain.question, *early))
 
 
-def test_a_shortcut_is_told_as_a_leak(world: World) -> None:
+def test_a_shortcut_is_reported_as_a_leak(world: World) -> None:
     one_hop = next(chain for chain in world.chains if chain.hop == 1)
     first = world.passages[one_hop.doc_ids[0]]
     other = next(iter(world.passages.keys() - {first.id}))
@@ -104,7 +105,7 @@ def test_a_shortcut_is_told_as_a_leak(world: World) -> None:
     assert not chain_leaks(one_hop, world)
 
 
-def test_answer_in_the_question_is_told_as_a_leak(world: World) -> None:
+def test_an_answer_in_the_question_is_reported_as_a_leak(world: World) -> None:
     doc_id = next(iter(world.passages))
     assert chain_leaks(Chain("x", 1, "Is it the Oak?", "oak", (doc_id,), ("a", "oak"), ("r",)), world)
 
@@ -141,12 +142,12 @@ def test_files_hold_the_world(world: World, tmp_path: Path) -> None:
 
 
 def test_a_world_too_small_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 60 passages"):
+    with pytest.raises(DataError, match="at least 60 passages"):
         generate_world(0, passages=10)
 
 
 def test_more_chains_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="fewer chains or more passages"):
+    with pytest.raises(DataError, match="fewer chains or more passages"):
         generate_world(0, passages=60, chains_per_hop=100_000)
 
 

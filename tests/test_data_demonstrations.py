@@ -1,4 +1,4 @@
-"""Demonstrations are read back with the parsers and scores that the rollouts are read with."""
+"""Demonstrations, read back with the parsers and scores of the rollouts."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from data.demo_world import World, generate_world
-from data.demonstrations import (
+from policies.demonstrations import (
     CHALLENGER_COUNTS,
     SOLVER_COUNTS,
     Demonstration,
@@ -63,7 +63,7 @@ def test_same_seed_gives_the_same_demonstrations(world: World, demonstrations: l
     assert make_demonstrations(world, solver={**SOLVER_COUNTS, 4: 10}, seed=1) != demonstrations
 
 
-def test_counts_are_those_asked_for(demonstrations: list[Demonstration]) -> None:
+def test_counts_are_those_requested(demonstrations: list[Demonstration]) -> None:
     for kind, counts in (("challenger", CHALLENGER_COUNTS), ("solver", {**SOLVER_COUNTS, 4: 10})):
         assert Counter(d["hop"] for d in of_kind(demonstrations, kind)) == counts
 
@@ -177,7 +177,7 @@ def test_the_run_split_is_refused() -> None:
         make_demonstrations(generate_world(0, "run"))
 
 
-def test_too_few_chains_are_told(world: World) -> None:
+def test_too_few_chains_are_reported(world: World) -> None:
     with pytest.raises(ValueError, match="more chains_per_hop"):
         make_demonstrations(world, challenger={1: 101}, solver={})
 

@@ -1,4 +1,4 @@
-"""The gates: what each refuses and lets through, and exact counts for planted faults."""
+"""The gates: what each refuses and accepts, and exact counts for planted faults."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,10 @@ from made_pairs import PASSAGE, pair, search
 
 from bench.gates import count_caught, false_alarms, gates_for, replace_section
 from bench.planted_faults import FAULTS, Clean, clean_pairs
-from data.contamination import BenchmarkQuestions, contamination
+from data.contamination import OverlapIndex, contamination
 from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
 from data.errors import DataError
-from data.gates import Gates, GateSettings, evidence, integrity
-from data.question_form import is_question, template_leftover
+from data.gates import Gates, GateSettings, evidence, integrity, is_question, template_leftover
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from verl_ext.method.passages import format_passages
 
@@ -49,8 +48,8 @@ def test_an_answer_in_a_retrieved_passage_has_evidence() -> None:
     assert evidence(pair("In which region does it rise?", "Tesk", search(), hop=2)) is None
 
 
-def test_an_answer_found_nowhere_has_none() -> None:
-    assert (evidence(pair(answer="Tesk")) or "").startswith("evidence: the answer stands neither")
+def test_an_answer_in_no_text_has_no_evidence() -> None:
+    assert (evidence(pair(answer="Tesk")) or "").startswith("evidence: the answer is neither")
 
 
 def test_part_of_a_word_is_no_evidence() -> None:
@@ -58,7 +57,7 @@ def test_part_of_a_word_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize("answer", ["yes", "No."])
-def test_yes_and_no_need_not_stand_anywhere(answer: str) -> None:
+def test_yes_and_no_need_no_evidence(answer: str) -> None:
     assert evidence(pair("Does Drosken lie on a river?", answer)) is None
 
 
@@ -108,7 +107,7 @@ def test_a_query_repeated_above_its_passages_is_no_evidence() -> None:
         "Under whose rule was Drosken built",
     ],
 )
-def test_questions_ask(text: str) -> None:
+def test_a_question_is_recognised(text: str) -> None:
     assert is_question(text)
 
 
@@ -127,7 +126,7 @@ def test_questions_ask(text: str) -> None:
         "???",
     ],
 )
-def test_what_does_not_ask_is_no_question(text: str) -> None:
+def test_a_text_that_does_not_ask_is_no_question(text: str) -> None:
     assert not is_question(text)
 
 
@@ -152,7 +151,7 @@ def test_what_does_not_ask_is_no_question(text: str) -> None:
         ("Who is it in the given context?", "a mention"),
     ],
 )
-def test_leftovers_of_a_template_are_seen(text: str, kind: str) -> None:
+def test_leftovers_of_a_template_are_found(text: str, kind: str) -> None:
     assert (template_leftover(text) or "").startswith(kind)
 
 
@@ -175,12 +174,12 @@ def test_ordinary_words_are_no_leftovers(text: str) -> None:
 @pytest.mark.parametrize(
     ("question", "answer", "reason"),
     [
-        ("Is the river of Drosken the Galmir?", "Galmir", "gives its answer away"),
+        ("Is the river of Drosken the Galmir?", "Galmir", "contains its answer"),
         ("Drosken lies on a river.", "Galmir", "does not ask"),
         ("On which river does {town} lie?", "Galmir", "the question has a placeholder"),
         ("On which river does Drosken lie?", "[insert answer]", "the answer has a placeholder"),
         ("On which river does Drosken lie?", "one two three four five six", "6 words, at most 5"),
-        ("On which river does Drosken lie?", "?!", "says nothing"),
+        ("On which river does Drosken lie?", "?!", "has no words"),
     ],
 )
 def test_integrity_names_what_is_wrong(question: str, answer: str, reason: str) -> None:
@@ -203,14 +202,14 @@ LONG = "In which region does the river that flows past Drosken rise?"
     [LONG, LONG.upper(), "Say, " + LONG, LONG.replace("rise?", "begin?")],
 )
 def test_a_run_of_words_from_a_benchmark_is_contamination(question: str) -> None:
-    found = contamination(pair(question), BenchmarkQuestions([LONG]))
+    found = contamination(pair(question), OverlapIndex([LONG]))
     assert found and found.startswith("contamination: ")
 
 
-def test_seven_words_in_common_are_none() -> None:
+def test_fewer_words_in_common_than_the_limit_are_no_contamination() -> None:
     other = "In which region does the river that flows by Kelm end?"
-    assert contamination(pair(other), BenchmarkQuestions([LONG], ngram=8)) is None
-    assert contamination(pair(other), BenchmarkQuestions([LONG], ngram=7)) is not None
+    assert contamination(pair(other), OverlapIndex([LONG], ngram=8)) is None
+    assert contamination(pair(other), OverlapIndex([LONG], ngram=7)) is not None
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_seven_words_in_common_are_none() -> None:
     ],
 )
 def test_short_questions_overlap_only_as_a_whole(question: str, known: str, overlaps: bool) -> None:
-    assert (BenchmarkQuestions([known]).overlap(question) is not None) == overlaps
+    assert (OverlapIndex([known]).overlap(question) is not None) == overlaps
 
 
 @given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9), st.randoms(use_true_random=False))
@@ -236,9 +235,9 @@ def test_case_and_punctuation_change_no_overlap(
             rng.choice((c, c.upper())) + (rng.choice(("", "!", "'")) if c != " " else " the ") for c in text
         )
 
-    plain = BenchmarkQuestions(known, ngram).overlap(question)
-    assert BenchmarkQuestions(map(dressed, known), ngram).overlap(question) == plain
-    assert BenchmarkQuestions(known, ngram).overlap(dressed(question)) == plain
+    plain = OverlapIndex(known, ngram).overlap(question)
+    assert OverlapIndex(map(dressed, known), ngram).overlap(question) == plain
+    assert OverlapIndex(known, ngram).overlap(dressed(question)) == plain
 
 
 @given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9))
@@ -249,22 +248,22 @@ def test_overlap_is_what_its_definition_says(known: list[str], question: str, ng
     shorts = [(question, other) for other in known if len(words) < ngram]
     shorts += [(other, question) for other in known if len(other.split()) < ngram]
     expected = shared or any(f" {short} " in f" {other} " for short, other in shorts)
-    assert (BenchmarkQuestions(known, ngram).overlap(question) is not None) == expected
+    assert (OverlapIndex(known, ngram).overlap(question) is not None) == expected
 
 
 def test_without_benchmarks_nothing_is_contaminated() -> None:
-    assert contamination(pair(), BenchmarkQuestions([])) is None
+    assert contamination(pair(), OverlapIndex([])) is None
 
 
 def test_runs_of_one_word_are_refused() -> None:
     with pytest.raises(DataError, match="at least 2"):
-        BenchmarkQuestions([], ngram=1)
+        OverlapIndex([], ngram=1)
 
 
 # --- duplicates --------------------------------------------------------------------------------------------
 
 
-def beside(
+def index_of(
     accepted: list[Any], candidate: Any, cosine: float = 0.9, embed: Embed | None = letters
 ) -> AcceptedQuestions:
     index = AcceptedQuestions([*accepted, candidate], embed, cosine)
@@ -278,29 +277,29 @@ def beside(
 )
 def test_the_same_words_are_a_duplicate_whatever_the_answer(question: str) -> None:
     again = pair(question, "Kelm", index=1)
-    assert duplicates(again, beside([pair()], again)) == "duplicates: prompt 0 asks the same"
+    assert duplicates(again, index_of([pair()], again)) == "duplicates: prompt 0 asks the same"
 
 
 def test_other_words_are_no_duplicate() -> None:
     other = pair("Which river flows past Drosken?", index=1)
-    assert duplicates(other, beside([pair()], other)) is None
+    assert duplicates(other, index_of([pair()], other)) is None
 
 
 def test_close_questions_with_one_answer_are_near_duplicates() -> None:
     other = pair("Does Drosken lie on which river?", "the galmir", index=1)
-    assert (near_duplicates(other, beside([pair()], other)) or "").startswith("near_duplicates: prompt 0 ")
+    assert (near_duplicates(other, index_of([pair()], other)) or "").startswith("near_duplicates: prompt 0 ")
 
 
 def test_close_questions_with_different_answers_are_not() -> None:
     other = pair("Does Drosken lie on which river?", "Kelm", index=1)
-    assert near_duplicates(other, beside([pair()], other)) is None
+    assert near_duplicates(other, index_of([pair()], other)) is None
 
 
 def test_the_cosine_decides() -> None:
     other = pair("Which river flows past Drosken?", index=1)
     similarity = float(np.prod([letters([other.question]), letters([pair().question])], axis=0).sum())
-    assert near_duplicates(other, beside([pair()], other, similarity - 0.001)) is not None
-    assert near_duplicates(other, beside([pair()], other, similarity + 0.001)) is None
+    assert near_duplicates(other, index_of([pair()], other, similarity - 0.001)) is not None
+    assert near_duplicates(other, index_of([pair()], other, similarity + 0.001)) is None
 
 
 def test_only_accepted_questions_count() -> None:
@@ -347,7 +346,7 @@ def test_settings_come_from_the_config() -> None:
         ({"near_duplicate_cosine": 1.5}, "gates.near_duplicate_cosine is above 0"),
     ],
 )
-def test_settings_without_sense_are_refused(gates: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(gates: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         GateSettings.from_config(gates)
 

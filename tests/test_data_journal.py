@@ -1,4 +1,4 @@
-"""A journal keeps what was finished and nothing else."""
+"""The journal keeps finished records, and only those."""
 
 import errno
 import json
@@ -45,7 +45,7 @@ def test_a_file_cut_anywhere_gives_back_a_beginning_of_its_records(
         assert journal.records == [*kept, {"after": "the cut"}]
 
 
-def test_a_journal_of_other_work_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+def test_a_journal_of_other_work_is_refused_with_what_differs(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal", WORK) as journal:
         journal.append({"n": 1})
     with pytest.raises(DataError, match="model was 'a' and is 'other'"):
@@ -56,7 +56,7 @@ def test_a_journal_of_other_work_is_refused_and_says_what_differs(tmp_path: Path
 @pytest.mark.parametrize("line", ["not json", "[1]", '{"a": 1}'])
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "journal").write_text(line + "\n")
-    with pytest.raises(DataError, match="start anew"):
+    with pytest.raises(DataError, match="start over"):
         Journal(tmp_path / "journal", WORK)
 
 
@@ -81,7 +81,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_told_with_the_file_and_costs_no_finished_record(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_with_the_file_and_costs_no_finished_record(small_disk: Path) -> None:
     path, written = small_disk / "journal", 0
     with Journal(path, WORK) as journal, pytest.raises(OSError, match="No space left") as caught:
         while True:

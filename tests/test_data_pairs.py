@@ -1,11 +1,11 @@
-"""From a sample record and its prompt to a pair, or the reason why there is none."""
+"""From a sample record and its prompt to a pair, or to the reason why there is none."""
 
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_pairs import DOCUMENT, prompt, record, said, search
+from made_pairs import DOCUMENT, last_turn, prompt, record, search
 
 from data.errors import DataError, PairingError
 from data.pairs import MAX_QUESTION_WORDS, Pair, pair_of
@@ -20,7 +20,7 @@ def made(*turns: Any, hop: int = 1) -> Pair:
 
 
 def test_a_pair_carries_its_sample_and_its_prompt() -> None:
-    pair = pair_of(record(said(), prompt_index=3, sample=2, seed=77), prompt(3, hop=2))
+    pair = pair_of(record(last_turn(), prompt_index=3, sample=2, seed=77), prompt(3, hop=2))
     assert isinstance(pair, Pair)
     assert (pair.prompt_index, pair.sample, pair.seed, pair.hop) == (3, 2, 77, 2)
     assert (pair.doc_id, pair.document) == ("doc3", DOCUMENT)
@@ -28,25 +28,27 @@ def test_a_pair_carries_its_sample_and_its_prompt() -> None:
 
 
 def test_the_whole_trajectory_is_kept() -> None:
-    sample = record(search(), said())
+    sample = record(search(), last_turn())
     pair = pair_of(sample, prompt(hop=2))
     assert isinstance(pair, Pair)
     assert pair.trajectory == Trajectory.from_dict(sample["trajectory"])
 
 
-def test_the_format_score_is_the_reward_s() -> None:
-    pair = made(search(), "no thinking here " + said(), hop=2)
+def test_the_format_score_is_that_of_the_reward() -> None:
+    pair = made(search(), "no thinking here " + last_turn(), hop=2)
     assert pair.format_score == format_score(pair.trajectory, DOCUMENT, 2, "Galmir").total < 1
 
 
 @given(st.integers(1, 120))
 def test_a_question_is_cut_to_fifty_words(words: int) -> None:
     question = " ".join(f"word{i}" for i in range(words))
-    assert made(said(question)).question.split() == question.split()[:MAX_QUESTION_WORDS]
+    assert made(last_turn(question)).question.split() == question.split()[:MAX_QUESTION_WORDS]
 
 
 def test_a_question_over_several_lines_becomes_one_line() -> None:
-    assert made(said("On which river\n does  Drosken lie?")).question == "On which river does Drosken lie?"
+    assert (
+        made(last_turn("On which river\n does  Drosken lie?")).question == "On which river does Drosken lie?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_a_question_over_several_lines_becomes_one_line() -> None:
         ("<question> </question><answer>Galmir</answer>", "question"),
         ("<question>On which river?</question><answer>\n</answer>", "answer"),
         ("nothing", "question and no answer"),
-        ("<think>" + said() + "</think>", "question and no answer"),
+        ("<think>" + last_turn() + "</think>", "question and no answer"),
     ],
 )
 def test_without_question_or_answer_the_reason_says_what_is_missing(text: str, missing: str) -> None:
@@ -68,18 +70,18 @@ def test_a_conversation_without_turns_has_no_pair() -> None:
     assert isinstance(pair_of(record(), prompt()), str)
 
 
-def test_a_question_without_integrity_is_a_pair_all_the_same() -> None:
-    assert made(said("Is it Galmir?", "Galmir")).answer == "Galmir"
+def test_a_question_without_integrity_is_still_a_pair() -> None:
+    assert made(last_turn("Is it Galmir?", "Galmir")).answer == "Galmir"
 
 
 def test_a_record_of_another_prompt_is_an_error() -> None:
     with pytest.raises(PairingError, match="prompt 4 was joined with prompt 5"):
-        pair_of(record(said(), prompt_index=4), prompt(5))
+        pair_of(record(last_turn(), prompt_index=4), prompt(5))
 
 
 @pytest.mark.parametrize("key", ["prompt_index", "sample", "seed", "trajectory"])
 def test_a_record_that_lacks_a_field_is_an_error(key: str) -> None:
-    broken = {name: value for name, value in record(said()).items() if name != key}
+    broken = {name: value for name, value in record(last_turn()).items() if name != key}
     with pytest.raises(DataError, match=f"lacks {key}"):
         pair_of(broken, prompt())
 
@@ -87,4 +89,4 @@ def test_a_record_that_lacks_a_field_is_an_error(key: str) -> None:
 @pytest.mark.parametrize("trajectory", [None, {}, {"turns": [{}]}, {"turns": 3}])
 def test_a_damaged_trajectory_is_an_error(trajectory: Any) -> None:
     with pytest.raises(DataError, match="sample 0 of prompt 0 has no readable trajectory"):
-        pair_of(record(said()) | {"trajectory": trajectory}, prompt())
+        pair_of(record(last_turn()) | {"trajectory": trajectory}, prompt())

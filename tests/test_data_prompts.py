@@ -14,12 +14,16 @@ from damaged import damage_pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.challenger_prompts import PrepareReport, cut_to_tokens, prepare_challenger_prompts
+from data.challenger_prompts import (
+    PrepareReport,
+    cut_to_tokens,
+    largest_remainder,
+    prepare_challenger_prompts,
+)
 from data.demo_world import generate_world
 from data.errors import DataError
-from data.files import atomic_path
 from data.parquet_io import TRAINING_SCHEMA, check_training_rows, read_parquet, write_training_rows
-from data.ratios import largest_remainder
+from ops.files import atomic_path
 from verl_ext.method.prompts import challenger_messages
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -87,13 +91,13 @@ def test_a_total_that_divides_evenly_is_split_exactly(factor: int, weights: list
     assert largest_remainder(factor * sum(weights), weights) == [factor * weight for weight in weights]
 
 
-def test_the_largest_remainders_get_what_is_left() -> None:
+def test_the_largest_remainders_get_the_rest() -> None:
     assert largest_remainder(8, (4, 3, 2, 1)) == [3, 2, 2, 1]  # shares 3.2, 2.4, 1.6, 0.8
 
 
 @pytest.mark.parametrize(("total", "weights"), [(-1, (1,)), (1, ()), (1, (0, 0)), (1, (2, -1))])
-def test_a_ratio_without_sense_is_refused(total: int, weights: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="cannot split"):
+def test_an_invalid_ratio_is_refused(total: int, weights: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match="cannot split"):
         largest_remainder(total, weights)
 
 
@@ -133,7 +137,7 @@ def test_a_large_corpus_gives_every_row_its_own_document(prepare: Prepare) -> No
     assert "cycled" not in report.summary()
 
 
-def test_a_small_corpus_is_cycled_evenly_and_told(prepare: Prepare) -> None:
+def test_a_small_corpus_is_cycled_evenly_and_the_report_says_so(prepare: Prepare) -> None:
     report = prepare(documents=30, rows=50)
     assert report.cycles == 2.5
     assert Counter(Counter(doc_ids(report.train_path)).values()) == {2: 10, 3: 10}
@@ -145,7 +149,7 @@ def test_heldout_documents_are_not_trained_on(prepare: Prepare) -> None:
     assert set(doc_ids(report.train_path)).isdisjoint(doc_ids(report.heldout_path))
 
 
-def test_a_corpus_too_small_to_hold_out_is_told(prepare: Prepare) -> None:
+def test_the_report_says_when_a_corpus_is_too_small_to_hold_documents_out(prepare: Prepare) -> None:
     report = prepare(documents=15)
     assert not report.heldout_is_disjoint
     assert "trained on too" in report.summary()
@@ -179,7 +183,7 @@ def test_another_seed_gives_other_rows(prepare: Prepare) -> None:
 
 
 def test_an_empty_corpus_is_refused_and_nothing_written(prepare: Prepare, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'tests' has no document with text"):
+    with pytest.raises(DataError, match="'tests' has no document with text"):
         prepare(documents=0)
     assert not (tmp_path / "out").exists()
 
@@ -323,14 +327,14 @@ def test_a_bad_row_is_named_with_its_fault(prepare: Prepare, path: str, value: A
     for parent in parents:
         node = node[parent]
     node[name] = value
-    with pytest.raises(ValueError, match=rf"training row 7: .*{message}"):
+    with pytest.raises(DataError, match=rf"training row 7: .*{message}"):
         check_training_rows(rows)
 
 
 def test_bad_rows_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="training row 0: missing data_source"):
+    with pytest.raises(DataError, match="training row 0: missing data_source"):
         write_training_rows(tmp_path / "bad.parquet", [{}])
-    with pytest.raises(ValueError, match="no rows to write"):
+    with pytest.raises(DataError, match="no rows to write"):
         write_training_rows(tmp_path / "bad.parquet", [])
     assert list(tmp_path.iterdir()) == []
 
@@ -342,14 +346,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_missing_columns_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ability": ["x"]}), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"t\.parquet lacks the columns data_source.*it has ability"):
+    with pytest.raises(DataError, match=r"t\.parquet lacks the columns data_source.*it has ability"):
         read_parquet(tmp_path / "t.parquet")
     assert read_parquet(tmp_path / "t.parquet", ["ability"]).to_pylist() == [{"ability": "x"}]
 
 
 def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_text("half a file")
-    with pytest.raises(ValueError, match=r"t\.parquet is not a parquet file"):
+    with pytest.raises(DataError, match=r"t\.parquet is not a parquet file"):
         read_parquet(tmp_path / "t.parquet")
 
 
@@ -390,12 +394,12 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize(("columns", "told"), FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(("columns", "message"), FOREIGN.values(), ids=FOREIGN)
 def test_a_column_of_another_shape_is_refused_with_file_and_field(
-    tmp_path: Path, columns: dict[str, pa.Array], told: str
+    tmp_path: Path, columns: dict[str, pa.Array], message: str
 ) -> None:
     pq.write_table(pa.table(columns), tmp_path / "foreign.parquet")
-    with pytest.raises(DataError, match=rf"foreign\.parquet is no file of training rows.*{told}"):
+    with pytest.raises(DataError, match=rf"foreign\.parquet is no file of training rows.*{message}"):
         read_parquet(tmp_path / "foreign.parquet", list(columns))
 
 
@@ -428,6 +432,3 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
         temporary.write_text("ne")
         raise KeyboardInterrupt
     assert [p.name for p in tmp_path.iterdir()] == ["file"] and path.read_text() == "old"
-
-
-# --- corpus files ------------------------------------------------------------------------------------------

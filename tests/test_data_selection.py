@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_pairs import prompt, record, said, search
+from made_pairs import last_turn, prompt, record, search
 
 from data.errors import DataError
 from data.gates import Gates, GateSettings
@@ -38,23 +38,25 @@ def choose(prompts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]],
 
 
 def test_the_best_format_score_is_taken() -> None:
-    selection = choose([prompt()], [record("well. " + said()), record(said(), sample=1)])
+    selection = choose([prompt()], [record("well. " + last_turn()), record(last_turn(), sample=1)])
     assert [pair.sample for pair in selection.accepted] == [1]
 
 
 def test_a_tie_goes_to_the_lower_sample() -> None:
-    selection = choose([prompt()], [record(said(), sample=2), record(said(), sample=1)])
+    selection = choose([prompt()], [record(last_turn(), sample=2), record(last_turn(), sample=1)])
     assert [pair.sample for pair in selection.accepted] == [1]
 
 
 def test_a_better_score_does_not_help_past_a_gate() -> None:
-    selection = choose([prompt()], [record(said("Drosken is a town.")), record("well. " + said(), sample=1)])
+    selection = choose(
+        [prompt()], [record(last_turn("Drosken is a town.")), record("well. " + last_turn(), sample=1)]
+    )
     assert [pair.sample for pair in selection.accepted] == [1]
 
 
 def test_prompts_are_answered_in_index_order() -> None:
     prompts = [prompt(index) for index in (2, 0, 1)]
-    records = [record(said(f"Which river is number {i} of all?"), prompt_index=i) for i in range(3)]
+    records = [record(last_turn(f"Which river is number {i} of all?"), prompt_index=i) for i in range(3)]
     accepted = choose(prompts, records, near_duplicates=False).accepted
     assert [pair.prompt_index for pair in accepted] == [0, 1, 2]
 
@@ -62,18 +64,18 @@ def test_prompts_are_answered_in_index_order() -> None:
 # --- rejections --------------------------------------------------------------------------------------------
 
 
-def test_a_rejection_tells_each_sample_s_reasons() -> None:
+def test_a_rejection_lists_each_sample_s_reasons() -> None:
     records = [
-        record(said("Drosken is a town.", "Zolvan")),
+        record(last_turn("Drosken is a town.", "Zolvan")),
         record("nothing", sample=1),
         record("<question>Who?</question>", sample=2),
     ]
     [rejection] = choose([prompt(hop=2)], records).rejected
     assert (rejection.prompt_index, rejection.hop, rejection.doc_id) == (0, 2, "doc0")
-    told = [(sample.sample, sample.question, sample.answer) for sample in rejection.samples]
-    assert told == [(0, "Drosken is a town.", "Zolvan"), (1, None, None), (2, "Who?", None)]
-    gates_told = [[reason.partition(":")[0] for reason in sample.reasons] for sample in rejection.samples]
-    assert gates_told == [["evidence", "integrity"], ["pair"], ["pair"]]
+    samples = [(sample.sample, sample.question, sample.answer) for sample in rejection.samples]
+    assert samples == [(0, "Drosken is a town.", "Zolvan"), (1, None, None), (2, "Who?", None)]
+    gates_named = [[reason.partition(":")[0] for reason in sample.reasons] for sample in rejection.samples]
+    assert gates_named == [["evidence", "integrity"], ["pair"], ["pair"]]
 
 
 def test_a_prompt_without_samples_is_rejected_too() -> None:
@@ -104,8 +106,8 @@ def test_a_rejection_has_a_json_form() -> None:
 
 
 @pytest.mark.parametrize(("again", "gate"), [(ASKED.upper(), "duplicates"), (REPHRASED, "near_duplicates")])
-def test_what_an_earlier_prompt_asked_is_not_accepted_again(again: str, gate: str) -> None:
-    records = [record(said(ASKED)), record(said(again), prompt_index=1)]
+def test_a_question_of_an_earlier_prompt_is_not_accepted_twice(again: str, gate: str) -> None:
+    records = [record(last_turn(ASKED)), record(last_turn(again), prompt_index=1)]
     selection = choose([prompt(0), prompt(1)], records)
     assert [pair.prompt_index for pair in selection.accepted] == [0]
     assert selection.rejected[0].samples[0].reasons[0].startswith(f"{gate}: prompt 0")
@@ -113,30 +115,30 @@ def test_what_an_earlier_prompt_asked_is_not_accepted_again(again: str, gate: st
 
 def test_another_sample_takes_the_place_of_a_duplicate() -> None:
     records = [
-        record(said()),
-        record(said(), prompt_index=1),
-        record("well. " + said("Which river flows past this Drosken town?"), prompt_index=1, sample=1),
+        record(last_turn()),
+        record(last_turn(), prompt_index=1),
+        record("well. " + last_turn("Which river flows past this Drosken town?"), prompt_index=1, sample=1),
     ]
     assert [p.sample for p in choose([prompt(0), prompt(1)], records).accepted] == [0, 1]
 
 
 def test_samples_of_one_prompt_are_no_duplicates_of_each_other() -> None:
-    records = [record(said()), record(said(), sample=1)]
+    records = [record(last_turn()), record(last_turn(), sample=1)]
     selection = choose([prompt()], records)
     assert selection.counts["gates"]["duplicates"] == {"judged": 2, "refused": 0}
 
 
-def test_what_was_not_taken_is_not_there_to_duplicate() -> None:
+def test_a_sample_that_was_not_taken_makes_no_duplicates() -> None:
     records = [
-        record(said(ASKED)),
-        record("well. " + said("Which water is it at Drosken town?"), sample=1),
-        record(said("Which water is it at Drosken town?"), prompt_index=1),
+        record(last_turn(ASKED)),
+        record("well. " + last_turn("Which water is it at Drosken town?"), sample=1),
+        record(last_turn("Which water is it at Drosken town?"), prompt_index=1),
     ]
     assert len(choose([prompt(0), prompt(1)], records).accepted) == 2
 
 
 def test_a_gate_that_is_off_refuses_nothing() -> None:
-    records = [record(said()), record(said(), prompt_index=1)]
+    records = [record(last_turn()), record(last_turn(), prompt_index=1)]
     off = choose([prompt(0), prompt(1)], records, duplicates=False, near_duplicates=False)
     assert len(off.accepted) == 2
     assert "duplicates" not in off.counts["gates"]
@@ -145,12 +147,12 @@ def test_a_gate_that_is_off_refuses_nothing() -> None:
 # --- counts and bad input ----------------------------------------------------------------------------------
 
 
-def test_counts_tell_samples_pairs_and_each_gate() -> None:
+def test_counts_hold_samples_pairs_and_each_gate() -> None:
     records = [
-        record(said()),
+        record(last_turn()),
         record("nothing", sample=1),
-        record(said("Drosken is a town."), sample=2),
-        record(said(answer="Zolvan"), prompt_index=1),
+        record(last_turn("Drosken is a town."), sample=2),
+        record(last_turn(answer="Zolvan"), prompt_index=1),
     ]
     counts = choose([prompt(0), prompt(1), prompt(2)], records).counts
     assert counts == {
@@ -171,20 +173,20 @@ def test_counts_tell_samples_pairs_and_each_gate() -> None:
 
 def test_without_a_benchmark_no_pair_counts_as_judged_for_contamination_and_a_note_says_why() -> None:
     bare = Gates(GateSettings(near_duplicate_cosine=0.9), embed=by_length)
-    counts = select({0: [record(said())]}, [prompt()], bare).counts
+    counts = select({0: [record(last_turn())]}, [prompt()], bare).counts
     assert counts["gates"]["contamination"] == {"judged": 0, "refused": 0, "note": "no benchmark given"}
     off = Gates(GateSettings(near_duplicate_cosine=0.9, contamination=False), embed=by_length)
-    assert "contamination" not in select({0: [record(said())]}, [prompt()], off).counts["gates"]
+    assert "contamination" not in select({0: [record(last_turn())]}, [prompt()], off).counts["gates"]
 
 
 def test_samples_of_an_unknown_prompt_are_an_error() -> None:
     with pytest.raises(DataError, match="samples of prompt 7, which is not among the 1 prompts"):
-        choose([prompt()], [record(said(), prompt_index=7)])
+        choose([prompt()], [record(last_turn(), prompt_index=7)])
 
 
-def test_a_sample_that_is_there_twice_is_an_error() -> None:
-    with pytest.raises(DataError, match="sample 1 of prompt 0 is there twice"):
-        choose([prompt()], [record(said(), sample=1), record("nothing", sample=1)])
+def test_a_sample_that_occurs_twice_is_an_error() -> None:
+    with pytest.raises(DataError, match="sample 1 of prompt 0 occurs twice"):
+        choose([prompt()], [record(last_turn(), sample=1), record("nothing", sample=1)])
 
 
 def test_two_prompts_with_one_index_are_an_error() -> None:
@@ -196,11 +198,11 @@ def test_two_prompts_with_one_index_are_an_error() -> None:
 
 TEXTS = st.sampled_from(
     [
-        said(),
-        said(REPHRASED),
-        said("Who leads Drosken?", "Kelm"),
-        said("Drosken is a town."),
-        "well. " + said(),
+        last_turn(),
+        last_turn(REPHRASED),
+        last_turn("Who leads Drosken?", "Kelm"),
+        last_turn("Drosken is a town."),
+        "well. " + last_turn(),
         "none",
     ]
 )

@@ -1,4 +1,4 @@
-"""The solver's files: the row contract, the split by document, pairing, and every prompt in one place."""
+"""The solver's files: the row contract, the split by document, pairing, and each prompt in one file."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -133,7 +133,7 @@ def test_no_accepted_pair_is_an_error_that_points_to_the_reasons(write: Write, t
 
 
 @pytest.mark.parametrize("changes", [{"val_share": 0.0}, {"val_share": 1.0}, {"max_val_rows": 0}])
-def test_a_share_without_sense_is_refused(write: Write, changes: dict[str, Any]) -> None:
+def test_an_invalid_share_is_refused(write: Write, changes: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="val_share is between 0 and 1"):
         write([about(0), about(1)], **changes)
 
@@ -185,11 +185,11 @@ def test_the_split_follows_the_seed(write: Write) -> None:
     assert held_out[0] == held_out[1] != held_out[2]
 
 
-def test_validation_has_at_most_the_rows_it_may_have(write: Write) -> None:
+def test_validation_has_at_most_its_maximum_of_rows(write: Write) -> None:
     assert write([about(i) for i in range(30)], val_share=0.5, max_val_rows=4).val_rows == 4
 
 
-def test_a_single_document_leaves_no_validation_nor_an_old_one(write: Write) -> None:
+def test_a_single_document_gives_no_validation_file_and_removes_an_old_one(write: Write) -> None:
     assert write([about(0), about(1)]).val_path is not None
     report = write([about(i, document=0) for i in range(3)])
     assert (report.train_rows, report.val_rows, report.val_path) == (3, 0, None)
@@ -208,8 +208,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Pair], list[
         pairs, prompts_of(pairs), path, prompt_form="short", generator_checkpoint="c", seed=0, max_val_rows=1
     )
     rows = rows_of(path / "train.parquet")
-    there = {row["extra_info"]["index"] for row in rows}
-    return [made for made in pairs if made.prompt_index in there], rows
+    kept = {row["extra_info"]["index"] for row in rows}
+    return [made for made in pairs if made.prompt_index in kept], rows
 
 
 def check(path: Path, pairs: list[Pair]) -> int:
@@ -306,7 +306,7 @@ def wrong_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_file_that_is_not_paired_never_gets_its_name(
+def test_a_file_that_fails_the_pairing_check_is_not_kept(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with wrong_answers(monkeypatch), pytest.raises(PairingError, match=r"out/train\.parquet, row 0"):
@@ -322,7 +322,7 @@ def test_pairing_can_be_switched_off(write: Write, monkeypatch: pytest.MonkeyPat
 # --- every prompt once -------------------------------------------------------------------------------------
 
 
-def test_accepted_and_rejected_hold_every_prompt_once(write: Write, tmp_path: Path) -> None:
+def test_accepted_and_rejected_together_hold_every_prompt_once(write: Write, tmp_path: Path) -> None:
     pairs = [about(i) for i in range(5)]
     prompts = [*prompts_of(pairs), prompt(5), prompt(6)]
     write(pairs, prompts=prompts)
@@ -334,11 +334,11 @@ def test_accepted_and_rejected_hold_every_prompt_once(write: Write, tmp_path: Pa
     ("rejected", "message"),
     [
         ([5], r"1 are missing \(such as 6\)"),
-        ([5, 6, 2], r"1 are there more than once \(such as 2\)"),
+        ([5, 6, 2], r"1 are present more than once \(such as 2\)"),
         ([5, 6, 9], r"1 are not of this partition \(such as 9\)"),
     ],
 )
-def test_a_prompt_in_no_place_or_in_two_is_an_error(
+def test_a_prompt_in_no_file_or_in_two_is_an_error(
     rejected: list[int], message: str, write: Write, tmp_path: Path
 ) -> None:
     pairs = [about(i) for i in range(5)]

@@ -100,12 +100,12 @@ def test_a_text_prompt_is_the_same_as_its_token_ids(server: httpx.Client, smollm
     assert as_text["choices"] == as_ids["choices"]
 
 
-def test_token_ids_are_left_out_unless_asked_for(server: httpx.Client) -> None:
+def test_token_ids_are_left_out_unless_requested(server: httpx.Client) -> None:
     assert "token_ids" not in complete(server)["choices"][0]
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_stop_string_ends_the_response_and_is_kept_only_when_asked(
+def test_a_stop_string_ends_the_response_and_is_kept_only_on_request(
     server: httpx.Client, keep: bool
 ) -> None:
     free = complete(server)["choices"][0]["text"]
@@ -136,7 +136,7 @@ def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
         ({"best_of": 3}, "best_of"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_a_400_that_names_it(
+def test_unsupported_options_are_refused_with_a_400_that_names_them(
     server: httpx.Client, fields: dict[str, Any], named: str
 ) -> None:
     response = server.post("/v1/completions", json={"prompt": [1], **fields})
@@ -159,7 +159,7 @@ def test_metrics_count_requests_and_tokens(server: httpx.Client) -> None:
     assert (after[0] - before[0], after[1] - before[1]) == (1, 7)
 
 
-def test_a_request_whose_client_has_gone_frees_its_slot(server: httpx.Client) -> None:
+def test_a_request_whose_client_disconnects_frees_its_slot(server: httpx.Client) -> None:
     generated = metric(server, "engine_generated_tokens_total")
     with pytest.raises(httpx.ReadTimeout):
         complete_body = {"prompt": [9], "max_tokens": MAX_SEQ_LEN, "temperature": 1}

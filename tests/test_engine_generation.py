@@ -109,7 +109,7 @@ def test_greedy_tokens_and_log_probs_equal_transformers_for_mixed_lengths(
         assert torch.allclose(torch.tensor(generation.log_probs), expected, atol=1e-4)
 
 
-def test_requests_that_join_and_leave_a_running_batch_do_not_disturb_it(engine_of: Build) -> None:
+def test_requests_that_join_and_leave_a_running_batch_do_not_change_it(engine_of: Build) -> None:
     model, reference = tiny_llama(), tiny_llama()
     engine = engine_of(model, max_batch_size=4)
     lengths = [(5 + 9 * i, 3 + 11 * (i % 4)) for i in range(9)]
@@ -154,7 +154,7 @@ def test_the_response_ends_at_max_seq_len_with_reason_length(engine_of: Build) -
 
 
 @pytest.mark.parametrize("prompt", [[], prompt_of(200), [VOCABULARY], [-1]])
-def test_a_prompt_that_cannot_be_served_is_refused_and_the_engine_lives(
+def test_a_prompt_that_cannot_be_served_is_refused_and_the_engine_keeps_serving(
     prompt: list[int], engine_of: Build
 ) -> None:
     engine = engine_of(tiny_llama())
@@ -170,7 +170,7 @@ def test_equal_prompts_in_flight_are_computed_once(engine_of: Build) -> None:
     assert engine.stats().prefix_tokens_reused == 4 * 59
 
 
-def test_the_next_turn_computes_only_its_new_tokens_and_is_unchanged_by_that(engine_of: Build) -> None:
+def test_the_next_turn_computes_only_its_new_tokens_and_has_the_same_result(engine_of: Build) -> None:
     engine, prompt = engine_of(tiny_llama()), prompt_of(50)
     first = asyncio.run(engine.generate(prompt, GREEDY))
     second_prompt = prompt + first.token_ids + prompt_of(30, seed=1)
@@ -244,7 +244,7 @@ def test_a_tied_lm_head_may_be_missing_from_an_update(engine_of: Build) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda weights: weights.pop("model.norm.weight"), "never came.*model.norm.weight"),
+        (lambda weights: weights.pop("model.norm.weight"), "are missing.*model.norm.weight"),
         (lambda weights: weights.update(nonsense=torch.zeros(1)), "no weight named 'nonsense'"),
         (lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}), r"shape \(3,\)"),
     ],
@@ -325,7 +325,7 @@ def test_weights_that_are_not_numbers_stop_the_engine_with_that_cause(engine_of:
         asyncio.run(engine_of(model).generate(prompt_of(5), SamplingParams()))
 
 
-def test_closing_aborts_what_is_in_flight(engine_of: Build) -> None:
+def test_closing_aborts_requests_in_flight(engine_of: Build) -> None:
     engine = engine_of(tiny_llama(), max_seq_len=150_000)
 
     async def scenario() -> Generation:

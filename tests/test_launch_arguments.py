@@ -21,23 +21,23 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("--action chalenger", "did you mean 'challenger'?"),
         ("--action challenger --modle x", "did you mean '--model'?"),
         ("--action challenger --iteration", "--iteration"),
         ("--action challenger --iteration two", "--iteration"),
-        ("--action challenger --steps 0", "--steps 0: say 1 or more"),
+        ("--action challenger --steps 0", "--steps 0: must be 1 or more"),
         ("--action merge --steps 3", "merge does not train"),
         ("--action challenger --follow", "--follow is for --action logs"),
         ("--action challenger wordle", "'wordle': challenger takes flags and overrides"),
-        ("challenger", "say what to do: --action smoke, --action prepare-data"),
+        ("challenger", "an action is required: --action smoke, --action prepare-data"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(line, told):
+def test_a_mistake_is_one_line_that_names_it(line, message):
     with pytest.raises(LaunchError) as refused:
         parse(line.split())
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -64,7 +64,7 @@ def test_overrides_pass_through_unchanged(action, overrides):
         ("pytest modal_train.py", None),
     ],
 )
-def test_the_words_of_a_modal_run_are_found_at_import(argv, words):
+def test_the_words_of_a_modal_run_are_read_at_import(argv, words):
     assert words_of_modal_run(argv.split(), "modal_train.py") == words
 
 
@@ -72,26 +72,26 @@ def function_words(line):
     return parse_function(f"modal run modal_train.py::{line}".split(), "modal_train.py")
 
 
-def test_the_flags_of_an_app_function_are_known_ahead_of_modal():
+def test_the_flags_of_an_app_function_are_parsed_before_modal_parses_them():
     words = function_words("train --stage solver --config-path=a.yaml --steps 3")
     assert (words.action, words.config_path, words.steps) == ("solver", "a.yaml", 3)
     assert function_words("evaluate --num-examples 50").num_examples == 50
     assert function_words("train_with_config --config-path a.yaml").action == "challenger"
 
 
-def test_what_modal_does_with_the_file_otherwise_is_none_of_ours():
+def test_other_modal_commands_on_the_file_are_not_parsed():
     assert function_words("main --action smoke") is None
     assert parse_function(["modal", "deploy", "modal_train.py"], "modal_train.py") is None
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        ("train --stage merge", "--stage merge: say challenger, solver or evolve"),
+        ("train --stage merge", "--stage merge: use challenger, solver or evolve"),
         ("train --stage solvr", "did you mean 'solver'?"),
-        ("train --steps -1", "--steps -1: say 1 or more"),
+        ("train --steps -1", "--steps -1: must be 1 or more"),
     ],
 )
-def test_a_mistake_in_an_app_functions_flags_is_a_line(line, told):
-    with pytest.raises(LaunchError, match=told):
+def test_a_mistake_in_an_app_functions_flags_is_one_line(line, message):
+    with pytest.raises(LaunchError, match=message):
         function_words(line)

@@ -34,7 +34,7 @@ def test_a_region_has_its_price():
     assert compute.changed(region="us-east").usd_per_hour == 1.75 * compute.usd_per_hour
 
 
-def test_a_type_that_hydra_would_stumble_over_is_quoted():
+def test_a_type_with_a_special_character_of_hydra_is_quoted():
     config = compose_stage("merge", load_compute("single_h100").changed(type="H100!").overrides())
     assert config.compute.type == "H100!"
 
@@ -48,7 +48,7 @@ def test_changed_values_reach_the_stages_config():
 
 
 @given(type_=st.sampled_from(sorted(GPUS)), count=st.integers(1, 4), start=st.sampled_from(ASKED))
-def test_any_type_in_any_count_can_be_asked_for(type_, count, start):
+def test_any_type_in_any_count_can_be_requested(type_, count, start):
     compute = for_gpus(load_compute(start), type_, count)
     assert compute.modal_options()["gpu"] == f"{type_}:{count}"
     assert compute.hardware == ("single_gpu" if count == 1 else "8xh100")
@@ -70,7 +70,7 @@ def test_no_gpu_means_the_cpu_machine():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"type": "A100-60GB"}, "did you mean 'A100-80GB'?"),
         ({"count": 9}, "1 to 8 of H100"),
@@ -82,8 +82,8 @@ def test_no_gpu_means_the_cpu_machine():
         ({"cpu": 0}, "cpu=0"),
     ],
 )
-def test_what_modal_could_not_give_is_refused(change, told):
-    with pytest.raises(LaunchError, match=told.replace("?", r"\?")):
+def test_a_machine_that_modal_does_not_offer_is_refused(change, message):
+    with pytest.raises(LaunchError, match=message.replace("?", r"\?")):
         load_compute("8xh100").changed(**change)
 
 

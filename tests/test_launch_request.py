@@ -38,7 +38,9 @@ def test_a_stage_becomes_the_words_that_are_typed_locally():
         ("challenger --model Qwen/Qwen2.5-0.5B-Instruct", "", "base_model=Qwen/Qwen2.5-0.5B-Instruct"),
     ],
 )
-def test_the_environments_model_stands_above_the_files_and_below_the_flag(tmp_path, line, file, model):
+def test_the_flags_model_takes_precedence_over_the_environments_and_that_over_the_files(
+    tmp_path, line, file, model
+):
     chosen = [w for w in launch(line, tmp_path, file).command if w.startswith(("model=", "base_model="))]
     assert chosen == ([model] if model else [])
 
@@ -59,7 +61,7 @@ def test_another_compute_file_changes_the_machine_and_nothing_else(tmp_path):
     assert (one.name, one.preparations) == (two.name, two.preparations)
 
 
-def test_smoke_ends_after_half_an_hour_unless_said_otherwise():
+def test_smoke_ends_after_half_an_hour_by_default():
     assert launch("smoke").compute.timeout == 1800
     assert launch("smoke --gpu-type L4").compute.timeout == 1800
     assert launch("smoke compute.timeout=3600").compute.timeout == 3600
@@ -90,29 +92,29 @@ def test_hop_ratio_names_prompts_and_their_file():
 
 
 @pytest.mark.parametrize(
-    ("line", "file", "told"),
+    ("line", "file", "message"),
     [
         ("challenger --model qwen3-9b", "", "did you mean 'qwen3-8b'"),
         ("challenger --env dem", "", "did you mean 'demo'"),
-        ("prepare-data --hop-ratio four", "", "say weights"),
+        ("prepare-data --hop-ratio four", "", "give the weights"),
         ("solver --hop-ratio 1:1", "", "not solver"),
         ("challenger --num-examples 3", "", "--num-examples is for evaluate"),
-        ("challenger", "modle: x", "modle: there is no such key: did you mean 'model'?"),
+        ("challenger", "modle: x", "modle: no such key: did you mean 'model'?"),
         ("challenger", "steps: many", "steps: 'many' is not int"),
         ("challenger", "image: {pypi: [x]}", "image.pypi"),
         ("challenger", "compute: {base: a10g, tmeout: 3}", "did you mean 'timeout'"),
         ("challenger", "a: [", "not YAML"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(tmp_path, line, file, told):
+def test_a_mistake_is_reported_with_its_place(tmp_path, line, file, message):
     with pytest.raises(LaunchError) as refused:
         launch(line, tmp_path, file)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_without_a_flash_attention_wheel_the_actor_gets_torchs_own(monkeypatch):
-    monkeypatch.setattr("launch.pins.FLASH_ATTN_WHEELS", ())
+    monkeypatch.setattr("launch.image.pins.FLASH_ATTN_WHEELS", ())
     config = compose_stage("challenger", launch("challenger").command[1:])
     assert config.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
 

@@ -24,7 +24,7 @@ def test_an_experimenter_has_volumes_of_her_own(who, what):
     assert names["checkpoints"] == f"dr-zero-checkpoints-{who}-{what}"
 
 
-def test_the_experiment_is_default_unless_said():
+def test_the_experiments_name_defaults_to_default():
     assert volume_names({"EXPERIMENTER": "alice"})["corpus"] == "dr-zero-corpus-alice-default"
 
 
@@ -36,7 +36,7 @@ def test_names_that_modal_would_refuse_are_refused_here(environment):
         volume_names(environment)
 
 
-def test_a_container_has_them_at_their_mounts_or_where_it_is_told(monkeypatch):
+def test_a_container_has_them_at_their_mounts_or_in_the_folders_that_its_environment_sets(monkeypatch):
     monkeypatch.delenv("DRZERO_MOUNT_CORPUS", raising=False)
     assert str(place("corpus")) == "/corpus"
     monkeypatch.setenv("DRZERO_MOUNT_CORPUS", "elsewhere")

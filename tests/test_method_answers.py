@@ -96,7 +96,7 @@ def test_without_a_closed_tag_there_is_none(text: str) -> None:
     assert extract_last_tag(text, "answer") is None
 
 
-def test_what_is_said_in_thought_is_not_said() -> None:
+def test_tags_inside_the_thinking_do_not_count() -> None:
     assert after_thinking("<think><answer>x</answer></think>So: y") == "So: y"
 
 

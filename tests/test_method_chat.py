@@ -142,7 +142,7 @@ def test_without_tools_and_system_message_there_is_no_system_turn(tokenizer: Any
     assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_short_challenger_prompt_takes_under_sixty_tokens_beside_its_document(tokenizer: Any) -> None:
+def test_the_short_challenger_prompt_takes_under_sixty_tokens_next_to_its_document(tokenizer: Any) -> None:
     assert len(render_prompt_ids(tokenizer, challenger_messages("", 4, "short"), TOOLS)) < 60
 
 

@@ -33,7 +33,7 @@ def test_passages_that_fit_are_shown_whole() -> None:
     assert shown == "[1] Oslo: The capital of Norway.\n[2] Rome: In Italy."
 
 
-def test_several_queries_stand_above_their_passages() -> None:
+def test_several_queries_are_shown_above_their_passages() -> None:
     shown = format_passages(["q1", "q2"], [[passage("A", "a")], []])
     assert shown == "q1:\n[1] A: a\nq2:\nNo results."
 

@@ -26,7 +26,7 @@ def test_hop_counts_give_different_prompts(form: PromptForm) -> None:
     assert len({text_of(challenger_messages("d", hop, form)) for hop in (1, 2, 3, 4)}) == 4
 
 
-def test_the_full_form_says_how_many_searches_and_turns_there_are() -> None:
+def test_the_full_form_states_the_number_of_searches_and_turns() -> None:
     text = text_of(challenger_messages("d", 3, "full", max_turns=7))
     assert "exactly 3 hops" in text and "at least 2 times" in text and "at most 7 turns" in text
 

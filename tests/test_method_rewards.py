@@ -134,7 +134,7 @@ def test_the_pair_comes_from_the_last_turn_after_its_thinking() -> None:
     assert extract_pair(Trajectory((ask("Q1?", "A1"), last))) == ("Q2?", "A2")
 
 
-def test_a_pair_only_thought_of_is_no_pair() -> None:
+def test_a_pair_inside_the_thinking_is_no_pair() -> None:
     thought = Turn("<think><question>Q</question><answer>A</answer></think>")
     assert extract_pair(Trajectory((thought,))) == (None, None)
 
@@ -147,7 +147,7 @@ def test_the_reward_is_difficulty_plus_half_the_format_score() -> None:
 
 
 @given(st.integers(0, 5), st.integers(1, 4))
-def test_the_reward_is_put_together_from_its_components(k: int, hop: int) -> None:
+def test_the_reward_is_composed_of_its_components(k: int, hop: int) -> None:
     score = challenger_reward(GOOD, DOCUMENT, hop, n=5, k=k)
     tool = Fraction(min(2, hop), hop) if hop > 1 else Fraction(1)
     expected = (Fraction(5 - k, 4) if 0 < k < 5 else 0) + Fraction(1, 2) * (3 + tool) / 4
@@ -167,11 +167,11 @@ def test_a_question_without_integrity_scores_zero_and_is_valid_data() -> None:
 def test_unfinished_attempts_make_the_sample_invalid() -> None:
     score = challenger_reward(GOOD, DOCUMENT, 2, n=5, k=None)
     assert (score.score, score.valid) == (0.0, False)
-    assert score.reason_invalid == "fewer than 5 solver attempts were finished"
+    assert score.reason_invalid == "fewer than 5 solver attempts finished"
 
 
 @pytest.mark.parametrize("last", [ask("Where?", "Kestmoor"), Turn("gave up")])
-def test_a_failed_search_makes_the_sample_invalid_whatever_came_of_it(last: Turn) -> None:
+def test_a_failed_search_makes_the_sample_invalid_whatever_its_result(last: Turn) -> None:
     score = challenger_reward(trajectory(ANSWERED, FAILED, last=last), DOCUMENT, 3, n=5, k=3)
     assert (score.score, score.valid) == (0.0, False)
     assert "1 of the challenger's searches failed: HTTP 503" in str(score.reason_invalid)
@@ -190,7 +190,7 @@ def test_a_trajectory_without_turns_scores_zero() -> None:
         ("<think><answer>Kestmoor</answer></think>", 0.0),
     ],
 )
-def test_the_solver_is_paid_for_an_exact_match(text: str, score: float) -> None:
+def test_the_solver_is_rewarded_for_an_exact_match(text: str, score: float) -> None:
     assert solver_reward(Trajectory((Turn(text),)), ["Kestmoor"]).score == score
 
 

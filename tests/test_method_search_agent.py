@@ -127,7 +127,7 @@ def test_a_turn_in_which_one_of_several_searches_failed_ends_the_conversation(
     ]
 
 
-def test_what_was_said_before_a_failure_is_kept_and_counted(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_turns_before_a_failure_are_kept_and_counted(tokenizer: Any, start_peer: StartPeer) -> None:
     replies: Iterator[Any] = iter([says(CALL), 503])
     model = start_peer("/v1/completions", lambda _: next(replies))
     (conversation,) = play(tokenizer, model.url)
@@ -136,7 +136,7 @@ def test_what_was_said_before_a_failure_is_kept_and_counted(tokenizer: Any, star
     assert "HTTP 503" in str(conversation.failure)
 
 
-def test_a_server_that_is_gone_leaves_a_conversation_of_no_turn(tokenizer: Any) -> None:
+def test_an_unreachable_server_gives_a_conversation_without_turns(tokenizer: Any) -> None:
     (conversation,) = play(tokenizer, f"http://127.0.0.1:{unused_port()}")
     assert not conversation.finished
     assert (conversation.trajectory.turns, conversation.tokens_in, conversation.tokens_out) == ((), 0, 0)
@@ -159,7 +159,7 @@ def test_calls_beyond_the_limit_of_a_turn_are_not_searched(tokenizer: Any, start
     assert conversation.finished
 
 
-def test_a_prompt_that_fills_the_context_is_a_conversation_of_no_turn(
+def test_a_prompt_that_fills_the_context_gives_a_conversation_without_turns(
     tokenizer: Any, start_peer: StartPeer
 ) -> None:
     model = model_that_says(start_peer, FINAL)
@@ -172,7 +172,7 @@ def by_seed(fails: int) -> Callable[[dict[str, Any]], Any]:
     return lambda request: 500 if request["seed"] == fails else says(FINAL)
 
 
-def test_one_conversations_failure_leaves_its_neighbours_alone(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_one_conversations_failure_does_not_affect_the_others(tokenizer: Any, start_peer: StartPeer) -> None:
     model = start_peer("/v1/completions", by_seed(fails=1))
     conversations = play(tokenizer, model.url, seeds=[0, 1, 2])
     assert [conversation.finished for conversation in conversations] == [True, False, True]

@@ -184,7 +184,7 @@ def test_sampled_ids_are_used_as_they_are_and_not_the_tokenizers_own(serve: Serv
 
 
 @pytest.mark.parametrize("ending", ["", "<|im_end|>"])
-def test_a_server_that_gives_no_ids_is_read_by_its_text(serve: Serve, ending: str) -> None:
+def test_the_text_is_encoded_if_the_server_returns_no_ids(serve: Serve, ending: str) -> None:
     script = serve(says_text_only(SEARCH_TURN + ending), says_text_only(ANSWER_TURN + ending))
     (attempt,) = play(script.url)
     turn = encode(SEARCH_TURN + "<|im_end|>")
@@ -192,7 +192,7 @@ def test_a_server_that_gives_no_ids_is_read_by_its_text(serve: Serve, ending: st
     assert script.requests[1]["prompt"][len(FIRST_PROMPT) :][: len(turn) + 1] == [*turn, *encode("\n")]
 
 
-def test_the_request_asks_for_plain_sampling_with_ids(serve: Serve) -> None:
+def test_the_request_selects_plain_sampling_with_ids(serve: Serve) -> None:
     script = serve(says(ANSWER_TURN))
     play(script.url, seed=7, temperature=0.5, top_p=0.9)
     request = script.requests[0]
@@ -248,13 +248,13 @@ def test_a_turn_cut_by_its_cap_is_marked_truncated(serve: Serve) -> None:
     assert (attempt.finished, attempt.answer) == (True, None)
 
 
-def test_server_errors_are_tried_again(serve: Serve) -> None:
+def test_server_errors_are_retried(serve: Serve) -> None:
     script = serve(500, 503, 429, says(ANSWER_TURN))
     (attempt,) = play(script.url)
     assert (attempt.answer, len(script.requests)) == ("Kestmoor", 4)
 
 
-def test_an_aborted_completion_is_tried_again_and_never_counts_as_an_answer(serve: Serve) -> None:
+def test_an_aborted_completion_is_retried_and_never_counts_as_an_answer(serve: Serve) -> None:
     script = serve(says("<answer>wr", finish="abort"))
     (attempt,) = play(script.url, retries=1)
     assert (attempt.finished, attempt.answer, len(script.requests)) == (False, None, 2)
@@ -288,7 +288,7 @@ def test_a_failed_search_leaves_the_attempt_unfinished_and_marks_the_call(serve:
     assert [call.failed for call in attempt.trajectory.calls] == [True]
 
 
-def test_a_refused_request_is_a_configuration_error_and_not_tried_again(serve: Serve) -> None:
+def test_a_refused_request_is_a_configuration_error_and_not_retried(serve: Serve) -> None:
     script = serve(404)
     with pytest.raises(SolverServerError, match="HTTP 404"):
         play(script.url)
@@ -320,7 +320,7 @@ def test_attempts_run_side_by_side(serve: Serve) -> None:
     assert [attempt.answer for attempt in attempts] == ["Kestmoor", "Kestmoor"]
 
 
-def test_one_attempts_failure_leaves_the_others_alone(serve: Serve) -> None:
+def test_one_attempts_failure_does_not_affect_the_others(serve: Serve) -> None:
     script = serve(by=lambda request, _: 500 if request["seed"] == 1 else says(ANSWER_TURN))
     attempts = play(script.url, 3, seed=0, retries=0)
     assert [attempt.finished for attempt in attempts] == [True, False, True]

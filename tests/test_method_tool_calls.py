@@ -40,7 +40,7 @@ def test_the_text_protocol_is_exactly_this() -> None:
 
 
 @given(st.text() | st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=5)).map("".join))
-def test_parsing_never_raises_and_every_call_is_valid_or_says_why(text: str) -> None:
+def test_parsing_never_raises_and_every_call_is_valid_or_has_an_error(text: str) -> None:
     for call in parse_tool_calls(text):
         assert call.valid == (call.error is None)
 
@@ -77,7 +77,7 @@ def test_json_that_is_no_search_call_is_not_valid(value: Any) -> None:
         ),
     ],
 )
-def test_an_invalid_call_is_answered_with_its_fault(call: Any, why: str) -> None:
+def test_an_invalid_call_is_answered_with_its_error(call: Any, why: str) -> None:
     (parsed,) = parse_tool_calls(wrap(call))
     assert why in invalid_call_response(parsed)
 

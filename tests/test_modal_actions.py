@@ -1,4 +1,4 @@
-"""Every action, by the unmodified client, against the control plane of tests/modal_plane: what it asks for.
+"""Every action, by the unmodified client, against the control plane of tests/modal_plane: what it requests.
 
 The functions are answered by the tests here, so nothing of them runs; tests/test_modal_runs.py runs them.
 """
@@ -51,7 +51,7 @@ def stage_of(plane: ControlPlane) -> Call:
 
 
 class TestEveryStage:
-    """Which machine each is asked for, and with which words."""
+    """The machine that each requests, and its command."""
 
     @pytest.mark.parametrize(
         ("words", "function", "gpu", "command"),
@@ -66,7 +66,7 @@ class TestEveryStage:
             (["smoke"], "gpu_stage", ("A10G", 1), "demo compute=a10g"),
         ],
     )
-    def test_asks_for_its_machine_after_the_checks(
+    def test_requests_its_machine_after_the_checks(
         self, plane: ControlPlane, checkout: Path, words: list[str], function: str, gpu: Any, command: str
     ) -> None:
         done = run_action(plane, checkout, *words)
@@ -104,7 +104,7 @@ class TestLooks:
 
 
 class TestTransfers:
-    def test_a_folder_of_which_some_has_arrived_is_gone_on_with(
+    def test_a_partly_sent_folder_is_completed(
         self, plane: ControlPlane, checkout: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "model"
@@ -113,12 +113,12 @@ class TestTransfers:
         first = run_action(plane, checkout, "upload", str(folder), "models/cut")
         (folder / "model.safetensors").write_bytes(b"weights")
         second = run_action(plane, checkout, "upload", str(folder), "models/cut")
-        assert "1 files sent, 0 there already" in first.stdout, first.stderr
-        assert "1 files sent, 1 there already" in second.stdout, second.stderr
+        assert "1 files sent, 0 already present" in first.stdout, first.stderr
+        assert "1 files sent, 1 already present" in second.stdout, second.stderr
         sent = plane.volume("dr-zero-corpus").committed() / "models" / "cut"
         assert (sent / "model.safetensors").read_bytes() == b"weights"
 
-    def test_a_download_that_was_cut_in_a_file_fetches_that_file_again(
+    def test_an_interrupted_download_fetches_the_incomplete_file(
         self, plane: ControlPlane, checkout: Path, tmp_path: Path
     ) -> None:
         there, here = plane.volume("dr-zero-checkpoints").committed() / "run", tmp_path / "run"
@@ -130,12 +130,12 @@ class TestTransfers:
         (here / "b.jsonl").rename(here / ".b.jsonl.partial")
         (here / ".b.jsonl.partial").write_text("b.")
         done = run_action(plane, checkout, *words)
-        assert "1 files fetched, 1 there already" in done.stdout, done.stderr
+        assert "1 files fetched, 1 already present" in done.stdout, done.stderr
         assert sorted(path.name for path in here.iterdir()) == ["a.jsonl", "b.jsonl"]
 
 
 class TestOneLaunch:
-    """A challenger with everything that can be said, looked at from all sides."""
+    """A challenger with every flag and setting."""
 
     @pytest.fixture(scope="class")
     def done(self, plane: ControlPlane, checkout: Path) -> Done:
@@ -162,7 +162,7 @@ class TestOneLaunch:
         assert mounted == VOLUMES
         assert not any(volume.read_only for volume in call.spec.volumes.values())
 
-    def test_the_dotenv_goes_as_modals_own_secret_and_stands_in_for_the_named_ones(self, call: Call) -> None:
+    def test_the_dotenv_is_sent_as_modals_own_secret_and_replaces_the_named_ones(self, call: Call) -> None:
         assert set(PLANTED) in [set(secret.keys) for secret in call.spec.secrets]
         assert not [secret.name for secret in call.spec.secrets if secret.name]
 
@@ -175,7 +175,7 @@ class TestOneLaunch:
         ]
         assert "compute.timeout=7200" in command
 
-    def test_a_cpu_judges_the_same_words_and_then_fetches_their_models(
+    def test_a_cpu_runs_preflight_on_the_same_command_and_then_fetches_its_models(
         self, plane: ControlPlane, call: Call
     ) -> None:
         checks = [other for other in calls_of(plane) if other.function == "ask"]
@@ -224,7 +224,7 @@ class TestRunFiles:
         assert done.code == 0, done.stdout + done.stderr
         return stage_of(plane)
 
-    def test_another_compute_file_changes_what_is_asked_for_and_nothing_else(
+    def test_another_compute_file_changes_the_requested_machine_and_nothing_else(
         self, plane: ControlPlane, checkout: Path
     ) -> None:
         one, two = (self.launch(plane, checkout, name) for name in ("single_h100", "a10g"))
@@ -250,7 +250,7 @@ class TestRunFiles:
 
 
 class TestDetached:
-    def test_the_stage_goes_on_when_this_end_dies(self, plane: ControlPlane, checkout: Path) -> None:
+    def test_the_stage_continues_when_the_client_dies(self, plane: ControlPlane, checkout: Path) -> None:
         released = threading.Event()
 
         def stage(request: dict[str, Any]) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class TestDetached:
         plane.answer("cpu_stage", stage)
         try:
             client = start_action(plane, checkout, "merge", detach=True)
-            plane.wait_for(lambda: "this end may go now" in client.stdout, "that it may go")
+            plane.wait_for(lambda: "may be closed now" in client.stdout, "that the terminal may be closed")
             client.kill()
             app, call = plane.app, stage_of(plane)
             assert app.detached
@@ -307,26 +307,26 @@ class TestAppFunctions:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "message"),
         [
             (["chalenger"], "did you mean 'challenger'?"),
             (["challenger", "--modle", "x"], "did you mean '--model'?"),
             (["challenger", "--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
             (["challenger", "--gpu-type", "H10"], "did you mean 'H100'?"),
-            (["challenger", "--config-path", "nowhere.yaml"], "there is no such file"),
+            (["challenger", "--config-path", "nowhere.yaml"], "no such file"),
         ],
     )
     def test_a_mistake_is_one_line_before_anything_reaches_modal(
-        self, plane: ControlPlane, checkout: Path, words: list[str], told: str
+        self, plane: ControlPlane, checkout: Path, words: list[str], message: str
     ) -> None:
         before = len(plane.requests)
         done = run_action(plane, checkout, *words)
         assert done.code == 2
         (line,) = done.stderr.strip().splitlines()
-        assert told in line
+        assert message in line
         assert "AppCreate" not in plane.requests[before:]
 
-    def test_errors_of_preflight_are_the_end_and_no_gpu_is_asked_for(
+    def test_errors_of_preflight_end_the_launch_and_no_gpu_is_requested(
         self, plane: ControlPlane, checkout: Path
     ) -> None:
         plane.answer("ask", lambda module, words: 2)
@@ -338,7 +338,7 @@ class TestRefusals:
         assert "preflight found errors" in done.stderr
         assert [call.function for call in calls_of(plane)] == ["ask"]
 
-    def test_a_model_that_cannot_be_fetched_is_the_end_as_well(
+    def test_a_model_that_cannot_be_fetched_ends_the_launch(
         self, plane: ControlPlane, checkout: Path
     ) -> None:
         plane.answer("ask", lambda module, words: 2 * (words[0] == "fetch-models"))
@@ -351,7 +351,7 @@ class TestRefusals:
         preflight, fetched = calls_of(plane)
         assert fetched.args[1] == ["fetch-models", *preflight.args[1][1:]]
 
-    def test_a_call_that_modal_ends_is_a_line(self, plane: ControlPlane, checkout: Path) -> None:
+    def test_a_call_that_modal_ends_is_one_line_of_error(self, plane: ControlPlane, checkout: Path) -> None:
         def time_out(request: dict[str, Any]) -> None:
             raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
 
@@ -365,24 +365,24 @@ class TestRefusals:
         assert "Traceback" not in done.stderr
 
     @pytest.mark.parametrize(
-        ("flags", "told"),
+        ("flags", "message"),
         [
-            (["--config-path", "run.yaml"], "put it there and say config/"),
-            (["--config-path", "config/runs/nowhere.yaml"], "there is no such file"),
+            (["--config-path", "run.yaml"], "put it under config/, or use --action"),
+            (["--config-path", "config/runs/nowhere.yaml"], "no such file"),
             (["--env", "demmo"], "did you mean 'demo'?"),
             (["--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
             (["--gpu-type", "H10"], "did you mean 'H100'?"),
         ],
     )
     def test_a_mistake_in_an_app_functions_flags_is_refused_here(
-        self, plane: ControlPlane, checkout: Path, flags: list[str], told: str
+        self, plane: ControlPlane, checkout: Path, flags: list[str], message: str
     ) -> None:
         done = run_function(plane, checkout, "train", *flags)
         assert done.code == 2
         (line,) = done.stderr.strip().splitlines()
-        assert told in line
+        assert message in line
 
-    def test_names_of_volumes_that_modal_would_refuse_are_a_line(
+    def test_names_of_volumes_that_modal_would_refuse_are_reported_in_one_line(
         self, plane: ControlPlane, checkout: Path
     ) -> None:
         env = {"PYTHONPATH": str(checkout), "EXPERIMENTER": "", "EXPERIMENT_NAME": "wide"}
@@ -391,7 +391,7 @@ class TestRefusals:
         (line,) = done.stderr.strip().splitlines()
         assert "EXPERIMENT_NAME=wide without EXPERIMENTER" in line
 
-    def test_a_run_that_is_at_work_is_not_asked_for_again(self, plane: ControlPlane, checkout: Path) -> None:
+    def test_a_run_that_is_running_is_not_launched_again(self, plane: ControlPlane, checkout: Path) -> None:
         now = time.time()
         state = {"launch": "first", "part": 0, "app": "ap-1", "outcome": None}
         calls = [{"launch": "first", "part": 0, "began": now, "until": now, "usd_per_hour": 1.0}]
@@ -400,7 +400,7 @@ class TestRefusals:
             plane.volume("dr-zero-checkpoints").put(path, json.dumps(content).encode())
         done = run_action(plane, checkout, "merge", "--iteration", "7")
         assert done.code == 1
-        assert "another launch of this run was at work" in done.stderr
+        assert "another launch of this run was running" in done.stderr
         assert calls_of(plane) == []
 
     def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane: ControlPlane, checkout: Path) -> None:
@@ -429,7 +429,7 @@ class TestSecrets:
     def bare(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return make_checkout(tmp_path_factory.mktemp("bare"), dotenv=False)
 
-    def test_named_secrets_that_exist_are_taken_and_missing_ones_told(
+    def test_named_secrets_that_exist_are_used_and_missing_ones_reported(
         self, plane: ControlPlane, bare: Path
     ) -> None:
         plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}

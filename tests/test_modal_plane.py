@@ -18,6 +18,8 @@ from modal_plane.volumes import Unseen, Volume, differences
 SAMPLE = Path(__file__).parent / "modal_plane" / "sample" / "sample_app.py"
 WANDB = {"WANDB_API_KEY": "planted-wandb-key"}
 
+pytestmark = pytest.mark.slow("tests of a stand-in; in the first tier the launcher's own tests run on it")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,7 +40,7 @@ def calls_of(plane: ControlPlane, app: App) -> list[Call]:
 
 
 class TestOneCall:
-    """One run, looked at from all sides."""
+    """All that is recorded of one run."""
 
     @pytest.fixture(scope="class")
     def done(self, plane: ControlPlane, folder: Path) -> Done:
@@ -58,36 +60,36 @@ class TestOneCall:
         assert done.code == 0, done.stdout + done.stderr
         assert (plane.app.name, plane.app.detached, plane.app.state) == ("plane-sample", False, "stopped")
 
-    def test_the_compute_that_is_asked_for_is_seen(self, spec: FunctionSpec) -> None:
+    def test_the_requested_compute_is_recorded(self, spec: FunctionSpec) -> None:
         assert (spec.gpu, spec.cpu, spec.memory) == (("H100", 8), (2, 4), 1024)
         assert (spec.timeout, spec.retries, spec.regions) == (3600, 0, ("us-east", "eu-west"))
 
-    def test_volumes_are_seen_by_mount_path(self, spec: FunctionSpec) -> None:
+    def test_volumes_are_recorded_by_mount_path(self, spec: FunctionSpec) -> None:
         assert spec.volumes == {
             "/corpus": MountedVolume("sample-corpus", read_only=True, sub_path=None),
             "/checkpoints": MountedVolume("sample-checkpoints", read_only=False, sub_path=None),
         }
 
-    def test_secrets_are_seen_by_name_or_by_their_keys(self, spec: FunctionSpec) -> None:
+    def test_secrets_are_recorded_by_name_or_by_their_keys(self, spec: FunctionSpec) -> None:
         names = [(secret.name, secret.keys) for secret in spec.secrets]
         assert names == [("wandb-secret", ("WANDB_API_KEY",)), (None, ("FROM_DOTENV",)), (None, ("MODE",))]
 
     def test_the_values_of_secrets_are_not_in_what_a_failing_test_prints(self, spec: FunctionSpec) -> None:
         assert "planted" not in repr(spec)
 
-    def test_image_steps_are_seen_in_order(self, spec: FunctionSpec) -> None:
+    def test_image_steps_are_recorded_in_order(self, spec: FunctionSpec) -> None:
         steps = [layer.commands[-1] for layer in spec.image.layers]
         assert steps[0].startswith("CMD ")
         assert steps[1:] == ["RUN python -m pip install numpy==2.2.0", "ENV HF_HOME=/checkpoints/hub"]
         assert spec.image.environment["GREETING"] == "hello there"
 
-    def test_local_files_are_seen_with_their_path_in_the_container(
+    def test_local_files_are_recorded_with_their_path_in_the_container(
         self, plane: ControlPlane, done: Done
     ) -> None:
         assert plane.mounted_files["/root/sample_app.py"] == SAMPLE.read_bytes()
         assert set(plane.mounted_files) == {"/root/sample_app.py", "/root/added/greeting.py"}
 
-    def test_the_call_is_seen_with_its_arguments_and_result(self, call: Call, done: Done) -> None:
+    def test_the_call_is_recorded_with_its_arguments_and_result(self, call: Call, done: Done) -> None:
         assert (call.function, call.spawned, call.parent, call.options) == ("facts", False, None, {})
         assert (call.args, call.kwargs) == (("--iteration 1 +trainer.foo=1",), {"steps": 3})
         assert call.result == json.loads(done.stdout.split("\nfacts ")[1].splitlines()[0])
@@ -112,7 +114,7 @@ class TestOneCall:
     ) -> None:
         assert call.result["hub"] == str(plane.volumes["sample-checkpoints"].folder / "hub")
 
-    def test_what_a_container_prints_is_in_the_clients_output_and_kept(self, call: Call, done: Done) -> None:
+    def test_a_containers_output_is_in_the_clients_output_and_recorded(self, call: Call, done: Done) -> None:
         assert "\nlooking\n" in done.stdout
         assert call.logs == "looking\n"
 
@@ -222,7 +224,7 @@ def test_a_lost_container_is_replaced_and_finds_the_last_commit(plane: ControlPl
     assert call.attempts == 3
 
 
-def test_files_that_a_second_container_would_not_have_seen_are_told(tmp_path: Path) -> None:
+def test_files_that_a_second_container_would_not_have_seen_are_reported(tmp_path: Path) -> None:
     volume = Volume("checkpoints", "vo-1", tmp_path, version=1)
     volume.mount("supervisor", "ta-1")
     volume.put("uploaded", b"by a client")
@@ -231,7 +233,7 @@ def test_files_that_a_second_container_would_not_have_seen_are_told(tmp_path: Pa
     assert volume.unseen == [Unseen("stage", ("uncommitted",))]
 
 
-def test_a_commit_takes_over_what_is_new_changed_removed_and_of_another_kind(tmp_path: Path) -> None:
+def test_a_commit_includes_files_that_are_new_changed_removed_or_of_another_kind(tmp_path: Path) -> None:
     volume = Volume("checkpoints", "vo-1", tmp_path, version=1)
     for path in ("removed/deep/file", "folder/file", "file", "changed"):
         volume.put(path, b"old")
@@ -268,7 +270,7 @@ class TestClientLost:
         plane.wait_stopped(plane.app)
         assert call.status == "terminated"
 
-    def test_a_detached_apps_function_goes_on(self, plane: ControlPlane, lose: Any) -> None:
+    def test_a_detached_apps_function_continues(self, plane: ControlPlane, lose: Any) -> None:
         call = lose("--detach", f"{SAMPLE}::waits", "--name", "go")
         plane.volumes["sample-checkpoints"].put("go", b"")
         plane.wait_stopped(plane.app)
@@ -302,9 +304,7 @@ def test_a_secret_that_does_not_exist_stops_the_run_before_anything_is_called(
     assert len(plane.calls) == before
 
 
-def test_an_image_is_built_once_and_changed_local_files_do_not_build_it_again(
-    plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_an_image_is_built_once_even_if_local_files_change(plane: ControlPlane, tmp_path: Path) -> None:
     shutil.copytree(SAMPLE.parent, tmp_path, dirs_exist_ok=True)
     plane.answer("double", lambda number: number)
     counts = []
@@ -316,7 +316,7 @@ def test_an_image_is_built_once_and_changed_local_files_do_not_build_it_again(
     assert counts[0] == counts[1]
 
 
-def test_a_request_that_the_plane_does_not_know_is_refused_by_name(plane: ControlPlane, folder: Path) -> None:
+def test_an_unknown_request_is_refused_by_name(plane: ControlPlane, folder: Path) -> None:
     done = plane.modal("queue", "list", cwd=folder)
     assert done.code == 1
     assert "no handler of QueueList" in done.stdout + done.stderr

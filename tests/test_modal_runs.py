@@ -27,10 +27,11 @@ from watch import Watch
 
 from data.demo_world import generate_world, write_world
 from launch.container import MARGIN_S
-from pipeline.summary import read_metrics
+from pipeline.metrics import read_metrics
 from verl_ext.checkpoints import saved_step
 
-pytestmark = pytest.mark.timeout(4 * RUN_LIMIT_S)
+# `launched_loop` runs every stage this way once; test_pipeline_challenger.py cuts and resumes a run.
+pytestmark = [pytest.mark.timeout(4 * RUN_LIMIT_S), pytest.mark.slow("four more starts of the trainer")]
 
 RUN = "challenger_iter1"
 ONE_STEP_S = 160
@@ -69,7 +70,7 @@ def seen() -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def command_lines(seen: list[str]) -> Iterator[None]:
-    """Look at all processes' command lines while the file runs; a title is one, too."""
+    """Record all processes' command lines, which include their titles, while the file runs."""
     ended = threading.Event()
 
     def look() -> None:
@@ -87,7 +88,7 @@ def command_lines(seen: list[str]) -> Iterator[None]:
 def uploaded(
     plane: ControlPlane, checkout: Path, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Done]:
-    """A corpus and a model, put on the volume by the launcher."""
+    """A corpus and a model, uploaded by the launcher."""
     world = tmp_path_factory.mktemp("world")
     write_world(generate_world(0, "run", passages=60), world)
     return [
@@ -102,7 +103,7 @@ def prepared(plane: ControlPlane, checkout: Path, uploaded: list[Done], seen: li
     """Prompts from that corpus."""
     sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
     words = ["prepare-data", "base_model=${paths.corpus}/models/tiny", *sizes]
-    return told(seen, run_action(plane, checkout, *words, seconds=RUN_LIMIT_S))
+    return recorded(seen, run_action(plane, checkout, *words, seconds=RUN_LIMIT_S))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) ->
     plane.wait_for(is_saving, "a save of step 2", RUN_LIMIT_S)
     plane.kill(parts(plane)[-1])
     committed = saved_step(volume.committed() / RUN)
-    return Cut(told(seen, client.wait(RUN_LIMIT_S)), committed)
+    return Cut(recorded(seen, client.wait(RUN_LIMIT_S)), committed)
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +135,10 @@ def out_of_money(
     words = ["challenger", *TINY, "trainer.total_training_steps=4", f"compute.max_usd={limit:.6f}"]
     # The estimate of two steps is for larger machines' starts; the point here is what happens at the limit.
     done = run_action(plane, checkout, *words, seconds=RUN_LIMIT_S)
-    return told(seen, done), calls_paid(plane)
+    return recorded(seen, done), calls_paid(plane)
 
 
-def told(seen: list[str], done: Done) -> Done:
+def recorded(seen: list[str], done: Done) -> Done:
     seen += [done.stdout, done.stderr]
     return done
 
@@ -149,7 +150,7 @@ def parts(plane: ControlPlane) -> list[Call]:
 
 
 def run_folder(plane: ControlPlane) -> Path:
-    """The run as the last container that committed has left it."""
+    """The run as last committed."""
     return plane.volume("dr-zero-checkpoints").committed() / RUN
 
 
@@ -167,7 +168,7 @@ def usd(call: dict[str, Any]) -> float:
 
 
 class TestUpload:
-    def test_puts_things_where_the_stages_look(self, plane: ControlPlane, uploaded: list[Done]) -> None:
+    def test_puts_files_where_the_stages_expect_them(self, plane: ControlPlane, uploaded: list[Done]) -> None:
         assert [done.code for done in uploaded] == [0, 0, 0], uploaded[0].stdout + uploaded[0].stderr
         volume = plane.volume("dr-zero-corpus").committed()
         assert (volume / "corpus.jsonl").is_file()
@@ -201,9 +202,7 @@ class TestCutAndContinued:
             assert after.parent == before.id
             assert (after.spec.timeout, after.spec.cpu) == (before.spec.timeout, before.spec.cpu)
 
-    def test_it_has_as_many_steps_and_the_same_data_as_an_uncut_one(
-        self, plane: ControlPlane, cut: Cut
-    ) -> None:
+    def test_it_has_the_steps_and_data_of_an_uninterrupted_one(self, plane: ControlPlane, cut: Cut) -> None:
         config = OmegaConf.load(run_folder(plane) / "resolved.yaml")
         assert isinstance(config, DictConfig)
         run = Run(0, "", "", run_folder(plane), Watch())
@@ -228,13 +227,13 @@ class TestKilledInAWrite:
     def test_what_was_committed_is_usable(self, cut: Cut) -> None:
         assert cut.committed_when_killed == 1
 
-    def test_the_next_container_goes_on_from_there(self, plane: ControlPlane, cut: Cut) -> None:
+    def test_the_next_container_resumes_from_there(self, plane: ControlPlane, cut: Cut) -> None:
         assert saved_step(run_folder(plane)) == 2
         assert sum(part.attempts for part in parts(plane)) == len(parts(plane)) + 1
 
 
 class TestOutOfMoney:
-    def test_it_stops_at_a_whole_checkpoint_and_says_what_to_raise(
+    def test_it_stops_at_a_complete_checkpoint_and_prints_what_to_raise(
         self, plane: ControlPlane, out_of_money: tuple[Done, list[dict[str, Any]]]
     ) -> None:
         done, _ = out_of_money

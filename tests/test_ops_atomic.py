@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.atomic import atomic_write
+from ops.files import atomic_write
 
 
 def test_text_and_bytes_are_written_and_replace_what_was_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The flow monitor: what it reads, what it writes, and when it speaks."""
+"""The flow monitor: what it reads, what it writes, and when it logs."""
 
 import json
 import os
@@ -10,19 +10,12 @@ from typing import Any
 import pytest
 from conftest import StartPeer
 
-from ops.flow import (
-    FlowMonitor,
-    FlowTimes,
-    QueueMetrics,
-    counters_source,
-    line,
-    service_source,
-    workers_source,
-)
-from ops.flow_checks import Limits, Snapshot, Stage
+from ops.flow.monitor import FlowMonitor, FlowTimes, line
+from ops.flow.snapshot import FlowPoint, Snapshot
+from ops.flow.sources import QueueMetrics, counters_source, service_source, workers_source
 
 COUNTERS: dict[str, Any] = {
-    "stages": {"prompts": {"depth": 5, "oldest_age_s": 12.0, "in": 20, "out": 15, "dropped": 0, "errors": 0}},
+    "points": {"prompts": {"depth": 5, "oldest_age_s": 12.0, "in": 20, "out": 15, "dropped": 0, "errors": 0}},
     "samples": {"asked": 20, "produced": 15, "accepted": 12, "invalid": 1, "stale": 2, "in_flight": 5},
     "warmup": False,
     "about": {"step": 3, "mode": "sync"},
@@ -34,20 +27,19 @@ def write_counters(path: Path, at: float, **changes: Any) -> None:
 
 
 @pytest.fixture
-def told() -> list[str]:
+def logged() -> list[str]:
     return []
 
 
 @pytest.fixture
-def monitor(tmp_path: Path, told: list[str]) -> FlowMonitor:
-    """A monitor of one counters file, which speaks into `told`."""
+def monitor(tmp_path: Path, logged: list[str]) -> FlowMonitor:
+    """A monitor of one counters file, which logs into `logged`."""
     return FlowMonitor(
         tmp_path / "flow.jsonl",
         [counters_source(tmp_path / "counters.json", 1000.0)],
         {"buffer": ("prompts",)},
-        FlowTimes(every_s=5, tell_every_s=30),
-        Limits(patience_s=60),
-        tell=lambda name, text: told.append(text),
+        FlowTimes(every_s=5, log_every_s=30, floor_s=60),
+        log=lambda name, text: logged.append(text),
     )
 
 
@@ -55,15 +47,15 @@ def records(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (tmp_path / "flow.jsonl").read_text().splitlines()]
 
 
-def test_every_look_is_one_line_of_the_stream(tmp_path: Path, monitor: FlowMonitor) -> None:
+def test_every_poll_is_one_line_of_the_stream(tmp_path: Path, monitor: FlowMonitor) -> None:
     write_counters(tmp_path / "counters.json", 1005.0)
-    monitor.look(1006.0)
+    monitor.poll(1006.0)
     write_counters(
         tmp_path / "counters.json", 1010.0, samples=COUNTERS["samples"] | {"produced": 20, "accepted": 17}
     )
-    monitor.look(1011.0)
+    monitor.poll(1011.0)
     first, second = records(tmp_path)
-    assert first["stages"]["prompts"] == {
+    assert first["points"]["prompts"] == {
         "depth": 5,
         "oldest_age_s": 12.0,
         "in": 20,
@@ -76,41 +68,46 @@ def test_every_look_is_one_line_of_the_stream(tmp_path: Path, monitor: FlowMonit
     assert second["rates"] == {"produced": 1.0, "accepted": 1.0, "invalid": 0.0, "stale": 0.0}
     assert second["silent_s"] == 1.0
     assert second["samples"]["lost"] == 0
-    assert second["verdicts"] == []
+    assert second["symptoms"] == []
 
 
 def test_nothing_is_written_before_there_is_anything(tmp_path: Path, monitor: FlowMonitor) -> None:
-    assert monitor.look(1006.0) is None
+    assert monitor.poll(1006.0) is None
     assert not (tmp_path / "flow.jsonl").exists()
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"time": 2000}', '{"time": 2000, "stages": 5}'])
-def test_a_file_that_is_no_record_is_no_news(tmp_path: Path, monitor: FlowMonitor, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "{", '{"time": 2000}', '{"time": 2000, "points": 5}'])
+def test_a_file_that_is_no_record_is_ignored(tmp_path: Path, monitor: FlowMonitor, content: str) -> None:
     (tmp_path / "counters.json").write_text(content)
-    assert monitor.look(2001.0) is None
+    assert monitor.poll(2001.0) is None
 
 
 def test_the_counts_of_an_earlier_start_are_not_taken_for_this_one(
     tmp_path: Path, monitor: FlowMonitor
 ) -> None:
     write_counters(tmp_path / "counters.json", 999.0)
-    assert monitor.look(1006.0) is None
+    assert monitor.poll(1006.0) is None
 
 
-def test_a_line_is_told_now_and_then_and_a_fault_at_once_and_once(
-    tmp_path: Path, monitor: FlowMonitor, told: list[str]
+def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(
+    tmp_path: Path, monitor: FlowMonitor, logged: list[str]
 ) -> None:
-    monitor._told_at = 1000.0
+    monitor._logged_at = 1000.0
     for number in range(1, 13):
         at = 1000.0 + 5 * number
         errors = 1 if number >= 2 else 0
-        stages = {"prompts": COUNTERS["stages"]["prompts"] | {"errors": errors}}
-        write_counters(tmp_path / "counters.json", at, stages=stages)
-        monitor.look(at)
-    assert [text.split(":")[0] for text in told] == ["errors, prompts", "step 3", "errors, prompts", "step 3"]
-    assert told[0].startswith("errors, prompts: 1 more have failed, 1 in all")
-    assert told[2] == "errors, prompts: over"
-    assert [verdict.check for verdict in monitor.verdicts] == ["errors"]
+        points = {"prompts": COUNTERS["points"]["prompts"] | {"errors": errors}}
+        write_counters(tmp_path / "counters.json", at, points=points)
+        monitor.poll(at)
+    assert [text.split(":")[0] for text in logged] == [
+        "errors, prompts",
+        "step 3",
+        "errors, prompts",
+        "step 3",
+    ]
+    assert logged[0].startswith("errors, prompts: 1 more have failed, 1 in all")
+    assert logged[2] == "errors, prompts: over"
+    assert [symptom.check for symptom in monitor.symptoms] == ["errors"]
 
 
 def test_a_stream_that_cannot_be_written_does_not_stop_the_monitor(
@@ -118,17 +115,17 @@ def test_a_stream_that_cannot_be_written_does_not_stop_the_monitor(
 ) -> None:
     (tmp_path / "flow.jsonl").mkdir()
     write_counters(tmp_path / "counters.json", 1005.0)
-    assert monitor.look(1006.0) is not None
+    assert monitor.poll(1006.0) is not None
 
 
-def test_what_is_taken_down_after_the_end_is_not_written(tmp_path: Path, monitor: FlowMonitor) -> None:
+def test_the_teardown_after_the_end_is_not_written(tmp_path: Path, monitor: FlowMonitor) -> None:
     write_counters(tmp_path / "counters.json", 1005.0, ended=True)
-    monitor.look(1006.0)
-    monitor.look(1011.0)
+    monitor.poll(1006.0)
+    monitor.poll(1011.0)
     assert [record["ended"] for record in records(tmp_path)] == [True]
 
 
-def test_the_thread_looks_until_the_end(tmp_path: Path) -> None:
+def test_the_thread_polls_until_the_end(tmp_path: Path) -> None:
     now = time.time()
     write_counters(tmp_path / "counters.json", now)
     sources = [counters_source(tmp_path / "counters.json", now)]
@@ -149,22 +146,22 @@ def worker_file(folder: Path, pid: int, at: float, **fields: Any) -> None:
     (folder / f"{pid}.json").write_text(json.dumps(record | fields))
 
 
-def test_a_look_that_fails_is_told_once_and_the_next_ones_go_on(tmp_path: Path) -> None:
-    looks, told = [], []
+def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path: Path) -> None:
+    polls, logged = [], []
 
     def source(now: float) -> Snapshot:
-        looks.append(now)
-        if len(looks) < 4:
+        polls.append(now)
+        if len(polls) < 4:
             raise ValueError("nonsense")
-        return Snapshot(time=now, stages={"prompts": Stage(depth=1)})
+        return Snapshot(time=now, points={"prompts": FlowPoint(depth=1)})
 
-    tell: Callable[[str, str], None] = lambda name, text: told.append(text)  # noqa: E731
-    with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05), tell=tell) as monitor:
+    log: Callable[[str, str], None] = lambda name, text: logged.append(text)  # noqa: E731
+    with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05), log=log) as monitor:
         deadline = time.monotonic() + 20
         while monitor.last is None and time.monotonic() < deadline:
             time.sleep(0.02)
-    assert monitor.last is not None and [text for text in told if "nonsense" in text] == [
-        "cannot look: ValueError('nonsense')"
+    assert monitor.last is not None and [text for text in logged if "nonsense" in text] == [
+        "cannot read the flow: ValueError('nonsense')"
     ]
 
 
@@ -173,19 +170,19 @@ def test_calls_in_flight_are_summed_over_the_workers_with_the_age_of_the_oldest(
     calls = [["search", 990.0, 60], ["rollout", 980.0, None], ["search", 999.0, 60]]
     worker_file(tmp_path, alive, 1000.0, done={"search": 7, "token": 500}, failed={"search": 1}, open=calls)
     worker_file(tmp_path, gone, 1000.0, done={"search": 3}, open=[["search", 900.0, 60]])
-    read = workers_source(
-        tmp_path, {"search": "search", "rollout": "rollout", "reward": "reward"}, 0.0, {"token": "rollout"}
-    )
+    read = workers_source(tmp_path, ("search", "rollout", "reward"), 0.0, {"token": "rollout"})
     taken = read(1001.0)
     assert taken is not None
-    assert taken.stages["search"] == Stage(depth=2, oldest_age_s=11.0, came=13, out=10, errors=1, at=1001.0)
-    assert taken.stages["rollout"].work == 500
-    assert "reward" not in taken.stages  # never called: this run has none
+    assert taken.points["search"] == FlowPoint(
+        depth=2, oldest_age_s=11.0, came=13, out=10, errors=1, at=1001.0
+    )
+    assert taken.points["rollout"].work == 500
+    assert "reward" not in taken.points  # never called: this run has none
 
 
 def test_workers_of_an_earlier_start_are_left_out(tmp_path: Path) -> None:
     worker_file(tmp_path, os.getpid(), 1000.0, done={"search": 7})
-    assert workers_source(tmp_path, {"search": "search"}, 1500.0, {})(1600.0) is None
+    assert workers_source(tmp_path, ("search",), 1500.0, {})(1600.0) is None
 
 
 def test_a_services_queue_is_read_from_its_metrics(start_server: Callable[[str], str]) -> None:
@@ -195,7 +192,7 @@ def test_a_services_queue_is_read_from_its_metrics(start_server: Callable[[str],
     metrics = QueueMetrics(depth="q_depth", out="q_done_total", dropped="q_refused_total")
     taken = service_source("queue", url, metrics)(50.0)
     assert taken is not None
-    assert taken.stages["queue"] == Stage(depth=4, came=21, out=15, dropped=2, at=50.0)
+    assert taken.points["queue"] == FlowPoint(depth=4, came=21, out=15, dropped=2, at=50.0)
 
 
 @pytest.fixture
@@ -209,28 +206,28 @@ def start_server(start_peer: StartPeer) -> Callable[[str], str]:
     return start
 
 
-def test_a_service_that_does_not_answer_is_no_news() -> None:
+def test_a_service_that_does_not_answer_is_ignored() -> None:
     assert service_source("queue", "http://127.0.0.1:9/metrics", QueueMetrics(depth="q"))(50.0) is None
 
 
 # The line ---------------------------------------------------------------------------------------------
 
 
-def test_the_line_says_rates_depths_ages_waits_and_staleness(tmp_path: Path) -> None:
+def test_the_line_has_rates_depths_ages_waits_and_staleness(tmp_path: Path) -> None:
     read = counters_source(tmp_path / "counters.json", 0.0)
     write_counters(tmp_path / "counters.json", 1000.0)
     before = read(1000.0)
-    stages = {
-        "prompts": COUNTERS["stages"]["prompts"],
+    points = {
+        "prompts": COUNTERS["points"]["prompts"],
         "buffer": {"depth": 6, "oldest_age_s": 3.2, "in": 0, "out": 0, "dropped": 0, "capacity": 40},
         "search": {"depth": 0, "oldest_age_s": None, "in": 4, "out": 4, "dropped": 0},
     }
     write_counters(
         tmp_path / "counters.json",
         1010.0,
-        stages=stages,
+        points=points,
         samples=COUNTERS["samples"] | {"produced": 20, "stale": 3},
-        waiting={"stage": "buffer", "have": 6, "want": 8, "since": 1002.0},
+        waiting={"point": "buffer", "have": 6, "want": 8, "since": 1002.0},
         about={
             "step": 4,
             "staleness": {"limit": 7, "waiting_max": 2, "trained_mean": 0.5, "evicted": 3},
@@ -245,4 +242,4 @@ def test_the_line_says_rates_depths_ages_waits_and_staleness(tmp_path: Path) -> 
 
 
 def test_a_run_of_which_nothing_is_known_has_a_line_too() -> None:
-    assert line(None, Snapshot(time=1.0)) == "no stage is known yet"
+    assert line(None, Snapshot(time=1.0)) == "no point is known yet"

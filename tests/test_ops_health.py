@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from conftest import StartPeer, unused_port
 
-from ops import health
-from ops.health import HealthCheck, HealthMonitor, ask, read_counters
+from ops.services import health
+from ops.services.health import HealthCheck, HealthMonitor, ask, read_counters
 
 StartPage = Callable[[int, bytes], str]
 
@@ -73,7 +73,7 @@ def monitor(service: Service, **settings: Any) -> HealthMonitor:
 
 def looked(monitor: HealthMonitor, service: Service, seconds: float) -> str:
     service.now += seconds
-    monitor.look()
+    monitor.poll()
     return monitor.health.state
 
 

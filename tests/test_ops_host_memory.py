@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ops.host_memory import memory_free, memory_limit
+from ops.resources.cgroup import memory_free, memory_limit
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from ops import leftovers
+from ops.process import leftovers
 
 MARK = "DRZERO_TEST_MARK"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ops.lock import AlreadyRunning, HeldLock, lock_is_held
+from ops.process.lock import AlreadyRunning, HeldLock, lock_is_held
 
 HOLD = """
 import sys
 from pathlib import Path
-from ops.lock import HeldLock
+from ops.process.lock import HeldLock
 with HeldLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -32,7 +32,7 @@ def holder(tmp_path: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_the_second_to_come_is_refused_and_told_who_was_first(
+def test_the_second_is_refused_with_the_pid_of_the_holder(
     tmp_path: Path, holder: "subprocess.Popen[str]"
 ) -> None:
     with pytest.raises(AlreadyRunning, match=f"process {holder.pid}"), HeldLock(tmp_path / "lock"):

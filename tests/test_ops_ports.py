@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ops.ports import PortTaken, free_port, reserve_port
+from ops.process.ports import PortTaken, free_port, reserve_port
 
 
 def test_an_unset_port_is_one_that_can_be_bound() -> None:
@@ -43,7 +43,10 @@ def test_an_address_of_another_machine_is_not_called_a_taken_port() -> None:
         free_port(None, "203.0.113.1")
 
 
-RESERVE = "import sys; from ops.ports import reserve_port; print(reserve_port(int(sys.argv[1])), flush=True)"
+RESERVE = (
+    "import sys; from ops.process.ports import reserve_port; "
+    "print(reserve_port(int(sys.argv[1])), flush=True)"
+)
 
 
 def test_a_reserved_port_is_refused_to_other_runs_until_its_holder_ends() -> None:
@@ -68,6 +71,6 @@ def test_a_port_reserved_here_is_given_again_only_where_it_is_asked_for(
     """Else two services that start together would get one port, as neither has bound it yet."""
     ours, other = reserve_port(None), free_port(None)
     found = iter([ours, ours, other])
-    monkeypatch.setattr("ops.ports.free_port", lambda preferred, host: preferred or next(found))
+    monkeypatch.setattr("ops.process.ports.free_port", lambda preferred, host: preferred or next(found))
     assert reserve_port(ours) == ours
     assert reserve_port(None) == other

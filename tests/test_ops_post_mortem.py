@@ -1,4 +1,4 @@
-"""What became of a run, from its folder alone; `drzero diagnose`."""
+"""How a run ended, from its folder alone; `drzero diagnose`."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ops.lock import HeldLock
-from ops.post_mortem import examine
+from ops.process.lock import HeldLock
+from ops.watchdog.post_mortem import examine
 from pipeline.cli import main
-from pipeline.watch import CAUSES
+from pipeline.stages.watch import CAUSES
 
 
 def run_folder(
@@ -35,21 +35,21 @@ DEATH = event("crash", "retrieval", "died: killed by SIGKILL", first_error="Valu
 TRAINER_LOG = "INFO start\nhttpx.ConnectError: refused\nRuntimeError: step 3 failed\n"
 
 
-def test_a_run_that_ended_for_lack_of_time_has_not_failed(tmp_path: Path) -> None:
+def test_a_run_that_ran_out_of_time_has_not_failed(tmp_path: Path) -> None:
     told = "out of time after step 3 of 6: another step may take 60 s"
     ended = [event("exit", "trainer", code=0), event("out_of_time", "trainer", told)]
     folder = run_folder(tmp_path / "run", [*STARTED, *ended, event("stopped", "retrieval")])
     death = examine(folder, CAUSES)
     assert (death.state, death.sentence, death.culprit) == ("out of time", told, None)
-    assert "it goes on from there" in death.advice
+    assert "it resumes from there" in death.advice
 
 
-def test_a_run_that_went_on_after_a_lack_of_time_is_judged_by_its_last_start(tmp_path: Path) -> None:
+def test_a_run_that_was_resumed_after_out_of_time_is_judged_by_its_last_start(tmp_path: Path) -> None:
     events = [*STARTED, event("out_of_time", "trainer"), event("stopped", "retrieval"), *STARTED, DEATH]
     assert examine(run_folder(tmp_path / "run", events), CAUSES).state == "failed"
 
 
-def test_the_service_that_died_is_the_cause_and_not_the_trainer_that_stood_on_it(tmp_path: Path) -> None:
+def test_the_service_that_died_is_the_cause_and_not_the_trainer_that_used_it(tmp_path: Path) -> None:
     events = [*STARTED, DEATH, event("end", "trainer", "service 'retrieval' died")]
     logs = {"trainer": TRAINER_LOG, "retrieval": "ValueError: lost my index\n"}
     death = examine(run_folder(tmp_path / "run", events, logs))
@@ -67,10 +67,10 @@ def test_a_service_that_came_back_is_not_blamed_for_what_came_later(tmp_path: Pa
     assert death.facts["restarts"] == "retrieval 1"
 
 
-def test_a_stall_that_lasted_is_what_became_of_the_run(tmp_path: Path) -> None:
+def test_a_stall_that_lasted_is_how_the_run_ended(tmp_path: Path) -> None:
     stall = event("stall", "solver", "rollout starvation: …", advice="look", evidence=["a"], report="x.md")
     death = examine(run_folder(tmp_path / "run", [*STARTED, stall]))
-    assert (death.state, death.culprit, death.evidence) == ("stood still", "solver", ("a",))
+    assert (death.state, death.culprit, death.evidence) == ("stalled", "solver", ("a",))
     assert death.facts["report"] == "x.md"
 
 
@@ -110,7 +110,7 @@ def test_without_events_the_logs_alone_are_read(
     assert (death.state, death.culprit) == ("failed", culprit) and cause in death.sentence
 
 
-def test_a_run_that_ended_without_a_word_is_told_with_what_had_run_out(tmp_path: Path) -> None:
+def test_a_run_that_ended_without_an_error_is_reported_with_what_had_run_out(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", STARTED)
     host = {"component": "host", "memory_free_mb": 120, "disk_free_gb": 0.1}
     trainer = {"component": "trainer", "rss_mb": 9000, "time": 95.0}
@@ -121,7 +121,7 @@ def test_a_run_that_ended_without_a_word_is_told_with_what_had_run_out(tmp_path:
     assert len(death.evidence) == 2 and death.facts["peak memory"] == "trainer 9000 MB"
 
 
-def test_a_run_that_was_ended_from_outside_blames_nobody(tmp_path: Path) -> None:
+def test_a_run_that_was_ended_from_outside_has_no_culprit(tmp_path: Path) -> None:
     end = event("end", "trainer", "ended from outside: exit code 143", from_outside=True)
     death = examine(run_folder(tmp_path / "run", [*STARTED, end, event("stopped", "retrieval")]))
     assert (death.state, death.culprit) == ("cut off", None) and "from outside" in death.sentence
@@ -134,10 +134,10 @@ def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path: Path) -> No
     assert examine(folder).state == "finished"
 
 
-def test_a_stall_before_the_run_was_started_again_is_not_what_became_of_it(tmp_path: Path) -> None:
+def test_a_stall_before_the_run_was_restarted_is_not_how_it_ended(tmp_path: Path) -> None:
     stall = [
         event("stall", "solver", "…"),
-        event("end", "trainer", "stood still"),
+        event("end", "trainer", "stalled"),
         event("cost", "supervision"),
     ]
     again = [STARTED[2], event("exit", "trainer", "failed", code=1)]
@@ -160,7 +160,7 @@ def test_diagnose_prints_culprit_cause_and_what_to_do(
         assert words in printed
 
 
-def test_diagnose_of_a_run_that_goes_on_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diagnose_of_a_running_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_folder(tmp_path / "run", STARTED)
     with HeldLock(folder / "lock"):
         assert main(["diagnose", str(folder)]) == 0

@@ -2,14 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from ops.collectives import place_of
-from ops.progress import OpenCall, Worker
-from ops.reading import Landmarks, ServiceFact, Situation, Verdict, loop_blocker, read
-from ops.stacks import Frame, Stack, Thread, group_stacks, minorities
-from pipeline.watch import LANDMARKS
+from ops.flow.snapshot import FlowPoint, Snapshot, Waiting
+from ops.flow.workers import OpenCall, Worker
+from ops.watchdog.collectives import place_of
+from ops.watchdog.diagnosis import Diagnosis, Landmarks, ServiceFact, Situation, diagnose, loop_blocker
+from ops.watchdog.movement import Stall
+from ops.watchdog.stacks import Frame, Stack, Thread, group_stacks, minorities
+from pipeline.stages.watch import LANDMARKS
 
 C10D = "torch/distributed/distributed_c10d.py"
 WRAPPER = "_exception_logger.<locals>.wrapper (torch/distributed/c10d_logger.py:83)"
@@ -50,7 +53,7 @@ def worker(pid: int, *calls: OpenCall, silent_s: float = 1.0, loop_silent_s: flo
     return Worker(pid, "worker", {}, {}, calls, silent_s, loop_silent_s)
 
 
-def verdict_of(
+def diagnosed(
     *stacks: Stack,
     phase: str = "update",
     services: Sequence[ServiceFact] = (),
@@ -58,21 +61,23 @@ def verdict_of(
     errors: dict[str, str] | None = None,
     disk_free_gb: float = 50.0,
     oom_kills: int = 0,
+    flow: Snapshot | None = None,
+    stall: Stall | None = None,
     landmarks: Landmarks = LANDMARKS,
-) -> Verdict:
+) -> Diagnosis:
     situation = Situation(
         phase=phase,
         step=2,
-        silent_s=70,
-        limit_s=60,
+        stall=stall or Stall("phase", phase, "", 70, 60),
         stacks=stacks,
         services=services,
         workers=workers,
         errors=errors or {},
         disk_free_gb=disk_free_gb,
         oom_kills=oom_kills,
+        flow=flow,
     )
-    return read(situation, landmarks)
+    return diagnose(situation, landmarks)
 
 
 REDUCE = (f"all_reduce ({C10D}:3252)", WRAPPER, "forward (model.py:9)", "step (train.py:18)")
@@ -84,48 +89,48 @@ DRIVER = stack(1, "ray::TaskRunnerV1.run", *BATCH_WAIT)
 
 
 def test_a_rank_that_raised_while_the_others_wait_is_named_with_its_error() -> None:
-    verdict = verdict_of(
+    diagnosis = diagnosed(
         rank(0, *REDUCE), rank(1, *IDLE_ACTOR), errors={"trainer": "ValueError: loss is NaN"}
     )
-    assert (verdict.pattern, verdict.culprit) == ("exception on some ranks", "rank 1")
-    assert any("loss is NaN" in line for line in verdict.evidence)
-    assert any("all_reduce called by forward (model.py:9)" in line for line in verdict.evidence)
+    assert (diagnosis.pattern, diagnosis.culprit) == ("exception on some ranks", "rank 1")
+    assert any("loss is NaN" in line for line in diagnosis.evidence)
+    assert any("all_reduce called by forward (model.py:9)" in line for line in diagnosis.evidence)
 
 
 def test_a_rank_that_is_gone_while_the_others_wait_has_raised() -> None:
-    verdict = verdict_of(rank(0, *REDUCE), rank(1, *REDUCE), rank(2, state="Z"))
-    assert (verdict.pattern, verdict.culprit) == ("exception on some ranks", "rank 2")
+    diagnosis = diagnosed(rank(0, *REDUCE), rank(1, *REDUCE), rank(2, state="Z"))
+    assert (diagnosis.pattern, diagnosis.culprit) == ("exception on some ranks", "rank 2")
 
 
 def test_ranks_in_different_collectives_are_a_mismatch_and_the_minority_is_suspect() -> None:
-    verdict = verdict_of(rank(0, *REDUCE), rank(1, *GATHER), rank(2, *REDUCE))
-    assert (verdict.pattern, verdict.culprit) == ("mismatched collectives", "rank 1")
+    diagnosis = diagnosed(rank(0, *REDUCE), rank(1, *GATHER), rank(2, *REDUCE))
+    assert (diagnosis.pattern, diagnosis.culprit) == ("mismatched collectives", "rank 1")
 
 
 def test_the_same_collective_called_from_different_lines_is_a_mismatch() -> None:
     other = (REDUCE[0], WRAPPER, "backward (model.py:456)", "step (train.py:18)")
-    assert verdict_of(rank(0, *REDUCE), rank(1, *other)).pattern == "mismatched collectives"
+    assert diagnosed(rank(0, *REDUCE), rank(1, *other)).pattern == "mismatched collectives"
 
 
 def test_a_rank_outside_any_collective_and_without_an_error_is_a_mismatch() -> None:
-    verdict = verdict_of(rank(0, *REDUCE), rank(1, "log_metrics (train.py:30)", "step (train.py:20)"))
-    assert (verdict.pattern, verdict.culprit) == ("mismatched collectives", "rank 1")
+    diagnosis = diagnosed(rank(0, *REDUCE), rank(1, "log_metrics (train.py:30)", "step (train.py:20)"))
+    assert (diagnosis.pattern, diagnosis.culprit) == ("mismatched collectives", "rank 1")
 
 
 def test_all_ranks_at_the_same_line_of_the_same_collective_are_a_time_out() -> None:
-    verdict = verdict_of(rank(0, *REDUCE), rank(1, *REDUCE))
-    assert (verdict.pattern, verdict.culprit) == ("same-collective time-out", "all ranks")
+    diagnosis = diagnosed(rank(0, *REDUCE), rank(1, *REDUCE))
+    assert (diagnosis.pattern, diagnosis.culprit) == ("same-collective time-out", "all ranks")
 
 
 def test_all_ranks_waiting_for_their_gpu_at_the_same_line_are_a_time_out_as_well() -> None:
     waits = ("synchronize (torch/cuda/__init__.py:1040)", "step (train.py:18)")
-    assert verdict_of(rank(0, *waits), rank(1, *waits)).pattern == "same-collective time-out"
-    assert verdict_of(rank(0, *waits), rank(1, *REDUCE)).pattern == "mismatched collectives"
+    assert diagnosed(rank(0, *waits), rank(1, *waits)).pattern == "same-collective time-out"
+    assert diagnosed(rank(0, *waits), rank(1, *REDUCE)).pattern == "mismatched collectives"
 
 
 def test_ranks_that_wait_for_their_next_task_say_nothing_about_a_starved_trainer() -> None:
-    verdict = verdict_of(DRIVER, rank(0, *IDLE_ACTOR), rank(1, *IDLE_ACTOR), phase="rollout")
-    assert verdict.pattern == "rollout starvation"
+    diagnosis = diagnosed(DRIVER, rank(0, *IDLE_ACTOR), rank(1, *IDLE_ACTOR), phase="rollout")
+    assert diagnosis.pattern == "rollout starvation"
 
 
 def test_a_rank_in_its_clean_up_while_another_receives_is_a_clean_up_deadlock() -> None:
@@ -141,8 +146,8 @@ def test_a_rank_in_its_clean_up_while_another_receives_is_a_clean_up_deadlock() 
         "step (torch/distributed/pipelining/schedules.py:600)",
         "_run_train (runner.py:70)",
     )
-    verdict = verdict_of(rank(0, *cleaning), rank(1, *receiving))
-    assert (verdict.pattern, verdict.culprit) == ("clean-up deadlock", "rank 0")
+    diagnosis = diagnosed(rank(0, *cleaning), rank(1, *receiving))
+    assert (diagnosis.pattern, diagnosis.culprit) == ("clean-up deadlock", "rank 0")
 
 
 def test_a_with_block_of_torchs_own_is_no_clean_up() -> None:
@@ -160,8 +165,8 @@ def test_a_rank_that_still_loads_while_another_joins_the_group_is_an_initialisat
         "load_file (safetensors/torch.py:330)",
         "from_pretrained (transformers/modeling_utils.py:4000)",
     )
-    verdict = verdict_of(rank(0, *joining), rank(1, *loading), phase="start-up")
-    assert (verdict.pattern, verdict.culprit) == ("initialisation deadlock", "rank 1")
+    diagnosis = diagnosed(rank(0, *joining), rank(1, *loading), phase="start-up")
+    assert (diagnosis.pattern, diagnosis.culprit) == ("initialisation deadlock", "rank 1")
 
 
 def test_pipeline_stages_that_wait_for_each_other_disagree_on_a_shape() -> None:
@@ -172,8 +177,8 @@ def test_pipeline_stages_that_wait_for_each_other_disagree_on_a_shape() -> None:
             "step (train.py:18)",
         )
 
-    verdict = verdict_of(rank(0, *stage("_shape_inference")), rank(1, *stage("get_fwd_recv_ops")))
-    assert verdict.pattern == "shape mismatch between pipeline stages"
+    diagnosis = diagnosed(rank(0, *stage("_shape_inference")), rank(1, *stage("get_fwd_recv_ops")))
+    assert diagnosis.pattern == "shape mismatch between pipeline stages"
 
 
 def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:
@@ -183,8 +188,8 @@ def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:
     calls = [OpenCall("search", 7, 50.0, 60.0)]
     idle = stack(3, "ray::WorkerDict.actor", *IDLE_ACTOR)
     for others in ((), (idle,)):
-        verdict = verdict_of(DRIVER, *others, waits, polls, phase="rollout", workers=[worker(7, *calls)])
-        assert (verdict.pattern, verdict.culprit) == ("rollout starvation", "retrieval")
+        diagnosis = diagnosed(DRIVER, *others, waits, polls, phase="rollout", workers=[worker(7, *calls)])
+        assert (diagnosis.pattern, diagnosis.culprit) == ("rollout starvation", "retrieval")
     assert LANDMARKS.role(waits) == "SGLang of solver"
 
 
@@ -196,7 +201,7 @@ def test_a_file_that_is_closed_is_no_clean_up() -> None:
 
 
 def test_ranks_that_work_are_no_pattern() -> None:
-    assert verdict_of(rank(0, "matmul (torch/nn/functional.py:1)", "step (train.py:1)")).pattern == "unknown"
+    assert diagnosed(rank(0, "matmul (torch/nn/functional.py:1)", "step (train.py:1)")).pattern == "unknown"
 
 
 # Rollouts ---------------------------------------------------------------------------------------------------
@@ -208,31 +213,31 @@ def test_ranks_that_work_are_no_pattern() -> None:
 )
 def test_starvation_is_blamed_on_whoever_has_open_calls(kind: str, culprit: str) -> None:
     calls = [OpenCall(kind, 7, 70.0, 600.0), OpenCall("rollout", 7, 90.0)]
-    verdict = verdict_of(DRIVER, phase="rollout", workers=[worker(7, *calls)])
-    assert (verdict.pattern, verdict.culprit) == ("rollout starvation", culprit)
-    assert any(f"1 {kind} calls open, the oldest for 70 s" in line for line in verdict.evidence)
+    diagnosis = diagnosed(DRIVER, phase="rollout", workers=[worker(7, *calls)])
+    assert (diagnosis.pattern, diagnosis.culprit) == ("rollout starvation", culprit)
+    assert any(f"1 {kind} calls open, the oldest for 70 s" in line for line in diagnosis.evidence)
 
 
 def test_starvation_by_a_hung_service_is_blamed_on_the_service() -> None:
     retrieval = ServiceFact("retrieval", "hung", "no answer within 4 s", 20)
     calls = [OpenCall("search", 7, 20.0, 60.0)]
-    verdict = verdict_of(DRIVER, phase="rollout", services=[retrieval], workers=[worker(7, *calls)])
-    assert (verdict.pattern, verdict.culprit) == ("rollout starvation", "retrieval")
+    diagnosis = diagnosed(DRIVER, phase="rollout", services=[retrieval], workers=[worker(7, *calls)])
+    assert (diagnosis.pattern, diagnosis.culprit) == ("rollout starvation", "retrieval")
 
 
 def test_a_service_whose_index_is_away_starves_the_rollouts() -> None:
-    verdict = verdict_of(DRIVER, phase="rollout", services=[ServiceFact("retrieval", "away", "status 424")])
-    assert verdict.culprit == "retrieval" and "what it stands on does not answer" in verdict.sentence
+    diagnosis = diagnosed(DRIVER, phase="rollout", services=[ServiceFact("retrieval", "away", "status 424")])
+    assert diagnosis.culprit == "retrieval" and "its dependency does not answer" in diagnosis.sentence
 
 
 def test_failed_calls_are_summed_over_the_workers() -> None:
     workers = [Worker(pid, "w", {}, {"search": 2.0}, (), 1.0, None) for pid in (5, 6)]
-    verdict = verdict_of(DRIVER, phase="rollout", workers=workers)
-    assert "4 search calls have failed" in verdict.evidence
+    diagnosis = diagnosed(DRIVER, phase="rollout", workers=workers)
+    assert "4 search calls have failed" in diagnosis.evidence
 
 
 def test_starvation_without_any_rollout_under_way_is_the_workers_fault() -> None:
-    assert verdict_of(DRIVER, phase="rollout").culprit == "rollout workers"
+    assert diagnosed(DRIVER, phase="rollout").culprit == "rollout workers"
 
 
 @pytest.mark.parametrize(
@@ -247,20 +252,20 @@ def test_starvation_without_any_rollout_under_way_is_the_workers_fault() -> None
 def test_a_tool_call_is_without_deadline_when_it_outlives_any(
     age_s: float, limit_s: float | None, pattern: str
 ) -> None:
-    verdict = verdict_of(DRIVER, phase="rollout", workers=[worker(7, OpenCall("search", 7, age_s, limit_s))])
-    assert (verdict.pattern, verdict.culprit) == (pattern, "retrieval")
+    diagnosis = diagnosed(DRIVER, phase="rollout", workers=[worker(7, OpenCall("search", 7, age_s, limit_s))])
+    assert (diagnosis.pattern, diagnosis.culprit) == (pattern, "retrieval")
 
 
 def test_a_worker_whose_event_loop_is_blocked_is_named_with_the_blocking_line() -> None:
     blocked = stack(7, "ray::AgentLoopWorker.run", "tokenize (agent.py:40)", "turn (agent.py:60)", *LOOP)
-    verdict = verdict_of(DRIVER, blocked, phase="rollout", workers=[worker(7, loop_silent_s=69)])
-    assert (verdict.pattern, verdict.culprit) == ("event loop blocked", "rollout worker (pid 7)")
-    assert "tokenize (agent.py:40)" in verdict.sentence
+    diagnosis = diagnosed(DRIVER, blocked, phase="rollout", workers=[worker(7, loop_silent_s=69)])
+    assert (diagnosis.pattern, diagnosis.culprit) == ("event loop blocked", "rollout worker (pid 7)")
+    assert "tokenize (agent.py:40)" in diagnosis.sentence
 
 
 def test_a_loop_that_turns_is_not_blocked_whatever_runs_on_it_just_now() -> None:
     busy = stack(7, "ray::AgentLoopWorker.run", "tokenize (agent.py:40)", *LOOP)
-    assert verdict_of(DRIVER, busy, phase="rollout", workers=[worker(7)]).pattern == "rollout starvation"
+    assert diagnosed(DRIVER, busy, phase="rollout", workers=[worker(7)]).pattern == "rollout starvation"
 
 
 def test_a_loop_that_waits_has_no_blocker() -> None:
@@ -276,8 +281,60 @@ def test_behind_a_blocking_call_of_the_standard_library_its_caller_is_named() ->
 
 def test_a_service_whose_loop_is_blocked_is_named_though_it_writes_no_progress() -> None:
     blocked = stack(9, "drzero: solver", "rebuild (x.py:4)", *LOOP, component="solver")
-    verdict = verdict_of(blocked, services=[ServiceFact("solver", "hung", "no answer", 18)])
-    assert (verdict.pattern, verdict.culprit) == ("event loop blocked", "solver (pid 9)")
+    diagnosis = diagnosed(blocked, services=[ServiceFact("solver", "hung", "no answer", 18)])
+    assert (diagnosis.pattern, diagnosis.culprit) == ("event loop blocked", "solver (pid 9)")
+
+
+# Where the samples are -------------------------------------------------------------------------------------
+
+
+def held(*names: str, oldest_age_s: float = 80.0, **fields: Any) -> Snapshot:
+    """A trainer that waits for its buffer, while these points hold something."""
+    points = {name: FlowPoint(depth=4, out=9, oldest_age_s=oldest_age_s, still_s=80) for name in names}
+    return Snapshot(time=80, points=points, waiting=Waiting("buffer", 3, 8, 80), **fields)
+
+
+def test_both_triggers_lead_to_the_same_diagnosis() -> None:
+    """By the stacks and open calls at a silent phase, or by the flow monitor's snapshot."""
+    calls = [OpenCall("search", 7, 50.0, 60.0), OpenCall("rollout", 7, 90.0)]
+    by_phase = diagnosed(DRIVER, phase="rollout", workers=[worker(7, *calls)])
+    starved = Stall("starved", "search", "", 62, 60)
+    by_flow = diagnosed(phase="rollout", flow=held("prompts", "rollout", "search"), stall=starved)
+    assert (by_phase.pattern, by_phase.culprit) == ("rollout starvation", "retrieval")
+    assert (by_flow.pattern, by_flow.culprit) == (by_phase.pattern, by_phase.culprit)
+    assert "of the samples it waits for, 3 of 8 are there after 80 s" in by_flow.evidence
+
+
+def test_prompts_without_any_rollout_are_the_workers_fault_by_the_flow_too() -> None:
+    assert diagnosed(phase="rollout", flow=held("prompts")).culprit == "rollout workers"
+
+
+def test_a_cause_with_stronger_evidence_goes_before_starvation_whichever_trigger_came_first() -> None:
+    stopped = stack(7, "ray::AgentLoopWorker.run", "select (selectors.py:468)", state="T")
+    found = diagnosed(stopped, phase="rollout", flow=held("rollout"), stall=Stall("starved", "x", "", 9, 8))
+    assert (found.pattern, found.culprit) == ("stopped process", "rollout worker")
+
+
+def test_a_buffer_that_the_trainer_does_not_empty_is_the_trainers_fault_with_its_stack() -> None:
+    buffer = FlowPoint(depth=16, out=9, still_s=70, role="queue")
+    busy = stack(1, "ray::TaskRunnerV1.run", "crunch (update.py:4)", "fit (trainer.py:9)")
+    flow = Snapshot(time=80, points={"buffer": buffer})
+    found = diagnosed(busy, phase="update", flow=flow)
+    assert (found.pattern, found.culprit) == ("consumer not draining", "trainer")
+    assert "which holds 16" in found.sentence and any("crunch" in line for line in found.evidence)
+
+
+def test_a_trainer_that_stops_counting_is_named() -> None:
+    silent = Stall("no counts", "trainer", "the trainer's process has written no counts for 70 s", 70, 60)
+    found = diagnosed(phase="update", flow=Snapshot(time=80, silent_s=70), stall=silent)
+    assert (found.pattern, found.culprit) == ("counts stopped", "trainer")
+
+
+def test_a_trainer_that_stops_counting_while_it_waits_for_samples_is_named_and_not_the_rollouts() -> None:
+    silent = Stall("no counts", "trainer", "the trainer's process has written no counts for 70 s", 70, 60)
+    short = Snapshot(time=80, silent_s=70, waiting=Waiting("buffer", 3, 8, 10))
+    found = diagnosed(phase="rollout", flow=short, stall=silent)
+    assert (found.pattern, found.culprit) == ("counts stopped", "trainer")
 
 
 # The rest ---------------------------------------------------------------------------------------------------
@@ -285,9 +342,9 @@ def test_a_service_whose_loop_is_blocked_is_named_though_it_writes_no_progress()
 
 def test_a_stopped_process_explains_everything_that_waits_for_it() -> None:
     stopped = stack(7, "ray::AgentLoopWorker.run", "select (selectors.py:468)", state="T")
-    verdict = verdict_of(DRIVER, stopped, phase="rollout")
-    assert (verdict.pattern, verdict.culprit) == ("stopped process", "rollout worker")
-    assert "kill -CONT 7" in verdict.advice
+    diagnosis = diagnosed(DRIVER, stopped, phase="rollout")
+    assert (diagnosis.pattern, diagnosis.culprit) == ("stopped process", "rollout worker")
+    assert "kill -CONT 7" in diagnosis.advice
 
 
 def test_a_data_loader_is_named_with_the_line_of_the_data_set_that_waits() -> None:
@@ -299,8 +356,8 @@ def test_a_data_loader_is_named_with_the_line_of_the_data_set_that_waits() -> No
         "_MapDatasetFetcher.fetch (torch/utils/data/_utils/fetch.py:54)",
         "_SingleProcessDataLoaderIter._next_data (torch/utils/data/dataloader.py:788)",
     )
-    verdict = verdict_of(loading, phase="weight-sync")
-    assert verdict.pattern == "data loader stuck" and "read_row (rows.py:12)" in verdict.sentence
+    diagnosis = diagnosed(loading, phase="weight-sync")
+    assert diagnosis.pattern == "data loader stuck" and "read_row (rows.py:12)" in diagnosis.sentence
 
 
 def test_a_driver_that_waits_to_end_is_a_clean_up_deadlock_and_its_threads_are_evidence() -> None:
@@ -308,45 +365,45 @@ def test_a_driver_that_waits_to_end_is_a_clean_up_deadlock_and_its_threads_are_e
     ending = stack(
         1, "ray::TaskRunnerV1.run", "Thread.join (threading.py:1119)", "close (t.py:2)", more=[writer]
     )
-    verdict = verdict_of(ending, phase="done")
-    assert verdict.pattern == "clean-up deadlock"
-    assert any("metrics-writer" in line and "write (metrics.py:5)" in line for line in verdict.evidence)
+    diagnosis = diagnosed(ending, phase="done")
+    assert diagnosis.pattern == "clean-up deadlock"
+    assert any("metrics-writer" in line and "write (metrics.py:5)" in line for line in diagnosis.evidence)
 
 
 def test_a_full_disk_goes_before_what_waits_for_it() -> None:
-    assert verdict_of(DRIVER, phase="save", disk_free_gb=0.01).pattern == "disk full"
+    assert diagnosed(DRIVER, phase="save", disk_free_gb=0.01).pattern == "disk full"
     line = "OSError: [Errno 28] No space left on device"
-    verdict = verdict_of(DRIVER, phase="save", errors={"trainer": line})
-    assert (verdict.pattern, verdict.culprit) == ("disk full", "trainer")
+    diagnosis = diagnosed(DRIVER, phase="save", errors={"trainer": line})
+    assert (diagnosis.pattern, diagnosis.culprit) == ("disk full", "trainer")
 
 
 def test_a_kill_for_lack_of_memory_is_told_even_without_a_line_in_any_log() -> None:
-    assert verdict_of(DRIVER, phase="rollout", oom_kills=1).pattern == "out of memory"
+    assert diagnosed(DRIVER, phase="rollout", oom_kills=1).pattern == "out of memory"
 
 
 def test_a_dead_service_is_named_with_its_first_error() -> None:
-    verdict = verdict_of(
+    diagnosis = diagnosed(
         DRIVER, phase="rollout", services=[ServiceFact("solver", "dead")], errors={"solver": "ValueError: x"}
     )
-    assert (verdict.pattern, verdict.culprit) == ("dead process", "solver")
-    assert verdict.evidence == ("first error: ValueError: x",)
+    assert (diagnosis.pattern, diagnosis.culprit) == ("dead process", "solver")
+    assert diagnosis.evidence == ("first error: ValueError: x",)
 
 
 def test_without_a_known_pattern_the_process_that_stands_apart_is_the_suspect() -> None:
     same = ("wait (a.py:1)", "main (a.py:2)")
     odd = stack(3, "c", "crunch (b.py:9)", "main (a.py:2)")
-    verdict = verdict_of(stack(1, "a", *same), stack(2, "b", *same), odd, phase="update")
-    assert verdict.pattern == "unknown" and "crunch (b.py:9)" in verdict.sentence
+    diagnosis = diagnosed(stack(1, "a", *same), stack(2, "b", *same), odd, phase="update")
+    assert diagnosis.pattern == "unknown" and "crunch (b.py:9)" in diagnosis.sentence
 
 
-def test_without_any_stack_there_is_still_a_verdict() -> None:
-    assert verdict_of().pattern == "unknown"
+def test_without_any_stack_there_is_still_a_diagnosis() -> None:
+    assert diagnosed().pattern == "unknown"
 
 
 def test_a_line_that_only_the_recipe_writes_names_the_recipes_culprit() -> None:
     line = "search.client.SearchRequestError: http://x/retrieve is no retrieval service: it answered 'lorem'"
-    verdict = verdict_of(errors={"trainer": line})
-    assert (verdict.pattern, verdict.culprit) == ("retrieval answers garbage", "retrieval")
+    diagnosis = diagnosed(errors={"trainer": line})
+    assert (diagnosis.pattern, diagnosis.culprit) == ("retrieval answers garbage", "retrieval")
 
 
 def test_processes_at_the_same_place_are_one_group_whatever_their_line() -> None:

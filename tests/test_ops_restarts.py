@@ -12,11 +12,11 @@ import psutil
 import pytest
 from test_ops_services import HEALTHY, eventually, python
 
-from ops.events import EVENTS_FILE, read_json_lines
-from ops.health import HealthCheck
-from ops.ports import free_port
-from ops.process import Command
-from ops.services import ServiceDied, ServiceGroup, ServiceHung, ServiceNotReady, ServiceSpec
+from ops.process.child import Command
+from ops.process.logs import EVENTS_FILE, read_json_lines
+from ops.process.ports import free_port
+from ops.services.health import HealthCheck
+from ops.services.services import ServiceDied, ServiceGroup, ServiceHung, ServiceNotReady, ServiceSpec
 from ops.supervisor import ChildFailed, run_supervised
 
 QUICK = {"every_s": 0.2, "timeout_s": 0.5, "silent_s": 1.0}

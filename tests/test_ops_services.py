@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ops.events import EVENTS_FILE, OUT_OF_TIME, read_json_lines
-from ops.ports import free_port
-from ops.process import Child, Command, describe_exit, marked_processes
-from ops.services import ServiceDied, ServiceGroup, ServiceNotReady, ServiceSpec
+from ops.process.child import Child, Command, describe_exit, marked_processes
+from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, read_json_lines
+from ops.process.ports import free_port
+from ops.services.services import ServiceDied, ServiceGroup, ServiceNotReady, ServiceSpec
 from ops.supervisor import ChildFailed, Unfinished, run_supervised
 
 HEALTHY = """
@@ -202,7 +202,7 @@ def test_no_orphan_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None
     supervisor = """
         import sys, time
         from pathlib import Path
-        from ops.process import Child, Command
+        from ops.process.child import Child, Command
         folder = Path(sys.argv[1])
         Child(Command(name="main", command=tuple(sys.argv[2:]), log_path=folder / "log"), grace_s=0.5)
         time.sleep(300)
@@ -242,7 +242,7 @@ def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path
     main = command(tmp_path, "import sys; print('Error: a line as of a failure'); sys.exit(75)", name="stage")
     with ServiceGroup([service(tmp_path, "retrieval")]) as services, pytest.raises(Unfinished) as stopped:
         run_supervised(main, services)
-    assert str(stopped.value).startswith("'stage' stopped before its work was done; run again it goes on")
+    assert str(stopped.value).startswith("'stage' stopped before its work was done; a rerun resumes it")
     kinds = [event["kind"] for event in read_json_lines(tmp_path / EVENTS_FILE)]
     assert OUT_OF_TIME in kinds and "exit" not in kinds
 
@@ -287,8 +287,8 @@ def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown(
     supervisor = """
         import signal, sys, time
         from pathlib import Path
-        from ops.process import Command
-        from ops.services import ServiceGroup, ServiceSpec
+        from ops.process.child import Command
+        from ops.services.services import ServiceGroup, ServiceSpec
         from ops.supervisor import run_supervised
         # A suite that runs in the background of a shell has Ctrl-C ignored, and its children inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,23 +16,24 @@ import psutil
 import pytest
 from search_parts import wait_for
 
-from ops import stacks
-from ops.events import EventLog, read_json_lines
-from ops.gpu import Gpus
-from ops.heartbeats import PhaseClock, PhaseLimits
-from ops.oom import OomWatch, _counters
-from ops.proc_tree import descendants
-from ops.process import Child, Command
-from ops.progress import finished, read_workers
-from ops.reading import Landmarks, Situation, read
-from ops.report import last_line, stall_report
-from ops.samples import Sampler
-from ops.services import ServiceGroup
-from ops.stacks import dump_stacks, parse_dump, why_unreadable
-from ops.watchdog import NewLines, Watchdog, WatchPlan
-from verl_ext.progress import Progress
+from ops.flow.snapshot import FlowPoint, Snapshot, Waiting
+from ops.flow.workers import finished, read_workers
+from ops.process.child import Child, Command
+from ops.process.logs import EventLog, read_json_lines
+from ops.process.tree import descendants
+from ops.resources.cgroup import OomWatch
+from ops.resources.gpu import Gpus
+from ops.resources.sampler import Sampler
+from ops.services.services import ServiceGroup
+from ops.watchdog import stacks
+from ops.watchdog.diagnosis import Landmarks, Situation, diagnose
+from ops.watchdog.movement import NewLines, Patience, PhaseClock, Stall
+from ops.watchdog.report import last_line, stall_report
+from ops.watchdog.stacks import dump_stacks, parse_dump, why_unreadable
+from ops.watchdog.watchdog import Watchdog, WatchPlan
+from verl_ext.telemetry import Progress
 
-LIMITS = PhaseLimits(cold_start_s=300, floor_s=60, factor=2, fixed={"start-up": 900})
+PATIENCE = Patience(cold_start_s=300, floor_s=60, factor=2, fixed={"start-up": 900})
 
 
 def beats(path: Path, *entries: tuple[float, int, str], cut_off: str = "") -> None:
@@ -57,21 +59,21 @@ def beats(path: Path, *entries: tuple[float, int, str], cut_off: str = "") -> No
 def test_a_phase_may_be_silent_for_twice_what_is_usual_in_it(
     durations: list[float], silences: list[float], limit: float
 ) -> None:
-    assert LIMITS.limit_s("update", durations, silences) == limit
+    assert PATIENCE.phase_limit_s("update", durations, silences) == limit
 
 
 def test_a_phase_with_a_limit_of_its_own_keeps_it() -> None:
-    assert LIMITS.limit_s("start-up", [1.0], [1.0]) == 900
+    assert PATIENCE.phase_limit_s("start-up", [1.0], [1.0]) == 900
 
 
-def test_the_clock_follows_the_phases_and_what_was_finished_in_them(tmp_path: Path) -> None:
+def test_the_clock_follows_the_phases_and_the_movement_in_them(tmp_path: Path) -> None:
     path = tmp_path / "heartbeats.jsonl"
-    clock = PhaseClock(path, LIMITS, started=0.0)
+    clock = PhaseClock(path, PATIENCE, started=0.0)
     assert (clock.beat.phase, clock.limit_s(), clock.silent_s(50)) == ("start-up", 900, 50)
     beats(path, (100, 1, "rollout"), cut_off='{"time": 200, "st')
     clock.read()
-    clock.progressed(130)
-    clock.progressed(150)
+    clock.moved(130)
+    clock.moved(150)
     assert (clock.beat.phase, clock.limit_s(), clock.silent_s(160)) == ("rollout", 300, 10)
     with path.open("a") as file:
         file.write('ep": 1, "phase": "update"}\n')
@@ -84,12 +86,12 @@ def test_the_clock_follows_the_phases_and_what_was_finished_in_them(tmp_path: Pa
 def test_heartbeats_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "heartbeats.jsonl"
     beats(path, (1, 7, "update"))
-    clock = PhaseClock(path, LIMITS, started=100.0)
+    clock = PhaseClock(path, PATIENCE, started=100.0)
     clock.read()
     assert (clock.beat.phase, clock.beat.step) == ("start-up", 0)
 
 
-def test_a_line_that_only_comes_again_is_nothing_new(tmp_path: Path) -> None:
+def test_a_repeated_line_is_not_new(tmp_path: Path) -> None:
     log = tmp_path / "trainer.log"
     log.write_text("of an earlier start\n")
     lines = NewLines(log)
@@ -110,13 +112,13 @@ def test_a_line_that_only_comes_again_is_nothing_new(tmp_path: Path) -> None:
 
 @pytest.fixture
 def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
-    """One that looks only when it is told to, at a run in the first step's save."""
+    """One that polls only when the test does, on a run in the first step's save."""
     (tmp_path / "logs").mkdir()
     plan = WatchPlan(
         folder=tmp_path,
         heartbeats=tmp_path / "heartbeats.jsonl",
         progress=tmp_path / "progress",
-        limits=PhaseLimits(cold_start_s=300, floor_s=60),
+        patience=Patience(cold_start_s=300, floor_s=60),
         writing_phases={"save": "global_step_*"},
     )
     command = Command(name="trainer", command=("sleep", "600"), log_path=tmp_path / "logs" / "trainer.log")
@@ -128,62 +130,100 @@ def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
         main.stop()
 
 
-def test_a_checkpoint_that_grows_is_progress(tmp_path: Path, watchdog: Watchdog) -> None:
+def test_a_growing_checkpoint_is_movement(tmp_path: Path, watchdog: Watchdog) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "save"))
     (tmp_path / "global_step_1" / "actor").mkdir(parents=True)
     for megabytes in (1, 2):
         (tmp_path / "global_step_1" / "actor" / "rank_0.pt").write_bytes(b"x" * (megabytes << 20))
-        watchdog._look(began + 290 * megabytes)
-        assert watchdog.clock.silent_s(began + 290 * megabytes) == 0
-    watchdog._look(began + 590)
-    assert watchdog.clock.silent_s(began + 590) == pytest.approx(10)
+        watchdog._poll(began + 290 * megabytes)
+        assert watchdog.movement.clock.silent_s(began + 290 * megabytes) == 0
+    watchdog._poll(began + 590)
+    assert watchdog.movement.clock.silent_s(began + 590) == pytest.approx(10)
 
 
 def test_a_machine_that_was_suspended_does_not_count_as_silence(tmp_path: Path, watchdog: Watchdog) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
-    watchdog._look(began + 2)
-    watchdog._looked = began + 2
-    watchdog._look(began + 3602)
-    assert watchdog.verdict is None and watchdog.clock.silent_s(began + 3602) == pytest.approx(2)
+    watchdog._poll(began + 2)
+    watchdog._poll_ended = began + 2
+    watchdog._poll(began + 3602)
+    assert watchdog.diagnosis is None and watchdog.movement.clock.silent_s(began + 3602) == pytest.approx(2)
 
 
-def test_a_stall_is_over_with_the_next_progress_whenever_that_is_seen(
+def test_a_stall_is_over_with_the_next_movement_whenever_that_is_seen(
     tmp_path: Path, watchdog: Watchdog
 ) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
-    watchdog._look(began + 301)
-    assert watchdog.verdict is not None
+    watchdog._poll(began + 301)
+    assert watchdog.diagnosis is not None
     beats(tmp_path / "heartbeats.jsonl", (began + 302, 2, "rollout"))
-    watchdog._look(began + 307)
-    assert watchdog.verdict is None
+    watchdog._poll(began + 307)
+    assert watchdog.diagnosis is None
 
 
 def test_a_stall_that_lasts_is_reported_again_every_ten_minutes(tmp_path: Path, watchdog: Watchdog) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
     for seconds in (301, 303, 899, 902):
-        watchdog._look(began + seconds)
+        watchdog._poll(began + seconds)
     assert sorted(path.name for path in (tmp_path / "logs").glob("stall_*.md")) == [
         *("stall_001.md", "stall_002.md")
     ]
 
 
-def test_a_look_that_does_not_end_is_told_once(
+def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience_left(
+    tmp_path: Path, watchdog: Watchdog
+) -> None:
+    """Either trigger, one event and one page; the second changes nothing while the stall lasts."""
+    began = time.time()
+    beats(tmp_path / "heartbeats.jsonl", (began, 1, "rollout"))
+    flow: list[Snapshot] = []
+    plan = replace(watchdog.plan, flow=lambda: flow[-1] if flow else None)
+    marks = replace(plan.landmarks, waits_on={"buffer": ("search",)}, answered_by={"search": "retrieval"})
+    watchdog.plan = replace(plan, landmarks=marks)
+    watchdog.movement.signs, watchdog.movement._waits_on = watchdog.plan, marks.waits_on
+    search = FlowPoint(depth=4, out=9, oldest_age_s=70, still_s=70)
+    flow.append(Snapshot(time=1, points={"search": search}, waiting=Waiting("buffer", 3, 8, 70)))
+    for seconds in (71, 73, 310):  # at 310 s the phase's limit of 300 s has passed as well
+        watchdog._poll(began + seconds)
+    [event] = [e for e in read_json_lines(tmp_path / "events.jsonl") if e["kind"] == "stall"]
+    assert (event["pattern"], event["component"]) == ("rollout starvation", "retrieval")
+    assert (event["silent_s"], event["limit_s"]) == (70, 60)
+    assert len(list((tmp_path / "logs").glob("stall_*.md"))) == 1
+    flow.append(Snapshot(time=2, points={"search": replace(search, still_s=0)}))
+    beats(tmp_path / "heartbeats.jsonl", (began + 311, 1, "update"))
+    watchdog._poll(began + 312)
+    assert watchdog.diagnosis is None
+
+
+def test_samples_that_stood_still_while_the_machine_was_suspended_do_not_count(
+    tmp_path: Path, watchdog: Watchdog
+) -> None:
+    began = time.time()
+    beats(tmp_path / "heartbeats.jsonl", (began, 1, "rollout"))
+    still = Snapshot(time=1, waiting=Waiting("buffer", 3, 8, 3600))
+    watchdog.movement.signs = replace(watchdog.plan, flow=lambda: still)
+    watchdog._poll(began + 2)
+    watchdog._poll_ended = began + 2
+    watchdog._poll(began + 3602)
+    assert watchdog.diagnosis is None
+
+
+def test_a_poll_that_does_not_end_is_reported_once(
     capsys: pytest.CaptureFixture[str], watchdog: Watchdog
 ) -> None:
-    watchdog._looking_since = time.monotonic() - 61
-    watchdog.tell_if_stuck()
-    watchdog.tell_if_stuck()
-    assert capsys.readouterr().out.count("cannot look at the run any more") == 1
+    watchdog._poll_began = time.monotonic() - 61
+    watchdog.warn_if_stuck()
+    watchdog.warn_if_stuck()
+    assert capsys.readouterr().out.count("cannot watch the run any more") == 1
 
 
 # Progress ---------------------------------------------------------------------------------------------------
 
 
-def test_a_workers_file_tells_what_is_done_failed_and_open(tmp_path: Path) -> None:
+def test_a_workers_file_shows_what_is_done_failed_and_open(tmp_path: Path) -> None:
     progress = Progress(tmp_path / f"{os.getpid()}.json")
     with progress.waiting("search", limit_s=60):
         pass
@@ -207,7 +247,7 @@ def test_a_workers_file_tells_what_is_done_failed_and_open(tmp_path: Path) -> No
 def test_a_blocked_event_loop_shows_in_the_file(tmp_path: Path) -> None:
     code = """
         import asyncio, time
-        from verl_ext.progress import waiting
+        from verl_ext.telemetry import waiting
         async def main():
             with waiting("rollout"):
                 time.sleep(600)
@@ -274,7 +314,7 @@ def test_a_stack_is_read_without_touching_the_process_even_when_it_is_stopped(
         assert stack.state == state and stack.main[0].name == "stand_here"
 
 
-def test_a_dump_that_cannot_be_had_is_told_and_is_no_error() -> None:
+def test_a_failed_dump_is_noted_and_is_no_error() -> None:
     process = subprocess.Popen(["sleep", "600"])
     [known] = descendants([process.pid])[process.pid]
     assert dump_stacks([("main", known)])[0].failure is None  # no Python runs there
@@ -284,12 +324,12 @@ def test_a_dump_that_cannot_be_had_is_told_and_is_no_error() -> None:
     assert "no time left" in (dump_stacks([("main", own)], deadline_s=0)[0].failure or "")
 
 
-def test_a_machine_without_py_spy_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_py_spy_is_reported_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     assert why_unreadable() == "py-spy is not installed"
 
 
-def test_the_tree_tells_descendants_with_their_use(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_the_tree_has_descendants_with_their_use(sleeper: "subprocess.Popen[bytes]") -> None:
     tree = descendants([os.getpid(), sleeper.pid])
     assert [process.pid for process in tree[sleeper.pid]] == [sleeper.pid]
     assert sleeper.pid not in [process.pid for process in tree[os.getpid()]]  # it counts for the nearer root
@@ -361,9 +401,7 @@ def test_kills_are_counted_from_the_cgroup(tmp_path: Path, membership: str, coun
     path = tmp_path / counter
     path.parent.mkdir(parents=True)
     path.write_text("oom_kill_disable 0\noom_kill 2\n")
-    assert _counters(tmp_path, tmp_path / "membership") == [path]
-    watch = OomWatch(tmp_path, tmp_path / "no log")
-    watch._counters, watch._before = [path], 2
+    watch = OomWatch(tmp_path, tmp_path / "no log", tmp_path / "membership")
     assert watch.explain({1}) is None
     path.write_text("oom_kill_disable 0\noom_kill 3\n")
     assert (
@@ -405,8 +443,8 @@ def test_a_page_has_the_last_line_of_what_others_write_about_the_run(tmp_path: P
     stream = tmp_path / "flow.jsonl"
     stream.write_text('{"depth": 1}\n{"depth": 7}\n{"dep')
     assert last_line(stream) == '{"depth": 7}' and last_line(tmp_path / "none") == ""
-    situation = Situation(phase="rollout", step=2, silent_s=70, limit_s=60)
+    situation = Situation(phase="rollout", step=2, stall=Stall("phase", "rollout", "", 70, 60))
     page = stall_report(
-        situation, read(situation, Landmarks()), Landmarks(), {}, {"flow": last_line(stream)}, 1
+        situation, diagnose(situation, Landmarks()), Landmarks(), {}, {"flow": last_line(stream)}, 1
     )
     assert '## flow\n\n```\n{"depth": 7}\n```' in page

@@ -1,14 +1,16 @@
-"""The real challenger stage with a tiny model: two steps, a failure in the third, that again, one step more.
+"""The real challenger stage with a tiny model: a step, the stop time, a second step, a failure in the third.
 
 Each run is `python -m pipeline.cli challenger …` in a process of its own: real services, veRL's own trainer,
-checkpoint, export. The policy knows the protocol by heart (`tiny_model.save_speaking_model`), so that there
-are searches, solver attempts and rewards that differ.
+checkpoint. The policy knows the protocol by heart (`tiny_model.save_speaking_model`), so that there are
+searches, solver attempts and rewards that differ. What a finished run leaves is asserted on the challenger of
+`launched_loop`. The second tier finishes the failed run and trains the next iteration's on it.
 """
 
 import ipaddress
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from chaos import beat
+from chaos import STEPS, beat
 from conftest import Prepared
 from data_order import unbroken_order
+from launched_loop import LaunchedLoop
 from omegaconf import OmegaConf
 from search_parts import wait_for
 from stage_run import (
@@ -32,9 +35,13 @@ from stage_run import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watch import Watch
 
-from pipeline.stage_result import read_result
+from pipeline.cli import main
+from pipeline.stages.result import read_result
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.checkpoints import saved_step
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.method.trajectory import Trajectory
+from verl_ext.stop_time import STOP_VARIABLE
 
 BATCH = 8
 PHASES = ["rollout", "log-probs", "advantage", "update", "save", "weight-sync"]
@@ -51,36 +58,107 @@ def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> li
     """The command of the run, as a user would type it."""
     return [
         *prepared.overrides(checkpoints, speaking_model),
-        *("trainer.total_training_steps=3", f"data.train_batch_size={BATCH}", "trainer.save_freq=1"),
+        *("trainer.total_training_steps=3", f"data.train_batch_size={BATCH}"),
         # A tiny model needs a larger rate to move visibly.
         *("actor_rollout_ref.actor.optim.lr=1e-3", "trainer.max_actor_ckpt_to_keep=3", "+trainer.foo=1"),
     ]
 
 
 @pytest.fixture(scope="module")
-def killed(arguments: list[str], checkpoints: Path) -> Run:
-    """Two steps, and a third in whose rollout the solver is killed (SIGKILL), which is not started again."""
-    folder = checkpoints / "tiny"
+def finished(launched_loop: LaunchedLoop) -> Run:
+    """The loop's challenger, of two steps."""
+    assert launched_loop.done.code == 0, launched_loop.done.stdout[-6000:] + launched_loop.done.stderr
+    return launched_loop.run("challenger_iter1")
+
+
+@pytest.fixture(scope="module")
+def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
+    """The first step, which the stop time ends; no save would be due before the third.
+
+    The time is that of the finished run's start and some more, for a machine that has become busier. A second
+    step would need the time of the first, of a save (120 s, as none has been timed) and of the shutdown
+    (30 s): too much even for a start in half the time.
+    """
+    began = finished.lines("logs/events.jsonl")[0]["time"]
+    beats = finished.lines("heartbeats.jsonl")
+    start_s = next(beat["time"] for beat in beats if beat["phase"] == "rollout") - began
+    env = {
+        STOP_VARIABLE: str(time.time() + start_s + max(75.0, 145.0 - start_s / 2)),
+        LOG_VARIABLE: str(checkpoints / "announced.jsonl"),
+    }
+    return run_stage("challenger", [*arguments, "trainer.save_freq=3"], checkpoints / "tiny", env=env)
+
+
+def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut: Run) -> None:
+    assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
+    reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
+    assert len(reported) == 1
+    assert reported[0].startswith("drzero challenger: out of time after step 1 of 3: another step")
+    assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
+
+
+def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(cut: Run) -> None:
+    assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
+    assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
+    assert not cut.export.exists()
+    assert_nothing_left(cut)
+
+
+def test_what_was_whole_by_then_was_announced(cut: Run) -> None:
+    announced = (cut.folder.parent / "announced.jsonl").read_text().splitlines()
+    paths = [Path(json.loads(line)["path"]).relative_to(cut.folder) for line in announced]
+    assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
+
+
+def test_diagnose_reports_no_failure_of_it(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(cut.folder)]) == 0
+    assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
+    (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
+    assert (event["component"], event["step"]) == ("trainer", 1)
+
+
+@pytest.fixture(scope="module")
+def killed(arguments: list[str], cut: Run) -> Run:
+    """Without a stop time, after all that reads what the first has left: the second step, and a third.
+
+    In the third's rollout the solver is killed (SIGKILL), which is not started again.
+    """
+    folder, since = cut.folder, time.time()
 
     def kill(watch: Watch) -> None:
-        wait_for(lambda: beat(3, "rollout")(folder, 0), RUN_LIMIT_S)
+        wait_for(lambda: beat(3, "rollout")(folder, since), RUN_LIMIT_S)
         port = OmegaConf.load(folder / "resolved.yaml").solver.port
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
                 os.kill(connection.pid, signal.SIGKILL)
 
-    return run_stage("challenger", arguments, folder, kill)
+    return run_stage("challenger", [*arguments, "trainer.save_freq=1"], folder, kill)
 
 
 @pytest.fixture(scope="module")
 def metrics(killed: Run) -> list[dict[str, Any]]:
-    """Of the steps it has ended."""
-    return killed.lines("metrics/attempt_001.jsonl")
+    """Of the steps that the two starts have ended."""
+    return killed.lines("metrics/attempt_001.jsonl") + killed.lines("metrics/attempt_002.jsonl")
 
 
 @pytest.fixture(scope="module")
 def rollouts(killed: Run) -> list[dict[str, Any]]:
     return killed.lines("dumps/step_0001.jsonl") + killed.lines("dumps/step_0002.jsonl")
+
+
+def test_a_rerun_resumes_after_the_last_step(killed: Run) -> None:
+    assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
+
+
+def test_a_resumed_run_draws_the_data_of_an_unbroken_one(killed: Run) -> None:
+    assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
+
+
+def test_a_resumed_run_starts_from_the_saved_weights(killed: Run) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    first, second = checkpoint_weights(killed, 1)[name], checkpoint_weights(killed, 2)[name]
+    step = (second - first).abs().max()
+    assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
 
 
 def test_a_key_of_the_users_own_reaches_the_trainers_config(killed: Run) -> None:
@@ -155,10 +233,13 @@ def test_the_sampler_and_the_actor_agree_on_the_log_probs(metrics: list[dict[str
         assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
 
 
-def test_heartbeats_tell_the_phases_in_order(killed: Run) -> None:
+def test_heartbeats_are_the_phases_in_order(killed: Run) -> None:
     beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
-    expected = [(0, "start-up"), *((step, phase) for step in (1, 2) for phase in PHASES), (3, "rollout")]
-    assert beats[: len(expected)] == expected
+    assert beats[0] == (0, "start-up")
+    resumed_at = max(place for place, (_, phase) in enumerate(beats) if phase == "start-up")
+    assert [beat for beat in beats[:resumed_at] if beat[1] in PHASES] == [(1, phase) for phase in PHASES]
+    expected = [*((2, phase) for phase in PHASES), (3, "rollout")]
+    assert beats[resumed_at + 1 :][: len(expected)] == expected
 
 
 def test_training_moved_the_weights(killed: Run, speaking_model: Path) -> None:
@@ -186,112 +267,136 @@ def test_a_killed_service_leaves_no_step_half_written(killed: Run) -> None:
     assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
 
 
-@pytest.fixture(scope="module")
-def resumed(arguments: list[str], killed: Run, metrics: list[dict[str, Any]]) -> Run:
-    """The same command again, after all that reads the killed run's files has had its turn."""
-    run = run_stage("challenger", arguments, killed.folder)
-    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
-    return run
+def test_nothing_listened_beyond_loopback(killed: Run) -> None:
+    assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
+    beyond = {
+        (ip, port): command
+        for (ip, port), command in killed.watch.listeners.items()
+        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+    }
+    assert beyond == {}
 
 
-def test_the_run_ends_with_a_summary_that_names_what_it_left(resumed: Run) -> None:
+# What a finished run leaves.
+
+
+def test_the_run_ends_with_a_summary_that_names_what_it_left(finished: Run) -> None:
     for name in ("checkpoint", "export", "rollout dumps", "metrics", "logs"):
-        assert name in resumed.out
-    assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 3
+        assert name in finished.out
+    assert json.loads((finished.folder / "summary.json").read_text())["figures"]["steps"] == STEPS
 
 
-def test_a_rerun_resumes_after_the_last_step(resumed: Run) -> None:
-    assert [line["step"] for line in resumed.lines("metrics/attempt_002.jsonl")] == [3]
-    assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 3
-    assert json.loads((resumed.export / "export.json").read_text())["source"]["step"] == "global_step_3"
-
-
-def test_a_resumed_run_draws_the_data_of_an_unbroken_one(resumed: Run) -> None:
-    assert dumped_order(resumed, (1, 2, 3)) == unbroken_order(resumed.config, 3)
-
-
-def test_a_resumed_run_goes_on_from_the_saved_weights(resumed: Run) -> None:
-    name = "model.layers.0.mlp.up_proj.weight"
-    second, third = checkpoint_weights(resumed, 2)[name], checkpoint_weights(resumed, 3)[name]
-    step = (third - second).abs().max()
-    assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
+def test_the_export_is_of_the_last_step(finished: Run) -> None:
+    source = json.loads((finished.export / "export.json").read_text())["source"]
+    assert source["step"] == f"global_step_{STEPS}"
 
 
 def test_the_export_is_the_checkpoint_in_bfloat16_and_gives_its_log_probs(
-    resumed: Run, speaking_model: Path
+    finished: Run, speaking_model: Path
 ) -> None:
-    exported = AutoModelForCausalLM.from_pretrained(resumed.export, dtype=torch.bfloat16)
+    exported = AutoModelForCausalLM.from_pretrained(finished.export, dtype=torch.bfloat16)
     # Loaded as bfloat16 before the weights come in: a cast of the whole model would round its rotary table.
     from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.bfloat16)
-    from_checkpoint.load_state_dict(checkpoint_weights(resumed, 3))
-    tokenizer = AutoTokenizer.from_pretrained(resumed.export)
+    from_checkpoint.load_state_dict(checkpoint_weights(finished, STEPS))
+    tokenizer = AutoTokenizer.from_pretrained(finished.export)
     ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
     with torch.no_grad():
         ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
     assert torch.allclose(ours, theirs, atol=1e-4)
 
 
-def test_the_export_keeps_the_chat_template(resumed: Run, speaking_model: Path) -> None:
-    exported, original = (AutoTokenizer.from_pretrained(p) for p in (resumed.export, speaking_model))
+def test_the_export_keeps_the_chat_template(finished: Run, speaking_model: Path) -> None:
+    exported, original = (AutoTokenizer.from_pretrained(p) for p in (finished.export, speaking_model))
     assert exported.chat_template == original.chat_template
     assert exported.eos_token == original.eos_token == "<|im_end|>"
 
 
-def test_no_process_of_the_run_is_left_and_its_ports_are_free(resumed: Run) -> None:
-    assert_nothing_left(resumed)
-
-
-def test_nothing_listened_beyond_loopback(resumed: Run) -> None:
-    assert (resumed.config.retrieval.host, resumed.config.retrieval.port) in resumed.watch.listeners
-    beyond = {
-        (ip, port): command
-        for (ip, port), command in resumed.watch.listeners.items()
-        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+def test_the_result_names_checkpoint_and_export_and_counts_the_attempts_tokens(finished: Run) -> None:
+    result = read_result(finished.folder)
+    assert result and result.outputs == {
+        "checkpoint": finished.folder / f"global_step_{STEPS}",
+        "export": finished.export,
     }
-    assert beyond == {}
+    steps = [line["data"] for line in finished.lines("metrics/attempt_001.jsonl")]
+    attempts = sum(
+        step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"] for step in steps
+    )
+    of_rollouts = sum(step["perf/total_num_tokens"] for step in steps)
+    assert result.tokens == of_rollouts + attempts > attempts > 0
+
+
+def test_tensorboard_has_the_metrics(finished: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished.folder / "tensorboard"))
+    events.Reload()
+    assert [scalar.step for scalar in events.Scalars("drzero/reward/score")] == [1, 2]
+
+
+# The failed run finished, and the next iteration's on top of it.
+
+
+@pytest.fixture(scope="module")
+def resumed(arguments: list[str], killed: Run, metrics: list[dict[str, Any]]) -> Run:
+    """The same command again, after all that reads the killed run's files has had its turn."""
+    run = run_stage("challenger", [*arguments, "trainer.save_freq=1"], killed.folder)
+    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
+    return run
 
 
 @pytest.fixture(scope="module")
 def continued(arguments: list[str], resumed: Run) -> Run:
     """The next iteration's challenger: a folder of its own, one step on from where the last one ended."""
     choices = ["run.name=next", f"continue_from={resumed.folder}", "trainer.total_training_steps=4"]
-    run = run_stage("challenger", [*arguments, *choices], resumed.folder.parent / "next")
+    run = run_stage(
+        "challenger", [*arguments, *choices, "trainer.save_freq=1"], resumed.folder.parent / "next"
+    )
     assert run.code == 0, run.err[-3000:] + run.out[-6000:]
     return run
 
 
-def test_the_next_iteration_goes_on_counting(continued: Run) -> None:
-    assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
-    assert [path.name for path in continued.folder.glob("global_step_*")] == ["global_step_4"]
+@pytest.mark.slow("a third start of the trainer: `killed` is a resumed run as well, `finished` has an export")
+class TestFinishedAfterAFailure:
+    def test_the_rerun_makes_the_step_that_is_left(self, resumed: Run) -> None:
+        assert [line["step"] for line in resumed.lines("metrics/attempt_003.jsonl")] == [3]
+        assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 3
+        assert json.loads((resumed.export / "export.json").read_text())["source"]["step"] == "global_step_3"
+
+    def test_it_draws_the_data_of_an_unbroken_one(self, resumed: Run) -> None:
+        assert dumped_order(resumed, (1, 2, 3)) == unbroken_order(resumed.config, 3)
+
+    def test_it_starts_from_the_saved_weights(self, resumed: Run) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        second, third = checkpoint_weights(resumed, 2)[name], checkpoint_weights(resumed, 3)[name]
+        assert 0 < (third - second).abs().max() < 5e-3
+
+    def test_no_process_of_the_run_is_left_and_its_ports_are_free(self, resumed: Run) -> None:
+        assert_nothing_left(resumed)
 
 
-def test_the_next_iteration_draws_the_data_of_one_unbroken_run(continued: Run) -> None:
-    assert dumped_order(continued, (4,)) == unbroken_order(continued.config, 4)[3:]
+@pytest.mark.slow("a start of the trainer; test_pipeline_continuation.py covers what is linked and refused")
+class TestTheNextIteration:
+    def test_it_keeps_counting(self, continued: Run) -> None:
+        assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
+        assert [path.name for path in continued.folder.glob("global_step_*")] == ["global_step_4"]
 
+    def test_it_draws_the_data_of_one_unbroken_run(self, continued: Run) -> None:
+        assert dumped_order(continued, (4,)) == unbroken_order(continued.config, 4)[3:]
 
-def test_the_next_iteration_takes_over_weights_and_optimizer(resumed: Run, continued: Run) -> None:
-    name = "model.layers.0.mlp.up_proj.weight"
-    third, fourth = checkpoint_weights(resumed, 3)[name], checkpoint_weights(continued, 4)[name]
-    assert 0 < (fourth - third).abs().max() < 5e-3  # one step of Adam at 1e-3
-    shard = continued.folder / "global_step_4" / "actor" / "optim_world_size_1_rank_0.pt"
-    optimizer = torch.load(shard, weights_only=False)
-    assert {int(state["step"]) for state in optimizer["state"].values()} == {4}
+    def test_it_takes_over_weights_and_optimizer(self, resumed: Run, continued: Run) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        third, fourth = checkpoint_weights(resumed, 3)[name], checkpoint_weights(continued, 4)[name]
+        assert 0 < (fourth - third).abs().max() < 5e-3  # one step of Adam at 1e-3
+        shard = continued.folder / "global_step_4" / "actor" / "optim_world_size_1_rank_0.pt"
+        optimizer = torch.load(shard, weights_only=False)
+        assert {int(state["step"]) for state in optimizer["state"].values()} == {4}
 
-
-def test_the_result_names_checkpoint_and_export_and_counts_the_attempts_tokens(continued: Run) -> None:
-    result = read_result(continued.folder)
-    assert result and result.outputs == {
-        "checkpoint": continued.folder / "global_step_4",
-        "export": continued.export,
-    }
-    step = continued.lines("metrics/attempt_001.jsonl")[0]["data"]
-    attempts = step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"]
-    assert result.tokens == step["perf/total_num_tokens"] + attempts > attempts > 0
-
-
-def test_tensorboard_has_the_metrics(continued: Run) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(continued.folder / "tensorboard"))
-    events.Reload()
-    assert [scalar.step for scalar in events.Scalars("drzero/reward/score")] == [4]
+    def test_its_result_is_of_its_own_step(self, continued: Run) -> None:
+        result = read_result(continued.folder)
+        assert result and result.outputs == {
+            "checkpoint": continued.folder / "global_step_4",
+            "export": continued.export,
+        }
+        step = continued.lines("metrics/attempt_001.jsonl")[0]["data"]
+        attempts = step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"]
+        assert result.tokens == step["perf/total_num_tokens"] + attempts > attempts > 0

@@ -1,4 +1,4 @@
-"""One question through real services: every hop is told, and a broken one names its component."""
+"""One question through real services: every probe is printed, and a broken one names its component."""
 
 import asyncio
 import io
@@ -12,17 +12,25 @@ import pytest
 from conftest import Prepared, StartPeer, unused_port
 from omegaconf import DictConfig, OmegaConf
 
-from ops.services import ServiceDied, ServiceSpec
-from pipeline.check_services import HopFailed, Question, Walk, choose_question, go, split_stage, walk_through
+from ops.services.services import ServiceDied, ServiceSpec
 from pipeline.cli import main
+from pipeline.commands.check_services import (
+    ProbeFailed,
+    ProbeQuestion,
+    Probes,
+    choose_question,
+    probe_stage,
+    run_probes,
+    split_stage,
+)
 from pipeline.compose import compose_stage, resolve
-from pipeline.finding import CheckError
+from pipeline.errors import CheckError
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.tool_calls import render_tool_call
 
-ASKED = Question("Who came?", "Vell", "Town\nVell came to town.", 1)
+ASKED = ProbeQuestion("Who came?", "Vell", "Town\nVell came to town.", 1)
 PASSAGE = {"title": "Town", "text": "Vell came.", "contents": "Town\nVell came."}
-HOPS = ["search", "solver turn", "tool call", "answer", "reward"]
+PROBES = ["search", "solver turn", "tool call", "answer", "reward"]
 
 
 def retrieve(body: dict[str, Any]) -> dict[str, Any]:
@@ -47,10 +55,10 @@ def scripted(*texts: str) -> Callable[[dict[str, Any]], Any]:
     return lambda body: {"choices": [{"text": left.pop(0), "finish_reason": "stop"}]}
 
 
-def walked(config: DictConfig, stage: str = "challenger") -> Walk:
-    walk = Walk()
-    asyncio.run(go(config, stage, ASKED, walk))
-    return walk
+def probed(config: DictConfig, stage: str = "challenger") -> Probes:
+    probes = Probes()
+    asyncio.run(probe_stage(config, stage, ASKED, probes))
+    return probes
 
 
 def test_a_question_goes_from_the_search_to_the_reward(config: DictConfig, start_peer: StartPeer) -> None:
@@ -58,26 +66,26 @@ def test_a_question_goes_from_the_search_to_the_reward(config: DictConfig, start
     call, right, wrong = render_tool_call(["town"]), "<answer>Vell</answer>", "<answer>Orrin</answer>"
     config.solver.concurrency = 1
     use(config, "solver", start_peer("/v1/completions", scripted(call, right, wrong)).url)
-    walk = walked(config)
-    assert [hop.name for hop in walk.hops] == HOPS
-    search, turn, tool, answer, reward = walk.hops
-    assert search.got > search.sent > 0 and search.component == "retrieval"
-    assert "3 turns of 2 attempts" in turn.outcome and turn.got > 0
-    assert "1 of 1 were searches" in tool.outcome and 0 < tool.sent < len(call) and tool.got > 0
+    probes = probed(config)
+    assert [probe.name for probe in probes.done] == PROBES
+    search, turn, tool, answer, reward = probes.done
+    assert search.received > search.sent > 0 and search.component == "retrieval"
+    assert "3 turns of 2 attempts" in turn.outcome and turn.received > 0
+    assert "1 of 1 were searches" in tool.outcome and 0 < tool.sent < len(call) and tool.received > 0
     assert "2 of 2 attempts gave one: 'Vell', 'Orrin'" in answer.outcome
     assert reward.outcome.startswith("1.500: 1 of 2 right, difficulty 1.00, format 1.00")
-    assert all(hop.ok and hop.seconds >= 0 for hop in walk.hops)
+    assert all(probe.ok and probe.seconds >= 0 for probe in probes.done)
 
 
-def test_where_the_solver_searches_nothing_the_tool_is_walked_all_the_same(
+def test_if_the_solver_makes_no_search_the_tool_is_probed_all_the_same(
     config: DictConfig, start_peer: StartPeer
 ) -> None:
     retrieval = start_peer("/retrieve", retrieve)
     use(config, "retrieval", retrieval.url)
     use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
-    walk = walked(config)
-    assert [hop.name for hop in walk.hops] == HOPS
-    assert "written here" in walk.hops[2].outcome
+    probes = probed(config)
+    assert [probe.name for probe in probes.done] == PROBES
+    assert "written here" in probes.done[2].outcome
     assert [request["queries"] for request in retrieval.requests] == [[ASKED.text], [ASKED.text]]
 
 
@@ -86,25 +94,29 @@ def test_a_solver_that_answers_500_is_named_with_its_answer_and_what_to_do(
 ) -> None:
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     use(config, "solver", start_peer("/v1/completions", lambda body: 500).url)
-    walk = Walk()
-    with pytest.raises(HopFailed, match=r"(?s)hop 'solver turn' failed at solver .*HTTP 500.*solver\.log"):
-        asyncio.run(go(config, "challenger", ASKED, walk))
-    assert [(hop.name, hop.ok) for hop in walk.hops] == [("search", True), ("solver turn", False)]
+    probes = Probes()
+    with pytest.raises(
+        ProbeFailed, match=r"(?s)probe 'solver turn' failed at solver .*HTTP 500.*solver\.log"
+    ):
+        asyncio.run(probe_stage(config, "challenger", ASKED, probes))
+    assert [(probe.name, probe.ok) for probe in probes.done] == [("search", True), ("solver turn", False)]
 
 
 def test_a_solver_that_refuses_the_request_is_named_too(config: DictConfig, start_peer: StartPeer) -> None:
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     use(config, "solver", start_peer("/v1/completions", lambda body: 404).url)
-    with pytest.raises(HopFailed, match=r"(?s)'solver turn' failed at solver .*HTTP 404"):
-        walked(config)
+    with pytest.raises(ProbeFailed, match=r"(?s)'solver turn' failed at solver .*HTTP 404"):
+        probed(config)
 
 
-def test_a_retrieval_service_that_fails_is_the_first_hop_to_fail(
+def test_a_retrieval_service_that_fails_is_the_first_probe_to_fail(
     config: DictConfig, start_peer: StartPeer
 ) -> None:
     use(config, "retrieval", start_peer("/retrieve", lambda body: 500).url)
-    with pytest.raises(HopFailed, match=r"(?s)hop 'search' failed at retrieval .*HTTP 500.*retrieval\.log"):
-        walked(config)
+    with pytest.raises(
+        ProbeFailed, match=r"(?s)probe 'search' failed at retrieval .*HTTP 500.*retrieval\.log"
+    ):
+        probed(config)
 
 
 def test_a_search_that_fails_in_an_attempt_is_the_retrievals_fault_and_not_the_solvers(
@@ -114,8 +126,8 @@ def test_a_search_that_fails_in_an_attempt_is_the_retrievals_fault_and_not_the_s
     use(config, "retrieval", start_peer("/retrieve", lambda body: next(answers, 500)).url)
     call = render_tool_call(["town"])
     use(config, "solver", start_peer("/v1/completions", scripted(call, call)).url)
-    with pytest.raises(HopFailed, match=r"(?s)hop 'tool call' failed at retrieval: .*HTTP 500"):
-        walked(config)
+    with pytest.raises(ProbeFailed, match=r"(?s)probe 'tool call' failed at retrieval: .*HTTP 500"):
+        probed(config)
 
 
 def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(
@@ -123,14 +135,16 @@ def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(
 ) -> None:
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
-    with pytest.raises(HopFailed, match=r"no integrity.*\+question="):
-        asyncio.run(go(config, "challenger", Question("Who is Vell?", "Vell", "d", 1), Walk()))
+    with pytest.raises(ProbeFailed, match=r"no integrity.*\+question="):
+        asyncio.run(
+            probe_stage(config, "challenger", ProbeQuestion("Who is Vell?", "Vell", "d", 1), Probes())
+        )
 
 
 def test_the_solver_stage_has_no_served_model_to_ask(config: DictConfig, start_peer: StartPeer) -> None:
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
-    walk = walked(config, "solver")
-    assert [hop.name for hop in walk.hops] == ["search", "tool call", "reward"]
+    probes = probed(config, "solver")
+    assert [probe.name for probe in probes.done] == ["search", "tool call", "reward"]
 
 
 # A service that dies under the first search.
@@ -156,7 +170,7 @@ def test_a_retrieval_service_that_dies_is_named_with_its_last_words(
         health_url=f"http://127.0.0.1:{config.retrieval.port}/health",
     )
     with pytest.raises(ServiceDied, match=r"(?s)service 'retrieval' died: exit code 3.*lost my index"):
-        walk_through(config, [spec], ASKED, "challenger")
+        run_probes(config, [spec], ASKED, "challenger")
 
 
 # The question -----------------------------------------------------------------------------------------------
@@ -211,7 +225,7 @@ def test_the_demos_services_answer_a_question_and_leave_nothing(
         code = main(["check-services", *overrides])
     assert (code, err.getvalue()) == (0, "")
     told = out.getvalue()
-    assert all(hop in told for hop in HOPS)
+    assert all(probe in told for probe in PROBES)
     assert "[retrieval] stopped" in told and "[solver] stopped" in told
     left = {path.name for path in (tmp_path / "check").iterdir()}
     assert left == {"lock", "logs"}

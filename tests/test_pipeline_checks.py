@@ -13,9 +13,9 @@ from solver_rows import solver_row
 from transformers import AutoTokenizer
 
 from data.parquet_io import write_training_rows
-from pipeline.checks import load_chat_tokenizer
 from pipeline.cli import main
-from pipeline.finding import CheckError
+from pipeline.errors import CheckError
+from pipeline.preflight.tokenizers import load_chat_tokenizer
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -150,7 +150,7 @@ def test_an_asynchronous_challenger_is_refused_as_off_policy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, mode: str
 ) -> None:
     message = refusal(capsys, *challenger(prepared, tmp_path / "ck", f"mode={mode}"))
-    assert "HRPO is on-policy: use mode=sync, or say allow_off_policy=true" in message
+    assert "HRPO is on-policy: use mode=sync, or set allow_off_policy=true" in message
     assert not (tmp_path / "ck").exists()
 
 
@@ -218,11 +218,11 @@ def test_prompts_that_are_no_training_rows_are_refused(
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("challanger", "challenger"), ("prepare_data", "prepare-data")])
-def test_an_unknown_stage_is_refused_with_the_nearest(
+def test_an_unknown_command_is_refused_with_the_nearest(
     capsys: pytest.CaptureFixture[str], typed: str, meant: str
 ) -> None:
     assert main([typed]) == 2
-    assert f"there is no stage {typed!r}: did you mean {meant!r}?" in capsys.readouterr().err
+    assert f"no command {typed!r}: did you mean {meant!r}?" in capsys.readouterr().err
 
 
 def test_an_index_of_other_content_is_left_alone_unless_it_is_to_be_replaced(
@@ -292,7 +292,7 @@ def test_a_disk_without_room_is_refused_with_what_is_wanted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
 ) -> None:
     message = refusal(capsys, *challenger(prepared, tmp_path / "ck", "run.min_free_gb=1000000"))
-    assert str(tmp_path / "ck" / "tiny") in message and "run.min_free_gb=1e+06 are wanted" in message
+    assert str(tmp_path / "ck" / "tiny") in message and "run.min_free_gb=1e+06 are required" in message
     assert files_below(tmp_path) == []
 
 
@@ -319,13 +319,13 @@ def test_questions_that_are_not_there_are_refused_with_the_stage_that_makes_them
     assert not (tmp_path / "tiny").exists()
 
 
-def test_every_fault_is_told_not_only_the_first(
+def test_every_fault_is_reported_not_only_the_first(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
 ) -> None:
-    faults = ["data.train_batch_size=6", "solver.attempts=1", "chroma.collection=papers"]
+    faults = ["data.train_batch_size=6", "run.min_free_gb=1000000", "chroma.collection=papers"]
     message = refusal(capsys, *challenger(prepared, tmp_path / "ck", *faults))
-    for told in ("3 errors", "is no multiple of", "solver.attempts", "papers"):
-        assert told in message
+    for part in ("3 errors", "is no multiple of", "run.min_free_gb", "papers"):
+        assert part in message
 
 
 def test_challenger_prompts_are_no_questions_for_a_solver(
@@ -344,8 +344,8 @@ def test_challenger_prompts_are_no_questions_for_a_solver(
         ("data.max_prompt_length=20", "4 of 4 prompts in"),
         ("prompts.form=full", "not worded for this run (prompts.form=full, 5 turns)"),
         ("mode=colocate_async", "no partial rollouts: use mode=sync"),
-        ("iteration=2", "solver_iter1_hf, neither a folder nor on a hub"),
-        ("run.min_free_gb=1000000", "run.min_free_gb=1e+06 are wanted"),
+        ("iteration=2", "solver_iter1_hf, neither a folder nor on a reachable hub"),
+        ("run.min_free_gb=1000000", "run.min_free_gb=1e+06 are required"),
     ],
     ids=["too few", "too long", "worded otherwise", "asynchronous", "no export", "no room"],
 )

@@ -1,24 +1,66 @@
-"""The command line itself: what it says of errors, and what it does not wait for."""
+"""The command line itself: how it reports errors, what it does not import, and its help."""
 
+import json
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from pipeline.cli import _EXPECTED
+from ops.errors import OutOfTime, RunFailed, UserError
+from pipeline import cli
 
 
-@pytest.mark.parametrize("name", _EXPECTED)
-def test_every_error_that_is_told_in_one_line_exists(name: str) -> None:
-    module, _, error = name.partition(":")
-    assert issubclass(getattr(import_module(module), error), Exception)
+@pytest.mark.parametrize(("error", "code"), [(UserError, 2), (RunFailed, 1), (OutOfTime, 75)])
+def test_an_error_of_the_family_is_one_line_and_its_exit_code(
+    error: type[UserError | RunFailed | OutOfTime],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(command: cli.CliCommand, arguments: object) -> None:
+        raise error("what is wrong")
+
+    monkeypatch.setattr(cli.CliCommand, "__call__", fail)
+    assert cli.main(["status"]) == code
+    assert capsys.readouterr().err == "drzero status: what is wrong\n"
 
 
-def test_a_mistyped_key_is_told_before_anything_large_is_imported() -> None:
+def test_a_mistyped_key_is_reported_before_anything_large_is_imported() -> None:
     code = (
         "import sys; from pipeline.cli import main; code = main(['challenger', 'data.train_batch_sise=8']); "
         "print(code, sorted({'verl', 'ray', 'transformers', 'chromadb'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "2 []\n" and "data.train_batch_size" in done.stderr
+
+
+def test_help_imports_no_large_package() -> None:
+    code = (
+        "import sys; from pipeline.cli import main; main(['--help']); "
+        "print(sorted({'torch', 'omegaconf', 'psutil', 'rich', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_of_its_own_and_a_function_that_exists(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"drzero {name}" in out
+    module, _, function = cli.COMMANDS[name].function.partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_a_diagnosis_is_printed_and_the_exit_code_is_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    event = {"time": 1.0, "kind": "start", "component": "trainer", "text": "starting"}
+    (tmp_path / "logs" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert cli.main(["diagnose", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}: ")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.continuation import choose_start
-from pipeline.finding import CheckError
+from pipeline.checkpoints.resume import choose_start
+from pipeline.errors import CheckError
 from verl_ext.checkpoints import TRACKER, step_folder
 
 
@@ -120,7 +120,7 @@ def test_a_recorded_checkpoint_that_is_gone_is_refused_and_not_trained_anew(
 ) -> None:
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / TRACKER).write_text("6")
-    assert "it is gone or not whole" in refusal(config_of(tmp_path, tiny_model))
+    assert "it is missing or incomplete" in refusal(config_of(tmp_path, tiny_model))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.compose import compose_plain, resolve
-from pipeline.compute_checks import check_together
-from pipeline.cost import Estimate, estimate
-from pipeline.finding import Finding
-from pipeline.machine import declared_machine, known_gpu
+from pipeline.preflight.compute import check_together
+from pipeline.preflight.context import CheckContext, Readings
+from pipeline.preflight.cost import Estimate, estimate
+from pipeline.preflight.finding import Finding
+from pipeline.preflight.machine import declared_machine, known_gpu
 from pipeline.rates import GPUS, usd_per_hour
-from pipeline.subject import Readings, Subject
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +22,18 @@ def base() -> DictConfig:
     return compose_plain("challenger", ["hardware=8xh100", "compute=8xh100", "model=qwen2.5-7b"])
 
 
-def subject(base: DictConfig, folder: Path, **changes: object) -> Subject:
+def context_of(base: DictConfig, folder: Path, **changes: object) -> CheckContext:
     config = base.copy()
     OmegaConf.update(config, "paths.checkpoints", str(folder))
     for key, value in changes.items():
         OmegaConf.update(config, key.replace("__", "."), value)
     resolved = resolve(config)
     machine = declared_machine(resolved, starting=False)
-    return Subject(resolved, "challenger", machine, False, False, Readings())
+    return CheckContext(resolved, "challenger", machine, False, False, Readings())
 
 
 def of(base: DictConfig, folder: Path, **changes: object) -> Estimate:
-    found = estimate(subject(base, folder, **changes))
+    found = estimate(context_of(base, folder, **changes))
     assert found is not None
     return found
 
@@ -90,7 +90,7 @@ def test_without_an_earlier_run_the_step_time_is_assumed_and_a_range(
 def test_an_earlier_start_of_the_run_measures_it_without_its_first_step(
     base: DictConfig, tmp_path: Path
 ) -> None:
-    config = subject(base, tmp_path).config
+    config = context_of(base, tmp_path).config
     run_earlier(tmp_path, config, [500, 60, 50, 70])
     found = of(base, tmp_path)
     assert found.source.startswith("measured") and "50 to 70 s" in found.source
@@ -98,7 +98,7 @@ def test_an_earlier_start_of_the_run_measures_it_without_its_first_step(
 
 
 def test_the_last_iteration_measures_the_next(base: DictConfig, tmp_path: Path) -> None:
-    run_earlier(tmp_path, subject(base, tmp_path).config, [500, 60, 50])
+    run_earlier(tmp_path, context_of(base, tmp_path).config, [500, 60, 50])
     assert of(base, tmp_path, iteration=2).source.startswith("measured")
 
 
@@ -109,7 +109,7 @@ def test_the_last_iteration_measures_the_next(base: DictConfig, tmp_path: Path) 
 def test_another_batch_machine_or_model_measures_nothing(
     base: DictConfig, tmp_path: Path, key: str, value: object
 ) -> None:
-    run_earlier(tmp_path, subject(base, tmp_path, **{key: value}).config, [500, 60, 50])
+    run_earlier(tmp_path, context_of(base, tmp_path, **{key: value}).config, [500, 60, 50])
     assert of(base, tmp_path).source.startswith("assumed")
 
 
@@ -124,7 +124,7 @@ def test_more_gpus_are_faster(base: DictConfig, tmp_path: Path) -> None:
 
 
 def test_a_later_challenger_of_a_loop_has_its_own_steps_alone(base: DictConfig, tmp_path: Path) -> None:
-    later = subject(base, tmp_path, iteration=3)
+    later = context_of(base, tmp_path, iteration=3)
     assert "; 150 steps" in str(estimate(later))  # by itself it would have to do all of them
     assert "; 50 steps" in str(estimate(replace(later, ahead=True)))
 

@@ -22,21 +22,21 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from data.benchmarks import Question, load_benchmark
+from data.benchmarks import BenchmarkQuestion, load_benchmark
 from data.errors import DataError
-from ops.events import OUT_OF_TIME, read_json_lines
-from ops.lock import AlreadyRunning, HeldLock
-from ops.services import ServiceDied, ServiceSpec
-from pipeline import evaluate
+from ops.errors import OutOfTime
+from ops.process.lock import AlreadyRunning, HeldLock
+from ops.process.logs import OUT_OF_TIME, read_json_lines
+from ops.services.services import ServiceDied, ServiceSpec
 from pipeline.cli import main
 from pipeline.compose import compose_stage, resolve
-from pipeline.evaluate import answer_record, load_questions, run_evaluate
-from pipeline.evaluation_table import PAPER_BENCHMARKS, evaluation_table, score_all
-from pipeline.finding import CheckError
-from pipeline.out_of_time import OutOfTime
-from pipeline.preflight import preflight
-from pipeline.served_model import ConversationsFailed
-from pipeline.stage_result import read_result
+from pipeline.errors import CheckError
+from pipeline.preflight.run import preflight
+from pipeline.stages import evaluate
+from pipeline.stages.conversations import ConversationsFailed
+from pipeline.stages.evaluate import answer_record, load_questions, run_evaluate
+from pipeline.stages.result import read_result
+from pipeline.stages.scores import PAPER_BENCHMARKS, evaluation_table, score_all
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.method.solver_agent import SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call
@@ -59,7 +59,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
-Reply = Callable[[Question], str | int]
+Reply = Callable[[BenchmarkQuestion], str | int]
 """What the model says to a question, or the HTTP status with which its server fails."""
 
 
@@ -143,11 +143,11 @@ def compose(composed: DictConfig, prepared: Prepared, tmp_path: Path) -> Compose
     return changed
 
 
-def right(question: Question) -> str:
+def right(question: BenchmarkQuestion) -> str:
     return f"<answer>{question.targets[0]}</answer>"
 
 
-def wrong(question: Question) -> str:
+def wrong(question: BenchmarkQuestion) -> str:
     return "<answer>somebody else</answer>"
 
 
@@ -226,7 +226,7 @@ def test_a_killed_run_asks_only_what_its_journal_lacks(start_script: StartScript
 def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_rest(
     start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def until_the_third(question: Question) -> str:
+    def until_the_third(question: BenchmarkQuestion) -> str:
         if len(script.asked) == 3:
             monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
         return right(question)
@@ -234,7 +234,7 @@ def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_r
     script = start_script(until_the_third)
     config = compose(script, "solver.concurrency=1")
     with pytest.raises(
-        OutOfTime, match=r"after 3 of 8 conversations.*Finished ones are kept: rerun to go on"
+        OutOfTime, match=r"after 3 of 8 conversations.*Finished ones are kept: rerun to resume"
     ):
         run_evaluate(config)
     folder, kept = Path(config.run.dir), answered(config)
@@ -312,7 +312,7 @@ def test_a_question_that_the_server_fails_is_counted_not_scored_and_asked_again_
 ) -> None:
     lost: list[str] = []
 
-    def fails_one(question: Question) -> str | int:
+    def fails_one(question: BenchmarkQuestion) -> str | int:
         if question.hop == 4 and (not lost or question.key in lost):
             lost.append(question.key)
             return 503
@@ -405,6 +405,7 @@ def test_what_a_killed_run_was_writing_is_removed(start_script: StartScript, com
 # --- the real parts -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("`launched_loop` evaluates base and solver by the command")
 def test_a_model_is_served_asked_and_scored_by_the_command(
     prepared: Prepared, speaking_model: Path, tmp_path: Path
 ) -> None:
@@ -512,13 +513,15 @@ def test_questions_that_name_no_document_are_taken_as_they_are(compose: Compose,
 
 
 @pytest.mark.skipif(find_spec("sglang") is not None, reason="where SGLang is installed it may be asked for")
-@pytest.mark.parametrize(("engine", "needs_it"), [("solver.engine", True), ("rollout.name", False)])
-def test_sglang_is_needed_only_where_it_serves_the_model(
-    compose: Compose, engine: str, needs_it: bool
-) -> None:
-    key = engine if needs_it else f"actor_rollout_ref.{engine}"
-    report = preflight(compose(None, f"{key}=sglang"), "evaluate", starting=True)
-    assert any("SGLang" in finding.why for finding in report.errors) == needs_it
+def test_sglang_is_needed_where_it_serves_the_model(compose: Compose) -> None:
+    report = preflight(compose(None, "solver.engine=sglang"), "evaluate", starting=True)
+    assert any("SGLang" in finding.why for finding in report.errors)
+
+
+def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared: Prepared) -> None:
+    """The loop hands every stage the same overrides; this stage has no part of veRL's to judge."""
+    overrides = [*prepared.overrides(prepared.corpus), "actor_rollout_ref.rollout.name=sglang"]
+    assert "actor_rollout_ref" not in compose_stage("evaluate", overrides)
 
 
 # --- the config ---------------------------------------------------------------------------------------------
@@ -565,7 +568,7 @@ def test_an_answer_is_recorded_with_what_led_to_it() -> None:
     )
     trajectory = Trajectory((Turn("a", calls), Turn("<answer>The Vell</answer>", truncated=True)))
     attempt = SolverAttempt(trajectory, True, None, 30, 12, 1, 0.5, answer="The Vell")
-    kept = answer_record(Question("nq", "7", "Who came?", ("Vell", "Vell Orn"), None), attempt)
+    kept = answer_record(BenchmarkQuestion("nq", "7", "Who came?", ("Vell", "Vell Orn"), None), attempt)
     assert (kept["key"], kept["answer"], kept["right"], kept["f1"]) == ("nq/7", "The Vell", True, 1.0)
     assert (kept["turns"], kept["truncated_turns"], kept["calls"], kept["invalid_calls"]) == (2, 1, 2, 1)
     assert Trajectory.from_dict(kept["trajectory"]) == trajectory

@@ -1,6 +1,8 @@
-"""The whole loop on tiny models: killed in the middle, run again, and then asked to do what it must refuse.
+"""The whole loop on tiny models: cut off in the middle, run again, and then asked to do what it must refuse.
 
-The full matrix of kills is `make chaos`; this is its short form (see `chaos.py` for what is checked).
+The first tier asserts on `launched_loop`, which a container's preemption has cut off, and runs the same loop
+on its folder from here. The second kills a loop of its own in every stage (see `chaos.py` for what is
+checked); all six points of each are `make chaos`.
 """
 
 import json
@@ -12,17 +14,24 @@ from pathlib import Path
 import pytest
 from chaos import STEPS, Kill, Loop, Recovery, attack, small_loop
 from conftest import Prepared
+from launched_loop import CUT, LaunchedLoop
 
+from ops.errors import OutOfTime
 from pipeline.cli import main
 from pipeline.compose import compose_stage
-from pipeline.evolve import _run_stage, run_evolve
-from pipeline.loop import compose_loop, plan_loop
-from pipeline.manifest import Manifest
-from pipeline.out_of_time import OutOfTime
+from pipeline.loop.evolve import _run_stage, run_evolve
+from pipeline.loop.manifest import Manifest
+from pipeline.loop.plan import compose_loop, plan_loop
 from verl_ext.stop_time import STOP_VARIABLE
 
 pytestmark = pytest.mark.timeout(3600)
-KILLS = [Kill("synthesize", "at 50% of the samples", "tree")]
+KILLS = [
+    Kill("challenger", "while step 2 is saved", "supervisor"),
+    Kill("synthesize", "at 50% of the samples", "tree"),
+    Kill("solver", "in the update of step 2", "tree"),
+    Kill("merge", "while weights are written", "supervisor"),
+    Kill("evaluate", "at 60% of the answers", "tree"),
+]
 STAGES = (
     "evaluate_iter0",
     "challenger_iter1",
@@ -79,80 +88,88 @@ def attacked(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared, speak
     return Attacked(loop, arguments, recoveries, problems)
 
 
-def test_a_loop_killed_at_any_stage_recovers_without_a_trace(attacked: Attacked) -> None:
-    assert attacked.problems == [], attacked.loop.output.read_text()[-6000:]
+@pytest.mark.slow(
+    "a second witness of what `launched_loop` shows of one stage, and further starts of the trainer"
+)
+class TestKilledInEveryStage:
+    def test_a_loop_killed_at_any_stage_recovers_without_a_trace(self, attacked: Attacked) -> None:
+        assert attacked.problems == [], attacked.loop.output.read_text()[-6000:]
+
+    def test_the_kills_struck_where_they_were_meant_to(self, attacked: Attacked) -> None:
+        assert [recovery.struck for recovery in attacked.recoveries] == [True] * len(KILLS)
+
+    def test_only_the_killed_stages_were_started_twice(self, attacked: Attacked) -> None:
+        started_again = {name for name, entry in attacked.manifest.entries.items() if entry.starts > 1}
+        assert started_again == {f"{kill.stage}_iter1" for kill in KILLS}
 
 
-def test_the_kills_struck_where_they_were_meant_to(attacked: Attacked) -> None:
-    assert [recovery.struck for recovery in attacked.recoveries] == [True] * len(KILLS)
-
-
-def test_the_manifest_accounts_for_every_stage(attacked: Attacked) -> None:
-    entries = attacked.manifest.entries
+def test_the_manifest_accounts_for_every_stage(launched_loop: LaunchedLoop) -> None:
+    entries = Manifest(launched_loop.mounted / "evolve" / "manifest.json").entries
     assert tuple(entries) == STAGES
-    assert {name for name, entry in entries.items() if entry.starts > 1} == {
-        f"{kill.stage}_iter1" for kill in KILLS
-    }
+    assert {name for name, entry in entries.items() if entry.starts > 1} == {CUT}
     for entry in entries.values():
         assert entry.seconds > 0 and "verl" in entry.versions and entry.inputs
         assert all(Path(output["path"]).exists() for output in entry.outputs.values())
     assert all(entries[name].tokens > 0 for name in STAGES if not name.startswith("merge"))
 
 
-def test_the_loop_ends_with_the_scores_of_base_and_iteration(attacked: Attacked) -> None:
-    shown = attacked.loop.output.read_text().rpartition("exact match, 95 % interval")[2]
+def test_the_loop_ends_with_the_scores_of_base_and_iteration(launched_loop: LaunchedLoop) -> None:
+    shown = launched_loop.done.stdout.rpartition("exact match, 95 % interval")[2]
     assert "base" in shown and "iteration 1" in shown
     assert all(f"demo_{hop}hop" in shown for hop in (1, 2, 3, 4))
 
 
-def test_the_solver_was_trained_on_the_synthesized_rows(attacked: Attacked) -> None:
-    dump = (attacked.loop.checkpoints / "solver_iter1" / "dumps" / f"step_{STEPS:04d}.jsonl").read_text()
+def test_the_solver_was_trained_on_the_synthesized_rows(launched_loop: LaunchedLoop) -> None:
+    dump = (launched_loop.mounted / "solver_iter1" / "dumps" / f"step_{STEPS:04d}.jsonl").read_text()
     assert {json.loads(line)["reward"]["answer"] for line in dump.splitlines()} & {"Vell", "nobody"}
 
 
-def test_a_finished_loop_does_nothing_when_run_again(attacked: Attacked, drzero: DrZero) -> None:
-    before = attacked.manifest.entries
-    run = drzero("evolve", *attacked.arguments)
+def test_a_finished_loop_does_nothing_when_run_again(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+    manifest = launched_loop.mounted / "evolve" / "manifest.json"
+    before = Manifest(manifest).entries
+    run = drzero("evolve", *launched_loop.arguments)
     assert run.returncode == 0 and "[evolve]" not in run.stdout, run.stderr
-    assert attacked.manifest.entries == before
+    assert Manifest(manifest).entries == before
 
 
-def test_status_shows_the_loop_as_a_table(attacked: Attacked, drzero: DrZero) -> None:
-    run = drzero("status", *attacked.arguments[:3], *attacked.arguments[5:7])
+def test_status_shows_the_loop_as_a_table(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+    arguments = launched_loop.arguments
+    run = drzero("status", *arguments[:3], *arguments[5:7])
     assert run.returncode == 0, run.stderr
     assert all(name in run.stdout for name in STAGES) and run.stdout.count("complete") == len(STAGES)
 
 
 def test_a_changed_setting_of_a_finished_stage_is_refused_with_what_changed(
-    attacked: Attacked, drzero: DrZero
+    launched_loop: LaunchedLoop, drzero: DrZero
 ) -> None:
-    run = drzero("evolve", *attacked.arguments, "stages.solver.data.seed=7")
+    run = drzero("evolve", *launched_loop.arguments, "stages.solver.data.seed=7")
     assert run.returncode == 2
     assert "solver_iter1" in run.stderr and "data.seed: 42 → 7" in run.stderr and "--from" in run.stderr
 
 
-def test_a_changed_output_of_a_finished_stage_is_refused(attacked: Attacked, drzero: DrZero) -> None:
-    rejects = attacked.loop.checkpoints / "synthesize_iter1" / "rejects.jsonl"
+def test_a_changed_output_of_a_finished_stage_is_refused(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+    rejects = launched_loop.mounted / "synthesize_iter1" / "rejects.jsonl"
     content = rejects.read_text()
     rejects.write_text(content + "\n")
-    run = drzero("evolve", *attacked.arguments)
+    run = drzero("evolve", *launched_loop.arguments)
     rejects.write_text(content)
     assert run.returncode == 2 and f"{rejects} has changed" in run.stderr
 
 
-def test_from_a_stage_on_everything_is_done_again(attacked: Attacked, drzero: DrZero) -> None:
-    folder = attacked.loop.checkpoints / "evaluate_iter1"
+def test_from_a_stage_on_everything_is_done_again(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+    folder = launched_loop.mounted / "evaluate_iter1"
     before = (folder / "answers.jsonl").stat().st_mtime_ns
-    run = drzero("evolve", "--from", "evaluate_iter1", *attacked.arguments)
+    run = drzero("evolve", "--from", "evaluate_iter1", *launched_loop.arguments)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     assert (folder / "answers.jsonl").stat().st_mtime_ns > before
-    assert attacked.manifest.entries["evaluate_iter1"].starts == 1
+    entries = Manifest(launched_loop.mounted / "evolve" / "manifest.json").entries
+    assert entries["evaluate_iter1"].starts == 1
 
 
 def test_from_an_unknown_stage_is_refused_with_the_stages_there_are(
-    attacked: Attacked, drzero: DrZero
+    launched_loop: LaunchedLoop, drzero: DrZero
 ) -> None:
-    run = drzero("evolve", "--from", "evaluate_iter9", *attacked.arguments)
+    run = drzero("evolve", "--from", "evaluate_iter9", *launched_loop.arguments)
     assert run.returncode == 2 and "solver_iter1" in run.stderr
 
 
@@ -167,7 +184,7 @@ def test_a_stage_that_is_out_of_time_ends_the_loop_in_its_words_and_may_be_gone_
         _run_stage(first, compose_stage(first.stage, first.overrides), manifest, manifest.path.parent)
     entry = Manifest(manifest.path).entry("evaluate_iter0")
     assert (entry.state, entry.starts) == ("failed", 1)
-    assert entry.error and entry.error.endswith("rerun with more time to go on")
+    assert entry.error and entry.error.endswith("rerun with more time to resume")
 
 
 def test_a_loop_begins_no_stage_after_its_stop_time(

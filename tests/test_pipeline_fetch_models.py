@@ -14,7 +14,7 @@ import pytest
 from loopback_hub import REVISION, LoopbackHub
 
 from pipeline.cli import main
-from pipeline.fetch_models import wanted_files
+from pipeline.commands.models import wanted_files
 
 POLICY = {
     "config.json": b'{"a": 1}',
@@ -95,24 +95,24 @@ def test_stages_whose_models_are_there_or_are_fetched_end_well(session: Fetched)
 def test_a_model_that_the_hub_does_not_have_is_one_line_with_its_key(session: Fetched) -> None:
     assert session.codes[4] == 2
     (line,) = session.errors
-    assert "base_model: org/polisy could not be fetched from the hub" in line
+    assert "base_model: org/polisy could not be downloaded from the hub" in line
 
 
 def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     codes, errors = fetch("http://127.0.0.1:9", tmp_path, ["challenger", *STAGE])
     assert codes == [2]
     (line,) = errors
-    assert "could not be fetched from the hub" in line
+    assert "could not be downloaded from the hub" in line
 
 
 def test_offline_nothing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch-models", "challenger", *STAGE]) == 0
-    assert "nothing is fetched" in capsys.readouterr().out
+    assert "nothing is downloaded" in capsys.readouterr().out
 
 
 def test_the_stage_has_to_be_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch-models"]) == 2
-    assert "say which stage's" in capsys.readouterr().err
+    assert "name a stage" in capsys.readouterr().err
 
 
 def test_of_several_formats_safetensors_are_wanted() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
 from search.embedders import EmbedderSpec
-from search.index import build_index
-from search.store import StoreError
+from search.indexing.build import build_index
+from search.place import StoreError
 
 names = st.text("abc", min_size=1, max_size=3)
 trees = st.dictionaries(st.tuples(names, names).map("/".join) | names.map("x".__add__), st.binary(max_size=8))

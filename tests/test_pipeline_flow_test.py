@@ -1,4 +1,4 @@
-"""The flow-test: samples through veRL's own trainer, queue and buffer, and what is said of a fault."""
+"""The flow-test: samples through veRL's own trainer, queue and buffer, and what is found of a fault."""
 
 import io
 import json
@@ -14,12 +14,15 @@ import pytest
 from omegaconf import DictConfig
 from watch import Watch
 
+from ops.process.logs import read_json_lines
 from pipeline.cli import main
+from pipeline.commands.flow_test import FAULTS, _fit, flow_test_overrides, run_flow_test
 from pipeline.compose import compose_stage, resolve
-from pipeline.finding import CheckError
-from pipeline.flow import COUNTERS_FILE, WAITS_ON, flow_monitor
-from pipeline.flow_test import FAULTS, _fit, flow_test_overrides, run_flow_test
-from verl_ext import flow_counters, flow_load
+from pipeline.errors import CheckError
+from pipeline.overrides import OverrideError
+from pipeline.stages.flow import CALLS, COUNTERS_FILE, flow_monitor
+from pipeline.stages.watch import WAITS_ON
+from verl_ext.trainer import flow_counters, flow_load
 
 
 def compose(tmp_path: Path, *overrides: str) -> DictConfig:
@@ -44,8 +47,8 @@ def test_an_option_without_a_value_is_refused() -> None:
 
 
 def test_an_unknown_fault_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(CheckError, match="stopped-producer"):
-        run_flow_test(compose(tmp_path, "flow_test.provoke=sabotage"))
+    with pytest.raises(OverrideError, match="stopped-producer"):
+        compose(tmp_path, "flow_test.provoke=sabotage")
 
 
 @pytest.mark.parametrize("fault", ["slow-consumer", "stale"])
@@ -59,8 +62,8 @@ def test_parent_and_child_agree_on_names() -> None:
     assert FAULTS == flow_load.FAULTS
 
 
-def test_every_stage_that_is_waited_on_is_one_that_somebody_counts() -> None:
-    counted = {"prompts", "buffer", "rollout", "reward", "generation", "search", "solver"}
+def test_every_flow_point_that_is_waited_on_is_counted() -> None:
+    counted = {"prompts", "buffer", *CALLS}
     queues = {"retrieval queue", "solver queue"}
     assert {name for names in WAITS_ON.values() for name in names} <= counted | queues
 
@@ -103,7 +106,12 @@ def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path: Path) -> N
         "data.train_batch_size=4",
         "flow_test.workers=1",
     ]
-    quick = ["flow_test.rollout_s=0.2", "flow_test.update_s=0.2", "flow.patience_s=4", "flow.cold_start_s=4"]
+    quick = [
+        "flow_test.rollout_s=0.2",
+        "flow_test.update_s=0.2",
+        "watchdog.floor_s=4",
+        "watchdog.cold_start_s=4",
+    ]
 
     done = threading.Event()
 
@@ -121,7 +129,11 @@ def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path: Path) -> N
         done.set()
         looking.join()
     assert code == 1
-    assert "producer stopped, rollout" in err.getvalue()
+    assert "rollout starvation, rollout workers" in err.getvalue()
+    [event] = [
+        e for e in read_json_lines(tmp_path / "flow_test" / "logs" / "events.jsonl") if e["kind"] == "stall"
+    ]
+    assert event["culprit" if "culprit" in event else "component"] == "rollout workers"
     last = records(tmp_path / "flow_test")[-1]
     assert last["ended"]
     samples = last["samples"]

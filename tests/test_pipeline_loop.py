@@ -3,9 +3,9 @@
 import pytest
 
 from pipeline.compose import compose_stage
-from pipeline.loop import compose_loop, plan_loop
+from pipeline.loop.identity import changed_keys, same_input, significant_config
+from pipeline.loop.plan import compose_loop, plan_loop
 from pipeline.overrides import OverrideError
-from pipeline.stage_identity import changed_keys, same_input, significant_config
 
 
 def overrides(*arguments: str) -> dict[str, tuple[str, ...]]:
@@ -49,7 +49,7 @@ def test_the_last_word_on_a_group_counts() -> None:
         ("run.dir=x", "paths.checkpoints"),
         ("stages.challenger.trainer.total_training_steps=9", "steps_per_iteration"),
         ("stages.solvr.data.seed=1", "'solver'"),
-        ("iterations=0", "at least one"),
+        ("iterations=0", "at least 1"),
         ("loop=demos", "'demo'"),
     ],
 )

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.loop_report import print_loop, print_scores
-from pipeline.manifest import Manifest
+from pipeline.loop.manifest import Manifest
+from pipeline.loop.report import print_loop, print_scores
 
 
-def test_a_stage_whose_results_are_being_removed_is_shown_as_to_do_again(
+def test_a_stage_whose_results_are_being_removed_is_shown_as_to_redo(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = Manifest(tmp_path / "manifest.json")
     manifest.entry("solver_iter1").state = "forgotten"
     print_loop(manifest, ["solver_iter1"], running=False)
-    assert "to do again" in capsys.readouterr().out
+    assert "to redo" in capsys.readouterr().out
 
 
 def test_a_loop_without_evaluations_has_no_scores(capsys: pytest.CaptureFixture[str]) -> None:

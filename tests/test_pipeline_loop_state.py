@@ -10,11 +10,11 @@ from conftest import Prepared
 from omegaconf import DictConfig
 
 from pipeline.compose import compose_plain
-from pipeline.loop import StageRun, compose_loop, plan_loop
-from pipeline.loop_state import check_finished, forget, prune, stages_from, take_up
-from pipeline.manifest import LoopChanged, Manifest
-from pipeline.preflight import preflight_stage
-from pipeline.stage_identity import identity, input_identities, significant_config
+from pipeline.loop.identity import identity, input_identities, significant_config
+from pipeline.loop.manifest import LoopChanged, Manifest
+from pipeline.loop.plan import StageRun, compose_loop, plan_loop
+from pipeline.loop.preflight import preflight_stage
+from pipeline.loop.state import check_finished, forget, prune, recover, stages_from
 
 
 class Finished:
@@ -134,7 +134,7 @@ def test_a_kill_while_pruning_is_made_good_by_the_next_start(finished: Finished,
     half = finished.folder / "solver_iter1" / "global_step_1" / "actor"
     half.mkdir(parents=True)
     later = reopen()
-    take_up(later.manifest, later.configs, later.folder / "evolve")
+    recover(later.manifest, later.configs, later.folder / "evolve")
     later.check()
     assert not half.exists()
 
@@ -152,7 +152,7 @@ def test_a_changed_output_is_refused(finished: Finished, reopen: Reopen) -> None
 
 def test_an_output_that_is_gone_is_refused(finished: Finished, reopen: Reopen) -> None:
     (finished.folder / "synthesize_iter1" / "val.parquet").unlink()
-    with pytest.raises(LoopChanged, match=r"output val: .* is gone"):
+    with pytest.raises(LoopChanged, match=r"output val: .* is missing"):
         reopen().check()
 
 
@@ -186,7 +186,7 @@ def test_a_stage_begun_with_other_settings_is_not_gone_on_with(finished: Finishe
     finished.manifest.save()
     changed = reopen("stages.challenger.data.seed=7")
     only_second = [run for run in changed.plan if run.name == "challenger_iter2"]
-    with pytest.raises(LoopChanged, match=r"challenger_iter2 has been begun with other settings"):
+    with pytest.raises(LoopChanged, match=r"challenger_iter2 was started with other settings"):
         check_finished(only_second, changed.configs, changed.manifest)
 
 
@@ -231,6 +231,6 @@ def test_a_kill_while_forgetting_is_made_good_by_the_next_start(finished: Finish
     finished.manifest.entry("evaluate_iter2").state = "forgotten"
     finished.manifest.save()
     later = reopen()
-    take_up(later.manifest, later.configs, later.folder / "evolve")
+    recover(later.manifest, later.configs, later.folder / "evolve")
     assert "evaluate_iter2" not in later.manifest.entries
     assert not (finished.folder / "evaluate_iter2").exists()

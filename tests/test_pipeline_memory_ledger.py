@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from pipeline.compose import compose_plain, resolve
-from pipeline.machine import Machine
-from pipeline.memory_ledger import (
+from pipeline.preflight.machine import Machine
+from pipeline.preflight.memory_ledger import (
     EMBEDDER_GIB,
     Ledger,
     micro_batch_tokens,
@@ -26,7 +26,7 @@ from pipeline.memory_ledger import (
     trained,
     training_ledger,
 )
-from pipeline.model_shape import KNOWN, ModelShape, load_shape, shape_of
+from pipeline.preflight.model_shape import KNOWN, ModelShape, load_shape, shape_of
 from pipeline.rates import GPUS
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}

@@ -22,16 +22,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from verl.model_merger import __main__ as merger
 
+from ops.errors import OutOfTime
+from ops.process.child import Command
+from ops.services.services import ServiceGroup
+from pipeline.checkpoints.export import _source
+from pipeline.checkpoints.verify import check_export
+from pipeline.checkpoints.weight_change import measure_change
+from pipeline.checkpoints.weights import FsdpCheckpoint
 from pipeline.compose import compose_stage
-from pipeline.export import _source
-from pipeline.export_check import check_export
-from pipeline.finding import CheckError
-from pipeline.merge import run_merge
-from pipeline.out_of_time import OutOfTime
-from pipeline.stage_result import read_result
-from pipeline.weight_change import measure_change
-from pipeline.weights import FsdpCheckpoint
+from pipeline.errors import CheckError
+from pipeline.stages.merge import run_merge
+from pipeline.stages.result import read_result
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.engine.loading import load_model
 from verl_ext.stop_time import STOP_VARIABLE
@@ -90,7 +93,24 @@ def moved(state: State, by: Callable[[torch.Tensor], torch.Tensor]) -> State:
 
 
 def merge(checkpoints: Path, start: Path, *overrides: str) -> Path:
-    return run_merge(compose_stage("merge", arguments(checkpoints, start, *overrides)))
+    with merger_in_this_process():
+        return run_merge(compose_stage("merge", arguments(checkpoints, start, *overrides)))
+
+
+@contextmanager
+def merger_in_this_process() -> Iterator[None]:
+    """Run veRL's merger here: importing veRL takes nine seconds a process. Killed ones are real processes."""
+
+    def run(command: Command, services: ServiceGroup) -> int:
+        assert command.command[:3] == (sys.executable, "-m", "verl.model_merger")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["merger", *command.command[3:]])
+            merger.main()
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.checkpoints.export.run_supervised", run)
+        yield
 
 
 def arguments(checkpoints: Path, start: Path, *overrides: str) -> list[str]:
@@ -352,7 +372,7 @@ def spoil_config(actor: Path) -> None:
     ("spoil", "message"),
     [
         (spoil_missing_run, r"solver_iter1 holds no checkpoint .*train that run first"),
-        (spoil_pruned, r"global_step_4/actor is gone"),
+        (spoil_pruned, r"global_step_4/actor is missing"),
         (spoil_missing_shard, r"lacks model_world_size_2_rank_1.pt: a checkpoint of 2 processes has 2"),
         (spoil_cut_off, r"model_world_size_1_rank_0.pt cannot be read as a checkpoint's shard"),
         (spoil_other_weights, r"mlp.down_proj.weight is \(64, 128\), not \(64, 256\)"),
@@ -399,7 +419,7 @@ def test_a_full_disk_is_told_before_the_merger_starts(
 ) -> None:
     copy_of(merged, tmp_path)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr("pipeline.export.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("pipeline.checkpoints.export.shutil.disk_usage", lambda path: usage)
     with pytest.raises(CheckError, match=r"has 0.00 GiB free and the export takes .*make room"):
         merge(tmp_path, merged.start, "run.min_free_gb=0")
     assert [path.name for path in tmp_path.iterdir()] == ["solver_iter1"]
@@ -488,7 +508,7 @@ def test_a_model_larger_than_the_memory_is_compared_by_its_weights_alone(
     merged: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = psutil.virtual_memory()._replace(available=1000)
-    monkeypatch.setattr("pipeline.export_check.psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("pipeline.checkpoints.verify.psutil.virtual_memory", lambda: memory)
     check = check_export(FsdpCheckpoint(merged.run), merged.export)
     assert (check.texts, check.max_log_prob_difference) == (0, None)
     assert check.skipped is not None and "GiB of memory" in check.skipped

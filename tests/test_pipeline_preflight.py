@@ -7,9 +7,10 @@ import pytest
 from conftest import Prepared
 
 from pipeline.cli import main
-from pipeline.finding import CheckError, PreflightFailed, Severity, error, note, warning
-from pipeline.preflight import Report
-from pipeline.preflight_report import verdict
+from pipeline.errors import CheckError
+from pipeline.preflight.finding import PreflightFailed, Severity, error, note, warning
+from pipeline.preflight.report import verdict
+from pipeline.preflight.run import Report
 
 
 def judged(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
@@ -31,13 +32,13 @@ def test_a_run_that_can_start_ends_well_and_leaves_nothing(
 
 
 def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared) -> None:
-    faults = ["solver.attempts=1", "chroma.collection=papers"]
+    faults = ["run.min_free_gb=1000000", "chroma.collection=papers"]
     (report,) = json.loads(judged(capsys, 2, "challenger", *overrides(prepared, tmp_path), *faults, "--json"))
     assert (report["stage"], report["may_start"]) == ("challenger", False)
     errors = {f["key"]: f for f in report["findings"] if f["severity"] == "error"}
-    assert errors.keys() == {"solver.attempts", "chroma.path"}
-    assert errors["solver.attempts"]["value"] == "1"
-    assert set(errors["solver.attempts"]) == {"severity", "key", "value", "why", "fix"}
+    assert errors.keys() == {"run.min_free_gb", "chroma.path"}
+    assert float(errors["run.min_free_gb"]["value"]) == 1e6
+    assert set(errors["run.min_free_gb"]) == {"severity", "key", "value", "why", "fix"}
 
 
 def test_a_stage_that_nobody_knows_is_refused_with_those_there_are(

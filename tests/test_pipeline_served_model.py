@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.services import Service, ServiceDied, ServiceGroup, ServiceSpec
-from pipeline import served_model
-from pipeline.served_model import ConversationsFailed, Failed, check_failed_share, play_all
+from ops.services.services import Service, ServiceDied, ServiceGroup, ServiceSpec
+from pipeline.stages import conversations as served_model
+from pipeline.stages.conversations import ConversationsFailed, Failed, check_failed_share, play_all
 from search.client import SearchRequestError
 from verl_ext.method.search_agent import Conversation, SolverServerError
 from verl_ext.method.trajectory import Trajectory, Turn

@@ -1,20 +1,23 @@
-"""The real solver stage with a tiny model: two steps of GRPO, each validated; and again, cut by a stop time.
+"""The real solver stage with a tiny model: two steps of GRPO, each validated.
 
-The policy gives one of two answers by heart (`tiny_model.save_speaking_model`), one of which is right for
-each question, so that answers to one question differ in reward.
+In the first tier it is the solver of `launched_loop`, trained on what synthesize wrote. The second adds a run
+alone, on rows of our own, and the same run cut by a stop time. The policy gives one of two answers by heart
+(`tiny_model.save_speaking_model`), so that answers to one question differ in reward.
 """
 
 import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import Prepared
 from data_order import unbroken_order
+from launched_loop import LaunchedLoop
 from solver_rows import solver_row
 from stage_run import (
     RUN_LIMIT_S,
@@ -28,8 +31,8 @@ from transformers import AutoModelForCausalLM
 
 from data.parquet_io import write_training_rows
 from pipeline.cli import main
-from pipeline.stage_result import read_result
-from pipeline.summary import read_metrics
+from pipeline.metrics import read_metrics
+from pipeline.stages.result import read_result
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.solver_reward import solver_reward
@@ -39,10 +42,6 @@ from verl_ext.stop_time import STOP_VARIABLE
 BATCH, GROUP, VALIDATION = 4, 3, 6
 ANSWERS = ("Vell", "nobody")
 pytestmark = pytest.mark.timeout(2 * RUN_LIMIT_S)
-
-
-def target(doc_id: str) -> str:
-    return ANSWERS[int(doc_id.rpartition("-")[2]) % 2]
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +63,25 @@ def arguments(
 
 
 @pytest.fixture(scope="module")
-def trained(arguments: list[str]) -> Run:
-    """The run of two steps."""
+def alone(arguments: list[str]) -> Run:
+    """A run of two steps, on the ten questions."""
     checkpoints = next(Path(a.partition("=")[2]) for a in arguments if a.startswith("paths.checkpoints"))
     run = run_stage("solver", arguments, checkpoints / "solver_iter1")
     assert run.code == 0, run.err[-3000:] + run.out[-6000:]
     return run
+
+
+second_run = pytest.mark.slow("a start of its own: the solver of `launched_loop` is a real run as well")
+
+
+@pytest.fixture(scope="module", params=["in the loop", pytest.param("alone", marks=second_run)])
+def trained(request: pytest.FixtureRequest) -> Run:
+    """A finished run of two steps."""
+    if request.param == "alone":
+        return cast(Run, request.getfixturevalue("alone"))
+    loop: LaunchedLoop = request.getfixturevalue("launched_loop")
+    assert loop.done.code == 0, loop.done.stdout[-6000:] + loop.done.stderr
+    return loop.run("solver_iter1")
 
 
 @pytest.fixture(scope="module")
@@ -77,43 +89,54 @@ def metrics(trained: Run) -> dict[int, dict[str, Any]]:
     return {line["step"]: line["data"] for line in trained.lines("metrics/attempt_001.jsonl")}
 
 
-def test_the_model_as_it_came_and_every_step_is_validated(metrics: dict[int, dict[str, Any]]) -> None:
+def rows_of(path: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def test_the_model_as_it_came_and_every_step_due_is_validated(
+    trained: Run, metrics: dict[int, dict[str, Any]]
+) -> None:
     assert sorted(metrics) == [0, 1, 2]
-    for step in metrics.values():
-        assert (step["drzero/val/rows"], step["drzero/val/failed"]) == (VALIDATION, 0)
-        assert step["drzero/val/em"] == pytest.approx(step["val-core/search_zero/reward/mean@1"])
+    rows = len(rows_of(trained.config.data.val_files))
+    for step in {0, 2, *range(0, 2, trained.config.trainer.test_freq)}:
+        validated = metrics[step]
+        assert (validated["drzero/val/rows"], validated["drzero/val/failed"]) == (rows, 0)
+        assert validated["drzero/val/em"] == pytest.approx(validated["val-core/search_zero/reward/mean@1"])
 
 
-def test_validation_is_told_by_hop(metrics: dict[int, dict[str, Any]]) -> None:
-    step = metrics[2]
-    assert [step[f"drzero/val/rows_hop_{hop}"] for hop in (1, 2, 3)] == [2, 2, 2]
-    by_hop = [step[f"drzero/val/em_hop_{hop}"] for hop in (1, 2, 3)]
-    assert np.mean(by_hop) == pytest.approx(step["drzero/val/em"])
-
-
-def test_validation_is_greedy(metrics: dict[int, dict[str, Any]]) -> None:
-    """One question and one answer to it: half of the targets are met, or none."""
-    assert {step["drzero/val/em"] for step in metrics.values()} <= {0.0, 0.5}
+def test_validation_is_reported_by_hop(trained: Run, metrics: dict[int, dict[str, Any]]) -> None:
+    step, hops = (
+        metrics[2],
+        Counter(row["extra_info"]["hop"] for row in rows_of(trained.config.data.val_files)),
+    )
+    assert {hop: step[f"drzero/val/rows_hop_{hop}"] for hop in hops} == hops
+    right = sum(count * step[f"drzero/val/em_hop_{hop}"] for hop, count in hops.items())
+    assert right / hops.total() == pytest.approx(step["drzero/val/em"])
 
 
 def test_each_question_is_answered_by_a_group(trained: Run) -> None:
+    sizes = [trained.config.actor_rollout_ref.rollout.n] * trained.config.data.train_batch_size
     for step in (1, 2):
         lines = trained.lines(f"dumps/step_{step:04d}.jsonl")
-        groups = Counter(line["key"].rsplit("_", 2)[0] for line in lines)
-        assert sorted(groups.values()) == [GROUP] * BATCH
+        assert sorted(Counter(line["key"].rsplit("_", 2)[0] for line in lines).values()) == sizes
 
 
 def test_every_dumped_reward_is_exact_match_with_the_questions_target(trained: Run) -> None:
+    targets = {
+        row["extra_info"]["doc_id"]: row["reward_model"]["ground_truth"]["target"]
+        for row in rows_of(trained.config.data.train_files)
+    }
     scores = set()
     for step in (1, 2):
         for line in trained.lines(f"dumps/step_{step:04d}.jsonl"):
-            again = solver_reward(Trajectory.from_dict(line["trajectory"]), [target(line["doc_id"])])
+            again = solver_reward(Trajectory.from_dict(line["trajectory"]), targets[line["doc_id"]])
             assert line["reward"]["score"] == again.score
             scores.add(again.score)
     assert scores == {0.0, 1.0}
 
 
-def test_the_advantages_told_are_those_of_the_dumped_groups(
+def test_the_reported_advantages_are_those_of_the_dumped_groups(
     trained: Run, metrics: dict[int, dict[str, Any]]
 ) -> None:
     for step in (1, 2):
@@ -162,14 +185,10 @@ def test_the_result_names_the_checkpoint_and_counts_the_tokens(
     assert result.figures["validation_exact_match_last"] == metrics[2]["drzero/val/em"]
 
 
-def test_no_solver_server_is_started(trained: Run) -> None:
-    assert not any("api_server" in command for command in trained.watch.processes.values())
-    assert_nothing_left(trained)
-
-
 def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained: Run) -> None:
+    group = trained.config.actor_rollout_ref.rollout.n
     drawn = [
-        Counter({key: count * GROUP for key, count in batch.items()})
+        Counter({key: count * group for key, count in batch.items()})
         for batch in unbroken_order(trained.config, 2)
     ]
     assert dumped_order(trained, (1, 2)) == drawn
@@ -182,23 +201,38 @@ def test_the_summary_has_a_solvers_columns(trained: Run) -> None:
     assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
 
 
+@second_run
+def test_no_solver_server_is_started(alone: Run) -> None:
+    assert not any("api_server" in command for command in alone.watch.processes.values())
+    assert_nothing_left(alone)
+
+
+@second_run
+def test_validation_is_greedy(alone: Run) -> None:
+    """One question and one answer to it: half of the targets are met, or none."""
+    assert {step["drzero/val/em"] for step in read_metrics(alone.folder).values()} <= {0.0, 0.5}
+
+
 def announced(folder: Path) -> list[str]:
     lines = (folder.parent / "announced.jsonl").read_text().splitlines()
     return [str(Path(json.loads(line)["path"]).relative_to(folder)) for line in lines]
 
 
+again = pytest.mark.slow("two more starts; the challenger's test cuts and resumes a run in the first tier")
+
+
 @pytest.fixture(scope="module")
-def cut(arguments: list[str], trained: Run) -> Run:
+def cut(arguments: list[str], alone: Run) -> Run:
     """The same run, which saves at its end alone, with time for its start and its first step and no other.
 
     The time is that of the first run's start and some more, for a machine that has become busier. A second
     step would need the time of the first, of a save (120 s, as none has been timed) and of the shutdown
     (30 s): too much even for a start in half the time.
     """
-    began = trained.lines("logs/events.jsonl")[0]["time"]
-    beats = trained.lines("heartbeats.jsonl")
+    began = alone.lines("logs/events.jsonl")[0]["time"]
+    beats = alone.lines("heartbeats.jsonl")
     start_s = next(beat["time"] for beat in beats if beat["phase"] == "rollout") - began
-    folder = trained.folder.parent / "cut"
+    folder = alone.folder.parent / "cut"
     env = {
         STOP_VARIABLE: str(time.time() + start_s + max(75.0, 145.0 - start_s / 2)),
         LOG_VARIABLE: str(folder.parent / "announced.jsonl"),
@@ -206,23 +240,27 @@ def cut(arguments: list[str], trained: Run) -> Run:
     return run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], folder, env=env)
 
 
+@again
 def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut: Run) -> None:
     assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
     told = [line for line in cut.err.splitlines() if line.startswith("drzero")]
     assert len(told) == 1 and told[0].startswith("drzero solver: out of time after step 1 of 2: another step")
-    assert told[0].endswith("; rerun to go on") and "Traceback" not in cut.err
+    assert told[0].endswith("; rerun to resume") and "Traceback" not in cut.err
 
 
+@again
 def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(cut: Run) -> None:
     assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
     assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
     assert_nothing_left(cut)
 
 
+@again
 def test_what_was_whole_by_then_was_announced(cut: Run) -> None:
     assert announced(cut.folder) == ["dumps/step_0001.jsonl", "global_step_1"]
 
 
+@again
 def test_it_is_no_failure_to_whoever_asks_after_it(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(cut.folder)]) == 0
     assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
@@ -230,6 +268,7 @@ def test_it_is_no_failure_to_whoever_asks_after_it(cut: Run, capsys: pytest.Capt
     assert (event["component"], event["step"]) == ("trainer", 1)
 
 
+@again
 def test_the_validation_of_its_step_has_not_been_waited_for(cut: Run) -> None:
     steps = read_metrics(cut.folder)
     assert ["drzero/val/em" in steps[step] for step in (0, 1)] == [True, False]
@@ -244,19 +283,22 @@ def gone_on(arguments: list[str], cut: Run) -> Run:
     return run
 
 
+@again
 def test_a_rerun_makes_the_steps_that_are_left_and_no_other(gone_on: Run) -> None:
     steps = [line["step"] for line in gone_on.lines("metrics/attempt_002.jsonl")]
     assert steps == [1, 2]  # the first is the validation that the cut has put off
     assert json.loads((gone_on.folder / "summary.json").read_text())["figures"]["steps"] == 2
 
 
+@again
 def test_the_validation_that_the_cut_put_off_is_made_up_for(gone_on: Run) -> None:
     steps = read_metrics(gone_on.folder)
     assert [steps[step]["drzero/val/rows"] for step in (0, 1, 2)] == [VALIDATION] * 3
 
 
-def test_a_run_in_two_parts_draws_the_data_of_the_uncut_one(trained: Run, gone_on: Run) -> None:
-    assert dumped_order(gone_on, (1, 2)) == dumped_order(trained, (1, 2))
+@again
+def test_a_run_in_two_parts_draws_the_data_of_the_uncut_one(alone: Run, gone_on: Run) -> None:
+    assert dumped_order(gone_on, (1, 2)) == dumped_order(alone, (1, 2))
 
 
 def results(folder: Path) -> set[str]:
@@ -265,9 +307,11 @@ def results(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for place in places for path in folder.glob(place)}
 
 
-def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(trained: Run, gone_on: Run) -> None:
-    assert results(gone_on.folder) == results(trained.folder)
+@again
+def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(alone: Run, gone_on: Run) -> None:
+    assert results(gone_on.folder) == results(alone.folder)
 
 
+@again
 def test_the_second_part_announces_its_own_and_at_last_the_result(gone_on: Run) -> None:
     assert announced(gone_on.folder)[2:] == ["dumps/step_0002.jsonl", "global_step_2", "result.json"]

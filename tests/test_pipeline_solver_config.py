@@ -14,7 +14,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 import verl_ext.plugin  # noqa: F401 - veRL knows our trainers and our rollout engine by it
 from pipeline.compose import CONFIG_DIR, compose_stage, resolve
 from verl_ext.rewards import solver_score
-from verl_ext.trainers import GrpoTrainer
+from verl_ext.trainer.trainers import GrpoTrainer
 
 HARDWARE, MODES = (
     sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml")) for group in ("hardware", "mode")

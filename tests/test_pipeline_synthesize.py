@@ -1,10 +1,11 @@
 """Synthesis: samples that survive kills, prompts that are each judged once, data fit for a solver.
 
 Sampling is driven against scripted peers; one run is the real stage with a model that knows the protocol by
-heart (`tiny_model.save_speaking_model`), killed and run again.
+heart (`tiny_model.save_speaking_model`). In the second tier it is killed and run again.
 """
 
 import asyncio
+import io
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
@@ -29,7 +31,7 @@ from conftest import Answer, Prepared, StartPeer
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
-from test_pipeline_merge import save_run, state_of
+from test_pipeline_merge import merger_in_this_process, save_run, state_of
 from transformers import AutoTokenizer
 
 from data.errors import DataError
@@ -37,26 +39,28 @@ from data.gates import Gates, GateSettings
 from data.journal import Journal
 from data.parquet_io import write_training_rows
 from data.selection import Selection, select
-from ops.lock import AlreadyRunning, HeldLock
-from ops.services import ServiceGroup
+from ops.errors import OutOfTime
+from ops.process.lock import AlreadyRunning, HeldLock
+from ops.services.services import ServiceGroup
+from pipeline.cli import main
 from pipeline.compose import compose_plain, compose_stage, resolve
-from pipeline.finding import CheckError
+from pipeline.errors import CheckError
 from pipeline.fingerprint import fingerprint
-from pipeline.out_of_time import OutOfTime
-from pipeline.preflight import preflight
-from pipeline.served_model import ConversationsFailed, Failed
-from pipeline.stage_result import read_result
-from pipeline.synthesis_inputs import check_challenger_there, check_documents, partition_rows
-from pipeline.synthesis_report import print_report, synthesis_report
-from pipeline.synthesize import (
+from pipeline.preflight.inputs import check_challenger_there, check_documents, partition_rows
+from pipeline.preflight.run import preflight
+from pipeline.stages.conversations import ConversationsFailed, Failed
+from pipeline.stages.result import read_result
+from pipeline.stages.synthesize import (
     Row,
     Sample,
     generator_name,
     merge_if_needed,
     missing_samples,
     play_samples,
+    print_report,
     run_synthesize,
     sample_seed,
+    synthesis_report,
 )
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.method.tool_calls import render_tool_call
@@ -279,7 +283,7 @@ def test_a_run_cut_by_its_stop_time_and_gone_on_with_draws_the_samples_of_an_unc
     config.solver.concurrency = 1
     seen = serve(config, start_peer, until_the_tenth)
     with pytest.raises(
-        OutOfTime, match=r"after 10 of 20 conversations.*Finished ones are kept: rerun to go on"
+        OutOfTime, match=r"after 10 of 20 conversations.*Finished ones are kept: rerun to resume"
     ):
         play(config, tokenizer, rows, path)
     assert len(records_in(path)) == 10
@@ -422,7 +426,6 @@ def test_a_prompts_file_without_the_columns_is_refused_naming_them(
         ("gates.benchmarks", ["nowhere.jsonl"], "no benchmark file at nowhere.jsonl"),
         ("prompts.form", "full", "not worded for this run"),
         ("partition", 6, "no partition 6 of 5"),
-        ("samples", 0, "at least one conversation"),
         ("data.train_files", "nowhere.parquet", "no prompts at nowhere.parquet"),
         ("challenger", "/nowhere", "there is nothing at /nowhere"),
         ("retrieval.embedder", "intfloat/e5-large-v2", "was built with packaged-minilm"),
@@ -446,7 +449,8 @@ def test_a_challenger_that_is_a_run_is_merged_into_the_stages_own_folder_first(
 ) -> None:
     run = save_run(tmp_path / "challenger_iter1", speaking_model, state_of(speaking_model))
     config.challenger, config.run.export_dir = str(run), f"{config.run.dir}/challenger_hf"
-    model = Path(merge_if_needed(config))
+    with merger_in_this_process():
+        model = Path(merge_if_needed(config))
     assert model.parent == Path(config.run.dir)
     assert (model / "model.safetensors").is_file()
 
@@ -477,19 +481,30 @@ def start_stage(arguments: list[str], output: Path) -> subprocess.Popen[bytes]:
 
 @dataclass(frozen=True)
 class Run:
-    """A stage that was killed amid its samples and run again."""
+    """A finished stage: its folder, and what it printed."""
 
     folder: Path
     out: str
-    kept: bytes
-    """The journal as the kill left it."""
 
 
 @pytest.fixture(scope="module")
 def finished(arguments: list[str], checkpoints: Path) -> Run:
-    """The real stage: killed with SIGKILL after a third of its samples, then run to its end."""
-    folder, output = checkpoints / "tiny", checkpoints / "out"
-    journal, deadline = folder / "samples.jsonl", time.monotonic() + RUN_LIMIT_S
+    """The real stage, in this process: starting another takes ten seconds of imports."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = main(["synthesize", *arguments])
+    assert code == 0, out.getvalue()[-3000:]
+    return Run(checkpoints / "tiny", out.getvalue())
+
+
+@pytest.mark.slow("two more starts; `launched_loop` is preempted amid its samples as well")
+def test_a_killed_run_keeps_its_samples_and_the_next_one_draws_the_rest(
+    arguments: list[str], checkpoints: Path
+) -> None:
+    """Killed with SIGKILL after a third of its samples, then run to its end."""
+    arguments = [*arguments, "run.name=killed"]
+    journal, output = checkpoints / "killed" / "samples.jsonl", checkpoints / "killed.out"
+    deadline = time.monotonic() + RUN_LIMIT_S
     killed = start_stage(arguments, output)
     while len(records_in(journal)) < 20:
         assert killed.poll() is None and time.monotonic() < deadline, output.read_text()[-3000:]
@@ -498,9 +513,10 @@ def finished(arguments: list[str], checkpoints: Path) -> Run:
     killed.wait(10)
     kept = journal.read_bytes()
     assert len(records_in(journal)) < 60, "it was killed too late to show anything"
-    code = start_stage(arguments, output).wait(RUN_LIMIT_S)
-    assert code == 0, output.read_text()[-3000:]
-    return Run(folder, output.read_text(), kept)
+    assert start_stage(arguments, output).wait(RUN_LIMIT_S) == 0, output.read_text()[-3000:]
+    assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+    wanted = [(index, number) for index in range(0, 60, 5) for number in range(5)]
+    assert keys(records_in(journal)) == wanted
 
 
 def prompts_in(folder: Path) -> tuple[list[int], list[int]]:
@@ -511,9 +527,7 @@ def prompts_in(folder: Path) -> tuple[list[int], list[int]]:
     return accepted, [json.loads(line)["prompt_index"] for line in lines]
 
 
-def test_a_killed_run_keeps_its_samples_and_the_next_one_draws_the_rest(finished: Run) -> None:
-    whole = finished.kept[: finished.kept.rfind(b"\n") + 1]
-    assert (finished.folder / "samples.jsonl").read_bytes().startswith(whole)
+def test_each_sample_of_each_prompt_is_drawn_once(finished: Run) -> None:
     wanted = [(index, number) for index in range(0, 60, 5) for number in range(5)]
     assert keys(records_in(finished.folder / "samples.jsonl")) == wanted
 
@@ -658,7 +672,7 @@ def test_the_rollout_engine_of_training_need_not_be_installed(config: DictConfig
         report = preflight(config, "synthesize", starting=True)
         return any("SGLang" in finding.why for finding in report.errors)
 
-    config.actor_rollout_ref.rollout.name = "sglang"
+    OmegaConf.update(config, "actor_rollout_ref.rollout.name", "sglang")
     assert not wants_sglang()
     config.solver.engine = "sglang"
     assert wants_sglang()

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from ops.process import Command
-from ops.services import ServiceGroup
+from ops.errors import OutOfTime
+from ops.process.child import Command
+from ops.services.services import ServiceGroup
 from ops.supervisor import NothingDone
-from pipeline import training
 from pipeline.compose import compose_stage, resolve
-from pipeline.out_of_time import OutOfTime
-from pipeline.summary import COLUMNS, print_summary, read_metrics, spent_tokens, summarise
-from pipeline.training import _plan_validation, _tidy
+from pipeline.metrics import read_metrics, spent_tokens
+from pipeline.stages import training
+from pipeline.stages.summary import COLUMNS, print_summary, summarise
+from pipeline.stages.training import _plan_validation, _tidy
 from verl_ext.checkpoints import TRACKER
 from verl_ext.stop_time import NOTE
 

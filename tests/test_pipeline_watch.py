@@ -1,4 +1,4 @@
-"""What the recipe tells the watchdog, and what a stall leads to by policy."""
+"""What the watchdog knows about the recipe, and what a stall leads to by stall action."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,14 +8,15 @@ from typing import Any, get_args
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from ops.process import Command
-from ops.services import ServiceGroup
+from ops.process.child import Command
+from ops.services.services import ServiceGroup
 from ops.supervisor import Stalled
-from pipeline import training
-from pipeline.compose import compose_stage, resolve
-from pipeline.stage_services import process_env, retrieval_spec, solver_spec
-from pipeline.watch import LANDMARKS, log_env, watch_plan, watched_env
-from verl_ext.heartbeat import Phase
+from pipeline.compose import compose_stage, log_env, process_env, resolve
+from pipeline.overrides import OverrideError
+from pipeline.stages import training
+from pipeline.stages.services import retrieval_spec, solver_spec
+from pipeline.stages.watch import LANDMARKS, watch_plan, watched_env
+from verl_ext.telemetry import Phase
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +31,13 @@ def hang() -> DictConfig:
 
 def test_the_plan_holds_the_limits_of_the_config(config: DictConfig) -> None:
     plan = watch_plan(config)
-    assert (plan.policy, plan.native, plan.limits.cold_start_s, plan.limits.floor_s) == (
+    assert (plan.stall_action, plan.native, plan.patience.cold_start_s, plan.patience.floor_s) == (
         "report",
         False,
         300,
         60,
     )
-    assert plan.limits.fixed == {"start-up": 900, "done": 300, "out-of-time": 300, "save": 1200}
+    assert plan.patience.fixed == {"start-up": 900, "done": 300, "out-of-time": 300, "save": 1200}
     assert plan.heartbeats == Path(config.run.dir) / "heartbeats.jsonl"
 
 
@@ -57,7 +58,7 @@ def test_sglang_is_asked_for_a_token(hang: DictConfig) -> None:
     assert "--enable-metrics" in solver.command
 
 
-def test_debug_hang_makes_every_component_tell_more(hang: DictConfig) -> None:
+def test_debug_hang_makes_every_component_log_more(hang: DictConfig) -> None:
     environment = process_env(hang)
     assert environment["NCCL_DEBUG"] == "INFO" and environment["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert environment["CUDA_LAUNCH_BLOCKING"] == "1"
@@ -88,21 +89,29 @@ def test_the_places_where_veRL_waits_are_still_there() -> None:
             assert str(inspect.getsourcefile(module)).endswith(file)
 
 
-# Policy -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("removed", "today"), [("flow.patience_s", "watchdog.floor_s"), ("flow.tell_every_s", "flow.log_every_s")]
+)
+def test_a_removed_key_is_refused_with_todays_name(removed: str, today: str) -> None:
+    with pytest.raises(OverrideError, match=f"is now '{today}'"):
+        compose_stage("challenger", ["hardware=cpu", f"{removed}=9"])
+
+
+# Stall action ----------------------------------------------------------------------------------------------
 
 
 def stalled(folder: Path) -> Stalled:
     spec = Command(name="trainer", command=("true",), log_path=folder / "trainer.log")
     child: Any = SimpleNamespace(spec=spec, poll=lambda: None, first_error=None, tail=lambda: [])
-    return Stalled("the run stood still", child)
+    return Stalled("the run stalled", child)
 
 
 @pytest.mark.parametrize(
-    ("policy", "stalls", "starts", "raises"),
+    ("action", "stalls", "starts", "raises"),
     [("resume", 1, 2, False), ("resume", 9, 3, True), ("stop", 1, 1, True), ("report", 0, 1, False)],
 )
-def test_a_stalled_run_is_started_again_as_often_as_the_policy_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, stalls: int, starts: int, raises: bool
+def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, stalls: int, starts: int, raises: bool
 ) -> None:
     begun: list[str] = []
 
@@ -117,7 +126,7 @@ def test_a_stalled_run_is_started_again_as_often_as_the_policy_says(
     monkeypatch.setattr(training, "write_resolved", lambda config: None)
     monkeypatch.setattr(training, "flow_monitor", lambda config: nullcontext())
     trainer = {"resume_mode": "auto", "test_freq": -1, "total_training_steps": 4, "val_only": False}
-    watchdog = {"policy": policy, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "factor": 2}
+    watchdog = {"policy": action, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "factor": 2}
     more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
     config = OmegaConf.create(
         {

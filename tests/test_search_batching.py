@@ -1,4 +1,4 @@
-"""The scheduler by itself: when a batch starts, what is in it, what becomes of it when something fails."""
+"""The scheduler alone: when a batch starts, what it contains, and what happens on failures."""
 
 import asyncio
 import gc
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.batching import Batcher, BatchLimits, QueueFull, Unavailable
-from search.encoder_worker import split_by_length
-from search.encoders import EncodeFailed, EncoderDied
-from search.metrics import Metrics
-from search.store import StoreUnavailable
+from search.place import StoreUnavailable
+from search.serving.batching import Batcher, BatchLimits, QueueFull, Unavailable
+from search.serving.encoder_worker import split_by_length
+from search.serving.encoders import EncodeFailed, EncoderDied
+from search.serving.metrics import Metrics
 
 LONG_S = 2.0  # a window that no test reaches by accident
 Step = Callable[[], Coroutine[Any, Any, None]]
@@ -162,7 +162,7 @@ def test_a_batch_waits_for_a_request_that_has_begun_to_arrive() -> None:
     run(step)
 
 
-def test_a_batch_that_was_held_goes_when_the_awaited_request_is_refused() -> None:
+def test_a_held_batch_starts_when_the_awaited_request_is_refused() -> None:
     async def step() -> None:
         bench = Bench()
         bench.batcher.expect()
@@ -184,7 +184,7 @@ def test_a_batch_waits_no_longer_than_the_window() -> None:
     run(step)
 
 
-def test_a_batch_waits_for_the_clients_that_were_answered_together_and_for_them_only() -> None:
+def test_a_batch_waits_only_for_the_clients_that_were_answered_together() -> None:
     async def step() -> None:
         bench = Bench()
         await asyncio.gather(*(bench.ask(text) for text in "abc"))
@@ -213,7 +213,7 @@ def test_a_full_batch_does_not_wait() -> None:
 # --- batches ---
 
 
-def test_what_waited_is_one_batch_up_to_its_limit_oldest_first() -> None:
+def test_queued_queries_are_one_batch_up_to_its_limit_oldest_first() -> None:
     async def step() -> None:
         bench = Bench(batch=4)
         await bench.occupy()
@@ -227,7 +227,7 @@ def test_what_waited_is_one_batch_up_to_its_limit_oldest_first() -> None:
     run(step)
 
 
-def test_two_free_encoders_share_what_waits() -> None:
+def test_two_free_encoders_share_the_queue() -> None:
     async def step() -> None:
         bench = Bench(ready=2)
         await bench.occupy()
@@ -261,7 +261,7 @@ def test_the_next_batch_is_encoded_while_one_is_searched() -> None:
     run(step)
 
 
-def test_each_topk_is_searched_for_by_itself() -> None:
+def test_each_topk_is_searched_separately() -> None:
     async def step() -> None:
         bench = Bench()
         few, many, more = await asyncio.gather(bench.ask("a"), bench.ask("b", topk=5), bench.ask("c"))
@@ -304,7 +304,7 @@ def test_every_request_gets_its_own_answers_in_order(
 # --- a full queue, and clients that leave ---
 
 
-def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
+def test_a_full_queue_refuses_at_once_with_the_seconds_to_wait() -> None:
     async def step() -> None:
         bench = Bench(queue=3)
         await bench.occupy()
@@ -318,7 +318,7 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
     run(step)
 
 
-def test_the_time_to_come_again_follows_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_retry_time_follows_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     async def step() -> None:
         bench = Bench(queue=3)
         now = asyncio.get_running_loop().time()
@@ -331,7 +331,7 @@ def test_the_time_to_come_again_follows_the_measured_rate(monkeypatch: pytest.Mo
     run(step)
 
 
-def test_a_query_that_was_taken_back_is_not_worked_on_and_leaves_room() -> None:
+def test_a_cancelled_query_is_not_encoded_and_frees_its_place() -> None:
     async def step() -> None:
         bench = Bench(queue=2)
         await bench.occupy()
@@ -345,7 +345,7 @@ def test_a_query_that_was_taken_back_is_not_worked_on_and_leaves_room() -> None:
     run(step)
 
 
-def test_queries_that_were_taken_back_are_forgotten_although_no_encoder_is_ready() -> None:
+def test_cancelled_queries_are_forgotten_although_no_encoder_is_ready() -> None:
     async def step() -> None:
         bench = Bench(ready=0)
         futures = []
@@ -360,7 +360,7 @@ def test_queries_that_were_taken_back_are_forgotten_although_no_encoder_is_ready
     run(step)
 
 
-def test_a_query_taken_back_while_it_is_encoded_is_not_searched_for() -> None:
+def test_a_query_cancelled_while_it_is_encoded_is_not_searched() -> None:
     async def step() -> None:
         bench = Bench()
         bench.encoders.gate.clear()
@@ -378,7 +378,7 @@ def test_a_query_taken_back_while_it_is_encoded_is_not_searched_for() -> None:
 
 
 @pytest.mark.parametrize(("bad", "reason"), [("bad", "RuntimeError: bad text"), ("nan", "no finite vector")])
-def test_a_query_that_fails_fails_alone(bad: str, reason: str) -> None:
+def test_a_bad_query_fails_alone(bad: str, reason: str) -> None:
     async def step() -> None:
         bench = Bench()
         good, failed, other = await asyncio.gather(
@@ -390,7 +390,7 @@ def test_a_query_that_fails_fails_alone(bad: str, reason: str) -> None:
     run(step)
 
 
-def test_an_index_that_is_down_is_asked_once_a_batch_and_works_again_when_it_is_back() -> None:
+def test_an_unavailable_index_is_called_once_per_batch_and_works_when_it_is_back() -> None:
     async def step() -> None:
         bench = Bench()
         bench.index.down = StoreUnavailable("folder gone")
@@ -404,7 +404,7 @@ def test_an_index_that_is_down_is_asked_once_a_batch_and_works_again_when_it_is_
     run(step)
 
 
-def test_a_batch_whose_encoder_died_is_tried_on_another_ahead_of_the_others() -> None:
+def test_a_batch_whose_encoder_died_is_repeated_on_another_ahead_of_the_others() -> None:
     async def step() -> None:
         bench = Bench(batch=2)
         bench.encoders.deaths = 1
@@ -427,7 +427,7 @@ def test_a_batch_whose_encoder_died_twice_is_unavailable() -> None:
 
 
 def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("search.batching.CLOSE_S", 0.01)
+    monkeypatch.setattr("search.serving.batching.CLOSE_S", 0.01)
 
     async def step() -> None:
         bench = Bench()
@@ -452,7 +452,7 @@ def test_queries_wait_while_no_encoder_is_ready() -> None:
     run(step)
 
 
-def test_giving_up_answers_what_waits_and_what_is_under_way() -> None:
+def test_giving_up_fails_queued_queries_and_those_in_progress() -> None:
     async def step() -> None:
         bench = Bench()
         busy = await bench.occupy()

@@ -46,7 +46,7 @@ def crossed(folder: Path, answers: list[dict[str, Any]]) -> int:
     return Truth(folder, SPEC.name).check(load.record.answers, 1).crossed
 
 
-def test_an_answer_without_the_passage_asked_for_is_compared_with_the_vectors(
+def test_an_answer_without_the_expected_passage_is_compared_with_the_vectors(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(closed_loop, "KEPT", 0)
@@ -56,7 +56,7 @@ def test_an_answer_without_the_passage_asked_for_is_compared_with_the_vectors(
     assert crossed(world, [answer_to(world, next(iter(ASKED))), other]) == 1
 
 
-def test_answers_to_another_question_about_the_same_thing_are_found_in_a_sample(
+def test_answers_to_another_question_about_the_same_thing_are_detected_in_a_sample(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(closed_loop, "KEPT", 0)

@@ -1,4 +1,4 @@
-"""Answers from the cache are the answers without it, in bounded memory, worked out once for all who ask."""
+"""Answers from the cache equal the answers without it, in bounded memory, executed once for all callers."""
 
 import asyncio
 import gc
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders, build_collection
 from tokenizers import Tokenizer
 
-from search.batching import BatchLimits, QueueFull, Unavailable
-from search.cache import Flight, ResultCache, SingleFlight, fold
 from search.embedders import Embedder
-from search.encoder_worker import tokenizer_folds
-from search.metrics import Metrics
-from search.service import Hits, Retrieval, ServiceLimits
-from search.store import Store, StoreUnavailable, open_collection
+from search.place import StoreUnavailable
+from search.serving.batching import BatchLimits, QueueFull, Unavailable
+from search.serving.cache import Flight, ResultCache, SingleFlight, fold
+from search.serving.encoder_worker import tokenizer_folds
+from search.serving.metrics import Metrics
+from search.serving.service import Hits, Retrieval, ServiceLimits
+from search.store import Store, open_collection
 
 SLOW_FIXTURE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 # The same text in another batch is padded differently, and its vector differs in the last digits of float32.
@@ -148,9 +149,7 @@ def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(
 # --- single flight ---
 
 
-def test_queries_that_differ_in_nothing_that_matters_are_worked_on_once(
-    embedder: Embedder, store: Store
-) -> None:
+def test_queries_with_equal_tokens_are_executed_once(embedder: Embedder, store: Store) -> None:
     async def ask() -> None:
         service = serve(store, embedder)
         await asyncio.gather(
@@ -186,7 +185,7 @@ def test_without_a_cache_nothing_is_shared(embedder: Embedder, store: Store) -> 
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
-def test_one_who_leaves_does_not_take_the_answer_away_from_the_others(
+def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(
     embedder: Embedder, store: Store, leaver: int
 ) -> None:
     async def ask() -> None:
@@ -200,7 +199,7 @@ def test_one_who_leaves_does_not_take_the_answer_away_from_the_others(
     run(ask())
 
 
-def test_the_last_one_who_leaves_takes_the_query_out_of_the_queue() -> None:
+def test_the_last_caller_that_leaves_cancels_the_query() -> None:
     async def ask() -> None:
         cancelled: list[bool] = []
         flights: SingleFlight[int] = SingleFlight(ResultCache(0, lambda _: 1))
@@ -213,12 +212,12 @@ def test_the_last_one_who_leaves_takes_the_query_out_of_the_queue() -> None:
         assert not cancelled
         second.leave()
         assert cancelled == [True]
-        assert flights.join("salt", 3) is None  # who comes now starts anew
+        assert flights.join("salt", 3) is None  # a later caller starts a new query
 
     run(ask())
 
 
-def test_a_failure_reaches_all_who_wait_and_is_not_kept(
+def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(
     embedder: Embedder, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -253,7 +252,7 @@ def test_a_refused_request_leaves_the_flights_that_it_had_joined(embedder: Embed
 # --- memory ---
 
 
-def test_the_cache_takes_no_more_memory_than_it_may() -> None:
+def test_the_cache_stays_within_its_memory_limit() -> None:
     limit = 2 << 20
     gc.collect()
     tracemalloc.start()
@@ -268,7 +267,7 @@ def test_the_cache_takes_no_more_memory_than_it_may() -> None:
     assert used <= 1.05 * limit
 
 
-def test_what_was_not_asked_for_longest_goes_first() -> None:
+def test_the_least_recently_used_answer_is_evicted_first() -> None:
     cache: ResultCache[bytes] = ResultCache(2500, len)
     cache.put("a", 1, bytes(600))
     cache.put("b", 1, bytes(600))
@@ -277,13 +276,13 @@ def test_what_was_not_asked_for_longest_goes_first() -> None:
     assert [cache.get(query, 1) is not None for query in "abc"] == [True, False, True]
 
 
-def test_an_answer_larger_than_the_cache_is_not_kept() -> None:
+def test_an_answer_larger_than_the_cache_is_not_cached() -> None:
     cache: ResultCache[bytes] = ResultCache(1000, len)
     cache.put("a", 1, bytes(2000))
     assert cache.get("a", 1) is None and cache.bytes == 0
 
 
-def test_a_full_service_cache_holds_as_many_bytes_as_its_metric_says(
+def test_a_full_service_cache_holds_as_many_bytes_as_its_metric_reports(
     embedder: Embedder, store: Store
 ) -> None:
     async def ask() -> None:

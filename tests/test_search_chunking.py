@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from search.chunking import Chunk, Chunker, Chunking, ChunkingError
-from search.corpus import Document
 from search.embedders import Embedder, EmbedderSpec, Prefixes
+from search.indexing.chunking import Chunk, Chunker, Chunking, ChunkingError
+from search.indexing.corpus import Document
 from search.store import passage_text
 
 WORDS = ("Orrin", "is", "a", "harbour", "town", "on", "the", "river", "Vell", "uncharacteristically", "x")
@@ -80,7 +80,7 @@ def test_without_overlap_the_chunks_joined_are_the_text(text: str) -> None:
 
 @settings(deadline=None)
 @given(prose)
-def test_chunks_repeat_whole_words_and_no_more_than_told(text: str) -> None:
+def test_chunks_repeat_whole_words_up_to_the_overlap(text: str) -> None:
     chunks = split(text)
     for before, after in pairwise(chunks):
         repeated = text[after.start : before.start + len(before.text)]
@@ -97,11 +97,11 @@ def test_a_document_that_fits_is_one_chunk_that_keeps_id_title_and_text(text: st
 
 @settings(deadline=None)
 @given(texts, titles)
-def test_splitting_again_gives_the_same_ids_and_places_in_order(text: str, title: str) -> None:
+def test_splitting_again_gives_the_same_ids_and_parts_in_order(text: str, title: str) -> None:
     chunks = split(text, title)
     assert chunks == split(text, title)
     assert len({chunk.id for chunk in chunks}) == len(chunks)
-    assert [(chunk.place, chunk.places) for chunk in chunks] == [
+    assert [(chunk.part, chunk.parts) for chunk in chunks] == [
         (place, len(chunks)) for place in range(1, len(chunks) + 1)
     ]
 
@@ -112,7 +112,7 @@ def test_a_chunk_id_changes_with_its_text_and_not_with_what_follows() -> None:
     assert ids[0] == changed[0] and ids[-1] != changed[-1]
 
 
-def test_chunks_end_after_sentences_where_there_are_some() -> None:
+def test_chunks_end_after_sentences_where_possible() -> None:
     chunks = split("The harbour of Orrin is old. Nobody knows its age. " * 12)
     assert len(chunks) > 3
     assert all(chunk.text.rstrip().endswith(".") for chunk in chunks)

@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def test_server_failures_are_retried_until_an_answer() -> None:
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_busy_server_is_asked_again_when_it_said_and_not_by_all_at_once(status: int) -> None:
+def test_busy_server_is_retried_after_the_requested_wait_and_not_by_all_at_once(status: int) -> None:
     with serving(*[(status, {"detail": "busy"})] * 6, (200, ANSWER), retry_after="1") as server:
 
         async def ask() -> None:
@@ -159,7 +159,7 @@ def test_busy_server_is_asked_again_when_it_said_and_not_by_all_at_once(status: 
     assert max(waits) - min(waits) > 0.05
 
 
-def test_wait_longer_than_the_deadline_gives_way_to_one_last_attempt() -> None:
+def test_wait_longer_than_the_deadline_is_cut_for_one_last_attempt() -> None:
     with serving((503, {"detail": "busy"}), (200, ANSWER), retry_after="600") as server:
         assert retrieve(server.url, ["salt"], deadline_s=3.0) == ANSWER["result"]
     assert len(server.requests) == 2
@@ -174,7 +174,7 @@ def test_server_that_stays_busy_is_given_up_within_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2026 07:28:00 GMT", "soon", "-1", "1e9", "²"])
-def test_retry_after_that_is_no_number_of_seconds_is_left_aside(retry_after: str) -> None:
+def test_retry_after_that_is_no_number_of_seconds_is_ignored(retry_after: str) -> None:
     with serving((503, {}), (200, ANSWER), retry_after=retry_after) as server:
         assert retrieve(server.url, ["salt"]) == ANSWER["result"]
 
@@ -201,7 +201,7 @@ def test_hanging_connection_is_given_up_for_another_attempt() -> None:
     assert len(server.requests) == 2
 
 
-def test_client_waits_for_a_server_that_comes_up_later() -> None:
+def test_client_waits_for_a_server_that_starts_later() -> None:
     port = free_port()
 
     async def ask() -> Any:
@@ -234,7 +234,7 @@ def test_query_that_the_server_fails_on_each_time_is_given_up_before_the_deadlin
     assert len(server.requests) == 3
 
 
-def test_failures_of_other_kinds_between_equal_ones_are_retried_on() -> None:
+def test_failures_of_other_kinds_between_equal_ones_are_retried() -> None:
     one, two, busy = (500, {"detail": "one"}), (500, {"detail": "two"}), (503, {"detail": "one"})
     with serving(one, one, two, one, busy, one, one, (200, ANSWER)) as server:
         assert retrieve(server.url, ["salt"], deadline_s=60.0) == ANSWER["result"]
@@ -264,7 +264,7 @@ def test_refused_request_is_not_retried() -> None:
         (404, "Not Found", SearchRequestError),
     ],
 )
-def test_refusal_of_the_queries_themselves_is_told_from_a_wrong_configuration(
+def test_refusal_of_the_queries_differs_from_a_wrong_configuration(
     status: int, detail: str, kind: type[SearchRequestError]
 ) -> None:
     with (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from search.corpus import Corpus, CorpusError, Document
+from search.indexing.corpus import Corpus, CorpusError, Document
 
 
 def read(folder: Path) -> list[Document]:
@@ -72,6 +72,6 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
         read(write(tmp_path, {"a.txt": "A", "sub/b.md": " \n"}))
 
 
-def test_a_folder_without_texts_is_told_what_a_corpus_is(tmp_path: Path) -> None:
+def test_a_folder_without_texts_is_refused_with_what_a_corpus_is(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"holds no documents \(\.txt, \.md, \.markdown\): a corpus is"):
         read(write(tmp_path, {"a.jsonl": "{}"}))

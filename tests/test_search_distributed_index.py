@@ -12,8 +12,8 @@ import psutil
 from tiny_embedder import save_tiny_embedder
 from watch import Watch
 
-from search.chunking import Chunking
-from search.index import build_index
+from search.indexing.build import build_index
+from search.indexing.chunking import Chunking
 from search.store import open_collection
 
 DOCUMENTS = 600

@@ -97,7 +97,7 @@ def test_no_texts_give_no_rows(packaged: Embedder) -> None:
     assert packaged.encode_passages([]).shape == (0, 384)
 
 
-def test_texts_beyond_one_batch_come_back_in_order(
+def test_texts_beyond_one_batch_are_returned_in_order(
     packaged: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = packaged.encode_passages(TEXTS)
@@ -206,6 +206,6 @@ def test_precision_follows_from_the_device(
     assert default_dtype(device) == dtype
 
 
-def test_a_model_that_is_nowhere_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_model_is_one_line_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(EmbedderError, match=f"could not be loaded.*use '{PACKAGED_EMBEDDER}'"):
         Embedder(EmbedderSpec(str(tmp_path / "none"), "cpu")).load()

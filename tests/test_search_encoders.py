@@ -13,10 +13,10 @@ import pytest
 from search_parts import lives
 from tiny_embedder import save_tiny_embedder
 
-from search import encoders
 from search.embedders import Embedder, EmbedderSpec
-from search.encoders import EncoderDied, EncoderPool
-from search.metrics import Metrics
+from search.serving import encoders
+from search.serving.encoders import EncoderDied, EncoderPool
+from search.serving.metrics import Metrics
 
 LIMIT_S = 240.0
 """Longer than an encoder takes to load on a busy machine."""
@@ -80,7 +80,8 @@ def no_files_to_open() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_machine_without_means_for_a_process_delays_a_restart_and_does_not_end_it(
+@pytest.mark.slow("a second set of encoder processes; the restart itself is tested above")
+def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(
     spec: EmbedderSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(pool: EncoderPool) -> None:

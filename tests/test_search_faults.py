@@ -146,7 +146,7 @@ def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server: Ser
     assert server.is_healthy()
 
 
-def test_a_folder_that_is_renamed_away_is_a_503_until_it_is_back(server: Server, chroma: Path) -> None:
+def test_a_renamed_folder_is_a_503_until_it_is_back(server: Server, chroma: Path) -> None:
     away = chroma.with_name("away")
 
     async def rename(load: Load) -> None:
@@ -163,7 +163,7 @@ def test_a_folder_that_is_renamed_away_is_a_503_until_it_is_back(server: Server,
     assert server.is_healthy()
 
 
-def test_a_damaged_folder_is_a_503_until_it_is_whole_again(server: Server, chroma: Path) -> None:
+def test_a_damaged_folder_is_a_503_until_it_is_restored(server: Server, chroma: Path) -> None:
     database = chroma / "chroma.sqlite3"
     whole = chroma.with_name("whole.sqlite3")
     shutil.copy(database, whole)
@@ -205,7 +205,8 @@ def own_server(chroma: Path) -> Iterator[Server]:
         yield server
 
 
-def test_sigterm_under_load_answers_what_was_asked_before_it(own_server: Server) -> None:
+@pytest.mark.slow("a server of its own under load; test_search_server.py stops one in order")
+def test_sigterm_under_load_answers_the_requests_before_it(own_server: Server) -> None:
     server = own_server
     (encoder,), terminated = server.encoders(), 0.0
     before = read_metric(server.url, "retrieval_queries_total")
@@ -219,7 +220,7 @@ def test_sigterm_under_load_answers_what_was_asked_before_it(own_server: Server)
             server.process.send_signal(signal.SIGTERM)
             await asyncio.sleep(0.5)
         finally:
-            with suppress(psutil.NoSuchProcess):  # then the answers below tell why
+            with suppress(psutil.NoSuchProcess):  # then the answers below show why
                 encoder.send_signal(signal.SIGCONT)
         await load.until(lambda: server.process.poll() is not None)
 
@@ -238,7 +239,8 @@ def test_sigterm_under_load_answers_what_was_asked_before_it(own_server: Server)
         again.bind(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
 
 
-def test_sigterm_ends_a_server_whose_encoder_hangs_in_time_and_answers_what_is_open(
+@pytest.mark.slow("a server of its own; test_search_encoders.py has the hang")
+def test_sigterm_stops_a_server_whose_encoder_hangs_in_time_and_answers_open_requests(
     own_server: Server,
 ) -> None:
     (encoder,) = own_server.encoders()
@@ -252,7 +254,8 @@ def test_sigterm_ends_a_server_whose_encoder_hangs_in_time_and_answers_what_is_o
     assert not lives(encoder)
 
 
-def test_a_server_started_while_its_index_is_away_waits_for_it(chroma: Path) -> None:
+@pytest.mark.slow("a server of its own; test_search_remote.py waits for an index as well")
+def test_a_server_started_while_its_index_is_missing_waits_for_it(chroma: Path) -> None:
     away = chroma.with_name("away")
     chroma.rename(away)
     server = Server(chroma)
@@ -269,13 +272,14 @@ def test_a_server_started_while_its_index_is_away_waits_for_it(chroma: Path) -> 
     assert code == 0 and errors.count("waiting for the index") == 1
 
 
-def test_sigterm_ends_a_server_that_waits_for_its_index(tmp_path: Path) -> None:
+def test_sigterm_stops_a_server_that_waits_for_its_index(tmp_path: Path) -> None:
     server = Server(tmp_path / "none")
     wait_for(lambda: "waiting for the index" in server.errors, START_S, or_else=server.is_over)
     assert server.end()[0] == 0
 
 
-def test_no_encoder_outlives_a_server_that_is_killed(own_server: Server) -> None:
+@pytest.mark.slow("starts a server a signal; killed encoders and shutdown are tested on the shared server")
+def test_no_encoder_outlives_a_killed_server(own_server: Server) -> None:
     (encoder,) = own_server.encoders()
     own_server.process.kill()
     own_server.process.wait()

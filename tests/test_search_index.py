@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.chunking import Chunking
-from search.corpus import Corpus, CorpusError, Document
+from ops.files import AlreadyWriting, publish, recover, staging_folder
 from search.embedders import Embedder, EmbedderError, EmbedderSpec, Prefixes, model_identity
-from search.index import build_index, main
-from search.ledger import Ledger, Survey
-from search.ledger import survey as survey_into
-from search.staging import publish, recover, staging_folder
-from search.store import CollectionInfo, StoreError, connect, iter_documents, open_collection
+from search.index import main
+from search.indexing.build import build_index
+from search.indexing.chunking import Chunking
+from search.indexing.corpus import Corpus, CorpusError, Document
+from search.indexing.journal import IndexJournal, Survey
+from search.indexing.journal import survey as survey_into
+from search.place import StoreError, connect
+from search.store import CollectionInfo, iter_documents, open_collection
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
 RECORDS = [
@@ -37,7 +39,7 @@ def write_jsonl(path: Path, records: list[Any]) -> Path:
 
 def survey(corpus: Corpus) -> Survey:
     with tempfile.TemporaryDirectory() as folder:
-        return survey_into(corpus, Ledger(Path(folder) / "ledger"))
+        return survey_into(corpus, IndexJournal(Path(folder) / "journal"))
 
 
 def rows(path: Path, collection: str = "wiki") -> list[tuple[str, str, str]]:
@@ -54,15 +56,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- what a build gives ---
 
 
-def test_jsonl_documents_come_back_sorted_by_id(built: Path) -> None:
+def test_jsonl_documents_are_returned_sorted_by_id(built: Path) -> None:
     assert rows(built / "chroma") == EXPECTED
 
 
-def test_documents_come_back_complete_when_the_batch_is_smaller_than_the_corpus(built: Path) -> None:
+def test_documents_are_complete_when_the_batch_is_smaller_than_the_corpus(built: Path) -> None:
     assert list(iter_documents(built / "chroma", "wiki", batch=2)) == EXPECTED
 
 
-def test_metadata_says_how_the_collection_was_built(built: Path) -> None:
+def test_metadata_records_how_the_collection_was_built(built: Path) -> None:
     with open_collection(built / "chroma", "wiki") as store:
         info = store.info
     assert (info.embedder, info.dimension, info.distance, info.normalised) == (SPEC.name, 384, "cosine", True)
@@ -101,7 +103,7 @@ def test_parquet_builds(tmp_path: Path) -> None:
     assert rows(tmp_path / "chroma") == EXPECTED
 
 
-def test_foreign_chroma_folder_is_embedded_anew(tmp_path: Path) -> None:
+def test_foreign_chroma_folder_is_embedded_again(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     with connect(foreign, create=True) as client:
         handle = client.create_collection("theirs", embedding_function=None)
@@ -150,7 +152,7 @@ def test_identical_duplicates_are_counted(tmp_path: Path) -> None:
     assert (report.duplicates, report.info.documents) == (1, 3)
 
 
-def test_a_long_document_becomes_chunks_that_know_where_they_come_from(tmp_path: Path) -> None:
+def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path: Path) -> None:
     records = [*RECORDS, {"id": "long", "title": "Salt", "text": "salt " * 400}]
     source = write_jsonl(tmp_path / "c.jsonl", records)
     report = build_index(source, tmp_path / "chroma", "wiki", SPEC, chunking=Chunking(256, 0))
@@ -175,7 +177,7 @@ def test_a_folder_of_texts_builds(tmp_path: Path) -> None:
 # --- what is there already ---
 
 
-def test_building_the_same_again_leaves_the_folder_as_it_is_and_loads_no_model(
+def test_a_repeated_build_leaves_the_folder_unchanged_and_loads_no_model(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (built / "chroma").stat().st_ino
@@ -206,7 +208,7 @@ def test_other_chunk_sizes_need_replace(tmp_path: Path) -> None:
     assert (report.info.chunk_tokens, report.info.chunk_overlap, report.embedded) == (64, 8, 3)
 
 
-def test_an_update_embeds_what_is_new_or_changed_and_drops_what_is_gone(tmp_path: Path) -> None:
+def test_an_update_embeds_new_and_changed_documents_and_deletes_removed_ones(tmp_path: Path) -> None:
     chroma, long = tmp_path / "chroma", {"id": "long", "text": "salt " * 400}
     build_index(write_jsonl(tmp_path / "a.jsonl", [*RECORDS, long]), chroma, "wiki", SPEC)
     changed = {"id": "d3", "title": "Bridge", "text": "The salt bridge was built by Mara Tesk."}
@@ -366,18 +368,18 @@ def test_failure_while_writing_leaves_the_old_collection_and_nothing_else(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
 
 
-def test_full_disk_is_one_clear_error_and_leaves_what_is_there(
+def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chroma = tmp_path / "chroma"
     build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
-    prepare = Ledger._prepare
+    prepare = IndexJournal.__init__
 
-    def prepare_small(self: Ledger) -> None:
-        prepare(self)
+    def prepare_small(self: IndexJournal, path: Path, read_only: bool = False) -> None:
+        prepare(self, path, read_only)
         self._db.execute("PRAGMA max_page_count = 40")
 
-    monkeypatch.setattr(Ledger, "_prepare", prepare_small)
+    monkeypatch.setattr(IndexJournal, "__init__", prepare_small)
     many = [*RECORDS, *({"id": f"x{n}", "text": "salt " * 200} for n in range(300))]
     with pytest.raises(StoreError, match="the disk is full"):
         build_index(write_jsonl(tmp_path / "b.jsonl", many), chroma, "wiki", SPEC)
@@ -399,7 +401,7 @@ def test_folder_moved_aside_is_put_back_although_an_empty_one_was_made_since(tmp
     assert (tmp_path / "db" / "file").read_text() == "old"
 
 
-def test_a_linked_folder_is_built_and_updated_where_it_lies(tmp_path: Path) -> None:
+def test_a_linked_folder_is_built_and_updated_in_the_link_s_target(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     link = tmp_path / "chroma"
     link.symlink_to(tmp_path / "disk" / "real")
@@ -414,14 +416,14 @@ def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path: Path
     source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
     with (
         staging_folder(tmp_path / "real"),
-        pytest.raises(StoreError, match=r"another build is writing .*/real just now"),
+        pytest.raises(AlreadyWriting, match=r"another build is writing .*/real just now"),
     ):
         build_index(source, tmp_path / "link", "wiki", SPEC)
 
 
 def test_second_build_of_the_same_folder_at_the_same_time_is_refused(tmp_path: Path) -> None:
     with staging_folder(tmp_path / "db") as folder:
-        with pytest.raises(StoreError, match="another build is writing"), staging_folder(tmp_path / "db"):
+        with pytest.raises(AlreadyWriting, match="another build is writing"), staging_folder(tmp_path / "db"):
             pass
         (folder / "file").write_text("new")
         publish(folder, tmp_path / "db")
@@ -509,7 +511,7 @@ def test_prefixes_go_before_what_is_embedded() -> None:
 
 
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9.]{0,20}", fullmatch=True))
-def test_model_has_one_name_wherever_it_lies(name: str) -> None:
+def test_model_has_one_name_wherever_it_is_stored(name: str) -> None:
     places = [f"org/{name}", f"/models/{name}", f"/hub/models--org--{name}/snapshots/0123", f"models/{name}/"]
     assert {model_identity(place) for place in places} == {name.lower()}
 

@@ -15,12 +15,13 @@ from chroma_parts import chroma_server
 from conftest import unused_port
 from tiny_embedder import save_tiny_embedder
 
-from search.chunking import Chunking, ChunkingError
+from ops.files import AlreadyWriting, sole_writer
 from search.embedders import Embedder, EmbedderSpec
-from search.index import IndexReport, build_index
-from search.ledger import Ledger
-from search.staging import sole_writer
-from search.store import StoreError, open_collection
+from search.indexing.build import IndexReport, build_index
+from search.indexing.chunking import Chunking, ChunkingError
+from search.indexing.journal import IndexJournal
+from search.place import StoreError
+from search.store import open_collection
 
 # Three units of chunks, of which a kill at the third call finds two complete.
 DOCUMENTS, CHUNKING = 560, Chunking(64, 8)
@@ -28,7 +29,7 @@ KILLED_IN = ("splitting", "embedding", "writing", "publishing")
 
 # A server process that has imported everything once, and is forked from for each run.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["search.index", "sentence_transformers", "tiny_embedder"])
+PROCESSES.set_forkserver_preload(["search.indexing.build", "sentence_transformers", "tiny_embedder"])
 
 
 def text_of(number: int) -> str:
@@ -50,17 +51,17 @@ def index(source: Path, target: Path | str, spec: EmbedderSpec) -> IndexReport:
 
 
 def contents(place: Path | str) -> tuple[Any, ...]:
-    """All that a collection holds, by id."""
+    """The contents of a collection, by id."""
     with open_collection(place, "wiki") as store:
         found = store.collection.get(include=["documents", "metadatas", "embeddings"])
         rows = zip(found["ids"], found["documents"], found["metadatas"], found["embeddings"], strict=True)
         return store.info, {
-            key: (text, told, np.float32(vector).tobytes()) for key, text, told, vector in rows
+            key: (text, metadata, np.float32(vector).tobytes()) for key, text, metadata, vector in rows
         }
 
 
 def die_at(owner: Any, name: str, call: int) -> None:
-    """Have this process killed at the so many-th call of a method."""
+    """Kill this process at call number `call` of a method."""
     method, calls = getattr(owner, name), iter(range(1, 10**6))
 
     def dying(*arguments: Any, **options: Any) -> Any:
@@ -75,7 +76,7 @@ def run_and_die(where: str, source: Path, target: Path | str, spec: EmbedderSpec
     import chromadb
 
     points: dict[str, tuple[Any, str, int]] = {
-        "splitting": (Ledger, "add_chunks", 3),
+        "splitting": (IndexJournal, "add_chunks", 3),
         "embedding": (Embedder, "encode_passages", 3),
         "writing": (chromadb.Collection, "upsert", 3),
         "publishing": (Path, "rename", 2 if Path(target).exists() else 1),
@@ -106,7 +107,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec) -> Path:
 
 @pytest.fixture(scope="module")
 def updated(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, built: Path) -> Path:
-    """The same with as many documents again, added in one undisturbed run."""
+    """The same with twice the documents, added in one undisturbed run."""
     folder = tmp_path_factory.mktemp("updated")
     shutil.copytree(built, folder / "chroma")
     index(write_corpus(folder / "corpus.jsonl", 2 * DOCUMENTS), folder / "chroma", spec)
@@ -128,7 +129,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("where", KILLED_IN)
-def test_an_indexing_killed_and_run_again_gives_the_collection_of_one_undisturbed_run(
+def test_a_killed_and_repeated_build_gives_the_collection_of_one_undisturbed_run(
     where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: Callable[[], int]
 ) -> None:
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
@@ -148,7 +149,7 @@ def test_an_indexing_killed_and_run_again_gives_the_collection_of_one_undisturbe
 
 
 @pytest.mark.parametrize("where", ["embedding", "writing", "publishing"])
-def test_an_update_killed_leaves_the_old_collection_or_completes_when_run_again(
+def test_a_killed_update_leaves_the_old_collection_and_completes_when_repeated(
     where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, updated: Path, encoded: Callable[[], int]
 ) -> None:
     source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
@@ -162,7 +163,7 @@ def test_an_update_killed_leaves_the_old_collection_or_completes_when_run_again(
     assert (report.changes.added, report.changes.kept) == (DOCUMENTS, DOCUMENTS)
 
 
-def test_what_a_killed_run_embedded_is_taken_over_although_the_corpus_has_changed(
+def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(
     tmp_path: Path, spec: EmbedderSpec, encoded: Callable[[], int]
 ) -> None:
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
@@ -172,7 +173,7 @@ def test_what_a_killed_run_embedded_is_taken_over_although_the_corpus_has_change
     assert contents(target)[0].documents == DOCUMENTS + 10
 
 
-def test_what_a_killed_run_embedded_under_other_settings_is_dropped_with_a_line(
+def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(
     tmp_path: Path, spec: EmbedderSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
@@ -182,7 +183,7 @@ def test_what_a_killed_run_embedded_under_other_settings_is_dropped_with_a_line(
     assert "chunks that a run with another model or chunk size had embedded" in capsys.readouterr().out
 
 
-def test_a_refused_run_leaves_what_a_killed_one_had_embedded(
+def test_a_refused_run_keeps_the_vectors_of_a_killed_one(
     tmp_path: Path, spec: EmbedderSpec, built: Path
 ) -> None:
     source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
@@ -202,12 +203,12 @@ def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(
     place = f"http://127.0.0.1:{unused_port()}"
     with (
         sole_writer(f"collection 'wiki' in {place}"),
-        pytest.raises(StoreError, match=f"another build is writing collection 'wiki' in {place} just now"),
+        pytest.raises(AlreadyWriting, match=f"writing collection 'wiki' in {place} just now"),
     ):
         index(source, place, spec)
 
 
-def test_a_server_refuses_a_collection_half_written_and_running_again_completes_it(
+def test_a_server_refuses_a_half_written_collection_and_a_repeated_build_completes_it(
     tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: Callable[[], int]
 ) -> None:
     source = write_corpus(tmp_path / "corpus.jsonl")

@@ -1,4 +1,4 @@
-"""Our store and server over a real Chroma server that goes away, comes back, hangs or holds other things."""
+"""Our store and server over a real Chroma server that stops, restarts, hangs or holds other collections."""
 
 import asyncio
 import json
@@ -23,23 +23,14 @@ from search_parts import PASSAGES, SPEC, Server, read_metric, wait_for
 import search.place
 from pipeline.fingerprint import fingerprint_collection
 from search.client import SearchClient, SearchUnavailable
-from search.index import build_index
-from search.place import request_headers
+from search.indexing.build import build_index
+from search.place import ChromaPlace, StoreError, StoreUnavailable, connect, request_headers
 from search.server import wait_for_store
-from search.store import (
-    ChromaPlace,
-    Store,
-    StoreError,
-    StoreUnavailable,
-    collection_names,
-    connect,
-    iter_documents,
-    open_collection,
-)
+from search.store import Store, collection_names, iter_documents, open_collection
 
 COUNT = 20
 LIMIT_S = 60.0
-"""For what takes a second."""
+"""A limit for steps that take a second."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +41,7 @@ def chroma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
 
 @pytest.fixture
 def vectors(chroma: ChromaServer) -> np.ndarray:
-    """Those of the collection, made anew."""
+    """The vectors of the collection, which is built again."""
     empty(chroma)
     return build(chroma.url, count=COUNT)
 
@@ -117,7 +108,7 @@ def test_query_fails_while_the_server_is_down_and_works_again_when_it_is_back(
     assert answers_right(store, vectors)
 
 
-def test_server_that_hangs_is_given_up_in_time(
+def test_hanging_server_is_given_up_in_time(
     chroma: ChromaServer, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search.place, "_READ_TIMEOUT_S", 3)
@@ -134,7 +125,7 @@ def test_server_that_hangs_is_given_up_in_time(
         assert answers_right(store, vectors)
 
 
-def test_chroma_still_has_no_setting_for_a_time_out() -> None:
+def test_chroma_still_has_no_setting_for_a_timeout() -> None:
     # When it has one, `_server_client` need not reach into the client.
     names = [name for name in chromadb.config.Settings.model_fields if "timeout" in name]
     assert names == [
@@ -158,7 +149,7 @@ def test_collection_replaced_by_another_version_is_refused(
             store.query(vectors, 3)
 
 
-def test_collection_replaced_by_the_same_version_is_taken(
+def test_collection_replaced_by_the_same_version_is_accepted(
     chroma: ChromaServer, store: Store, vectors: np.ndarray
 ) -> None:
     empty(chroma)
@@ -184,7 +175,7 @@ def test_server_that_is_down_at_the_start_is_one_clear_error() -> None:
     assert "start one" in message and "\n" not in message
 
 
-def test_server_that_comes_up_later_is_waited_for_at_the_start(
+def test_start_waits_for_a_server_that_starts_later(
     chroma: ChromaServer, vectors: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
     chroma.stop()
@@ -196,21 +187,21 @@ def test_server_that_comes_up_later_is_waited_for_at_the_start(
             assert answers_right(store, vectors)
 
 
-def test_server_that_stays_away_is_one_clear_error_after_the_wait() -> None:
+def test_server_that_stays_down_is_one_clear_error_after_the_wait() -> None:
     with pytest.raises(StoreError, match="no Chroma server answers at"):
         wait_for_store(f"http://127.0.0.1:{unused_port()}", NAME, wait_s=0)
 
 
-def test_server_of_another_kind_is_told_apart(start_peer: StartPeer) -> None:
+def test_server_of_another_kind_is_recognised(start_peer: StartPeer) -> None:
     peer = start_peer("/retrieve", lambda _: {})
     assert "is no Chroma server, or not one of version 1: it answered HTTP 404" in refusal(peer.url)
 
 
-def test_database_that_is_not_there_is_told_by_its_name(chroma: ChromaServer) -> None:
+def test_missing_database_is_named(chroma: ChromaServer) -> None:
     assert "has no database 'papers' of a tenant 'me'" in refusal(f"{chroma.url}/me/papers")
 
 
-def test_collection_that_is_not_there_is_told_with_those_that_are(
+def test_missing_collection_is_named_with_the_existing_ones(
     chroma: ChromaServer, vectors: np.ndarray
 ) -> None:
     assert refusal(chroma.url, "wikis") == f"no collection 'wikis' in {chroma.url}: it holds {NAME}"
@@ -229,7 +220,7 @@ class Guard(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_api_key_is_sent_and_never_shown(
@@ -272,7 +263,7 @@ def test_api_key_goes_where_nobody_can_read_it_on_the_way(
     assert headers == ({"X-Chroma-Token": "ck-secret"} if sent else {})
 
 
-def test_proxy_of_the_environment_is_not_asked_for_a_chroma_within_this_machine(
+def test_proxy_of_the_environment_is_not_used_for_a_chroma_within_this_machine(
     chroma: ChromaServer, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHROMA_API_KEY", "ck-secret")
@@ -332,7 +323,7 @@ class RelayHandler(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -341,14 +332,14 @@ def relay(chroma: ChromaServer, vectors: np.ndarray) -> Iterator[Relay]:
         yield relay
 
 
-def test_answer_of_a_collection_that_changes_while_it_is_asked_is_thrown_away(
+def test_answer_of_a_collection_that_changes_during_the_query_is_discarded(
     chroma: ChromaServer, vectors: np.ndarray, relay: Relay
 ) -> None:
     changed = threading.Event()
 
     def change(path: str) -> None:
         if path.endswith("/query") and not changed.is_set():
-            changed.wait(1)  # a check beside the query would be through by then
+            changed.wait(1)  # a check next to the query would be finished by then
             with connect(chroma.url, create=True) as client:
                 handle = client.get_collection(NAME, embedding_function=None)
                 handle.modify(metadata=collection_info("version-2", COUNT).to_metadata())
@@ -396,7 +387,7 @@ def servers(chroma: ChromaServer, tmp_path: Path) -> Iterator[list[Server]]:
 
 
 class Asker:
-    """Asks a server for one town after the other, and keeps what it says."""
+    """Asks a server for one town after the other, and keeps its answers."""
 
     def __init__(self, url: str) -> None:
         self.answers: list[tuple[str, str]] = []
@@ -424,6 +415,7 @@ class Asker:
         await client.aclose()
 
 
+@pytest.mark.slow("several servers over a flapping one; a single outage is tested in process")
 def test_servers_over_a_chroma_that_stops_and_starts_give_no_wrong_answer_and_recover(
     chroma: ChromaServer, servers: list[Server]
 ) -> None:
@@ -444,7 +436,10 @@ def test_servers_over_a_chroma_that_stops_and_starts_give_no_wrong_answer_and_re
     assert all(name == title for asker in askers for name, title in asker.answers)
 
 
-def test_sigterm_ends_a_server_whose_index_hangs_in_time(chroma: ChromaServer, servers: list[Server]) -> None:
+@pytest.mark.slow("a server of its own; a hanging index is given up in process")
+def test_sigterm_stops_a_server_whose_index_hangs_in_time(
+    chroma: ChromaServer, servers: list[Server]
+) -> None:
     server = servers[0]
     encoded = read_metric(server.url, "retrieval_encode_seconds_count")
 

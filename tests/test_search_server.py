@@ -29,16 +29,17 @@ from search_parts import (
 )
 
 from pipeline.compose import compose_stage, resolve
-from pipeline.stage_services import retrieval_spec
-from search.app import INDEX_AWAY, MAX_PASSAGES, RetrievalApp
-from search.batching import BatchLimits, Encoders
+from pipeline.stages.services import retrieval_spec
 from search.client import SearchClient, SearchRequestError
 from search.embedders import Embedder
-from search.encoders import EncodeFailed, EncoderDied
-from search.metrics import Metrics
-from search.server import _bind, _listen, parser
-from search.service import Retrieval, ServiceLimits
-from search.store import StoreError, StoreUnavailable, connect, open_collection
+from search.place import StoreError, StoreUnavailable, connect
+from search.server import bind, listen, parser
+from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, RetrievalApp
+from search.serving.batching import BatchLimits, Encoders
+from search.serving.encoders import EncodeFailed, EncoderDied
+from search.serving.metrics import Metrics
+from search.serving.service import Retrieval, ServiceLimits
+from search.store import open_collection
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_scores_are_cosine_similarities_in_falling_order(http: httpx.Client) -> 
 # --- the other endpoints ---
 
 
-def test_health_says_what_is_served(http: httpx.Client) -> None:
+def test_health_names_the_served_collection(http: httpx.Client) -> None:
     answer = http.get("/health").json()
     assert (answer["status"], answer["collection"], answer["documents"]) == ("ok", COLLECTION, len(PASSAGES))
 
@@ -160,7 +161,7 @@ def test_metrics_count_requests_queries_errors_and_seconds(http: httpx.Client, u
         ('{"queries": ["a"], "topk": 0}', "`int` >= 1 - at `$.topk`"),
         ('{"queries": ["a"], "topk": 101}', "`int` <= 100 - at `$.topk`"),
         ('{"queries": "a"}', "Expected `array`, got `str` - at `$.queries`"),
-        ('{"queries": ["\\ud800"]}', "no valid Unicode"),
+        ('{"queries": ["\\ud800"]}', "invalid Unicode"),
         ('{"queries": ["a"', "the body is no JSON"),
         ("{}", "missing required field `queries`"),
     ],
@@ -171,7 +172,7 @@ def test_bad_request_is_refused_with_the_limit(http: httpx.Client, body: str, me
     assert message in answer.json()["detail"]
 
 
-def test_body_that_is_announced_as_too_long_is_refused_before_it_is_sent(url: str) -> None:
+def test_body_announced_as_too_long_is_refused_before_it_is_sent(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: 8388609\r\n\r\n")
@@ -204,7 +205,7 @@ def test_every_concurrent_client_gets_its_own_answer(url: str) -> None:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=6))
-def test_a_list_is_answered_in_order_as_if_asked_one_by_one(http: httpx.Client, queries: list[str]) -> None:
+def test_a_list_is_answered_in_order_like_single_queries(http: httpx.Client, queries: list[str]) -> None:
     def scores(batch: list[str]) -> list[dict[str, float]]:
         answer = http.post(
             "/retrieve", json={"queries": batch, "topk": len(PASSAGES), "return_scores": True}
@@ -267,7 +268,9 @@ class BrokenEncoders:
     ("credentials", "status"),
     [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer s3cret"}, 422)],
 )
-def test_only_who_has_the_token_may_ask(chroma: Path, credentials: dict[str, str], status: int) -> None:
+def test_only_requests_with_the_token_are_answered(
+    chroma: Path, credentials: dict[str, str], status: int
+) -> None:
     async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
         return await client.post("/retrieve", json={"queries": []}, headers=credentials)
 
@@ -276,7 +279,7 @@ def test_only_who_has_the_token_may_ask(chroma: Path, credentials: dict[str, str
     assert "s3cret" not in answer.text
 
 
-def test_with_a_token_health_is_open_and_says_no_more_than_ok(chroma: Path, embedder: Embedder) -> None:
+def test_with_a_token_health_is_open_and_returns_only_ok(chroma: Path, embedder: Embedder) -> None:
     async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
         return await client.get("/health")
 
@@ -308,7 +311,7 @@ def test_a_full_queue_is_a_503_with_retry_after(chroma: Path) -> None:
         await asyncio.sleep(0.05)
         retrieval.batcher.submit(["a", "b"], 3)
         answer = await client.post("/retrieve", json={"queries": ["c"]})
-        retrieval.give_up()
+        retrieval.batcher.give_up("the test is over")
         await first
         return answer
 
@@ -331,7 +334,7 @@ def test_a_long_body_is_not_read_while_the_queue_is_full(chroma: Path) -> None:
         await asyncio.sleep(0.05)
         retrieval.batcher.submit(["a", "b"], 3)
         answer = await client.post("/retrieve", content=body(), headers={"Content-Length": str(8 << 20)})
-        retrieval.give_up()
+        retrieval.batcher.give_up("the test is over")
         await first
         return answer
 
@@ -360,7 +363,7 @@ def test_health_fails_when_the_canary_query_fails(chroma: Path) -> None:
     assert answer == (503, "RuntimeError: CUDA error")
 
 
-def test_health_has_a_status_of_its_own_for_an_index_that_does_not_answer(
+def test_health_has_a_separate_status_for_an_index_that_does_not_answer(
     chroma: Path, embedder: Embedder
 ) -> None:
     async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> tuple[int, int, float]:
@@ -373,8 +376,8 @@ def test_health_has_a_status_of_its_own_for_an_index_that_does_not_answer(
         counted = retrieval.metrics.registry.get_sample_value("retrieval_index_seconds_count")
         return health.status_code, answer.status_code, float(counted or 0)
 
-    # What has failed is not counted among finished work, by which a supervisor judges.
-    assert in_process(chroma, NearEncoders(embedder), ask) == (INDEX_AWAY, 503, 0.0)
+    # Failed batches are not counted as finished work, which a supervisor watches.
+    assert in_process(chroma, NearEncoders(embedder), ask) == (INDEX_UNAVAILABLE, 503, 0.0)
 
 
 def test_more_passages_than_fit_an_answer_are_refused_with_the_limit(
@@ -441,7 +444,7 @@ def test_collection_of_another_embedder_is_not_served(chroma: Path, tmp_path: Pa
     assert "Serve it with --embedder intfloat/e5-large-v2" in message
 
 
-def test_embedder_that_is_not_there_is_told_in_one_line(chroma: Path) -> None:
+def test_missing_embedder_is_reported_in_one_line(chroma: Path) -> None:
     assert "embedder 'no/such-model' could not be loaded" in refusal(chroma, "--embedder", "no/such-model")
 
 
@@ -449,26 +452,26 @@ def test_missing_collection_is_not_served(chroma: Path) -> None:
     assert "no collection 'wikis'" in refusal(chroma, collection="wikis")
 
 
-def test_taken_port_is_told_with_its_number(chroma: Path, url: str) -> None:
+def test_port_in_use_is_reported_with_its_number(chroma: Path, url: str) -> None:
     port = int(url.rsplit(":", 1)[1])
     assert f"cannot listen on 127.0.0.1 port {port} (Address already in use)" in refusal(chroma, port=port)
 
 
-def test_port_that_does_not_exist_is_told_in_one_line(chroma: Path) -> None:
+def test_invalid_port_is_reported_in_one_line(chroma: Path) -> None:
     assert "cannot listen on 127.0.0.1 port 70000 (bind(): port must be 0-65535.)" in refusal(
         chroma, port=70000
     )
 
 
-def test_of_two_servers_that_start_together_the_second_to_listen_is_told_the_port_is_taken() -> None:
+def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_port_in_use() -> None:
     port = unused_port()
-    with _bind("127.0.0.1", port) as first, _bind("127.0.0.1", port) as second:
-        _listen(first)
+    with bind("127.0.0.1", port) as first, bind("127.0.0.1", port) as second:
+        listen(first)
         with pytest.raises(StoreError, match=rf"cannot listen on 127\.0\.0\.1 port {port} \(Address already"):
-            _listen(second)
+            listen(second)
 
 
-def test_device_that_is_not_there_is_told_in_one_line(chroma: Path) -> None:
+def test_missing_device_is_reported_in_one_line(chroma: Path) -> None:
     message = refusal(chroma, "--device", "abacus")
     assert "embedder 'packaged-minilm' could not be loaded: RuntimeError: " in message and "abacus" in message
 

@@ -1,4 +1,4 @@
-"""A store whose folder moves, changes or breaks under it: right answers or StoreUnavailable, and recovery."""
+"""A store whose folder is moved, changed or damaged: right answers or StoreUnavailable, and recovery."""
 
 import os
 import shutil
@@ -11,8 +11,16 @@ from chroma_parts import NAME, build, collection_info, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.chroma_files import DATABASE_FILE, FilesDamaged, check_files
-from search.store import ChromaPlace, Store, StoreError, StoreUnavailable, connect, open_collection
+from search.place import (
+    DATABASE_FILE,
+    ChromaPlace,
+    FilesDamaged,
+    StoreError,
+    StoreUnavailable,
+    check_files,
+    connect,
+)
+from search.store import Store, open_collection
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +54,7 @@ def answers_right(store: Store, vectors: np.ndarray) -> bool:
 
 
 def unavailable(store: Store, vectors: np.ndarray) -> str:
-    """What the store says for not answering, three times over."""
+    """The store's error, the same three times."""
     for _ in range(3):
         with pytest.raises(StoreUnavailable) as caught:
             store.query(vectors[:2], 3)
@@ -54,7 +62,7 @@ def unavailable(store: Store, vectors: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_folder_that_is_away_is_unavailable_until_it_is_back(
+def test_missing_folder_is_unavailable_until_it_is_back(
     store: Store, folder: Path, vectors: np.ndarray, asked_before: bool
 ) -> None:
     if asked_before:
@@ -90,7 +98,7 @@ def test_folder_replaced_by_a_copy_of_itself_is_opened_again(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_database_that_is_cut_off_is_unavailable_until_it_is_restored(
+def test_truncated_database_is_unavailable_until_it_is_restored(
     store: Store, folder: Path, vectors: np.ndarray, share: float
 ) -> None:
     assert answers_right(store, vectors)
@@ -116,14 +124,14 @@ def test_vector_files_that_break_under_a_store_do_no_harm(
 @pytest.mark.parametrize(
     "name", ["data_level0.bin", "length.bin", "header.bin", "link_lists.bin", "index_metadata.pickle"]
 )
-def test_missing_vector_file_is_told_by_name_instead_of_being_opened(folder: Path, name: str) -> None:
+def test_missing_vector_file_is_named_instead_of_being_opened(folder: Path, name: str) -> None:
     next(folder.glob(f"*/{name}")).unlink()
     with pytest.raises(StoreError, match=f"is damaged: .* lacks {name}"), open_collection(folder, NAME):
         pass
 
 
 @given(st.sampled_from(["data_level0.bin", "length.bin", "header.bin", DATABASE_FILE]), st.floats(0, 0.9999))
-def test_file_that_is_cut_off_anywhere_is_found(
+def test_file_cut_off_anywhere_is_detected(
     template: tuple[Path, np.ndarray], name: str, share: float
 ) -> None:
     path = next(template[0].rglob(name))
@@ -168,7 +176,7 @@ def test_collection_that_lost_documents_is_unavailable(
     with connect(folder) as client:
         handle = client.get_collection(NAME, embedding_function=None)
         handle.delete(ids=[str(number) for number in range(1, 1100)])
-    assert "it gave 1 of 3 passages" in unavailable(store, vectors)
+    assert "it returned 1 of 3 passages" in unavailable(store, vectors)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +209,7 @@ def test_address_of_a_server_is_read(text: str, url: str, database: tuple[str, s
         "http://host/a/b/c",
     ],
 )
-def test_address_that_is_none_is_refused_with_what_one_looks_like(text: str) -> None:
+def test_invalid_address_is_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(StoreError, match=r"address is http\(s\)://HOST\[:PORT\]"):
         ChromaPlace.parse(text)
 
@@ -210,12 +218,12 @@ def test_address_that_is_none_is_refused_with_what_one_looks_like(text: str) -> 
     "text", ["https://secret@host", "https://user:secret@host/a/b", "https://host?key=secret"]
 )
 def test_key_in_an_address_is_refused_and_not_repeated(text: str) -> None:
-    with pytest.raises(StoreError, match="a key belongs into CHROMA_API_KEY") as caught:
+    with pytest.raises(StoreError, match="put a key into CHROMA_API_KEY") as caught:
         ChromaPlace.parse(text)
     assert "secret" not in str(caught.value)
 
 
 @given(st.text("ab/.: ~é", min_size=1).filter(lambda text: "://" not in text))
-def test_whatever_is_no_address_is_a_folder(text: str) -> None:
+def test_text_without_a_scheme_is_a_folder(text: str) -> None:
     place = ChromaPlace.parse(text)
     assert (place.folder, str(place)) == (Path(text), text)

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders
 
-from search.app import RetrievalApp
 from search.embedders import Embedder
-from search.index import build_index
-from search.metrics import Metrics
-from search.service import Retrieval
+from search.indexing.build import build_index
+from search.serving.app import RetrievalApp
+from search.serving.metrics import Metrics
+from search.serving.service import Retrieval
 from search.store import Store, open_collection
 
 Parts = tuple[Store, Embedder]

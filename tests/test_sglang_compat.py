@@ -1,6 +1,6 @@
-"""What a run needs of SGLang: the table against veRL's and our own code, and packages read without an import.
+"""What a run needs of SGLang: the list against veRL's and our own code, and packages read without an import.
 
-The table against SGLang's published wheels is tests/compat/test_sglang_wheels.py (make compat).
+tests/compat/test_sglang_wheel.py compares the list with the published wheel of the pinned version.
 """
 
 import ast
@@ -14,23 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
-from launch.pins import SGLANG_IMAGE
 from pipeline.compose import compose_stage, resolve
-from pipeline.stage_services import solver_spec
+from pipeline.stages.services import solver_spec
 from verl_ext.method.solver_agent import SolverAgent
-from verl_ext.sglang_compat import (
+from verl_ext.sglang.compat import (
     CLIENT,
-    FITS,
-    HELPFUL,
     NEEDS,
+    PINNED,
     ROLLOUT,
     SERVER,
-    missing,
+    SOLVER_ARGUMENTS,
     missing_in,
-    solver_arguments,
 )
-from verl_ext.sglang_source import Source
+from verl_ext.sglang.source import Source
 
 # What veRL imports only for what no recipe switches on: adapters served as such, delta checkpoints, metrics
 # of the rollout engine, the replay of expert routing.
@@ -42,6 +40,8 @@ OTHER_USES = {
     "sglang.srt.utils.common:add_prometheus_middleware",
     "sglang.srt.layers.moe.routed_experts_capturer:extract_routed_experts_from_meta_info",
 }
+# What veRL imports only from versions before 0.5.10.
+FOR_OLDER_VERSIONS = {"sglang.srt.entrypoints.http_server:_launch_subprocesses"}
 
 
 @pytest.fixture(scope="module")
@@ -75,46 +75,47 @@ def verl_server_arguments() -> set[str]:
     raise AssertionError("veRL no longer gathers the arguments in `args`")
 
 
-def asked_by(who: str, kind: str) -> set[str]:
-    return {need.name for need in NEEDS if (need.by, need.kind) == (who, kind)}
+def used_by(part: str, kind: str) -> set[str]:
+    return {need.name for need in NEEDS if (need.by, need.kind) == (part, kind)}
 
 
-# The table against the code that asks -----------------------------------------------------------------------
+# The list against the code that uses SGLang ----------------------------------------------------------------
 
 
-def test_the_table_has_just_the_names_that_verl_imports() -> None:
+def test_the_list_has_exactly_the_names_that_verl_imports() -> None:
     # A need may name an attribute of what is imported.
-    asked = {
+    listed = {
         name.partition(":")[0] + ":" + name.partition(":")[2].split(".")[0]
-        for name in asked_by(ROLLOUT, "symbol")
+        for name in used_by(ROLLOUT, "symbol")
     }
-    assert asked == set(verl_uses()) - OTHER_USES
+    assert listed == set(verl_uses()) - OTHER_USES - FOR_OLDER_VERSIONS
 
 
-def test_the_table_has_just_the_arguments_that_verl_gives() -> None:
-    assert asked_by(ROLLOUT, "argument") == verl_server_arguments()
+def test_the_list_has_exactly_the_arguments_that_verl_passes() -> None:
+    assert used_by(ROLLOUT, "argument") == verl_server_arguments()
 
 
-def test_the_names_that_broke_older_recipes_are_no_longer_asked_for() -> None:
+def test_verl_no_longer_uses_the_names_that_broke_older_recipes() -> None:
     names = {use.partition(":")[2] for use in verl_uses()}
     assert not names & {"get_ip", "maybe_set_triton_cache_manager"}
 
 
-def test_the_table_has_just_the_arguments_of_the_solvers_command_line(gpu_config: Any) -> None:
-    command = (*solver_spec(gpu_config).command, *solver_arguments(FITS))
+def test_the_list_has_exactly_the_arguments_of_the_solvers_command_line(gpu_config: Any) -> None:
+    command = solver_spec(gpu_config).command
+    assert set(SOLVER_ARGUMENTS) <= set(command)
     flags = {word.removeprefix("--").replace("-", "_") for word in command if word.startswith("--")}
-    assert flags == asked_by(SERVER, "argument")
+    assert flags == used_by(SERVER, "argument")
 
 
-def test_the_solver_is_watched_at_routes_and_by_a_metric_of_the_table(gpu_config: Any) -> None:
+def test_the_solvers_health_checks_use_routes_and_a_metric_of_the_list(gpu_config: Any) -> None:
     spec = solver_spec(gpu_config)
-    assert {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.check.url)} == asked_by(
+    assert {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.check.url)} == used_by(
         SERVER, "route"
     )
-    assert set(spec.check.work) == asked_by(SERVER, "metric")
+    assert set(spec.check.work) == used_by(SERVER, "metric")
 
 
-def test_the_table_has_just_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:
+def test_the_list_has_exactly_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:
     from transformers import AutoTokenizer
 
     peer = start_peer("/v1/completions", lambda _: {"choices": [{"text": "a", "finish_reason": "stop"}]})
@@ -131,13 +132,13 @@ def test_the_table_has_just_the_fields_that_an_attempt_sends(start_peer: Any, ti
         await agent.aclose()
 
     asyncio.run(ask())
-    helpful = {need.name.rpartition(".")[2] for need in HELPFUL if "CompletionRequest" in need.name}
-    asked = {name.rpartition(".")[2] for name in asked_by(CLIENT, "symbol")}
-    assert set(peer.requests[0]) == asked | helpful
+    listed = {name.rpartition(".")[2] for name in used_by(CLIENT, "symbol")}
+    # SGLang ignores it before 0.5.17; an answer without token ids is encoded again.
+    assert set(peer.requests[0]) == listed | {"return_token_ids"}
 
 
 def test_the_solver_gets_the_attention_kernels_that_verl_gives_its_own_server() -> None:
-    """When veRL drops its rule for a version, ours can go too."""
+    """When veRL drops its rule for the pinned version, ours can go too."""
     (rule,) = {
         ast.unparse(node.test)
         for tree in verl_modules()
@@ -147,34 +148,8 @@ def test_the_solver_gets_the_attention_kernels_that_verl_gives_its_own_server() 
         and "version" in ast.unparse(node.test)
     }
     assert rule == "version.parse(sglang.__version__) >= version.parse('0.5.12')"
-    assert (solver_arguments("0.5.11"), solver_arguments("0.5.12")) == (
-        (),
-        ("--attention-backend", "flashinfer"),
-    )
-
-
-# Versions ---------------------------------------------------------------------------------------------------
-
-
-def test_a_run_fits_from_the_version_that_can_pause_to_the_last_without_update_sessions() -> None:
-    fits = [
-        version
-        for version in ("0.5.5", "0.5.6", "0.5.9", "0.5.10", "0.5.12", "0.5.20")
-        if not missing(version)
-    ]
-    assert fits == ["0.5.6", "0.5.9", "0.5.10", "0.5.12", "0.5.20"]
-    assert "/begin_weight_update" in missing("0.5.21")[0]
-    assert any("PauseGenerationReqInput" in each for each in missing("0.5.5"))
-
-
-def test_the_version_of_the_image_fits() -> None:
-    assert SGLANG_IMAGE.packages["sglang"] == FITS and not missing(FITS)
-
-
-@pytest.mark.parametrize("version", ["0.4.5", "0.5.24", "1.0"])
-def test_a_version_that_nobody_has_looked_at_is_not_judged_by_the_table(version: str) -> None:
-    with pytest.raises(ValueError, match="has not been looked at"):
-        missing(version)
+    assert Version(PINNED) >= Version("0.5.12")
+    assert SOLVER_ARGUMENTS == ("--attention-backend", "flashinfer")
 
 
 # Packages on disk -------------------------------------------------------------------------------------------
@@ -241,7 +216,7 @@ def test_an_argument_is_found_in_each_way_that_sglang_has_declared_them(
     assert source.argument("tp_size") and not source.argument("dp_size")
 
 
-def test_an_installed_sglang_is_judged_in_one_line_and_never_imported(tmp_path: Path) -> None:
+def test_an_installed_sglang_is_refused_in_one_line_and_never_imported(tmp_path: Path) -> None:
     modules = {"__init__": "raise RuntimeError('imported')", "srt/server_args": "class ServerArgs: ..."}
     package(tmp_path, modules)
     metadata = tmp_path / "sglang-0.5.12.dist-info" / "METADATA"
@@ -249,7 +224,7 @@ def test_an_installed_sglang_is_judged_in_one_line_and_never_imported(tmp_path: 
     metadata.write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.12\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parent.parent}"}
     done = subprocess.run(
-        [sys.executable, "-m", "verl_ext.sglang_compat"],
+        [sys.executable, "-m", "verl_ext.sglang.compat"],
         env=environment,
         capture_output=True,
         text=True,
@@ -264,10 +239,10 @@ def test_an_installed_sglang_is_judged_in_one_line_and_never_imported(tmp_path: 
 
 
 def test_a_package_that_has_everything_lacks_nothing(tmp_path: Path) -> None:
-    """One made of the table itself."""
+    """One made of the list itself."""
     modules: dict[str, list[str]] = {}
     for need in NEEDS:
-        if need.kind != "symbol" or not need.asked.contains(FITS):
+        if need.kind != "symbol":
             continue
         module, _, path = need.name.partition(":")
         name, _, attribute = path.partition(".")
@@ -284,11 +259,11 @@ def test_a_package_that_has_everything_lacks_nothing(tmp_path: Path) -> None:
     modules["srt/server_args"].append(f"FLAGS = {arguments}")
     modules["srt/observability/metrics_collector"] = ["NAME = 'sglang:generation_tokens_total'"]
     made = package(tmp_path, {name: "\n".join(bodies) for name, bodies in modules.items()})
-    assert missing_in(made, FITS) == []
+    assert missing_in(made) == []
 
 
-def test_the_table_is_read_without_sglang_verl_or_torch() -> None:
-    script = "import sys, verl_ext.sglang_compat; print({'sglang', 'verl', 'torch'} & set(sys.modules))"
+def test_the_list_is_read_without_sglang_verl_or_torch() -> None:
+    script = "import sys, verl_ext.sglang.compat; print({'sglang', 'verl', 'torch'} & set(sys.modules))"
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
         == "set()\n"

@@ -54,7 +54,7 @@ def test_a_first_save_that_was_killed_leaves_a_start_from_scratch(tmp_path: Path
     assert (saved_step(tmp_path), steps(tmp_path)) == (0, [])
 
 
-def test_a_torn_record_means_the_newest_whole_step_and_is_mended(tmp_path: Path) -> None:
+def test_a_truncated_record_means_the_newest_whole_step_and_is_repaired(tmp_path: Path) -> None:
     save(tmp_path, 3)
     save(tmp_path, 6, tracker="")
     assert saved_step(tmp_path) == 6
@@ -62,13 +62,13 @@ def test_a_torn_record_means_the_newest_whole_step_and_is_mended(tmp_path: Path)
     assert (tmp_path / TRACKER).read_text() == "6"
 
 
-def test_a_torn_record_without_any_whole_step_means_a_start_from_scratch(tmp_path: Path) -> None:
+def test_a_truncated_record_without_a_whole_step_means_a_start_from_scratch(tmp_path: Path) -> None:
     save(tmp_path, 3, files=2, tracker="")
     settle_checkpoints(tmp_path)
     assert (saved_step(tmp_path), steps(tmp_path), (tmp_path / TRACKER).exists()) == (0, [], False)
 
 
-def test_what_pruning_left_of_an_old_step_is_removed(tmp_path: Path) -> None:
+def test_the_rest_of_an_incompletely_pruned_step_is_removed(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (step_folder(tmp_path, 2)).mkdir()
     (step_folder(tmp_path, 2) / "data.pt").write_text("")
@@ -77,7 +77,7 @@ def test_what_pruning_left_of_an_old_step_is_removed(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1, 3]
 
 
-def test_a_folder_in_order_is_left_alone(tmp_path: Path) -> None:
+def test_an_intact_folder_is_not_changed(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 3, tracker="3")
     assert settle_checkpoints(tmp_path) == []
@@ -107,7 +107,7 @@ def test_pruning_keeps_the_newest(tmp_path: Path, keep: int | None, left: list[i
     assert steps(tmp_path) == left
 
 
-def test_pruning_never_takes_the_recorded_step_nor_one_that_is_being_saved(tmp_path: Path) -> None:
+def test_pruning_never_removes_the_recorded_step_nor_one_that_is_being_saved(tmp_path: Path) -> None:
     save(tmp_path, 2, tracker="2")
     save(tmp_path, 4)
     prune_checkpoints(tmp_path, 1)

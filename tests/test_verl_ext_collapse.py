@@ -1,4 +1,4 @@
-"""Collapse metrics by hand and by their bounds, and when each alarm is told."""
+"""Collapse metrics by hand and by their bounds, and when each alarm is raised."""
 
 import re
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.collapse import WINDOW, CollapseWatch, collapse_metrics, question_metrics
 from verl_ext.method.trajectory import Trajectory, Turn
-from verl_ext.step_rows import StepRow
+from verl_ext.trainer.collapse import WINDOW, CollapseWatch, collapse_metrics, question_metrics
+from verl_ext.trainer.step_rows import StepRow
 
 WORDS = st.sampled_from(["who", "founded", "the", "town", "river", "7", ""])
 QUESTIONS = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=8)
@@ -36,7 +36,7 @@ def test_the_share_of_groups_without_variance_is_of_those_that_have_something_to
     assert collapse(rows)["zero_variance_share"] == 0.5
 
 
-def test_a_row_that_does_not_count_is_in_no_figure() -> None:
+def test_a_row_that_does_not_count_is_in_no_metric() -> None:
     good = [row(1.0, "a_0_0"), row(1.0, "a_1_0")]
     spoiled = row(0.0, "a_2_0", valid=False)
     with_it = collapse([*good, spoiled], [[-1.0], [-2.0, -3.0], [-9.0] * 50])
@@ -48,7 +48,7 @@ def test_entropy_and_length_are_of_the_sampled_tokens() -> None:
     assert (metrics["entropy"], metrics["response_tokens"]) == (3.5, 3.0)
 
 
-def test_a_solvers_step_has_no_figures_of_questions() -> None:
+def test_a_solvers_step_has_no_metrics_of_questions() -> None:
     assert set(collapse([row(1.0)])) == {"zero_variance_share", "entropy", "response_tokens"}
 
 
@@ -65,13 +65,13 @@ def test_similar_and_equal_questions_by_hand() -> None:
     assert metrics["duplicate_share"] == pytest.approx(1 / 3)
 
 
-def test_only_questions_with_integrity_are_looked_at() -> None:
+def test_only_questions_with_integrity_are_measured() -> None:
     metrics = collapse([question("q", "yes"), question("r", "Vell", integrity=False, format=1.0)])
     assert (metrics["yes_no_share"], metrics["format"]) == (1.0, 0.5)
 
 
 @given(QUESTIONS, ANSWERS)
-def test_figures_of_questions_are_shares(questions: list[str], answers: list[str]) -> None:
+def test_question_metrics_are_shares(questions: list[str], answers: list[str]) -> None:
     assert all(0 <= value <= 1 for value in question_metrics(questions, answers).values())
 
 
@@ -79,7 +79,7 @@ def test_figures_of_questions_are_shares(questions: list[str], answers: list[str
     st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from("ab"), st.booleans()), max_size=8),
     st.lists(st.floats(-9, 0), max_size=5),
 )
-def test_figures_of_a_step_are_within_their_bounds(
+def test_a_steps_metrics_are_within_their_bounds(
     rows: list[tuple[float, str, bool]], log_probs: list[float]
 ) -> None:
     made = [row(score, f"{prompt}_0_0", valid) for score, prompt, valid in rows]
@@ -101,10 +101,10 @@ HEALTHY = {
 }
 
 
-def look(watch: CollapseWatch, steps: int = WINDOW, **changes: float) -> list[str]:
-    """Alarms told over some equal steps."""
+def add_steps(watch: CollapseWatch, steps: int = WINDOW, **changes: float) -> list[str]:
+    """Alarms raised over some equal steps."""
     metrics = {f"drzero/collapse/{name}": value for name, value in (HEALTHY | changes).items()}
-    return [str(alarm) for _ in range(steps) for alarm in watch.look(metrics)]
+    return [str(alarm) for _ in range(steps) for alarm in watch.add_step(metrics)]
 
 
 def name(alarm: str) -> str:
@@ -128,24 +128,24 @@ def name(alarm: str) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_an_alarm_is_told_once_as_long_as_its_limit_is_crossed(
+def test_an_alarm_is_raised_once_while_its_limit_stays_crossed(
     changes: dict[str, float], expected: str
 ) -> None:
     watch = CollapseWatch()
-    assert look(watch) == []
-    assert [name(alarm) for alarm in look(watch, 3 * WINDOW, **changes)] == [expected]
-    assert set(watch.standing) == {expected}
+    assert add_steps(watch) == []
+    assert [name(alarm) for alarm in add_steps(watch, 3 * WINDOW, **changes)] == [expected]
+    assert set(watch.active) == {expected}
 
 
-def test_an_alarm_says_what_was_seen_and_what_to_do() -> None:
-    (alarm,) = look(CollapseWatch(), yes_no_share=0.83)
+def test_an_alarm_gives_the_measured_value_and_advice() -> None:
+    (alarm,) = add_steps(CollapseWatch(), yes_no_share=0.83)
     assert alarm.startswith("collapse alarm [answer-types]: 83 % of the answers are yes or no (limit 50 %): ")
     assert "read the questions in the rollout dumps" in alarm
 
 
-def test_an_alarm_is_told_again_when_its_limit_is_crossed_again() -> None:
+def test_an_alarm_is_raised_again_after_its_limit_was_clear_in_between() -> None:
     watch = CollapseWatch()
-    crossed = [look(watch, yes_no_share=share) for share in (0.9, 0.1, 0.9)]
+    crossed = [add_steps(watch, yes_no_share=share) for share in (0.9, 0.1, 0.9)]
     assert [len(alarms) for alarms in crossed] == [1, 0, 1]
 
 
@@ -154,28 +154,28 @@ def test_an_alarm_is_told_again_when_its_limit_is_crossed_again() -> None:
     [{"format": 0.99}, {"difficulty": 0.1}, {"response_tokens": 60.0}, {"entropy": 0.06}],
     ids=["format alone", "difficulty alone", "a little shorter", "low but alive"],
 )
-def test_what_is_within_the_limits_is_no_alarm(changes: dict[str, float]) -> None:
+def test_metrics_within_the_limits_raise_no_alarm(changes: dict[str, float]) -> None:
     watch = CollapseWatch()
-    look(watch)
-    assert look(watch, 2 * WINDOW, **changes) == []
+    add_steps(watch)
+    assert add_steps(watch, 2 * WINDOW, **changes) == []
 
 
 @pytest.mark.parametrize("steps", [WINDOW - 1, WINDOW])
-def test_nothing_is_judged_before_a_whole_window(steps: int) -> None:
+def test_no_alarm_is_raised_before_a_full_window(steps: int) -> None:
     watch = CollapseWatch()
-    look(watch, steps)
-    assert watch.judged == (steps == WINDOW)
+    add_steps(watch, steps)
+    assert watch.window_full == (steps == WINDOW)
 
 
-def test_one_bad_step_is_no_alarm() -> None:
+def test_one_bad_step_raises_no_alarm() -> None:
     watch = CollapseWatch()
-    look(watch)
-    assert look(watch, 1, yes_no_share=1.0, duplicate_share=0.9) == []
+    add_steps(watch)
+    assert add_steps(watch, 1, yes_no_share=1.0, duplicate_share=0.9) == []
 
 
-def test_a_solvers_steps_can_alarm_as_well() -> None:
+def test_a_solvers_steps_can_raise_alarms_too() -> None:
     watch = CollapseWatch()
     metrics = {"zero_variance_share": 1.0, "entropy": 0.3, "response_tokens": 20.0}
     step = {f"drzero/collapse/{key}": value for key, value in metrics.items()}
-    alarms = [str(alarm) for _ in range(WINDOW) for alarm in watch.look(step)]
+    alarms = [str(alarm) for _ in range(WINDOW) for alarm in watch.add_step(step)]
     assert [name(alarm) for alarm in alarms] == ["zero-variance"]

@@ -11,8 +11,9 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import get_rollout_replica_class
 
-from verl_ext import plugin, trainers
-from verl_ext.cpu_platform import CpuPlatform
+from verl_ext import plugin
+from verl_ext.rollout.cpu import CpuPlatform
+from verl_ext.trainer import trainers
 
 
 def in_a_fresh_process(code: str, **variables: str) -> str:
@@ -31,23 +32,23 @@ def in_a_fresh_process(code: str, **variables: str) -> str:
 NAME_OF_DEVICE = "from verl.plugin.platform import get_platform; print(get_platform().device_name)"
 
 
-def test_the_platform_is_known_by_the_name_cpu() -> None:
+def test_the_platform_is_registered_as_cpu() -> None:
     assert PlatformRegistry.get("cpu") is CpuPlatform
 
 
-def test_verl_takes_it_when_it_is_named() -> None:
+def test_verl_uses_it_when_it_is_selected_by_name() -> None:
     device = in_a_fresh_process(
         NAME_OF_DEVICE, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES="verl_ext.plugin"
     )
     assert device == "cpu"
 
 
-def test_verl_never_finds_it_by_itself() -> None:
+def test_verl_never_detects_it_by_itself() -> None:
     assert not CpuPlatform().is_platform_available(use_smi_check=True)
     assert not CpuPlatform().is_platform_available()
 
 
-def test_the_device_module_tells_memory() -> None:
+def test_the_device_module_reports_memory() -> None:
     module = CpuPlatform().device_module
     free, total = module.mem_get_info()
     assert 0 < free <= total
@@ -68,7 +69,7 @@ def test_the_device_module_keeps_and_restores_the_random_state() -> None:
     assert torch.equal(torch.rand(3), again)
 
 
-def test_the_device_module_is_torch_cpu_otherwise() -> None:
+def test_the_device_module_passes_everything_else_to_torch_cpu() -> None:
     module = CpuPlatform().device_module
     assert module.is_available() and module.get_device_name() == "cpu"
     assert module.device_count is torch.cpu.device_count
@@ -76,7 +77,7 @@ def test_the_device_module_is_torch_cpu_otherwise() -> None:
         _ = module.no_such_call
 
 
-def test_every_abstract_call_of_a_platform_is_there_and_harmless() -> None:
+def test_every_abstract_call_of_a_platform_exists_and_does_nothing() -> None:
     platform = CpuPlatform()
     platform.set_device(0)
     platform.synchronize()
@@ -97,12 +98,12 @@ def test_every_abstract_call_of_a_platform_is_there_and_harmless() -> None:
         ("drzero_hrpo_separate_async", trainers.HrpoSeparateAsync),
     ],
 )
-def test_a_trainer_is_known_by_its_mode(mode: str, trainer: type) -> None:
+def test_a_trainer_is_registered_by_its_mode(mode: str, trainer: type) -> None:
     assert get_trainer_cls(mode) is trainer
 
 
-def test_the_reference_engine_is_known_as_a_rollout() -> None:
-    from verl_ext.reference_rollout import ReferenceReplica, ReferenceServerAdapter
+def test_the_reference_engine_is_registered_as_a_rollout() -> None:
+    from verl_ext.rollout.reference_rollout import ReferenceReplica, ReferenceServerAdapter
 
     assert get_rollout_replica_class(plugin.REFERENCE_ROLLOUT) is ReferenceReplica
     assert rollout_base.get_rollout_class(plugin.REFERENCE_ROLLOUT, "async") is ReferenceServerAdapter
@@ -121,3 +122,9 @@ def test_veRL_still_has_no_public_registry_for_weight_adapters() -> None:
         "verl_ext/plugin.py that writes into _ROLLOUT_REGISTRY"
     )
     assert inspect.isfunction(rollout_base.get_rollout_class)
+
+
+def test_the_worker_can_be_imported_in_a_run_as_the_platform_is_registered_by_then() -> None:
+    code = "from verl_ext.rollout import cpu_worker; print(cpu_worker.CpuActorRolloutRefWorker.__name__)"
+    run = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin"}
+    assert in_a_fresh_process(code, **run) == "CpuActorRolloutRefWorker"

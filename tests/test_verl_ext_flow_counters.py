@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from ops.flow import counters_source
-from ops.flow_checks import Samples, Snapshot
-from verl_ext.flow_counters import FlowCounters, GroupClock, ObservedBuffer
+from ops.flow.snapshot import Samples, Snapshot
+from ops.flow.sources import counters_source
+from verl_ext.trainer.flow_counters import FlowCounters, GroupClock
+from verl_ext.trainer.mixins.flow import ObservedBuffer
 
 EACH = 2
 """Rollouts a prompt."""
@@ -30,7 +31,7 @@ def group(status: str, step: int = 1) -> dict[str, Any]:
 # Alone -----------------------------------------------------------------------------------------------------
 
 
-def test_groups_are_told_apart_by_whether_they_can_be_sampled() -> None:
+def test_groups_are_working_until_they_can_be_sampled() -> None:
     tags = {
         "a": group("pending"),
         "b": group("running"),
@@ -39,25 +40,25 @@ def test_groups_are_told_apart_by_whether_they_can_be_sampled() -> None:
         "c_0_0": {"status": "success"},
         "d": group("failure", 2),
     }
-    seen = GroupClock().look(tags, 10.0)
+    seen = GroupClock().update(tags, 10.0)
     assert (seen.working, seen.waiting) == (2, 2)
     assert seen.rows_of_working == 1
     assert sorted(seen.steps_of_waiting) == [2, 3]
 
 
-def test_a_groups_age_begins_anew_when_it_is_finished() -> None:
+def test_a_groups_age_restarts_when_it_is_finished() -> None:
     clock = GroupClock()
-    clock.look({"a": group("pending"), "b": group("pending")}, 10.0)
-    clock.look({"a": group("running"), "b": group("finished")}, 15.0)
-    seen = clock.look({"a": group("running"), "b": group("finished")}, 30.0)
+    clock.update({"a": group("pending"), "b": group("pending")}, 10.0)
+    clock.update({"a": group("running"), "b": group("finished")}, 15.0)
+    seen = clock.update({"a": group("running"), "b": group("finished")}, 30.0)
     assert seen.oldest_s == {"working": 20.0, "waiting": 15.0}
 
 
 def test_a_group_that_fails_is_counted_once() -> None:
     clock = GroupClock()
     for _ in range(3):
-        clock.look({"a": group("failure"), "b": group("running")}, 10.0)
-    clock.look({"b": group("failure")}, 20.0)
+        clock.update({"a": group("failure"), "b": group("running")}, 10.0)
+    clock.update({"b": group("failure")}, 20.0)
     assert clock.failures == 2
 
 
@@ -74,10 +75,10 @@ def test_the_file_is_what_the_monitor_reads(tmp_path: Path) -> None:
     with counted.sampling("train", 2, 3):
         counted.write()
     taken = read(tmp_path)
-    assert taken.stages["prompts"].depth == 1
-    assert taken.stages["buffer"].depth == 1
+    assert taken.points["prompts"].depth == 1
+    assert taken.points["buffer"].depth == 1
     assert taken.waiting is not None
-    assert (taken.waiting.stage, taken.waiting.have, taken.waiting.want) == ("buffer", 1, 2)
+    assert (taken.waiting.point, taken.waiting.have, taken.waiting.want) == ("buffer", 1, 2)
     assert taken.warmup
     assert taken.about == {"step": 3, "mode": "sync"}
     assert taken.samples is not None
@@ -96,15 +97,15 @@ def test_a_shorter_record_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None
     counted.write()
     tags.clear()
     counted.write()
-    assert json.loads((tmp_path / "flow_counters.json").read_text())["stages"]["buffer"]["depth"] == 0
+    assert json.loads((tmp_path / "flow_counters.json").read_text())["points"]["buffer"]["depth"] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["flow_counters.json"]
 
 
-def test_a_queue_that_cannot_be_asked_costs_the_run_nothing(tmp_path: Path) -> None:
+def test_a_queue_that_cannot_be_listed_costs_the_run_nothing(tmp_path: Path) -> None:
     def broken() -> None:
         raise ConnectionError("closed")
 
-    with counters(tmp_path, listing=broken).watched(every_s=0.01):
+    with counters(tmp_path, listing=broken).writing(every_s=0.01):
         time.sleep(0.05)
     assert not (tmp_path / "flow_counters.json").exists()
 
@@ -119,13 +120,13 @@ def test_rows_that_are_judged_are_accepted_invalid_or_missing(tmp_path: Path) ->
     assert samples.lost == 0
 
 
-def test_validation_is_counted_apart_and_is_no_warm_up(tmp_path: Path) -> None:
+def test_validation_is_counted_separately_and_is_no_warm_up(tmp_path: Path) -> None:
     counted = counters(tmp_path, listing=lambda: {"val": {"a": group("running"), "b": group("finished")}})
     with counted.sampling("val", 2, 0):
         record = counted.record(time.time())
-    assert record["waiting"]["stage"] == "validation"
+    assert record["waiting"]["point"] == "validation"
     assert record["waiting"]["have"] == 1
-    assert record["stages"]["validation"]["depth"] == 1
+    assert record["points"]["validation"]["depth"] == 1
     assert record["samples"]["asked"] == 0
     assert record["warmup"]
 
@@ -183,7 +184,7 @@ def async_buffer(refill: Callable[[int], Any], threshold: int) -> ReplayBufferAs
     )
 
 
-def test_a_synchronous_step_adds_up_from_the_asking_to_the_training(queue: None, tmp_path: Path) -> None:
+def test_a_synchronous_steps_counts_add_up_from_submission_to_training(queue: None, tmp_path: Path) -> None:
     counted = counters(tmp_path)
     buffer = ObservedBuffer(sync_buffer(), counted)
     uids = submit("s", 4, step=1)
@@ -213,7 +214,7 @@ def test_a_synchronous_step_adds_up_from_the_asking_to_the_training(queue: None,
     assert "staleness" not in record["about"]
 
 
-def test_stale_groups_are_evicted_replaced_and_told(queue: None, tmp_path: Path) -> None:
+def test_stale_groups_are_evicted_replaced_and_reported(queue: None, tmp_path: Path) -> None:
     counted = counters(tmp_path, mode="colocate_async", behind_limit=1)
     records: list[dict[str, Any]] = []
 
@@ -235,7 +236,7 @@ def test_stale_groups_are_evicted_replaced_and_told(queue: None, tmp_path: Path)
     assert metrics["training/off_policy/evicted_samples"] == 2
     assert record["samples"]["stale"] == 2 * EACH
     assert record["samples"]["filtered"] == 0
-    assert record["stages"]["buffer"]["dropped"] == 2
+    assert record["points"]["buffer"]["dropped"] == 2
     assert record["about"]["staleness"] == {
         "limit": 1,
         "waiting": {},
@@ -266,7 +267,7 @@ def test_failed_groups_of_an_asynchronous_run_are_failed_and_not_stale(queue: No
     buffer.sample(global_steps=1, partition_id="train", batch_size=2)
     record = counted.record(time.time())
     assert (record["samples"]["failed"], record["samples"]["stale"]) == (EACH, 0)
-    assert record["stages"]["prompts"]["errors"] == 1
+    assert record["points"]["prompts"]["errors"] == 1
     assert Samples(**record["samples"]).lost == 0
 
 
@@ -279,10 +280,10 @@ def test_a_group_that_vanishes_from_the_queue_is_lost(queue: None, tmp_path: Pat
     assert Samples(**counted.record(time.time())["samples"]).lost == EACH
 
 
-def test_what_a_checkpoint_has_restored_counts_as_asked_for(queue: None, tmp_path: Path) -> None:
+def test_what_a_checkpoint_has_restored_counts_as_submitted(queue: None, tmp_path: Path) -> None:
     finish(submit("r", 3, step=1), step=1)
     counted = counters(tmp_path, mode="colocate_async")
-    with counted.watched(every_s=60):
+    with counted.writing(every_s=60):
         pass
     taken = read(tmp_path)
     assert taken.samples is not None
@@ -290,7 +291,7 @@ def test_what_a_checkpoint_has_restored_counts_as_asked_for(queue: None, tmp_pat
     assert taken.ended
 
 
-def test_the_trainer_finds_all_that_it_asks_of_the_buffer(queue: None, tmp_path: Path) -> None:
+def test_the_observed_buffer_has_everything_else_of_veRLs_buffer(queue: None, tmp_path: Path) -> None:
     counted = counters(tmp_path, mode="separate_async")
     buffer = ObservedBuffer(async_buffer(lambda count: None, threshold=8), counted)
     finish(submit("w", 2, step=1), step=1)
@@ -298,4 +299,4 @@ def test_the_trainer_finds_all_that_it_asks_of_the_buffer(queue: None, tmp_path:
     assert buffer.poll_interval == 0.05
     found, metrics = buffer.wait_for_sampleable(1, "train", 2)
     assert (found, metrics) == ({"w0", "w1"}, {})
-    assert counted.record(time.time())["stages"]["buffer"]["out"] == 0
+    assert counted.record(time.time())["points"]["buffer"]["out"] == 0

@@ -95,7 +95,7 @@ def test_the_score_of_a_worse_question_by_hand(
     assert got["score"] == pytest.approx(1 / 3 + 0.5 * (1 + 0.5 + 0.5 + 1) / 4)
 
 
-def test_the_solver_searches_in_the_real_service_and_all_is_counted(
+def test_the_solver_searches_the_real_service_and_everything_is_counted(
     start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any
 ) -> None:
     solver = start_peer("/v1/completions", Solver(tokenizer, *[SEARCH_TURN] * 4, answer("Ember Sea")))
@@ -133,7 +133,7 @@ def test_a_solver_that_is_down_makes_the_sample_invalid(retrieval: Peer, tiny_mo
     ],
     ids=["gives itself away", "nothing asked", "spoiled by a failed search"],
 )
-def test_a_question_not_worth_asking_costs_no_attempt(
+def test_a_question_without_integrity_costs_no_attempt(
     start_peer: StartPeer,
     retrieval: Peer,
     tiny_model: Path,
@@ -146,7 +146,7 @@ def test_a_question_not_worth_asking_costs_no_attempt(
     assert (got["score"], got["valid"], got["attempts_finished"], solver.requests) == (0.0, valid, 0, [])
 
 
-def test_settings_may_come_as_verl_hands_them_over(
+def test_settings_may_be_verls_own_config_objects(
     start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any
 ) -> None:
     solver = start_peer("/v1/completions", Solver(tokenizer, answer("Ember Sea")))
@@ -155,7 +155,7 @@ def test_settings_may_come_as_verl_hands_them_over(
     assert got["k"] == 4
 
 
-def test_the_score_is_made_of_what_veRL_can_carry_and_the_dump_can_write(
+def test_the_score_has_only_values_that_veRL_can_pass_on_and_the_dump_can_write(
     start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any
 ) -> None:
     solver = start_peer("/v1/completions", Solver(tokenizer, answer("Ember Sea")))

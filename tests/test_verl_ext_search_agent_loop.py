@@ -23,8 +23,8 @@ from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
 from verl_ext.method.trajectory import Trajectory
-from verl_ext.search_agent_loop import PARSER_NAME, SearchAgentLoop, SearchCallParser
-from verl_ext.search_tool import UNAVAILABLE, SearchTool
+from verl_ext.rollout.search_agent_loop import PARSER_NAME, SearchAgentLoop, SearchCallParser
+from verl_ext.rollout.search_tool import UNAVAILABLE, SearchTool
 
 PASSAGE = {"title": "Vell", "text": "A river.", "contents": "Vell\nA river."}
 PROMPT = [{"role": "user", "content": "Ask."}]

@@ -10,7 +10,7 @@ from test_search_client import serving
 from search.client import SearchRequestError
 from verl_ext.method.passages import format_passages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
-from verl_ext.search_tool import UNAVAILABLE, SearchTool
+from verl_ext.rollout.search_tool import UNAVAILABLE, SearchTool
 
 LIMIT = 200
 ASKED = {"queries": ["one"], "topk": 2}
@@ -37,7 +37,7 @@ def search(url: str, queries: list[str], deadline_s: float = 30.0) -> tuple[str 
     return asyncio.run(run())
 
 
-def test_an_answer_is_every_querys_passages_within_the_limit(start_peer: StartPeer) -> None:
+def test_a_response_has_every_querys_passages_within_the_limit(start_peer: StartPeer) -> None:
     peer = start_peer("/retrieve", library)
     text, outcome = search(peer.url, ["one", "two"])
     assert text == format_passages(["one", "two"], [[PASSAGE] * 2] * 2, LIMIT)
@@ -45,7 +45,7 @@ def test_an_answer_is_every_querys_passages_within_the_limit(start_peer: StartPe
     assert outcome == {"failed": False, "refused": False, "error": None}
 
 
-def test_the_service_is_asked_for_the_configured_number_of_passages(start_peer: StartPeer) -> None:
+def test_the_request_has_the_configured_number_of_passages(start_peer: StartPeer) -> None:
     peer = start_peer("/retrieve", library)
     search(peer.url, ["one", "two"])
     assert peer.requests == [{"queries": ["one", "two"], "topk": 2, "return_scores": False}]
@@ -74,7 +74,7 @@ def test_a_busy_service_that_recovers_within_the_deadline_is_no_failure() -> Non
     assert len(busy.requests) == 3
 
 
-def test_a_service_that_stays_busy_is_a_sentence_for_the_model_and_a_mark_on_the_sample() -> None:
+def test_a_service_that_stays_busy_gives_the_model_a_sentence_and_marks_the_sample() -> None:
     with serving((503, {"detail": "the queue is full"}), retry_after="1") as busy:
         text, outcome = search(busy.url, ["one"], deadline_s=2.0)
     assert text == "Search is unavailable at the moment."
@@ -84,7 +84,7 @@ def test_a_service_that_stays_busy_is_a_sentence_for_the_model_and_a_mark_on_the
 @pytest.mark.parametrize(
     ("status", "detail"), [(413, "the body is longer than 9 bytes"), (422, "too long - at `$.queries[...]`")]
 )
-def test_queries_that_the_service_refuses_are_the_models_own_fault(status: int, detail: str) -> None:
+def test_queries_that_the_service_refuses_are_the_models_own_mistake(status: int, detail: str) -> None:
     with serving((status, {"detail": detail})) as strict:
         text, outcome = search(strict.url, ["one"])
     assert text == f"Error: {detail}"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.step_metrics import (
+from verl_ext.trainer.step_metrics import (
     challenger_metrics,
     progress_line,
     rollout_metrics,
@@ -15,7 +15,7 @@ from verl_ext.step_metrics import (
     validation_line,
     validation_metrics,
 )
-from verl_ext.step_rows import StepRow
+from verl_ext.trainer.step_rows import StepRow
 
 ANSWERED = SearchCall("r", ("q",), response="p")
 INVALID = SearchCall("r", None, response="Error", error="not JSON")
@@ -89,7 +89,7 @@ def all_metrics(rows: list[StepRow], expected: int = 8) -> dict[str, float]:
         ("time/solver_attempts_mean_s", 1.0),
     ],
 )
-def test_a_figure_of_the_step_by_hand(name: str, value: float) -> None:
+def test_a_metric_of_the_step_by_hand(name: str, value: float) -> None:
     assert all_metrics(STEP)[f"drzero/{name}"] == pytest.approx(value)
 
 
@@ -125,12 +125,12 @@ def test_invalid_rows_influence_nothing_but_the_failures(good: list[StepRow], ba
     assert with_bad["drzero/failures/share"] == (10 - len(good)) / 10
 
 
-def test_drift_is_told_of_every_real_row_also_of_an_invalid_one() -> None:
+def test_drift_is_counted_in_every_real_row_even_an_invalid_one() -> None:
     metrics = rollout_metrics([*STEP, row(1, valid=False, drift=1)], 8)
     assert metrics["drzero/rollout/token_drift_rate"] == pytest.approx(1 / 5)
 
 
-def test_a_step_of_failures_alone_has_figures_all_the_same() -> None:
+def test_a_step_of_failures_alone_still_has_metrics() -> None:
     metrics = all_metrics([row(2, FAILED, valid=False)], 2)
     assert metrics["drzero/failures/share"] == 1.0
     assert metrics["drzero/rollout/rows"] == metrics["drzero/reward/score"] == 0.0
@@ -163,19 +163,19 @@ ANSWERS = [
         ("em_hop_2", 2 / 3),
     ],
 )
-def test_a_figure_of_a_solvers_step_by_hand(name: str, value: float) -> None:
+def test_a_metric_of_a_solvers_step_by_hand(name: str, value: float) -> None:
     assert solver_metrics(ANSWERS)[f"drzero/reward/{name}"] == pytest.approx(value)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 1.0]), st.booleans()), max_size=9))
-def test_a_solvers_figures_are_shares_and_invalid_rows_influence_none(rows: Any) -> None:
+def test_a_solvers_metrics_are_shares_and_invalid_rows_influence_none(rows: Any) -> None:
     made = [answer(prompt, score, valid=valid) for prompt, score, valid in rows]
     metrics = solver_metrics(made)
     assert all(0 <= value <= 1 for value in metrics.values())
     assert metrics == solver_metrics([row for row in made if row.counts])
 
 
-def test_a_validation_without_hops_has_no_figures_by_hop() -> None:
+def test_a_validation_without_hops_has_no_metrics_by_hop() -> None:
     infos = {"score": [1.0, 0.0], "f1": [1.0, 0.0], "valid": [True, True], "hop": [0, 0]}
     assert set(validation_metrics(infos, 2)) == {
         f"drzero/val/{name}" for name in ("em", "f1", "rows", "failed")
@@ -183,7 +183,7 @@ def test_a_validation_without_hops_has_no_figures_by_hop() -> None:
 
 
 @pytest.mark.parametrize("infos", [{}, {"score": [0.0], "f1": [0.0], "valid": [False], "hop": [1]}])
-def test_a_validation_of_failures_alone_has_no_score_to_be_taken_for_one(infos: dict[str, list[Any]]) -> None:
+def test_a_validation_of_failures_alone_has_no_score(infos: dict[str, list[Any]]) -> None:
     assert validation_metrics(infos, 3) == {"drzero/val/rows": 0, "drzero/val/failed": 3}
 
 
@@ -192,6 +192,6 @@ def test_a_validation_is_one_line() -> None:
     assert line == "validation after step 6: exact match 0.25, questions 40, failed 1"
 
 
-def test_the_progress_line_tells_what_there_is() -> None:
+def test_the_progress_line_has_the_metrics_that_exist() -> None:
     line = progress_line({"drzero/reward/score": 0.5, "timing_s/step": 12.0}, 2, 6)
     assert line == "step 2/6: reward 0.50, seconds 12.00"

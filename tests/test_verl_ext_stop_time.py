@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.errors import OutOfTime
 from pipeline.cli import main
-from pipeline.out_of_time import OutOfTime, require_time
 from verl_ext.stop_time import (
     CLOSING_S,
     FIRST_SAVE_S,
@@ -20,6 +20,7 @@ from verl_ext.stop_time import (
     Note,
     Pace,
     is_time_to_stop,
+    require_time,
     seconds_left,
     stop_time,
     take_note,
@@ -31,7 +32,7 @@ LEFT = st.floats(-1e6, 1e7)
 
 
 @given(LEFT, SECONDS, SECONDS, SECONDS)
-def test_a_run_that_goes_on_has_room_for_the_longest_step_and_save_there_were(
+def test_a_run_that_continues_has_room_for_its_longest_step_and_save(
     left: float, step: float, save: float, validation: float
 ) -> None:
     if not is_time_to_stop(left, step, save, validation):
@@ -39,7 +40,7 @@ def test_a_run_that_goes_on_has_room_for_the_longest_step_and_save_there_were(
 
 
 @given(LEFT, SECONDS, SECONDS, SECONDS)
-def test_a_run_with_room_for_a_step_a_fifth_longer_a_save_and_its_shutdown_goes_on(
+def test_a_run_with_room_for_a_step_a_fifth_longer_a_save_and_its_shutdown_continues(
     left: float, step: float, save: float, validation: float
 ) -> None:
     if left > (validation + STEP_FACTOR * step + save + CLOSING_S) * (1 + 1e-9):
@@ -47,7 +48,7 @@ def test_a_run_with_room_for_a_step_a_fifth_longer_a_save_and_its_shutdown_goes_
 
 
 @given(LEFT, SECONDS, SECONDS, SECONDS, SECONDS)
-def test_less_time_and_longer_work_never_let_a_run_go_on_that_would_have_stopped(
+def test_less_time_or_longer_work_never_lets_a_run_continue_that_would_have_stopped(
     left: float, step: float, save: float, validation: float, more: float
 ) -> None:
     if is_time_to_stop(left, step, save, validation):
@@ -58,7 +59,7 @@ def test_less_time_and_longer_work_never_let_a_run_go_on_that_would_have_stopped
 
 
 @given(LEFT, SECONDS)
-def test_before_a_save_has_been_timed_the_stated_time_is_kept_for_one(left: float, step: float) -> None:
+def test_before_a_save_has_been_timed_the_default_time_is_kept_for_one(left: float, step: float) -> None:
     assert is_time_to_stop(left, step, None) == is_time_to_stop(left, step, FIRST_SAVE_S)
 
 
@@ -83,7 +84,7 @@ def test_a_variable_that_holds_no_time_is_refused_before_anything_starts(
     with pytest.raises(BadStopTime):
         stop_time()
     assert main(["challenger"]) == 2
-    assert f"{STOP_VARIABLE}='{text}' is no time: give Unix seconds" in capsys.readouterr().err
+    assert f"{STOP_VARIABLE}='{text}' is not a time: give Unix seconds" in capsys.readouterr().err
 
 
 STAGES = (
@@ -101,19 +102,19 @@ def test_a_stop_time_that_is_past_ends_a_stage_at_once_with_75_and_one_line(
     assert main([stage, *places]) == 75
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"drzero {stage}: {stage} was not started: the stop time ({STOP_VARIABLE}) was")
-    assert "rerun with more time to go on" in line
+    assert "rerun with more time to resume" in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_only_looks_is_not_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_command_that_only_reads_is_not_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(STOP_VARIABLE, "1")
     assert main(["diagnose", str(tmp_path / "none")]) == 2
 
 
-def test_a_stage_that_needs_more_time_than_there_is_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_needs_more_time_than_is_left_reports_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
     require_time("the export", 60)
-    with pytest.raises(OutOfTime, match="the export takes 200 s at least; rerun with more time to go on"):
+    with pytest.raises(OutOfTime, match="the export takes 200 s at least; rerun with more time to resume"):
         require_time("the export", 200)
 
 
@@ -151,12 +152,12 @@ def test_the_longest_step_and_save_are_what_has_to_fit() -> None:
     )
 
 
-def test_saves_and_validations_are_no_part_of_the_step_they_fall_into() -> None:
+def test_saves_and_validations_are_not_part_of_the_step_around_them() -> None:
     pace = paced(("validation", 7000), ("save", 10), ("step", 20))
     assert pace.reason_to_stop(STEP_FACTOR * 20 + 10 + CLOSING_S, validates=False) is None
 
 
-def test_what_passes_before_the_first_step_is_no_part_of_it() -> None:
+def test_time_before_the_first_step_is_not_part_of_it() -> None:
     clock = Clock()
     pace = Pace(clock)
     clock.now += 5000
@@ -173,7 +174,7 @@ def test_a_validation_that_is_due_has_to_fit_too() -> None:
     assert pace.reason_to_stop(left - 1, validates=True)
 
 
-def test_a_validation_that_was_never_timed_is_taken_for_as_long_as_a_step() -> None:
+def test_a_validation_that_was_never_timed_is_assumed_to_take_as_long_as_a_step() -> None:
     pace = paced(("step", 20), ("save", 1))
     left = STEP_FACTOR * 20 + 1 + CLOSING_S + 20
     assert pace.reason_to_stop(left, validates=True) is None

@@ -1,4 +1,4 @@
-"""What the trainers write over a real TransferQueue, when they stop, and what they tell and dump."""
+"""What the trainers write over a real TransferQueue, when they stop, and what they log and dump."""
 
 import json
 import time
@@ -21,10 +21,11 @@ from pipeline.compose import compose_plain, resolve
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, step_folder
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.observed_trainer import ObservedTrainer, TooManyFailures
-from verl_ext.step_rows import StepRow, read_log_probs, read_rows
 from verl_ext.stop_time import STOP_VARIABLE, take_note
-from verl_ext.trainers import GroupRelativeTrainer, GrpoSync, HrpoSync
+from verl_ext.trainer.mixins.failures import TooManyFailures
+from verl_ext.trainer.observed_trainer import ObservedTrainer
+from verl_ext.trainer.step_rows import StepRow, read_log_probs, read_rows
+from verl_ext.trainer.trainers import GroupRelativeTrainer, GrpoSync, HrpoSync
 
 FAILED = SearchCall("r", ("q",), failed=True, error="down")
 # hop, reward, valid, padding: two groups of three and two, a lone row, an invalid and a padding row.
@@ -170,7 +171,7 @@ def test_rows_that_count_keep_their_masks(written: dict[str, list[torch.Tensor]]
         assert written["loss_mask"][row].tolist() == [1] * LENGTHS[row]
 
 
-def test_lone_groups_and_the_size_of_advantages_are_told(written: dict[str, Any]) -> None:
+def test_lone_groups_and_the_size_of_advantages_are_logged(written: dict[str, Any]) -> None:
     (metrics,) = written["metrics"]
     assert metrics["drzero/hrpo/lone_groups"] == 1
     counted = [abs(by_hand(row)) for row in (0, 1, 2, 3, 5, 6)]
@@ -187,7 +188,7 @@ def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
     assert [row.counts for row in rows] == [valid and not padding for _, _, valid, padding in STEP]
 
 
-def test_a_step_with_few_failures_goes_on(queue: None) -> None:
+def test_a_step_with_few_failures_continues(queue: None) -> None:
     trainer(batch_size=7)._stop_on_failures(read_rows(put_step("few")))
 
 
@@ -218,7 +219,7 @@ def test_a_solvers_row_that_does_not_count_is_masked_out_of_the_loss(
     assert written_by_grpo["loss_mask"][row].sum() == written_by_grpo["response_mask"][row].sum() == 0
 
 
-def test_a_prompt_with_one_answer_that_counts_is_told(written_by_grpo: dict[str, Any]) -> None:
+def test_a_prompt_with_one_answer_that_counts_is_logged(written_by_grpo: dict[str, Any]) -> None:
     assert written_by_grpo["metrics"][0]["drzero/grpo/lone_groups"] == 2
 
 
@@ -292,7 +293,7 @@ class Rehearsed(PPOTrainerSync):
     """A run of `fit` without models: a step takes no time, and what workers would save are small files."""
 
     def begin(self, saved: int, steps: int, at: dict[int, Callable[[], None]], files: int) -> None:
-        """Set up what `init` would have; `at` is what happens in a step, `files` what a save comes to."""
+        """Set up what `init` would have; `at` is what happens in a step, `files` the files a save writes."""
         self.global_steps, self.total_training_steps, self.steps_per_epoch = saved, steps, 100
         self.at, self.files = at, files
         self.validated: list[int] = []
@@ -351,7 +352,7 @@ def composed() -> DictConfig:
 
 @pytest.fixture
 def rehearse(queue: None, composed: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
-    """Run veRL's loop to its end; returns the trainer and what it has logged."""
+    """Run veRL's loop to its end; returns the trainer and what it logged."""
     monkeypatch.delenv(STOP_VARIABLE, raising=False)
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
@@ -374,7 +375,7 @@ def rehearse(queue: None, composed: DictConfig, tmp_path: Path, monkeypatch: pyt
 
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Callable[[], None]:
-    """Whoever pays sets the stop time, so many seconds ahead."""
+    """Set the stop time so many seconds ahead, as a launcher does."""
     return lambda: monkeypatch.setenv(STOP_VARIABLE, str(time.time() + seconds))
 
 
@@ -399,7 +400,7 @@ def test_a_run_that_is_out_of_time_ends_after_a_step_that_is_saved_and_logged(
     assert phases(tmp_path)[-4:] == end and phases(tmp_path).count((2, "save")) == 1
 
 
-def test_a_run_with_time_enough_goes_to_its_end(
+def test_a_run_with_enough_time_runs_to_its_end(
     rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, logged = rehearse(at={1: stop_in(monkeypatch, 3600)})
@@ -426,7 +427,7 @@ def test_a_validation_after_the_last_step_in_time_is_left_to_the_next_start(
 
 
 @pytest.mark.parametrize("saved", [0, 2])
-def test_a_start_that_took_too_long_begins_no_step(
+def test_a_start_after_the_stop_time_begins_no_step(
     rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
 ) -> None:
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 1))
@@ -437,10 +438,10 @@ def test_a_start_that_took_too_long_begins_no_step(
     assert note and note.step == saved and note.why.endswith("when the first step was to begin")
 
 
-def test_the_first_step_is_begun_however_little_time_is_left(
+def test_the_first_step_always_runs_however_little_time_is_left(
     rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is started again and again must get on."""
+    """A run that is restarted again and again must make progress."""
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
     _, logged = rehearse("trainer.save_freq=10")
     assert [line["step"] for line in logged] == [1] and saved_step(tmp_path) == 1

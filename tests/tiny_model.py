@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from data.demo_world import generate_world
-from pipeline.demo_models import load_base_tokenizer
-from pipeline.warm_start import Example, encode
+from pipeline.stages.demo import load_base_tokenizer
+from policies.warm_start import Example, encode
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.tool_calls import render_tool_call
 

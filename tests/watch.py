@@ -1,4 +1,4 @@
-"""What was seen of a run's processes while it ran: who was there, who listened, who is left."""
+"""The processes of a run while it ran: which existed, which listened, which are left."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -1,0 +1,6 @@
+"""Everything that veRL loads from this project, through veRL's public extension points.
+
+The method, the reference engine, rollout, trainers, rewards, SGLang support and telemetry. A module that
+depends on veRL's interfaces names the veRL version it is for. veRL's workers import all of this, so nothing
+here imports Chroma, Modal, `pipeline` or the command line.
+"""

@@ -1,16 +1,15 @@
-"""Says which files are whole on disk, for whoever keeps a run's results safe while it goes on.
+"""Announces files that are complete on disk, so that a supervisor can save them while the run continues.
 
     announce(folder / "manifest.json")      # after the rename, never before
 
-Where the disk outlives the run there is nothing to do. Where it does not (a container, whose volume has to be
-committed), whoever starts the run names a file in `DRZERO_ARTEFACT_LOG`; every complete checkpoint, rollout
-dump, manifest, result, export and data file then adds a line to it, and the supervisor outside commits:
+Needed where the disk does not outlive the run, such as in a container whose volume has to be committed: its
+supervisor names a file in `DRZERO_ARTEFACT_LOG`, to which every complete checkpoint, rollout dump, manifest,
+result, export and data file adds a line:
 
     {"path": "/checkpoints/solver_iter1/global_step_10", "time": unix seconds}
 
-A line says that this path is whole, and nothing about its neighbours. The function lives here and not in
-`ops/`, because the trainer calls it too, and what veRL's processes import must not import `ops`
-(CONTRIBUTING.md); `pipeline` announces what `data` and `search` have written. Free of veRL.
+A line means that this path is complete, and nothing about its neighbours (docs/stopping.md). Free of veRL:
+`pipeline` announces what `data` and `search` have written.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LOG_VARIABLE = "DRZERO_ARTEFACT_LOG"
 
 
 def announce(path: Path) -> None:
-    """Say that the file or folder at `path` is whole on disk; without the variable do nothing.
+    """Log that the file or folder at `path` is complete on disk; without the variable do nothing.
 
     Any number of processes may announce to one file: a line is one append. Raises OSError when the file
     cannot be written, since the caller's work would then be lost with the machine.

@@ -1,16 +1,19 @@
-"""A run's checkpoints on disk: which are whole, which one a rerun goes on from, and which may go.
+"""A run's checkpoints on disk: which are whole, which one a rerun resumes from, and which may be removed.
+
+    settle_checkpoints(run)           # before veRL resumes: remove what a kill left half-written
+    saved_step(run)                   # 40
 
 veRL 0.9.1 saves in place, in this order: the actor's files into `global_step_N/actor`, then `data.pt` (the
 position in the data), then the number N into `latest_checkpointed_iteration.txt`. So a kill may leave
 
-- a step folder above the recorded number: not whole, or whole and not recorded. It is removed; the recorded
-  step is where the rerun goes on.
-- an empty number: the file had been opened for writing, so everything of its step is there. The newest whole
-  step is taken, and one is whole that has a `data.pt` beside a complete actor.
+- a step folder above the recorded number: incomplete, or complete but not recorded. It is removed; the rerun
+  resumes from the recorded step.
+- an empty number: the file had been opened for writing, so its step is complete. The rerun resumes from the
+  newest whole step: one with a `data.pt` and a complete actor.
 
-veRL prunes old actors before the new step has its `data.pt` and its number, which with one checkpoint to
-keep leaves a moment without any; and it leaves their `data.pt` behind. Our trainer therefore prunes by
-itself, with `prune_checkpoints`: whole folders, and only below a recorded step.
+veRL prunes old actors before the new step has its `data.pt` and its number, which with one checkpoint to keep
+leaves a moment without any; and it leaves their `data.pt` behind. Our trainer therefore prunes with
+`prune_checkpoints`: whole folders, and only below a recorded step.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
 
 def step_folder(run: Path, step: int) -> Path:
-    """Where a run keeps the checkpoint of a step."""
+    """The folder of a step's checkpoint."""
     return run / f"global_step_{step}"
 
 
 def saved_step(run: Path) -> int:
-    """The step of the run's last complete checkpoint, 0 when there is none."""
+    """The step of the run's last complete checkpoint, 0 if it has none."""
     tracker = run / TRACKER
     if not tracker.is_file():
         return 0
@@ -41,7 +44,7 @@ def saved_step(run: Path) -> int:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a step folder has every rank's weights and the position in the data, which is written after."""
+    """Whether a step folder has every rank's weights, and the position in the data, which is written last."""
     actor = checkpoint / "actor"
     try:
         ranks = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
@@ -53,7 +56,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def settle_checkpoints(run: Path) -> list[str]:
-    """Make a run's folder such that veRL resumes at the last complete step; returns what was done."""
+    """Repair a run's folder so that veRL resumes from the last complete step; returns what was done."""
     if not run.is_dir():
         return []
     done = []
@@ -62,7 +65,7 @@ def settle_checkpoints(run: Path) -> list[str]:
     if tracker.is_file() and tracker.read_text().strip() != str(step):
         done.append(f"{tracker} was torn by a kill; the newest whole checkpoint is of step {step}")
         if step:
-            tracker.write_text(str(step))  # torn by another kill it is empty again, which is this very case
+            tracker.write_text(str(step))  # if another kill truncates it, this same case repairs it
         else:
             tracker.unlink()
     for other in _steps(run):

@@ -1,7 +1,7 @@
 """Reward functions as veRL calls them (veRL 0.9.1): `reward.custom_reward_function.{path,name}`.
 
-veRL calls them per trajectory as soon as it is complete, while other rollouts still run: a challenger's
-question so goes to the solver at once (the *streamed* reward), not after the whole batch. Both read the
+veRL calls them once per trajectory as soon as it is complete, while other rollouts still run, so the solver
+tries a challenger's question at once (the *streamed* reward) and not after the whole batch. Both read the
 structured turns that `search_agent` left in `extra_info["trajectory"]`.
 """
 
@@ -23,13 +23,13 @@ from verl_ext.method.challenger_reward import challenger_reward, extract_pair, h
 from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
-from verl_ext.progress import waiting
+from verl_ext.telemetry import waiting
 
 
 async def challenger_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
 ) -> dict[str, Any]:
-    """Score one challenger trajectory; a question with integrity is first put to the solver n times.
+    """Score one challenger trajectory; the solver first tries a question with integrity n times.
 
     `settings` are the keys of `reward.custom_reward_function.reward_kwargs`. Returns `score` with every
     component of `ChallengerScore`, counters of the attempts, and the attempts themselves as JSON.
@@ -39,20 +39,17 @@ async def challenger_score(
     n: int = settings["attempts"]
     attempts: list[SolverAttempt] = []
     started = time.monotonic()
-    # A sample that a failed search has spoiled already is not worth n solver attempts.
+    # A sample that a failed search has already made invalid is not worth n solver attempts.
     if question and answer and has_integrity(question, answer) and not trajectory.failed_calls:
         with waiting("reward"):
             attempts = await _agent(settings["solver"]).attempts(question, n)
     seconds = time.monotonic() - started
-    score = challenger_reward(
-        trajectory, extra_info["document"], int(extra_info["hop"]), n=n, k=right_attempts(attempts, answer, n)
-    )
+    k = right_attempts(attempts, answer, n)
+    score = challenger_reward(trajectory, extra_info["document"], int(extra_info["hop"]), n=n, k=k)
+    reason = score.reason_invalid
     failures = [attempt.failure for attempt in attempts if not attempt.finished]
-    reason = (
-        f"{score.reason_invalid}: {failures[0]}"
-        if failures and score.reason_invalid
-        else score.reason_invalid
-    )
+    if reason and failures:
+        reason = f"{reason}: {failures[0]}"
     return score.to_dict() | {"reason_invalid": reason} | _attempt_fields(attempts, answer, seconds)
 
 
@@ -61,7 +58,7 @@ async def solver_score(
 ) -> dict[str, Any]:
     """Score one solver trajectory: exact match of its answer with a target.
 
-    `hop` goes with the score, because validation is given nothing but what this function returns.
+    The result includes `hop`, because validation sees nothing but what this function returns.
     """
     trajectory = Trajectory.from_dict(extra_info["trajectory"])
     score = solver_reward(trajectory, list(ground_truth["target"]))
@@ -69,7 +66,7 @@ async def solver_score(
 
 
 def right_attempts(attempts: Sequence[SolverAttempt], answer: str | None, n: int) -> int | None:
-    """How many of n attempts gave the challenger's answer; None unless all n were finished."""
+    """How many of n attempts gave the challenger's answer; None unless all n finished."""
     if answer is None or len(attempts) < n or not all(attempt.finished for attempt in attempts):
         return None
     return sum(exact_match(attempt.answer, [answer]) for attempt in attempts)
@@ -112,6 +109,6 @@ def _agent_of_loop(settings_json: str, loop: asyncio.AbstractEventLoop) -> Solve
 
 
 def _agent(settings: DictConfig | dict[str, Any]) -> SolverAgent:
-    """One agent per worker process and loop: it bounds the concurrency of all the worker's questions."""
+    """One agent per worker process and event loop, so that it bounds the concurrency of all its questions."""
     plain = OmegaConf.to_container(OmegaConf.create(settings))
     return _agent_of_loop(json.dumps(plain, sort_keys=True), asyncio.get_running_loop())

@@ -1,12 +1,13 @@
-"""When a run has to have ended by itself, and whether another step of training still fits before.
+"""The stop time: when a stage must have ended, and whether there is time to start something before it.
 
     DRZERO_STOP_AT=1767225600 drzero challenger …       # Unix seconds
 
-Whoever pays for the machine sets the time: a provider's limit, or the end of a budget. A stage then ends at a
-whole checkpoint before it, with exit code 75, and a rerun goes on as if nothing had been (docs/stopping.md).
-How long a step will take is not known, so the longest so far, and a fifth more, has to fit; so has a save.
-The trainer leaves a note of why it ended in the run's folder, because veRL's exit code is 0 then. Free of
-veRL, so that any part may use it.
+The launcher or user sets it: a provider's time limit, or the end of a budget. A stage then ends at a whole
+checkpoint before that time, with exit code 75, and a rerun resumes it (docs/stopping.md). Before a stage, an
+index or an export starts, `require_time` checks that enough time is left. In training, `Pace` decides after
+each step whether another one fits: the duration of a step is unknown beforehand, so the longest so far plus a
+fifth, and a save, must fit. The trainer then leaves a `Note` in the run's folder, because veRL exits with 0.
+Free of veRL, so that any part may use it.
 """
 
 from __future__ import annotations
@@ -20,23 +21,26 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ops.errors import OutOfTime, UserError
+from ops.files import atomic_write
+
 STOP_VARIABLE = "DRZERO_STOP_AT"
 STEP_FACTOR = 1.2
-"""Times the longest step so far: room for a longer one, with its weight sync and its metrics."""
+"""Factor on the longest step so far: room for a longer one, with its weight sync and its metrics."""
 FIRST_SAVE_S = 120.0
-"""What a save may take before the first has been timed; of any later one at least what the longest took."""
+"""Assumed for a save until one has been timed; from then on the longest counts."""
 CLOSING_S = 30.0
-"""Between the end of the last save and the end of the stage: Ray and the services shut down."""
+"""Kept after the last save for Ray and the services to shut down."""
 NOTE = "out_of_time.json"
-"""In a run's folder, from the trainer's end until the stage has read it."""
+"""The note's file in a run's folder, from the trainer's end until the stage has read it."""
 
 
-class BadStopTime(ValueError):
-    """The variable holds no time."""
+class BadStopTime(UserError):
+    """The variable does not hold a time."""
 
 
 def stop_time() -> float:
-    """Unix time at which the stage must have ended, infinite when nobody has set one.
+    """Unix time at which the stage must have ended, infinite when none is set.
 
     Raises BadStopTime when the variable holds anything but a finite number.
     """
@@ -49,8 +53,8 @@ def stop_time() -> float:
         seconds = math.nan
     if not math.isfinite(seconds):
         raise BadStopTime(
-            f"{STOP_VARIABLE}={text!r} is no time: give Unix seconds, such as $(date -d '+2 hours' +%s), or "
-            "unset it"
+            f"{STOP_VARIABLE}={text!r} is not a time: give Unix seconds, such as $(date -d '+2 hours' +%s), "
+            "or unset it"
         )
     return seconds
 
@@ -60,8 +64,8 @@ def seconds_left() -> float:
     return stop_time() - time.time()
 
 
-def told_left(left_s: float) -> str:
-    """Where the stop time is, as the end of a sentence."""
+def describe_left(left_s: float) -> str:
+    """How far away the stop time is, as the end of a sentence."""
     where = f"is {left_s:.0f} s ahead" if left_s > 0 else f"was {-left_s:.0f} s ago"
     return f"the stop time ({STOP_VARIABLE}) {where}"
 
@@ -77,26 +81,26 @@ def is_time_to_stop(left_s: float, step_s: float, save_s: float | None, validati
 
 
 class Pace:
-    """How long the steps, saves and validations of this start took at most."""
+    """The longest step, save and validation of this start, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """A step begins now; `clock` gives seconds."""
+        """Begin the first step now; `clock` returns seconds."""
         self._clock = clock
         self._longest: dict[str, float] = {}
         self.begin_step()
 
     def begin_step(self) -> None:
-        """What has passed since the last step is no part of the next."""
+        """Begin a step now; the time since the last one belongs to neither."""
         self._began, self._apart = self._clock(), 0.0
 
     def end_step(self) -> None:
-        """Take the time since the last step's end, or since `begin_step`, for a step; the next one begins."""
+        """Time a step from the last step's end, or from `begin_step`; the next one begins."""
         self._took("step", self._clock() - self._began - self._apart)
         self.begin_step()
 
     @contextmanager
     def apart(self, part: str) -> Iterator[None]:
-        """Time a `save` or a `validation`, which is no part of the step it falls into."""
+        """Time the body as a `save` or a `validation`, which is not part of the step around it."""
         began = self._clock()
         yield
         took = self._clock() - began
@@ -106,16 +110,18 @@ class Pace:
     def reason_to_stop(self, left_s: float, validates: bool) -> str | None:
         """Why a run with `left_s` seconds left must end after this step; None when another one fits.
 
-        `validates` says that a validation is due now.
+        `validates` is whether a validation is due now.
         """
         step, save = self._longest.get("step", 0.0), self._longest.get("save")
-        # One that has not been timed is taken for as long as a step.
+        # One that has not been timed is assumed to take as long as a step.
         validation = self._longest.get("validation", step) if validates else 0.0
         if not is_time_to_stop(left_s, step, save, validation):
             return None
         save = FIRST_SAVE_S if save is None else save
-        told = f"another step may take {STEP_FACTOR * step:.0f} s and its save {save:.0f} s"
-        return f"{told}, and {told_left(left_s)}"
+        return (
+            f"another step may take {STEP_FACTOR * step:.0f} s and its save {save:.0f} s, and "
+            f"{describe_left(left_s)}"
+        )
 
     def _took(self, part: str, seconds: float) -> None:
         self._longest[part] = max(self._longest.get(part, 0.0), seconds)
@@ -123,17 +129,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class Note:
-    """What a trainer that ran out of time leaves: its last saved step, and why it went no further."""
+    """Left by a trainer that ran out of time: its last saved step, and why it ended there."""
 
     step: int
     why: str
 
 
 def write_note(folder: Path, note: Note) -> None:
-    """Leave the note in a run's folder, whole or not at all."""
-    partial = folder / f"{NOTE}.partial"
-    partial.write_text(json.dumps(asdict(note)), encoding="utf-8")
-    partial.rename(folder / NOTE)
+    """Write the note into a run's folder, atomically."""
+    atomic_write(folder / NOTE, json.dumps(asdict(note)))
 
 
 def take_note(folder: Path) -> Note | None:
@@ -144,3 +148,12 @@ def take_note(folder: Path) -> Note | None:
     note = Note(**json.loads(path.read_text(encoding="utf-8")))
     path.unlink()
     return note
+
+
+def require_time(what: str, least_s: float = 0.0) -> None:
+    """Raise OutOfTime unless more than `least_s` seconds are left for `what`; never without a stop time."""
+    left = seconds_left()
+    if left > max(least_s, 0.0):
+        return
+    need = f", and {what} takes {least_s:.0f} s at least" if left > 0 else ""
+    raise OutOfTime(f"{what} was not started: {describe_left(left)}{need}; rerun with more time to resume")

@@ -3,8 +3,8 @@
     DRZERO_SGLANG_PYTHON=/path/to/its/bin/python pytest tests/compat/test_sglang_server.py
 
 It needs an environment of its own, with the transformers that the GPU image has in place of the one that
-SGLang pins: docs/modal-image.md tells how to make one. The command line is the one that a stage starts, with
-what a machine without CUDA needs behind it.
+SGLang pins: docs/modal-image.md describes how to make one. The command line is the one that a stage starts,
+followed by what a machine without CUDA needs.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from launch.pins import GPU_PINS
-from ops.ports import reserve_port
+from launch.image.pins import GPU_PINS
+from ops.process.ports import reserve_port
 from pipeline.compose import compose_stage, resolve
-from pipeline.stage_services import solver_spec
+from pipeline.stages.services import solver_spec
 from search.client import Passage
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import solver_messages
@@ -95,7 +95,7 @@ def server(speaking_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         _wait_until_up(process, spec.health_url, log)
         yield spec.health_url.removesuffix("/health")
     finally:
-        # SGLang waits for requests that nobody wants any more when it is asked to end.
+        # On SIGTERM SGLang waits for requests whose clients are gone.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

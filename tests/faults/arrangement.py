@@ -1,4 +1,4 @@
-"""A small run under the real supervision, and what came of a fault in it: who was blamed, and when."""
+"""A small run under the real supervision, and the outcome of a fault in it: who was blamed, and when."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from pathlib import Path
 
 import psutil
 
-from ops.events import EVENTS_FILE, EventLog, read_json_lines
-from ops.health import HealthCheck
-from ops.heartbeats import PhaseLimits
-from ops.ports import reserve_port
-from ops.process import ChildError, Command
-from ops.reading import Landmarks
-from ops.samples import SAMPLES_FILE
-from ops.services import ServiceGroup, ServiceSpec
+from ops.process.child import ChildError, Command
+from ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
+from ops.process.ports import reserve_port
+from ops.resources.sampler import SAMPLES_FILE
+from ops.services.health import HealthCheck
+from ops.services.services import ServiceGroup, ServiceSpec
 from ops.supervisor import run_supervised
-from ops.watchdog import WatchPlan
-from pipeline.watch import CAUSES
+from ops.watchdog.diagnosis import Landmarks
+from ops.watchdog.movement import Patience
+from ops.watchdog.watchdog import WatchPlan
+from pipeline.stages.watch import CAUSES
 
 HERE = Path(__file__).resolve().parent
-LIMITS = PhaseLimits(cold_start_s=8, floor_s=8, factor=2, fixed={"start-up": 60, "done": 8})
-"""Shorter than the shipped ones, so that a scenario takes seconds; what counts is the time after them."""
+LIMITS = Patience(cold_start_s=8, floor_s=8, factor=2, fixed={"start-up": 60, "done": 8})
+"""Shorter than the shipped ones, so that a scenario takes seconds; goals are for the time after them."""
 
 LONGEST_S = 150
-"""A scenario without a verdict by then is ended, and has failed."""
+"""A scenario without a diagnosis by then is ended, and has failed."""
 
 LANDMARKS = Landmarks(
     batch_wait=(("wait_for_batch", "driver.py"),),
+    waits_on={"buffer": ("rollout",), "rollout": ("search", "completion")},
     answered_by={"search": "retrieval", "completion": "solver", "rollout": "rollout workers"},
     tools=frozenset({"search"}),
     roles=((r"fault: rollout worker", "rollout worker"), (r"fault: rank", "rank")),
@@ -45,14 +46,13 @@ LANDMARKS = Landmarks(
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The outcome of a scenario."""
 
     verdict: str = "none"
     culprit: str = "none"
-    told: str = ""
-    """The sentence."""
+    sentence: str = ""
     seconds: float = 0.0
-    """From the fault to the verdict."""
+    """From the fault to the diagnosis."""
     after_limit: float | None = None
     """Of these, after the phase's limit had passed; None where no limit was waited for."""
     ended: str = ""
@@ -121,12 +121,12 @@ def run_with_fault(
     services: Sequence[ServiceSpec] = (),
     strike: Callable[[ServiceGroup], None] | None = None,
     strike_step: int = 2,
-    limits: PhaseLimits = LIMITS,
+    limits: Patience = LIMITS,
 ) -> Outcome:
-    """Run `script` under the supervision until it ends or the fault is told, and clean up.
+    """Run `script` under the supervision until it ends or the fault is reported, and clean up.
 
-    `strike` is called once, from a thread, when the driver has come to the rollout of `strike_step`; faults
-    of the driver's own say themselves when they begin.
+    `strike` is called once, from a thread, when the driver has reached the rollout of `strike_step`; the
+    driver's own faults record themselves when they begin.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     command = (sys.executable, str(HERE / script), "--folder", str(folder), *arguments)
@@ -136,7 +136,7 @@ def run_with_fault(
         folder=folder,
         heartbeats=folder / "heartbeats.jsonl",
         progress=folder / "progress",
-        limits=limits,
+        patience=limits,
         counted_phases=frozenset({"rollout"}),
         landmarks=LANDMARKS,
     )
@@ -152,11 +152,11 @@ def run_with_fault(
             outcome.ended = f"exit {run_supervised(main, group, grace_s=3, plan=plan)}"
     except ChildError as error:
         outcome.ended = type(error).__name__
-        outcome.told = str(error).partition("\n")[0]
+        outcome.sentence = str(error).partition("\n")[0]
     except SystemExit:
-        if not enough.is_set():  # somebody else's wish to end all this
+        if not enough.is_set():  # not sent by this scenario
             raise
-        outcome.ended = "stopped after the verdict"
+        outcome.ended = "stopped after the diagnosis"
     finally:
         ended.set()
     judge(outcome, folder)
@@ -172,7 +172,7 @@ def _attend(
     enough: threading.Event,
     ended: threading.Event,
 ) -> None:
-    """Strike when it is time; when the verdict is there and the run still stands, end it."""
+    """Strike when it is time; end the run once its stall was diagnosed."""
     deadline = time.monotonic() + LONGEST_S
     while not ended.wait(0.1):
         if strike and any(
@@ -194,7 +194,7 @@ def _events(folder: Path) -> list[dict]:
 
 
 def judge(outcome: Outcome, folder: Path) -> None:
-    """The first event that blames somebody, when it came, and what the supervision cost."""
+    """The first event that names a culprit, its time, and what the supervision cost."""
     last = {sample["component"]: sample for sample in read_json_lines(folder / SAMPLES_FILE)}
     outcome.run_cpu_s = sum(sample.get("cpu_s", 0.0) for sample in last.values())
     outcome.supervision_cpu_s = sum(event["cpu_s"] for event in _events(folder) if event["kind"] == "cost")
@@ -205,7 +205,7 @@ def judge(outcome: Outcome, folder: Path) -> None:
             continue
         outcome.verdict = event.get("pattern") or event["kind"]
         outcome.culprit = event.get("culprit") or event["component"]
-        outcome.told = event["text"]
+        outcome.sentence = event["text"]
         if struck:
             outcome.seconds = event["time"] - struck
             if event["kind"] == "stall":

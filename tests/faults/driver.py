@@ -21,14 +21,13 @@ import httpx
 from setproctitle import setproctitle
 
 from search.client import SearchClient
-from verl_ext.heartbeat import Heartbeat
-from verl_ext.progress import waiting
+from verl_ext.telemetry import Heartbeat, waiting
 
 ROLLOUTS = 4
 
 
 def strike(options: argparse.Namespace) -> None:
-    """Say that the fault begins now."""
+    """Record that the fault begins now."""
     target = options.folder / "fault.json"
     target.write_text(json.dumps({"time": time.time()}))
 
@@ -62,7 +61,7 @@ async def rollout(
 
 
 async def complete(url: str, http: httpx.AsyncClient) -> None:
-    """One completion, asked for again while the server fails, within a deadline."""
+    """One completion, retried while the server fails, within a deadline."""
     async with asyncio.timeout(60):
         body = {"prompt": "Who came?", "max_tokens": 8}
         while (await http.post(url, json=body, timeout=60)).status_code != 200:
@@ -70,7 +69,7 @@ async def complete(url: str, http: httpx.AsyncClient) -> None:
 
 
 def tokenize_everything() -> None:
-    """A call that does not come back, in a coroutine."""
+    """A call that never returns, in a coroutine."""
     time.sleep(100_000)
 
 
@@ -128,7 +127,7 @@ class Worker:
 
 
 def wait_for_batch(worker: Worker, patient: bool) -> None:
-    """As veRL's replay buffer: ask again and again whether the batch is whole."""
+    """Like veRL's replay buffer: poll until the batch is complete."""
     missing = ROLLOUTS
     while missing:
         try:
@@ -164,7 +163,7 @@ def train(options: argparse.Namespace) -> None:
         next(batches)
         beat.beat(step, "rollout")
         if step == options.fault_step:
-            time.sleep(options.pause)  # for whoever strikes from outside
+            time.sleep(options.pause)  # time for a fault from outside
         worker.ask(step)
         if is_struck(options, step, "kill-worker"):
             worker.process.kill()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
-from verl_ext.heartbeat import Heartbeat
+from verl_ext.telemetry import Heartbeat
 
 
 def strike(options: argparse.Namespace) -> None:
@@ -65,7 +65,7 @@ def learn_with_error(options: argparse.Namespace, ones: "object") -> None:
             raise ValueError("loss is NaN")
         dist.all_reduce(ones)
     except ValueError:
-        # As an actor does: the error goes to whoever asked, the process waits for its next task.
+        # As an actor does: the error goes to the caller, the process waits for its next task.
         traceback.print_exc()
         queue.Queue().get()
 

@@ -1,6 +1,6 @@
 """A real server that goes wrong on request: `python tests/faults/service.py FAULT MODULE ARGUMENT …`.
 
-SIGUSR1 begins the fault: `block-loop` makes a call in the event loop's thread that does not come back,
+SIGUSR1 begins the fault: `block-loop` makes a call in the event loop's thread that never returns,
 `errors` makes every answer a 500, `garbage` every answer of /retrieve nonsense.
 """
 
@@ -19,7 +19,7 @@ begun = False
 
 
 def rebuild_index() -> None:
-    """A call that does not come back."""
+    """A call that never returns."""
     time.sleep(100_000)
 
 

@@ -3,7 +3,7 @@
 `ControlPlane` is a server in this process that speaks the protocol which the `modal` package publishes
 (`modal_proto`), on 127.0.0.1. The client is the real one, started as a process, and so is the container: each
 attempt of a call is a process of Modal's own container entrypoint (`python -m modal._container_entrypoint`),
-in a folder that holds the files that the app mounted and nothing else of the caller's, with the image's
+in a folder with the files that the app mounted and nothing else of the caller's, with the image's
 environment and the secrets' values. So nested `.remote()`, `.spawn()`, `with_options`, `Volume.commit()`,
 `modal.is_local()` and the ids of the current call are Modal's own code on both ends.
 
@@ -16,25 +16,24 @@ What it does as Modal does, with Modal's documentation for it:
 
 - A volume's changes are seen by others only after a commit; a container commits what it has mounted when it
   ends in order, and not when it is killed (`volumes.py`).
-- The client's own `.remote()` ends with the client; a spawned call of a detached app goes on, and so does
-  what a container calls. An app that is not detached ends with its client (`apps.py`).
-- A failed or timed-out call is tried again up to the function's `retries`. A container that dies is replaced
+- The client's own `.remote()` ends with the client; a spawned call of a detached app continues, and so
+  does what a container calls. An app that is not detached ends with its client (`apps.py`).
+- A failed or timed-out call is retried up to the function's `retries`. A container that dies is replaced
   and gets the same input, once; so does a preempted one, any number of times (`calls.py`).
 
 What it does not do: build images, run `Image.run_function`, classes, web functions, generators, schedules,
 `modal deploy`, sandboxes, GPUs, warm containers (each attempt is a new one), or limits on the number of
-containers. A request that the plane does not know is refused with its name, which is then the next handler
-to write.
+containers. A request without a handler is refused with its name.
 
-A mount path such as `/corpus` cannot exist here, so a container is told its folder by the environment
-variable `DRZERO_MOUNT_CORPUS`; `/root` and all else that was added to the image are under
+A mount path such as `/corpus` cannot exist here, so a container gets its folder in the environment
+variable `DRZERO_MOUNT_CORPUS`; `/root` and everything else that was added to the image are under
 `DRZERO_CONTAINER_ROOT`. Where an environment variable of the app has a path under `/root` or a mount path, as
 `HF_HOME=/cache/hub`, it is replaced by the path here.
 
 Files: `plane.py` is what tests use; `servicer.py` gives requests to the handlers, which are in `apps.py`,
 `objects.py` (images, mounts, secrets), `functions.py`, `calls.py`, `containers.py`, `volumes.py` and
-`blobs.py`; `state.py` is what has reached the server; `client.py` runs the command line; `connections/`
-watches where processes connect to. Tests of it: `pytest tests/test_modal_plane.py`.
+`blobs.py`; `state.py` is what the server has received; `client.py` runs the command line; `connections/`
+records where processes connect to. Tests of it: `pytest tests/test_modal_plane.py`.
 """
 
 from modal_plane.plane import ControlPlane

@@ -1,12 +1,11 @@
-"""Handlers of apps: their life, with and without their client, and their logs.
+"""Handlers of apps: their life cycle, with and without their client, and their logs.
 
-An app that is not detached ends with its client: when the client says that it is done, and when it is lost,
-which is seen by its log stream. A detached one goes on as long as a call is running. What ends with the
-client in both are the calls that the client itself waits for (`.remote()` in a local entry point). A spawned
-call goes on, and so does all that a container calls. The client prints that a detached app keeps "the last
-triggered function" alive, but users of Modal report that a call is cancelled once nobody asks for its output,
-and the client spawns, and does not call, for `modal run --detach app.py::function`: what works here works in
-both readings.
+An app that is not detached ends with its client: when the client reports that it is done, or when its log
+stream breaks. A detached one lives as long as a call is running. In both, the calls that the client itself
+waits for (`.remote()` in a local entry point) end with the client, while a spawned call continues, as does
+everything that a container calls. The client prints that a detached app keeps "the last triggered function"
+alive, but users of Modal report that a call is cancelled when no client polls its output, and the client
+spawns, not calls, for `modal run --detach app.py::function`: what works here works in both readings.
 """
 
 import asyncio
@@ -106,7 +105,7 @@ class AppHandlers:
                     position += 1
                     yield app.log.batches[position - 1]
                 remaining = deadline - asyncio.get_running_loop().time()
-                # The client of a detached app need not wait for the calls that go on.
+                # The client of a detached app need not wait for the calls that continue.
                 left = app.state == "disconnected" and caller.peer == app.creator
                 if app.log.closed or left:
                     yield api_pb2.TaskLogsBatch(app_done=True)

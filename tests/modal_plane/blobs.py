@@ -1,4 +1,4 @@
-"""Contents by hash, and the HTTP server for what is too large for a request.
+"""Contents by hash, and the HTTP server for those too large for a request.
 
 Modal keeps large files and arguments in an object store that clients reach by signed addresses. Here the
 addresses are of an HTTP server on loopback, and the store is a folder of files named by the SHA-256 of their

@@ -1,9 +1,9 @@
 """Handlers of calls, and what Modal does with one: attempts, retries, replacements, outputs.
 
 An input is attempted in a container of its own, or answered by a test's function. A failure or time-out is
-tried again up to the function's `retries`, after the policy's delay; a container that dies without an output
-is replaced once, and one that is preempted as often as it happens, which does not count as a retry. Retries
-are all made here: the client is told that it has none to make.
+retried up to the function's `retries`, after its delay; a container that dies without an output is replaced
+once, and a preempted one every time, which does not count as a retry. All retries are made here: the client
+gets a retry count of zero.
 """
 
 import asyncio

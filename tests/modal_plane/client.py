@@ -75,7 +75,7 @@ class Client:
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it without a chance to say goodbye, as a laptop that goes to sleep."""
+        """Kill it without a chance to close its connections, as when a laptop goes to sleep."""
         self._process.kill()
         self._process.wait()
 

@@ -1,10 +1,10 @@
 """Containers: processes of Modal's own entrypoint, and the handlers of what they ask.
 
-A container takes one input. It is told by a file which function of which app it is, fetches the input,
-imports the app's file by its name and runs the function, and sends the output; told that nothing follows, it
-commits its volumes and ends. All of that is Modal's code, which runs here in a folder with the app's mounted
-files, with an environment made anew: nothing of the client's environment reaches it, as nothing of a laptop's
-does at Modal.
+A container takes one input. It reads from a file which function of which app it is, fetches the input,
+imports the app's file by its name, runs the function, and sends the output; when no input follows, it commits
+its volumes and ends. All of that is Modal's code, which runs here in a folder with the app's mounted files,
+with an environment of its own: nothing of the client's environment reaches it, as nothing of a laptop's does
+at Modal.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Containers:
         self._supervisors: set[asyncio.Task[None]] = set()
 
     async def execute(self, job: Job) -> Outcome:
-        """One attempt in a new container: returns when its output is there or it has ended without one."""
+        """One attempt in a new container: returns when it has sent its output or ended without one."""
         starting = asyncio.create_task(self._start(job))
         try:
             container = await asyncio.shield(starting)
@@ -247,7 +247,7 @@ class Containers:
         return container
 
     async def _supervise(self, container: Container, process: asyncio.subprocess.Process) -> None:
-        """Follow a container to its end, and settle what is open then."""
+        """Wait for a container's end, then settle its open input."""
         pumps = [
             asyncio.create_task(self._pump(container, stream, descriptor))
             for stream, descriptor in (
@@ -294,7 +294,7 @@ class Containers:
             )
 
     def _free_root(self) -> Path:
-        """A folder for a container's files: the first that is free, as paths should change little."""
+        """A folder for a container's files: the first free one, so that paths are reused."""
         taken = {container.root for container in self._alive.values()}
         folder = self._state.folder / "containers"
         number = 0
@@ -303,7 +303,7 @@ class Containers:
         return folder / str(number)
 
     def _fill(self, root: Path, files: dict[str, str]) -> None:
-        """Make the folder anew with the files."""
+        """Replace the folder's contents by the files."""
         shutil.rmtree(root, ignore_errors=True)
         (root / "root").mkdir(parents=True)
         for path, sha256 in files.items():
@@ -360,7 +360,7 @@ class Containers:
 
 
 def _here(value: str, folders: Mapping[str, Path]) -> str:
-    """The value with each of its paths in the container, between colons, replaced by where that is here."""
+    """The value with each of its paths in the container, between colons, replaced by its path here."""
     parts = value.split(":")
     for number, part in enumerate(parts):
         for path, folder in folders.items():

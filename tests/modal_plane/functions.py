@@ -1,7 +1,7 @@
 """Handlers of functions: as the app defines them, and the variants that `with_options` makes.
 
-A variant is a function of its own id, whose definition is the base's with the options over it; its containers
-are made from that.
+A variant is a function with its own id, defined by the base function and the options that replace its values;
+its containers are started from that definition.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from modal_plane.servicer import Caller
 from modal_plane.state import App, Function, FunctionSpec, MountedVolume, State, new_id
 
 LONGEST_TIMEOUT = 24 * 60 * 60
-"""Seconds that Modal allows an attempt at most."""
+"""Modal's limit for one attempt, in seconds."""
 
 
 class FunctionHandlers:
@@ -110,7 +110,7 @@ class FunctionHandlers:
         }
 
     def _named(self, options: api_pb2.FunctionOptions) -> dict[str, Any]:
-        """Only what is set, by the names that `with_options` has."""
+        """Only the options that are set, by their names in `with_options`."""
         resources, gpu = options.resources, options.resources.gpu_config
         named = {
             "gpu": (gpu.gpu_type, gpu.count) if gpu.count else None,
@@ -152,7 +152,7 @@ class FunctionHandlers:
 
 
 def layout(state: State, app: App, definition: api_pb2.Function) -> api_pb2.AppLayout:
-    """What a container is told of the app: its functions, and the objects that its own one depends on."""
+    """What a container gets of the app: its functions, and the objects that its own function depends on."""
     objects = [
         api_pb2.Object(object_id=function.id, function_handle_metadata=function.handle)
         for function in app.functions.values()

@@ -1,7 +1,7 @@
 """Handlers of what functions are made of: secrets, local files ("mounts") and images.
 
-An image is built at once and by nobody: what is kept is its steps. Two images are the same when their steps
-are, so `State.built` has only what Modal would build anew.
+An image is not really built: only its steps are recorded. Two images are the same if their steps are, so
+`State.built` has only what Modal would build.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ class ObjectHandlers:
     async def MountGetOrCreate(
         self, request: api_pb2.MountGetOrCreateRequest, caller: Caller
     ) -> api_pb2.MountGetOrCreateResponse:
-        # A mount with a name is one of Modal's own: its client, a Python. It is there, and has no files.
+        # A named mount is one of Modal's own: its client, a Python. It exists and has no files.
         files = tuple(sorted(request.files, key=lambda file: file.filename))
         content = request.deployment_name + "".join(
             f"{file.filename} {file.sha256_hex} {file.mode}\n" for file in files
@@ -102,7 +102,7 @@ class ObjectHandlers:
             secrets=tuple(self._state.secret(secret_id) for secret_id in step.secret_ids),
             build_function=step.build_function.definition or None,
         )
-        # Modal knows the step again by its content; an anonymous secret's id is another in each run.
+        # Modal identifies a step by its content; an anonymous secret has another id in each run.
         content = api_pb2.Image.FromString(step.SerializeToString())
         content.ClearField("secret_ids")
         image_id = content_id("im", content.SerializeToString(deterministic=True))

@@ -1,4 +1,4 @@
-"""The control plane as tests use it: started, told what exists, asked what has reached it."""
+"""The control plane as tests use it: start it, give it secrets and volumes, read what it has received."""
 
 import asyncio
 import ipaddress
@@ -141,7 +141,7 @@ class ControlPlane:
 
     @property
     def images_built(self) -> list[Image]:
-        """The image steps that were new, in order: a step that is known already is not built again."""
+        """The image steps that were new, in order: a known step is not built a second time."""
         return list(self._state.built)
 
     @property

@@ -19,7 +19,7 @@ from grpclib import GRPCError, Status
 from modal_proto.api_grpc import ModalClientBase
 
 TASK_HEADER = "x-plane-task"
-"""Header by which a container says which one it is. Modal knows by the socket that it gives to each."""
+"""Header in which a container sends its id. Modal knows it from the socket of each."""
 
 Handler = Callable[[Any, "Caller"], Any]
 

@@ -36,7 +36,7 @@ def content_id(prefix: str, content: bytes) -> str:
 
 
 class Bell:
-    """Wakes whoever waits for a change."""
+    """Wakes all that wait for a change."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -131,7 +131,7 @@ class FunctionSpec:
     secrets: tuple[SecretUse, ...]
     image: Image
     files: dict[str, str] = field(repr=False)
-    """Container path to sha256 of what is added at start: the app's file, local folders, Python sources."""
+    """sha256 by container path of the files added at start: the app's file, local folders, Python sources."""
     regions: tuple[str, ...]
     nonpreemptible: bool
     cloud: str | None

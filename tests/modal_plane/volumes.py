@@ -7,7 +7,7 @@ the last commit: what a killed container left half-written is gone, as it is at 
 
 Where this is not Modal: containers that run at the same time share one folder, so one sees the other's writes
 before the commit and without a reload. A container that starts while such writes are there would not have
-seen them at Modal: that is a mistake of the app, and is kept in `Volume.unseen`. A client's upload is in both
+seen them at Modal: that is a bug of the app, and is recorded in `Volume.unseen`. A client's upload is in both
 folders at once.
 """
 
@@ -117,7 +117,7 @@ class Volume:
 
 
 def _tree(folder: Path) -> dict[str, tuple[object, ...]]:
-    """Relative path to what tells two versions apart, of all in it but what vanishes meanwhile."""
+    """Size, time and mode by relative path, of all files that do not vanish meanwhile."""
     entries: dict[str, tuple[object, ...]] = {}
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
@@ -134,7 +134,7 @@ def _tree(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def differences(one: Path, other: Path) -> tuple[str, ...]:
-    """Relative paths of what is not the same in both folders: by size, time of change and mode."""
+    """Relative paths of the files that differ between both folders, by size, time of change or mode."""
     first, second = _tree(one), _tree(other)
     return tuple(sorted(path for path in first.keys() | second.keys() if first.get(path) != second.get(path)))
 

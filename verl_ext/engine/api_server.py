@@ -1,11 +1,11 @@
-"""The reference engine behind a small OpenAI-compatible front: the solver server where there is no SGLang.
+"""The reference engine as a small OpenAI-compatible server: the solver server on machines without SGLang.
 
     python -m verl_ext.engine.api_server --model PATH --port 8001 --device cpu --dtype float32
 
 `POST /v1/completions` takes a text or token-id prompt and answers in OpenAI's shape, with vLLM's `token_ids`
 on request. `GET /health` answers 200 only when the engine has just produced a token, `GET /v1/models` names
-the model, `GET /metrics` is Prometheus text. A request whose client has gone is cancelled. What the server
-does not do (streaming, n > 1, penalties) it refuses with a 400 that says so.
+the model, `GET /metrics` is Prometheus text. A request whose client disconnects is cancelled. Unsupported
+options (streaming, n > 1, penalties) are refused with a 400 that names them.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class CompletionRequest(BaseModel):
-    """The fields served of OpenAI's completions, with vLLM's and SGLang's extensions; others are refused."""
+    """The supported fields of OpenAI's completions, vLLM's and SGLang's included; others are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -69,7 +69,7 @@ class CompletionRequest(BaseModel):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def sampling_params(self) -> SamplingParams:
-        """The engine's form of this request; raises ValueError for a value out of range."""
+        """This request as the engine's parameters; raises ValueError for a value out of range."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -81,7 +81,7 @@ class CompletionRequest(BaseModel):
 
 
 def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
-    """The HTTP front of `engine`, which it closes at shutdown."""
+    """The HTTP application around `engine`, which it closes at shutdown."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -91,7 +91,7 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
     app = FastAPI(title="reference engine", lifespan=lifespan)
     registry = CollectorRegistry()
     registry.register(EngineCollector(engine))
-    tokens_at_last_look = 0
+    tokens_at_last_check = 0
 
     @app.exception_handler(RequestValidationError)
     async def refuse_malformed(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -127,15 +127,15 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
 
     @app.get("/health")
     async def health() -> Response:
-        nonlocal tokens_at_last_look
-        # Tokens that came out since the last look prove as much as a canary, which would wait behind them.
-        if engine.failure is not None or engine.stats().tokens_out == tokens_at_last_look:
+        nonlocal tokens_at_last_check
+        # Tokens generated since the last check prove as much as a canary, which would have to wait its turn.
+        if engine.failure is not None or engine.stats().tokens_out == tokens_at_last_check:
             try:
                 canary = engine.generate([0], SamplingParams(max_tokens=1, temperature=0))
                 await asyncio.wait_for(canary, HEALTH_TIMEOUT_S)
             except (EngineFailure, TimeoutError) as error:
                 return _error(503, f"the engine produces no token: {error or type(error).__name__}")
-        tokens_at_last_look = engine.stats().tokens_out
+        tokens_at_last_check = engine.stats().tokens_out
         return Response(status_code=200)
 
     @app.get("/metrics")
@@ -146,7 +146,7 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
 
 
 class EngineCollector(Collector):
-    """Prometheus view of the engine's counters, read when scraped."""
+    """The engine's counters for Prometheus, read when scraped."""
 
     def __init__(self, engine: ReferenceEngine) -> None:
         self._engine = engine
@@ -158,7 +158,9 @@ class EngineCollector(Collector):
         yield CounterMetricFamily("engine_prompt_tokens", "Prompt tokens taken in", stats.tokens_in)
         yield CounterMetricFamily("engine_generated_tokens", "Tokens generated", stats.tokens_out)
         yield CounterMetricFamily(
-            "engine_prefix_tokens_reused", "Prompt tokens not computed again", stats.prefix_tokens_reused
+            "engine_prefix_tokens_reused",
+            "Prompt tokens copied instead of computed",
+            stats.prefix_tokens_reused,
         )
         yield CounterMetricFamily("engine_decode_steps", "Decode forwards", stats.decode_steps)
         yield GaugeMetricFamily("engine_batch_size", "Sequences decoding now", stats.running)
@@ -169,7 +171,7 @@ class EngineCollector(Collector):
 
 
 async def _until_disconnect(request: Request, generating: Any) -> Generation | None:
-    """The generation, or None (and the request cancelled) when the client goes away first."""
+    """The generation; None, with the request cancelled, if the client disconnects first."""
     generation = asyncio.ensure_future(generating)
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -186,7 +188,7 @@ async def _disconnected(request: Request) -> None:
 
 
 def _stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callable[[list[int]], bool] | None:
-    """Whether a stop string has just appeared; None when there are none to look for."""
+    """A check whether a stop string has just appeared; None without stop strings."""
     if not stops:
         return None
     # A new match ends in the newest id, and an id stands for at least one byte: these ids hold all of it.
@@ -256,10 +258,10 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m verl_ext.engine.api_server", description=__doc__)
     parser.add_argument("--model", required=True, help="folder or hub id")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8001, help="0 takes a free one and prints it")
+    parser.add_argument("--port", type=int, default=8001, help="0 picks a free one and prints it")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch; busy cores want 1")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads; 1 is best on busy cores")
     parser.add_argument("--max-batch-size", type=int, default=32, help="sequences decoded together")
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt plus response, in tokens")
     parser.add_argument("--served-model-name", help="default: the model's path")
@@ -284,7 +286,7 @@ def _exit(message: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until told to stop; exits with status 2 for a taken port or a model that does not load."""
+    """Serve until a signal; exits with status 2 for a taken port or a model that does not load."""
     options = _arguments(arguments)
     listener = _bind(options.host, options.port)
     setproctitle("drzero: solver")

@@ -1,15 +1,18 @@
 """The reference engine: batched generation with a plain Transformers model, on a CPU or one CUDA GPU.
 
-One worker thread owns the model. Between two decode steps it takes new requests in, drops cancelled ones and
-runs commands (score, update weights); then one forward advances every sequence by one id. A sequence enters
-by filling a slot of the key-value cache with all of its prompt but the last id, copied from whatever already
-holds a prefix of it (a sequence in flight or the prefix cache) and computed where nothing does; its last
-prompt id then goes through the shared decode forward like any other. So n equal prompts are computed once,
-and the next turn of a conversation computes only its new ids.
+    engine = ReferenceEngine(model, eos_token_ids=eos_token_ids(model, tokenizer))
+    result = await engine.generate(prompt_ids, SamplingParams(max_tokens=96))
 
-The caller's side is asyncio: `await engine.generate(...)` from any event loop; cancelling the task frees the
-slot at the next step. An unexpected error in the worker reaches every waiting caller, and the engine stays
-unhealthy. Threads of torch are the caller's business; the engine sets none.
+One worker thread owns the model. Between two decode steps it accepts new requests, drops cancelled ones and
+runs commands (score, update weights); then one forward advances every sequence by one id. A new sequence
+fills a slot of the key-value cache with all of its prompt but the last id: copied from the longest known
+prefix (of a sequence in flight or in the prefix cache), the rest computed. Its last prompt id then goes
+through the shared decode forward like any other. So n equal prompts are computed once, and the next turn of a
+conversation computes only its new ids.
+
+Callers use asyncio: `await engine.generate(...)` from any event loop; cancelling the task frees the slot at
+the next step. An unexpected error in the worker is raised in every waiting caller, and the engine stays
+unhealthy. The caller sets the number of torch threads.
 """
 
 import asyncio
@@ -38,7 +41,7 @@ class EngineFailure(RuntimeError):
 
 @dataclass
 class EngineStats:
-    """Counters since the start, and what is in the engine now (the last four)."""
+    """Counters since the start, and the present state (the last four)."""
 
     requests: int = 0
     tokens_in: int = 0
@@ -61,11 +64,11 @@ class _Command:
 
 
 class ReferenceEngine:
-    """Continuous micro-batching over `model`, whose attention implementation it replaces by its own.
+    """Continuous batching over `model`, whose attention implementation it replaces.
 
     `max_batch_size` sequences decode together, the others wait; `max_seq_len` bounds prompt plus response, in
-    ids. `prefix_cache_bytes` 0 keeps no finished sequence; sharing with sequences in flight remains. `seed`
-    fixes the draws of requests that bring no seed, in order of arrival.
+    ids. With `prefix_cache_bytes` 0 no finished sequence is kept, but prefixes of sequences in flight are
+    still shared. `seed` fixes the draws of requests without a seed, in order of arrival.
     """
 
     def __init__(
@@ -90,13 +93,13 @@ class ReferenceEngine:
         self._running: list[Sequence] = []  # the sequence at index i occupies slot i
         self._waiting: deque[Sequence] = deque()
         self._inbox: queue.SimpleQueue[Sequence | _Command | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # orders submitting against failing: no request may slip in after
+        self._lock = threading.Lock()  # no request may be submitted after the failure is set
         self._failure: BaseException | None = None
         self._half_updated = False
         self._thread = threading.Thread(target=self._work, name="reference-engine", daemon=True)
         self._thread.start()
 
-    # The caller's side.
+    # Called by the users of the engine, from any thread.
 
     @property
     def failure(self) -> BaseException | None:
@@ -109,11 +112,11 @@ class ReferenceEngine:
         params: SamplingParams,
         stop_when: Callable[[list[int]], bool] | None = None,
     ) -> Generation:
-        """Continue `prompt_ids` until an eos or stop id, `max_tokens` or `max_seq_len`, whichever is first.
+        """Continue `prompt_ids` up to an eos or stop id, `max_tokens` or `max_seq_len`, whichever is first.
 
-        `stop_when`, called in the worker with the ids sampled so far, ends the request when it is true.
-        Raises ValueError for an empty or too long prompt or an id outside the vocabulary, EngineFailure if it
-        cannot serve.
+        `stop_when`, called in the worker with the ids sampled so far, ends the request by returning True.
+        Raises ValueError for an empty or too long prompt or an id outside the vocabulary, EngineFailure if
+        the engine cannot serve.
         """
         prompt = np.fromiter(prompt_ids, dtype=np.int64)
         self._check_prompt(prompt)
@@ -132,27 +135,23 @@ class ReferenceEngine:
     async def score(
         self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0
     ) -> list[float]:
-        """Log-probability, in nats, of each response id by one plain forward: tells the weights loaded."""
+        """Log-probability, in nats, of each response id, by one plain forward with the present weights."""
         if not response_ids:
             raise ValueError("there is no response to score")
         self._check_prompt(np.array(prompt_ids + response_ids[:-1]))
         return await self._command(lambda: self._score(prompt_ids, response_ids, temperature))
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Load a complete set of weights in place (see `load_weights`), forget all prefixes; the new version.
+        """Load a complete set of weights in place (see `load_weights`), drop all prefixes; the new version.
 
         Raises RuntimeError while requests are in flight. After any other error the weights are a mixture, and
-        the engine refuses to generate until a complete update has gone through.
+        the engine refuses to generate until an update succeeds.
         """
         return await self._command(lambda: self._update_weights(weights))
 
     async def abort_all(self) -> int:
-        """Finish every request now with reason "aborted" and the ids it has; the number of them."""
+        """Finish every request now with reason "aborted" and the ids it has; returns their number."""
         return await self._command(self._abort_all)
-
-    async def clear_cache(self) -> None:
-        """Free the key-value memory of an idle engine; raises RuntimeError while requests are in flight."""
-        await self._command(self._clear_cache)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
@@ -164,7 +163,7 @@ class ReferenceEngine:
         )
 
     def close(self) -> None:
-        """Abort what is in flight and end the worker; later requests raise EngineFailure."""
+        """Abort the requests in flight and end the worker; later requests raise EngineFailure."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -183,7 +182,7 @@ class ReferenceEngine:
             if self._failure is not None:
                 raise EngineFailure(f"the engine has stopped: {self._failure}") from self._failure
             if self._half_updated and isinstance(item, Sequence):
-                raise EngineFailure("the last weight update failed half way: update the weights again")
+                raise EngineFailure("the last weight update failed half way: repeat it")
             self._inbox.put(item)
 
     async def _command(self, run: Callable[[], Any]) -> Any:
@@ -191,7 +190,7 @@ class ReferenceEngine:
         self._submit(command)
         return await asyncio.wrap_future(command.future)
 
-    # The worker's side: everything below runs in its thread.
+    # Everything below runs in the worker's thread.
 
     def _work(self) -> None:
         try:
@@ -202,11 +201,11 @@ class ReferenceEngine:
                         self._decode()
             self._abort_all()
             self._fail(EngineFailure("it was closed"))
-        except BaseException as error:  # whatever it is, the callers must not wait for ever
+        except BaseException as error:  # of any kind: the callers must not wait forever
             self._fail(error)
 
     def _take_in(self) -> bool:
-        """Take requests and commands in, waiting for one when idle; False when the engine is to close."""
+        """Accept requests and commands, waiting for one when idle; False when the engine is to close."""
         for slot in reversed(range(len(self._running))):
             if self._running[slot].future.cancelled():
                 self._leave(slot)
@@ -219,7 +218,7 @@ class ReferenceEngine:
             elif item.future.set_running_or_notify_cancel():
                 try:
                     item.future.set_result(item.run())
-                except Exception as error:  # a command's error belongs to whoever gave it
+                except Exception as error:  # a command's error belongs to its caller
                     item.future.set_exception(error)
         return True
 
@@ -238,9 +237,9 @@ class ReferenceEngine:
                 item.future.set_exception(failure)
 
     def _admit(self) -> None:
-        """Give waiting sequences the free slots, with everything but their last prompt id in the cache."""
+        """Move waiting sequences into free slots, with everything but their last prompt id in the cache."""
         while self._waiting and len(self._running) < self.max_batch_size:
-            sequence = self._waiting[0]  # it leaves the queue last, so that a failure here finds it
+            sequence = self._waiting[0]  # stays in the queue until the end, so that a failure here reaches it
             if sequence.future.cancelled():
                 self._waiting.popleft()
                 continue
@@ -255,7 +254,7 @@ class ReferenceEngine:
             self._stats.prefix_tokens_reused += reused
 
     def _reuse_prefix(self, sequence: Sequence, slot: int) -> int:
-        """Copy the longest known prefix of the prompt's `cached` ids into the slot; its length."""
+        """Copy the longest known prefix of the prompt's `cached` ids into the slot; returns its length."""
         wanted = sequence.prompt[: sequence.cached]
         states = self._prefixes.longest_match(wanted)
         best = 0 if states is None else states.shape[3]
@@ -302,17 +301,15 @@ class ReferenceEngine:
         self._stats.tokens_out += len(batch)
         if log_probs.isnan().any():
             raise ArithmeticError("the model's logits are not numbers (NaN): its weights are broken")
-        self._deliver(ids.tolist(), log_probs.tolist())
-
-    def _deliver(self, ids: list[int], log_probs: list[float]) -> None:
-        """Append what was sampled; backwards, so that one already looked at fills a slot that empties."""
-        for slot in reversed(range(len(ids))):
-            reason = self._running[slot].append(ids[slot], log_probs[slot])
+        sampled = list(zip(ids.tolist(), log_probs.tolist(), strict=True))
+        # Backwards: a sequence that ends is replaced by the last one, which has its new id already.
+        for slot in reversed(range(len(sampled))):
+            reason = batch[slot].append(*sampled[slot])
             if reason is not None:
                 self._leave(slot, reason)
 
     def _leave(self, slot: int, reason: FinishReason = "aborted") -> None:
-        """Remember the sequence as a prefix, resolve it, and close the gap with the last slot."""
+        """Keep the sequence as a prefix, resolve it, and move the last slot's sequence into the gap."""
         sequence = self._running[slot]
         self._prefixes.insert(sequence.cached_ids(), self._slots.read(slot, sequence.cached))
         last = self._running.pop()
@@ -338,25 +335,19 @@ class ReferenceEngine:
         return log_probs.gather(1, ids[0, -len(response_ids) :, None]).squeeze(1).tolist()
 
     def _update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        self._require_idle("update the weights")
-        self._half_updated = True
-        load_weights(self.model, weights)
-        self._half_updated = False
-        self._clear_cache()
-        self._stats.weight_version += 1
-        return self._stats.weight_version
-
-    def _clear_cache(self) -> None:
-        self._require_idle("free the cache")
-        self._prefixes.clear()
-        self._slots.release()
-
-    def _require_idle(self, purpose: str) -> None:
         in_flight = len(self._running) + len(self._waiting)
         if in_flight:
             raise RuntimeError(
-                f"cannot {purpose} with {in_flight} requests in flight: wait for them or abort them first"
+                f"cannot update the weights with {in_flight} requests in flight: wait for them or abort them "
+                "first"
             )
+        self._half_updated = True
+        load_weights(self.model, weights)
+        self._half_updated = False
+        self._prefixes.clear()
+        self._slots.release()
+        self._stats.weight_version += 1
+        return self._stats.weight_version
 
 
 def _additive_mask(positions: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:

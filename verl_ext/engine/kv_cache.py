@@ -1,15 +1,15 @@
-"""Keys and values: of the sequences being decoded (`SlotCache`) and of earlier ones (`PrefixCache`).
+"""Keys and values: of the sequences being decoded (`SlotCache`) and of finished ones (`PrefixCache`).
 
 One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size), so that moving a sequence, or
-keeping its prefix, is a single copy. The sequences being decoded fill slots 0..n-1 without a hole: attention
+keeping its prefix, is a single copy. The sequences being decoded fill slots 0..n-1 without a gap: attention
 then reads the slice `[:n, :, :longest]`, a view, and no step copies the cache. The tensor grows by doubling.
 
 A model's forward writes through a `CacheWindow`, the transformers `Cache` of one forward: either one row per
 slot, each at its own position (decode), or a run of positions of one slot (prefill).
 
 Attention is `grouped_attention`: transformers' sdpa path repeats keys and values once per query group, which
-for a decode step copies the whole cache several times over. With a single query per row, the query heads of a
-group can stand where the query positions stand, and nothing is repeated.
+for a decode step copies the whole cache several times. With a single query per row, the query heads of a
+group can take the place of the query positions, and nothing is repeated.
 """
 
 from collections import OrderedDict
@@ -34,7 +34,7 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention that reads grouped keys and values in place when there is one query a row.
+    """Scaled dot-product attention that reads grouped keys and values in place if each row has one query.
 
     Shapes as in transformers' attention functions: query (batch, heads, queries, size), key and value
     (batch, kv heads, positions, size), result (batch, queries, heads, size).
@@ -49,12 +49,12 @@ def grouped_attention(
     return output.reshape(batch, 1, heads, size), None
 
 
-# Registered without a mask builder: the engine passes finished masks, and none means plain causal attention.
+# Registered without a mask builder: the engine passes complete masks, and None means plain causal attention.
 AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
 
 
 class CacheWindow(Cache):
-    """What one forward may touch: `write` is the index of the new entries, `read` that of all visible."""
+    """What one forward uses of the cache: `write` indexes the new entries, `read` all visible ones."""
 
     def __init__(self, store: torch.Tensor, write: tuple[Any, ...], read: tuple[Any, ...]) -> None:
         super().__init__(layers=[])
@@ -87,7 +87,7 @@ class SlotCache:
         self._store = torch.zeros(shape, dtype=dtype, device=device)
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Make room for at least this many slots of this many positions, keeping what is stored."""
+        """Grow to at least this many slots of this many positions, keeping what is stored."""
         _, _, old_slots, _, old_positions, _ = old_shape = self._store.shape
         if slots <= old_slots and positions <= old_positions:
             return
@@ -126,10 +126,10 @@ class SlotCache:
 
 
 class PrefixCache:
-    """Keys and values of finished sequences, least recently used out first, within `max_bytes`.
+    """Keys and values of finished sequences within `max_bytes`; the least recently used are dropped first.
 
     A multi-turn prompt extends the last turn's ids, so that turn t + 1 finds turn t here and computes only
-    what is new. Valid for one set of weights: clear it when they change.
+    the rest. Valid for one set of weights: clear it when they change.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -167,7 +167,7 @@ class PrefixCache:
         self.used_bytes += size
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._entries.clear()
         self.used_bytes = 0
 

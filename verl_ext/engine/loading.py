@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 
 class ModelLoadError(ValueError):
-    """The model or its tokenizer cannot be loaded; the message says from where and why."""
+    """The model or its tokenizer cannot be loaded; the message names the place and the cause."""
 
 
 def load_model(
@@ -34,7 +34,7 @@ def load_model(
             path, dtype=element_type, attn_implementation="sdpa", **source
         )
         return model.to(device), tokenizer
-    except Exception as error:  # the libraries raise many kinds, and each only means: not loadable
+    except Exception as error:  # the libraries raise many kinds; all mean that it cannot be loaded
         raise ModelLoadError(
             f"cannot load a model from {path} onto {device}: {type(error).__name__}: {error}"
         ) from error

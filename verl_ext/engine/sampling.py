@@ -19,8 +19,8 @@ class SamplingParams:
     """How to continue one prompt.
 
     `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 (or -1, as SGLang and vLLM write it) filter nothing.
-    Top-k applies first, top-p to what is left, renormalised. `stop_token_ids` come on top of the engine's eos
-    ids. `seed` makes the draws of this request repeatable; None takes them from the engine's own stream.
+    Top-k applies first, then top-p to the rest, renormalised. `stop_token_ids` are added to the engine's eos
+    ids. `seed` makes the draws of this request repeatable; None takes a seed from the engine's own stream.
     Raises ValueError for a value out of range.
     """
 
@@ -44,7 +44,7 @@ class SamplingParams:
 
     @property
     def filters(self) -> bool:
-        """Whether top-k or top-p restricts the support at all."""
+        """Whether top-k or top-p restricts which ids can be drawn."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
@@ -56,8 +56,14 @@ def sample(
     Returns (ids, log_probs), both (batch,); log_probs is float32 and as the module docstring defines it. A
     row of logits that are not numbers gives an arbitrary id with log-probability NaN.
     """
-    probs = torch.softmax(_scaled(logits.float(), params), dim=-1)
-    # Largest by the logits themselves: two that differ can have the same rounded probability.
+    scaled = logits.float()
+    if any(p.temperature not in (0, 1) for p in params):
+        scales = torch.tensor(
+            [p.temperature or 1.0 for p in params], dtype=torch.float32, device=logits.device
+        )
+        scaled = scaled / scales[:, None]
+    probs = torch.softmax(scaled, dim=-1)
+    # By the logits themselves: two that differ can have the same rounded probability.
     ids = logits.argmax(dim=-1)
     draws = torch.tensor(list(uniforms), dtype=torch.float32, device=logits.device)
 
@@ -72,13 +78,6 @@ def sample(
         ids[filtered] = _sample_filtered(logits[filtered], probs[filtered], chosen, draws[filtered])
     # A sampled probability is never 0, and its logarithm is as exact as log_softmax would be.
     return ids, probs.gather(1, ids[:, None]).squeeze(1).log()
-
-
-def _scaled(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    scales = [p.temperature or 1.0 for p in params]
-    if all(scale == 1 for scale in scales):
-        return logits
-    return logits / torch.tensor(scales, dtype=torch.float32, device=logits.device)[:, None]
 
 
 def _sample_filtered(
@@ -100,10 +99,10 @@ def _sample_filtered(
 
 
 def _invert_cdf(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Index where the cumulated `weights` (batch, n; need not sum to 1) pass `draws` of their total."""
+    """Index where the cumulative `weights` (batch, n; need not sum to 1) pass `draws` of their total."""
     cumulated = weights.cumsum(dim=-1)
     total = cumulated[:, -1]
-    # Strictly below the total, also after rounding, so that an id of weight 0 can never be drawn.
+    # Strictly below the total even after rounding, so that an id of weight 0 can never be drawn.
     threshold = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulated, threshold[:, None], right=True).squeeze(1)
     return index.clamp_(max=weights.shape[1] - 1)  # only a row of NaN reaches past the end

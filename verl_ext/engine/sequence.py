@@ -1,4 +1,4 @@
-"""What travels through the engine: one request as a `Sequence`, its result as a `Generation`."""
+"""One request to the engine (`Sequence`) and its result (`Generation`)."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Generation:
 
 @dataclass(eq=False)
 class Sequence:
-    """One request. All its ids but the newest have their keys and values in the slot it occupies."""
+    """One request. The slot it occupies holds the keys and values of all its ids but the newest."""
 
     prompt: np.ndarray
     params: SamplingParams
@@ -48,7 +48,7 @@ class Sequence:
         return self.token_ids[-1] if self.token_ids else int(self.prompt[-1])
 
     def append(self, token_id: int, log_prob: float) -> FinishReason | None:
-        """Take one sampled id; the reason to finish, or None to go on."""
+        """Append one sampled id; returns the reason to finish, or None to continue."""
         self.token_ids.append(token_id)
         self.log_probs.append(log_prob)
         if token_id in self.stop_ids or (self.stop_when is not None and self.stop_when(self.token_ids)):
@@ -60,6 +60,6 @@ class Sequence:
         return np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int64)])[: self.cached]
 
     def resolve(self, reason: FinishReason, weight_version: int) -> None:
-        """Hand the result to the waiting caller, unless it has cancelled."""
+        """Pass the result to the waiting caller, unless it has cancelled."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(Generation(self.token_ids, self.log_probs, reason, weight_version))

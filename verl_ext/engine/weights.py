@@ -1,4 +1,4 @@
-"""Loading new weights into a live model, in place and strictly."""
+"""Load new weights into a model in use: in place, and all of them or an error."""
 
 from collections.abc import Iterable
 
@@ -8,9 +8,9 @@ import torch
 def load_weights(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Copy every (name, tensor) into `model`, which they must cover; dtypes and devices are converted.
 
-    A tied weight (`lm_head` of a model that shares it with its embedding) counts as covered when its twin
-    came. Raises ValueError for a name the model does not have, a shape that does not fit and names that never
-    came. What came before the error stays loaded: the model is then neither the old nor the new one.
+    A tied weight (an `lm_head` that shares the embedding's tensor) counts as covered by the other name.
+    Raises ValueError for an unknown name, a wrong shape, or missing names. Tensors before the error stay
+    loaded: the model is then neither the old nor the new one.
     """
     # state_dict shares memory with the parameters: copying into its tensors changes the model.
     targets = model.state_dict()
@@ -28,5 +28,5 @@ def load_weights(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tens
     missing = [name for name, target in targets.items() if target.data_ptr() not in loaded]
     if missing:
         raise ValueError(
-            f"weight update: {len(missing)} of {len(targets)} weights never came, the first is {missing[0]}"
+            f"weight update: {len(missing)} of {len(targets)} weights are missing, the first is {missing[0]}"
         )

@@ -1,6 +1,9 @@
-"""Answers as text: finding them, normalising them the way SQuAD does, and comparing them.
+"""Answers as text: extract them, normalise them as SQuAD does, compare them.
 
-Lower case, no punctuation, no articles, single spaces; exact match is equality after that.
+The normal form has lower case, no punctuation, no articles and single spaces; exact match is equality of
+normal forms.
+
+    exact_match(extract_last_tag(after_thinking(text), "answer"), ["Marie Curie"])
 """
 
 from __future__ import annotations
@@ -43,13 +46,13 @@ def _token_f1(prediction: str, target: str) -> float:
 
 
 def contains_answer(text: str, answer: str) -> bool:
-    """Whether the answer's words stand in a row in the text, both in normal form; no words never do."""
+    """Whether the text contains the answer's words in sequence, in normal form; never for an empty answer."""
     normal = normalize_answer(answer)
     return bool(normal) and f" {normal} " in f" {normalize_answer(text)} "
 
 
 def after_thinking(text: str) -> str:
-    """What a turn says once its thinking has ended, so that tags tried out in thought do not count."""
+    """The part of a turn after its thinking, so that tags inside the thinking do not count."""
     return text.rpartition(_THINK_END)[2]
 
 

@@ -1,6 +1,6 @@
-"""The challenger's reward: a question is worth asking when the solver sometimes answers it.
+"""The challenger's reward: high for questions that the solver sometimes answers.
 
-After arXiv 2601.07055, equations 2 to 5:
+From arXiv 2601.07055, equations 2 to 5:
 
     r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2
 
@@ -8,11 +8,11 @@ with k of n solver attempts right and f the format score; r = 0 for a question w
 has three steps, so that the caller can run the attempts in between:
 
     question, answer = extract_pair(trajectory)
-    if has_integrity(question, answer): k = how many of n attempts were right, None if not all n finished
+    if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
     score = challenger_reward(trajectory, document, hop, n=n, k=k)
 
-A broken question is the model's fault: score 0, and it belongs into its group's statistics. A broken service
-is not: such a sample is not valid, and is left out and counted.
+A bad question is the model's mistake: it scores 0 and counts in its group's statistics. A failing service is
+not: such a sample is invalid, left out of the statistics and counted as a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT_WEIGHT = 0.5
 
 @dataclass(frozen=True)
 class ChallengerScore:
-    """A reward with everything that went into it; parts that could not be judged are 0 or None."""
+    """A reward with its components; those that could not be computed are 0 or None."""
 
     score: float
     valid: bool
@@ -55,15 +55,15 @@ class ChallengerScore:
 
 
 def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:
-    """Question and answer from what the last turn says after its thinking; None for what is missing."""
+    """Question and answer from the last turn, after its thinking; None for a missing one."""
     text = after_thinking(trajectory.final_text)
     return extract_last_tag(text, "question"), extract_last_tag(text, "answer")
 
 
 def has_integrity(question: str | None, answer: str | None) -> bool:
-    """Whether both are there and say something, and the question does not give the answer away.
+    """Whether both exist and are not empty, and the question does not contain the answer.
 
-    The answer is looked for anywhere in the question, not on word boundaries: "Oslo's" gives "Oslo" away too.
+    The answer may not occur anywhere in the question, word boundary or not: "Oslo's" gives "Oslo" away too.
     """
     if question is None or answer is None:
         return False
@@ -88,9 +88,8 @@ def challenger_reward(
 ) -> ChallengerScore:
     """Score one trajectory.
 
-    `document` is the text the challenger was shown, `hop` the hop count it was asked for. `k` is the number
-    of right attempts of `n`, or None when fewer than n attempts were finished (or none were run, for want of
-    integrity).
+    `document` is the text that the challenger was shown, `hop` the hop count requested. `k` is the number of
+    right attempts of `n`, or None when fewer than n attempts finished (or none ran, without integrity).
     """
     question, answer = extract_pair(trajectory)
     integrity = has_integrity(question, answer)
@@ -122,5 +121,5 @@ def _reason_invalid(trajectory: Trajectory, integrity: bool, n: int, k: int | No
     if failed:
         return f"{len(failed)} of the challenger's searches failed: {failed[0].error}"
     if integrity and k is None:
-        return f"fewer than {n} solver attempts were finished"
+        return f"fewer than {n} solver attempts finished"
     return None

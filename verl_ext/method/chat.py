@@ -1,10 +1,11 @@
-"""Conversations as token ids that only ever grow.
+"""Conversations as token ids that are only ever appended to (token in, token out).
 
-The ids a model has generated are never decoded and tokenised again: re-tokenising gives other ids for the
-same text, and then the model is trained on tokens it did not sample. So a conversation starts with
-`render_prompt_ids`, goes on with the sampled ids as they are, and each round of tool responses adds
-`tool_turn_ids`. This is what veRL's builder for Qwen models does in the training rollouts; here it is
-without veRL, for every model that speaks ChatML.
+    ids = render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA])
+    ids += sampled_ids + tool_turn_ids(tokenizer, sampled_ids, ["[1] Orrin: a town …"])
+
+Sampled ids are never decoded and tokenised again: the same text can have other ids, and the model would then
+be trained on tokens that it did not sample. veRL's builder for Qwen models does the same in the training
+rollouts; this is the version without veRL, for every ChatML model.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ TURN_END = "<|im_end|>"
 _ASSISTANT_WITH_CALL = {
     "role": "assistant",
     "content": "",
-    # Without reasoning of its own, Qwen3's template gives the last turn, and only it, an empty think block.
+    # Qwen3's template gives the last turn, and only that, an empty think block unless it has reasoning.
     "reasoning_content": "r",
     "tool_calls": [{"id": "0", "type": "function", "function": {"name": "search", "arguments": {}}}],
 }
-# Any conversation a template accepts will do ahead of the tool turn: its ids are cut off again.
+# Any conversation that a template accepts serves as the prefix of the tool turn: its ids are cut off.
 _STAND_IN: list[Mapping[str, Any]] = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
@@ -31,7 +32,7 @@ _STAND_IN: list[Mapping[str, Any]] = [
 
 
 def demo_chat_template() -> str:
-    """The project's own ChatML template for small models whose template cannot render tools."""
+    """The project's ChatML template, for small models whose own template cannot render tools."""
     return files(__package__).joinpath("chatml.jinja").read_text(encoding="utf-8")
 
 
@@ -43,13 +44,11 @@ def render_prompt_ids(
 
 
 def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Sequence[str]) -> list[int]:
-    """The ids to append after an assistant turn and its tool responses, up to and including the generation
-    prompt.
+    """The ids that follow an assistant turn: its tool responses, up to and including the generation prompt.
 
-    `assistant_ids` are the turn's ids as sampled. Where they end in `<|im_end|>`, the newline that ChatML
-    writes after it comes first; a turn cut off before its end is left as it is. Raises ValueError for a
-    tokenizer without `<|im_end|>` and for a chat template whose rendering of a prefix changes when messages
-    follow.
+    `assistant_ids` are the turn's ids as sampled. If they end in `<|im_end|>`, the result starts with the
+    newline that ChatML writes after it; a truncated turn is left as it is. Raises ValueError for a tokenizer
+    without `<|im_end|>` and for a chat template that renders a prefix differently when messages follow.
     """
     tool_messages = [{"role": "tool", "content": response} for response in responses]
     before = _render(tokenizer, _STAND_IN)

@@ -1,7 +1,6 @@
 """The format score of a challenger trajectory: f = (1 + think + tool + answer) / 4, in [1/4, 1].
 
-The constant 1 stands for integrity: a trajectory without a proper question and answer has no format score at
-all.
+The constant 1 is for integrity: a trajectory without a proper question and answer has no format score.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def think_part(trajectory: Trajectory) -> float:
 
 
 def tool_part(trajectory: Trajectory, hop: int) -> float:
-    """1 for one hop; for more min((1 + valid calls) / hop, 1), or 0 without one or with one unanswered."""
+    """1 for one hop; else min((1 + valid calls) / hop, 1), but 0 without calls or with an unanswered one."""
     if hop == 1:
         return 1.0
     calls = trajectory.valid_calls

@@ -1,8 +1,8 @@
 """Group relative policy optimisation: the solver's advantages (arXiv 2402.03300).
 
-Several answers to one prompt are compared with one another. The deviation is the sample's, as veRL has it.
-Unlike veRL's own function this one knows rows that must not count, and gives a row without anyone to be
-compared with 0 instead of its raw reward.
+Several answers to one prompt are compared with one another, using the sample deviation as veRL does. Unlike
+veRL's own function this one leaves out invalid rows, and a group of one row gets advantage 0 instead of its
+raw reward.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def group_advantages(
     for label in np.unique(group[is_valid]):
         rows = is_valid & (group == label)
         own = reward[rows]
-        # Asked of the rewards: the rounded deviation of equal ones need not be 0.
+        # Compare the rewards themselves: by rounding, the deviation of equal ones need not be 0.
         if own.min() < own.max():
             advantages[rows] = (own - own.mean()) / (own.std(ddof=1) + EPSILON)
     return advantages

@@ -5,7 +5,7 @@ questions of the same difficulty class instead: all rows of the step with the sa
 
 Two deliberate differences from the published code: the paper's variance over the group is taken as the
 population variance (the code takes the sample deviation), and a group of one row gets advantage 0 (the code
-leaves its raw reward there, so a row is reinforced for having no one to be compared with).
+leaves its raw reward there, which reinforces a row only because there is none to compare it with).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def hop_advantages(
     """Advantage of each row: (reward - group mean) / sqrt(group population variance + delta).
 
     All three inputs have shape (rows,): rewards as numbers, hops as the group labels, valid as booleans.
-    Rows that are not valid (padding, samples lost to a failed service) get 0 and count in no group; their
-    rewards are not even looked at. Several samples of one prompt are simply several rows. Raises ValueError
-    on unequal shapes and on a valid reward that is not finite.
+    Rows that are not valid (padding, samples lost to a failed service) get 0 and count in no group, whatever
+    their reward. Several samples of one prompt are several rows. Raises ValueError on unequal shapes and on a
+    valid reward that is not finite.
     """
     reward, hop, is_valid = checked_rows(rewards, hops, valid)
     advantages = np.zeros_like(reward)
@@ -41,7 +41,7 @@ def hop_advantages(
 def checked_rows(
     rewards: npt.ArrayLike, labels: npt.ArrayLike, valid: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """The three columns as arrays of one shape (rows,); raises ValueError as `hop_advantages` says."""
+    """The three columns as arrays of one shape (rows,); raises ValueError as `hop_advantages` does."""
     reward = np.asarray(rewards, dtype=np.float64)
     label: npt.NDArray[Any] = np.asarray(labels)
     is_valid = np.asarray(valid, dtype=bool)

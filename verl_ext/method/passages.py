@@ -1,8 +1,7 @@
 """Search results as the model sees them.
 
-A response has a hard limit in characters. Cutting its middle or its end out would lose whole passages, so
-each passage gives up a fair share instead: short ones stay whole, and the room they leave goes to the long
-ones.
+A response has a hard limit in characters. Truncating the whole would lose passages, so each passage is cut to
+a fair share instead: short ones stay whole, and the room they leave goes to the long ones.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import Any
 RESPONSE_LIMIT = 2048
 """Characters of one tool response."""
 _HEADER_LIMIT = 60
-"""Characters of a query that is repeated above its results."""
+"""Characters of a query shown above its results."""
 _SEPARATOR = "\n"
 _ELLIPSIS = "…"
-# A query repeated above its passages ends in a colon, so it cannot pass for one.
+# A query shown above its passages ends in a colon, so it cannot pass for a passage.
 _NUMBERED = re.compile(r"\[\d+\] .*[^:\s]\s*")
 
 
@@ -27,8 +26,8 @@ def format_passages(
     """Numbered passages, one a line, at most `limit` characters in all.
 
     `results` holds for each query its passages (`title`, `text`; `contents` is used where `text` is empty).
-    With more than one query, each query stands above its own passages. Raises ValueError when the two
-    lengths differ.
+    With more than one query, each is shown above its own passages. Raises ValueError when the two lengths
+    differ.
     """
     if len(queries) != len(results):
         raise ValueError(
@@ -48,8 +47,10 @@ def format_passages(
 
 
 def shown_passages(response: str) -> list[str]:
-    """The passages of a formatted response, without the queries above them: those are the model's own words,
-    and an answer that stands only there has not been retrieved."""
+    """The passages of a formatted response, without the queries above them.
+
+    Queries are the model's own words: an answer that occurs only there has not been retrieved.
+    """
     return [line for line in response.splitlines() if _NUMBERED.fullmatch(line)]
 
 
@@ -72,12 +73,12 @@ def _one_line(text: str) -> str:
 def _fit(lines: Sequence[str], limit: int) -> str:
     room = limit - len(_SEPARATOR) * (len(lines) - 1)
     share = _fair_share([len(line) for line in lines], max(room, 0))
-    # The last slice only bites when the limit is too small for even one character a line.
+    # The last slice matters only when the limit is too small for one character a line.
     return _SEPARATOR.join(_cut(line, share) for line in lines)[:limit]
 
 
 def _fair_share(lengths: Sequence[int], room: int) -> int:
-    """The greatest length to which all lines can be cut so that their sum stays within the room."""
+    """The greatest length to which all lines can be cut so that their sum fits into the room."""
     for done, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - done)
         if length > share:

@@ -1,8 +1,8 @@
-"""What the challenger and the solver are asked.
+"""The prompts of the challenger and the solver.
 
-Two forms of each. `full` explains the task to a capable instruction model (3B to 32B). `short` is for a
-small model that has been warm-started on exactly these words: it names the task and leaves the rest to what
-the model has learnt. How to write a tool call is said by the chat template, from the tool's schema.
+Each has two forms. `full` explains the task to a capable instruction model (3B to 32B). `short` is for a
+small model that was warm-started on exactly these words: it only names the task. How to write a tool call is
+explained by the chat template, from the tool's schema.
 """
 
 from __future__ import annotations

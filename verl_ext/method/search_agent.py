@@ -1,19 +1,19 @@
 """An agent that searches: one conversation over several turns, with tool calls answered in between.
 
-Solver attempts, synthesis and evaluation all play their conversations here, against a served model; veRL's
-rollouts play theirs in `verl_ext.search_agent_loop`. Both build the same ids from the same samples, call the
-tool by the same rules and leave the same `Trajectory` (a test drives both with one script).
+Solver attempts, synthesis and evaluation run their conversations here, against a served model; veRL's
+rollouts run theirs in `verl_ext.rollout.search_agent_loop`. Both build the same ids from the same samples,
+call the tool by the same rules and return the same `Trajectory` (a test drives both with one script).
 
-It talks to any OpenAI-compatible *completions* server with token ids as the prompt. A chat endpoint would
-render the history anew each turn and change its tokens; here each turn's prompt is the last one plus the
+It uses any OpenAI-compatible *completions* server, with token ids as the prompt. A chat endpoint would render
+the history again for each turn and change its tokens; here each turn's prompt is the last one plus the
 sampled ids plus the tool responses, exactly as in training.
 
     agent = SearchAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
     conversation = await agent.converse(messages)
 
-A conversation is *finished* when the model had its say. When the model's server or the search service failed,
-or time ran out, it is not finished and says why; it must not be scored. An agent's connections belong to the
-event loop it is first used in: one agent per loop, and `aclose` at the end.
+A conversation is *finished* when the model ended it or reached a limit. If the model's server or the search
+service failed, or the deadline passed, it is unfinished, has the cause, and must not be scored. An agent's
+connections belong to the event loop in which it is first used: one agent per loop, and `aclose` at the end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from ops.errors import UserError
 from search.client import SearchRefused, SearchUnavailable
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
@@ -34,25 +35,25 @@ from verl_ext.method.prompts import MAX_TURNS, Message
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.progress import waiting
+from verl_ext.telemetry import waiting
 
 _CONNECT_TIMEOUT_S = 10.0
 _LONGEST_WAIT_S = 5.0
-"""Between two tries of a request."""
+"""Between two attempts of a request."""
 _BUSY_STATUSES = frozenset({408, 425, 429})
-"""Client errors that pass by themselves; every other one means that the request is wrong."""
+"""Client errors that are worth a retry; every other one means that the request is wrong."""
 
 
-class SolverServerError(RuntimeError):
-    """The solver server refuses the request or answers no completion: the configuration is wrong."""
+class SolverServerError(UserError):
+    """The solver server refuses the request or does not return a completion: the configuration is wrong."""
 
 
 class _Unavailable(Exception):
-    """The server could not answer now; worth another try."""
+    """The server could not answer now; the request is retried."""
 
 
 class Retriever(Protocol):
-    """What the agent needs of the search client; failures are `SearchUnavailable` or `SearchRefused`."""
+    """What the agent uses of the search client; failures are `SearchUnavailable` or `SearchRefused`."""
 
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Any]]:
         """The passages for each query, best first."""
@@ -61,12 +62,12 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True)
 class Conversation:
-    """One conversation as far as it went."""
+    """One conversation, finished or not."""
 
     trajectory: Trajectory
     finished: bool
     failure: str | None
-    """Why the conversation is not finished; None when it is."""
+    """Why the conversation is unfinished; None if it is finished."""
     tokens_in: int
     """Prompt tokens sent, summed over the turns."""
     tokens_out: int
@@ -74,12 +75,12 @@ class Conversation:
     searches: int
     """Search calls that were answered."""
     latency_s: float
-    """Wall-clock seconds from the start, the wait for a free slot not included."""
+    """Wall-clock seconds, without the wait for a free slot."""
 
 
 @dataclass
 class _Progress:
-    """What a conversation has done so far; it survives its being cut short."""
+    """What a conversation has done so far, kept if it is interrupted."""
 
     turns: list[Turn] = field(default_factory=list)
     tokens_in: int = 0
@@ -116,10 +117,9 @@ class SearchAgent:
     ) -> None:
         """Prepare an agent; nothing is sent yet.
 
-        `completions_url` is the whole address of the endpoint, `max_context_tokens` bounds prompt plus
+        `completions_url` is the full address of the endpoint, `max_context_tokens` bounds prompt plus
         response of a conversation, `tool_response_limit` is in characters, `concurrency` bounds the
-        conversations in flight, `deadline_s` bounds each in seconds, and `retries` counts the further tries
-        of one request.
+        conversations in flight, `deadline_s` bounds each in seconds, and `retries` is per request.
         """
         self._model_name = model_name
         self._tokenizer = tokenizer
@@ -137,10 +137,10 @@ class SearchAgent:
         self._slots = asyncio.Semaphore(concurrency)
         self._url = completions_url
         self._http = httpx.AsyncClient(
-            # The conversation's deadline bounds the reading; a long generation is no fault.
+            # No read timeout: the conversation's deadline bounds it, and long generations are normal.
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-            # A proxy set for the internet must not swallow calls to our own services.
+            # A proxy set for the internet must not receive calls to our own services.
             trust_env=False,
         )
 
@@ -149,7 +149,7 @@ class SearchAgent:
         await self._http.aclose()
 
     async def converse(self, messages: Sequence[Message], seed: int | None = None) -> Conversation:
-        """Play one conversation from its prompt; the same seed draws the same turns from the same server.
+        """Run one conversation from its prompt; the same seed gives the same turns from the same server.
 
         Raises SolverServerError when the server refuses the request itself.
         """
@@ -176,7 +176,7 @@ class SearchAgent:
         )
 
     async def _play(self, messages: Sequence[Message], seed: int | None, progress: _Progress) -> str | None:
-        """Take turns until the model is done; returns why a search failed, or None."""
+        """Sample turns until the model is done; returns why a search failed, or None."""
         context = render_prompt_ids(self._tokenizer, messages, [SEARCH_TOOL_SCHEMA])
         for turn_number in range(1, self.max_turns + 1):
             room = min(self._max_tokens_per_turn, self._max_context_tokens - len(context))
@@ -186,7 +186,7 @@ class SearchAgent:
             progress.tokens_in += len(context)
             progress.tokens_out += len(completion.ids)
             calls = tuple(parse_tool_calls(completion.text))
-            # In the last turn nobody would read the passages.
+            # The passages of a call in the last turn would not be read.
             if calls and turn_number < self.max_turns:
                 answered = await asyncio.gather(*map(self._respond, calls[:MAX_CALLS_PER_TURN]))
                 calls = (*answered, *calls[MAX_CALLS_PER_TURN:])
@@ -201,7 +201,7 @@ class SearchAgent:
         return None
 
     async def _respond(self, call: SearchCall) -> SearchCall:
-        """The call with what the model is shown in return."""
+        """The call with the response that the model is shown."""
         if call.queries is None:
             return replace(call, response=invalid_call_response(call))
         try:
@@ -214,14 +214,14 @@ class SearchAgent:
         return replace(call, response=format_passages(call.queries, results, self._tool_response_limit))
 
     async def _complete(self, context: Sequence[int], max_tokens: int, seed: int | None) -> _Completion:
-        """Sample one turn; raises _Unavailable after the last try and SolverServerError at once."""
+        """Sample one turn; raises _Unavailable after the last retry and SolverServerError at once."""
         request: dict[str, Any] = {
             "model": self._model_name,
             "prompt": list(context),
             "max_tokens": max_tokens,
             "temperature": self._temperature,
             "top_p": self._top_p,
-            # Off: else SGLang and vLLM take the value that the model's generation config suggests.
+            # Off; otherwise SGLang and vLLM use the value in the model's generation config.
             "top_k": -1,
             "stop_token_ids": [self._turn_end_id],
             "return_token_ids": True,
@@ -266,13 +266,10 @@ class SearchAgent:
         if finish_reason not in ("stop", "length"):  # SGLang answers an aborted request with 200
             raise _Unavailable(f"the completion ended with {finish_reason!r}")
         ids = choice.get("token_ids")
-        if ids is None:
-            ids = self._encode(text, ended=finish_reason == "stop")
-        # As the rollout reads a turn: a special token amid the text is no part of what was said.
+        if ids is None:  # a server that returns text only, and may have trimmed the end token
+            ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+            if finish_reason == "stop" and ids[-1:] != [self._turn_end_id]:
+                ids.append(self._turn_end_id)
+        # As in the rollout: special tokens are not part of a turn's text.
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return _Completion(ids=ids, text=text, truncated=finish_reason == "length")
-
-    def _encode(self, text: str, *, ended: bool) -> list[int]:
-        """The ids of a turn from a server that returns text only; it may have trimmed the end token off."""
-        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
-        return [*ids, self._turn_end_id] if ended and ids[-1:] != [self._turn_end_id] else ids

@@ -1,7 +1,6 @@
 """The one tool every model is given, as an OpenAI function description.
 
-Kept apart from the code that answers calls, so that prompts, the veRL tool and the solver agent show one
-schema.
+Separate from the code that answers calls, so that prompts, the veRL tool and the solver agent use one schema.
 """
 
 from typing import Any
@@ -10,9 +9,9 @@ SEARCH_TOOL_NAME = "search"
 MAX_CALLS_PER_TURN = 5
 """Calls of one turn that are answered, in rollouts (`max_parallel_calls`) and in solver attempts alike."""
 MAX_QUERIES_PER_CALL = 10
-"""More would let one call flood the retrieval service, and no ten answers fit into one response."""
+"""More would let one call flood the retrieval service, and more answers do not fit into one response."""
 MAX_QUERY_CHARS = 1000
-"""More than an embedder reads; the service refuses what is much longer, and a refusal stops the run."""
+"""Longer than an embedder reads; the service refuses much longer queries."""
 
 SEARCH_TOOL_SCHEMA: dict[str, Any] = {
     "type": "function",

@@ -1,10 +1,10 @@
-"""The solver as an agent: it answers a question over several turns, searching in between.
+"""The solver as an agent: it answers a question over several turns, with searches in between.
 
     agent = SolverAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
     attempts = await agent.attempts("Who founded the town?", n=5)
 
-A finished attempt without an answer is wrong; one that a failing service has cut short is not finished, and
-must not be counted as wrong.
+A finished attempt without an answer is wrong; one that a failing service interrupted is unfinished and must
+not be counted as wrong.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ class SolverAttempt(Conversation):
     """One attempt at a question."""
 
     answer: str | None
-    """The answer given; None where there is none, or the attempt was not finished."""
+    """The answer given; None without one, or if the attempt is unfinished."""
 
 
 class SolverAgent(SearchAgent):
-    """Plays attempts at questions."""
+    """Runs attempts at questions."""
 
     def __init__(self, *args: Any, prompt_form: PromptForm = "full", **kwargs: Any) -> None:
-        """As `SearchAgent`; `prompt_form` is how the question is put."""
+        """As `SearchAgent`; `prompt_form` selects the solver's prompt."""
         super().__init__(*args, **kwargs)
         self._prompt_form = prompt_form
 
     async def attempts(self, question: str, n: int, seed: int | None = None) -> list[SolverAttempt]:
-        """Play n independent attempts at once; attempt i is seeded with `seed + i` where a seed is given."""
+        """Run n independent attempts concurrently; attempt i has the seed `seed + i`, if a seed is given."""
         seeds = [None if seed is None else seed + index for index in range(n)]
         return list(await asyncio.gather(*(self.attempt(question, each) for each in seeds)))
 
     async def attempt(self, question: str, seed: int | None = None) -> SolverAttempt:
-        """Play one attempt; raises SolverServerError when the server refuses the request itself."""
+        """Run one attempt; raises SolverServerError when the server refuses the request itself."""
         messages = solver_messages(question, self._prompt_form, self.max_turns)
         conversation = await self.converse(messages, seed)
         answer = solver_answer(conversation.trajectory) if conversation.finished else None

@@ -1,7 +1,7 @@
 """The solver's reward: 1 when its answer matches a target exactly, else 0 (arXiv 2601.07055).
 
-An attempt that ends without an answer is wrong. One that lost a search to a failing service is not valid: it
-is left out and counted.
+An attempt that ends without an answer is wrong. One that lost a search to a failing service is invalid: it is
+left out of the statistics and counted as a failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verl_ext.method.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class SolverScore:
-    """A reward with what it was judged on."""
+    """A reward and what it was computed from."""
 
     score: float
     valid: bool
@@ -32,12 +32,12 @@ class SolverScore:
 
 
 def solver_answer(trajectory: Trajectory) -> str | None:
-    """The answer in what the last turn says after its thinking, or None when it gives none."""
+    """The answer in the last turn, after its thinking; None if it gives none."""
     return extract_last_tag(after_thinking(trajectory.final_text), "answer")
 
 
 def solver_reward(trajectory: Trajectory, targets: Sequence[str]) -> SolverScore:
-    """Score one attempt against the accepted answers; raises ValueError when there are none."""
+    """Score one attempt against the accepted answers; raises ValueError without any."""
     if not targets:
         raise ValueError(
             "a question without target answers cannot be scored: check reward_model.ground_truth.target"

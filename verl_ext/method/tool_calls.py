@@ -1,4 +1,4 @@
-"""Search calls in the models' text: parsing them, writing them, and telling the model what is wrong with one.
+"""Search calls in the models' text: parse them, render them, and explain to the model what is wrong with one.
 
 A call is a JSON object between Hermes tags:
 
@@ -6,8 +6,8 @@ A call is a JSON object between Hermes tags:
     {"name": "search", "arguments": {"query_list": ["first query", "second query"]}}
     </tool_call>
 
-The veRL agent loop and the solver's agent both parse with this module, so a call is valid in both or in
-neither.
+The veRL agent loop and the solver's agent both parse with this module, so that they agree on which calls are
+valid.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from verl_ext.method.trajectory import SearchCall
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _REASON_LIMIT = 200
-"""Characters of the service's own words that the model is shown."""
+"""Characters of the service's own message that the model is shown."""
 _EXPECTED = '{"name": "search", "arguments": {"query_list": ["..."]}}'
 
 
 def parse_tool_calls(text: str) -> list[SearchCall]:
-    """Every closed tool call of one turn, in order; those that are no proper search call carry `error`.
+    """Every closed tool call of one turn, in order; invalid ones have `error` set. Never raises.
 
-    Valid is a JSON object that names `search` and whose `query_list` is a list of 1 to 10 non-blank
+    A valid call is a JSON object that names `search` and whose `query_list` is a list of 1 to 10 non-blank
     strings of at most 1000 characters.
-    Never raises, whatever the text.
     """
     return [_parse_call(raw) for raw in _CALL.findall(text)]
 
@@ -45,12 +44,12 @@ def render_tool_call(queries: Sequence[str]) -> str:
 
 
 def invalid_call_response(call: SearchCall) -> str:
-    """What the model is shown in place of passages when its call is not valid."""
+    """The response to an invalid call, shown to the model in place of passages."""
     return f"Error: {call.error}. A call looks like {_EXPECTED}"
 
 
 def refuse_call(call: SearchCall, reason: str) -> SearchCall:
-    """The call as an invalid one, with what the model is shown: the service takes no such queries."""
+    """The call as an invalid one, with the response shown to the model: the service refuses its queries."""
     line = defuse(" ".join(reason.split()))[:_REASON_LIMIT]
     invalid = replace(call, queries=None, error=f"the search service refuses these queries ({line})")
     return replace(invalid, response=invalid_call_response(invalid))

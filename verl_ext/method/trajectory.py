@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SearchCall:
-    """One tool call: what the model wrote, what it meant, what it was shown in return."""
+    """One tool call: what the model wrote, its parsed queries, and the response it was shown."""
 
     raw: str
     """The text between the tool-call tags, as generated."""
@@ -23,7 +23,7 @@ class SearchCall:
     response: str | None = None
     """The text as shown to the model, or None when the call was never answered."""
     failed: bool = False
-    """The service failed: no fault of the model."""
+    """The service failed, which is not the model's mistake."""
     error: str | None = None
     """Why the call is not valid, or how the service failed."""
 
@@ -57,7 +57,7 @@ class Turn:
     text: str
     calls: tuple[SearchCall, ...] = ()
     truncated: bool = False
-    """The turn ran into its token cap before the model ended it."""
+    """The turn reached its token limit before the model ended it."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Turn:
@@ -99,23 +99,20 @@ class Trajectory:
 
     @property
     def retrieved_text(self) -> str:
-        """All that searching brought up, as shown to the model."""
+        """All search results, as shown to the model."""
         return "\n".join(call.response for call in self.searches if call.response is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: nested dicts, lists, strings and booleans only."""
         data = asdict(self)
-        data["turns"] = [
-            {**turn, "calls": [{**call, "queries": _as_list(call["queries"])} for call in turn["calls"]]}
-            for turn in data["turns"]
-        ]
+        data["turns"] = list(data["turns"])
+        for turn in data["turns"]:
+            turn["calls"] = list(turn["calls"])
+            for call in turn["calls"]:
+                call["queries"] = None if call["queries"] is None else list(call["queries"])
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
         """Rebuild a trajectory from its JSON form; raises KeyError when a field is missing."""
         return cls(turns=tuple(Turn.from_dict(turn) for turn in data["turns"]))
-
-
-def _as_list(queries: tuple[str, ...] | None) -> list[str] | None:
-    return None if queries is None else list(queries)

@@ -1,0 +1,209 @@
+"""Do the images' versions agree with what the packages declare? uv answers, on a CPU, before a build.
+
+    python -m launch.image.check                    # asks the package index for metadata; installs nothing
+    python -m launch.image.check --installed gpu    # in a container: checks what is installed there (or cpu)
+
+The first form resolves the pins of launch/image/pins.py together with this project's dependencies, for the
+images' Python and platform. The CPU image must resolve as it is; the GPU image, which has SGLang, with the
+stated overrides. What a resolution contains beyond the pins must come with SGLang's image: anything else
+would be missing, because the images install with `--no-deps`. The versions that SGLang's image has of its own
+packages are known only inside it; the second form checks them, with `uv pip check`.
+
+Exit code 0: all agrees. 1: something does not. 2: the package index cannot be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from launch.image.pins import (
+    ADDED,
+    CPU_PINS,
+    DATA_ONLY,
+    GPU_PINS,
+    OVERRIDES,
+    SGLANG_IMAGE,
+    flash_attn_wheel,
+)
+from ops.errors import RunFailed, UserError
+from ops.versions import normalised
+
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+_PLATFORM = "x86_64-manylinux_2_39"
+_UV_IN_IMAGE = Path("/.uv/uv")
+"""Where Modal puts the uv that installs an image's packages."""
+_CUDA = re.compile(r"nvidia-|cuda-|triton")
+"""What torch's CUDA build requires and its CPU build does not."""
+_INCOMPATIBLE = re.compile(r"The package `(?P<package>.+?)` requires `?(?P<wants>.+?)`?, but (?P<has>.+)")
+"""A line of `uv pip check`."""
+
+
+class IndexUnavailable(UserError):
+    """The package index cannot be reached."""
+
+
+class VersionConflict(RunFailed):
+    """Pinned versions contradict each other; the message is the resolver's explanation."""
+
+
+def resolve(
+    pins: Mapping[str, str], overrides: Mapping[str, str] | None = None, project: Path | None = PROJECT
+) -> dict[str, str]:
+    """Versions of the pins, of the project's dependencies and of all that they require, by package.
+
+    An override replaces every requirement on its package. Raises VersionConflict or IndexUnavailable.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        override = Path(folder) / "overrides.txt"
+        override.write_text(_lines(overrides or {}), encoding="utf-8")
+        command = [
+            *(*_uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
+            *("--python-version", SGLANG_IMAGE.python, "--python-platform", _PLATFORM),
+            *("--override", str(override), "-", *([str(project)] if project else [])),
+        ]
+        done = subprocess.run(command, input=_lines(pins), capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip()
+        if done.returncode != 1 or "Packages were unavailable" in reason:
+            raise IndexUnavailable(reason)
+        raise VersionConflict(reason)
+    pairs = (line.partition("==") for line in done.stdout.splitlines() if "==" in line)
+    return {normalised(name.partition("[")[0]): version.strip() for name, _, version in pairs}
+
+
+def _lines(versions: Mapping[str, str]) -> str:
+    return "".join(f"{name}=={version}\n" for name, version in versions.items())
+
+
+def _uv() -> list[str]:
+    return [str(_UV_IN_IMAGE)] if _UV_IN_IMAGE.is_file() else [sys.executable, "-m", "uv"]
+
+
+def check_cpu_pins(pins: Mapping[str, str] = CPU_PINS, project: Path | None = PROJECT) -> list[str]:
+    """What is wrong with the CPU image's pins; raises as `resolve` does.
+
+    No override applies here, so this also checks the demands of every package but SGLang on those packages
+    that an override replaces.
+    """
+    wanted = _without_data_only(pins)
+    missing = resolve(wanted, project=project).keys() - wanted.keys()
+    return _missing("CPU", (name for name in missing if not _CUDA.match(name)))
+
+
+def check_gpu_pins(pins: Mapping[str, str] = GPU_PINS, project: Path | None = PROJECT) -> list[str]:
+    """What is wrong with the GPU image's pins and the stated overrides; raises as `resolve` does."""
+    by_sglang = resolve({"sglang": pins["sglang"]}, project=None)
+    problems = [
+        f"stated override of {each.by}'s {each.package}{each.instead_of}: {each.by} no longer requires that"
+        for each in OVERRIDES
+        if not SpecifierSet(each.instead_of).contains(by_sglang.get(each.package, "0"))
+    ]
+    wanted = _without_data_only(pins)
+    resolved = resolve(wanted, {each.package: each.version for each in OVERRIDES}, project)
+    problems += [
+        f"GPU image: {name} is pinned to {version}, and {resolved[name]} is stated in OVERRIDES"
+        for name, version in wanted.items()
+        if resolved[name] != version
+    ]
+    return problems + _missing("GPU", resolved.keys() - wanted.keys() - by_sglang.keys())
+
+
+def _without_data_only(pins: Mapping[str, str]) -> dict[str, str]:
+    return {name: version for name, version in pins.items() if name not in DATA_ONLY}
+
+
+def _missing(image: str, names: Iterable[str]) -> list[str]:
+    return [f"{image} image: {name} is required and neither pinned nor in SGLang's image" for name in names]
+
+
+def check_installed(image: str) -> list[str]:
+    """What is wrong with the packages installed here, in the container of that image (`gpu` or `cpu`)."""
+    from verl_ext.sglang.compat import refusal
+
+    pins = GPU_PINS if image == "gpu" else CPU_PINS
+    versions = {normalised(each.metadata["Name"]): each.version for each in metadata.distributions()}
+    problems = [
+        f"launch/image/pins.py wants {name}=={version}, installed is {versions.get(name, 'nothing')}"
+        for name, version in pins.items()
+        # A local build tag (2.11.0+cu130) is the same release.
+        if versions.get(name, "").partition("+")[0] != version
+    ]
+    for line in tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]:
+        wants = Requirement(line)
+        has = versions.get(normalised(wants.name))
+        if has is None or not wants.specifier.contains(has, prereleases=True):
+            problems.append(f"this project wants {line}, installed is {has or 'nothing'}")
+    command = [*_uv(), "pip", "check", "--python", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    problems += incompatible((done.stdout + done.stderr).splitlines(), versions)
+    lacks = refusal() if image == "gpu" else None
+    return [*problems, lacks] if lacks else problems
+
+
+def incompatible(lines: Iterable[str], versions: Mapping[str, str]) -> list[str]:
+    """The lines of `uv pip check` that are about our packages and not accepted, for what is installed."""
+    found = (match for line in lines if (match := _INCOMPATIBLE.match(line)))
+    return [
+        match[0]
+        for match in found
+        if match["package"] in {*GPU_PINS, *CPU_PINS} and not _is_accepted(match, versions)
+    ]
+
+
+def _is_accepted(match: re.Match[str], versions: Mapping[str, str]) -> bool:
+    package = match["package"]
+    if match["wants"].startswith("Python"):
+        return False
+    wants = Requirement(match["wants"])
+    name = normalised(wants.name)
+    stated = (package, name, str(wants.specifier), versions.get(name))
+    if stated in {(each.by, each.package, each.instead_of, each.version) for each in OVERRIDES}:
+        return True
+    if name not in versions:
+        # What SGLang needs for itself is in its image or not needed; a file is used without its library.
+        return package in SGLANG_IMAGE.packages or package in DATA_ONLY
+    # Versions that SGLang's own image combines, and that we did not change.
+    return package in SGLANG_IMAGE.packages and name not in ADDED
+
+
+def main(arguments: list[str]) -> int:
+    """Check, print, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Do the images' versions agree?")
+    parser.add_argument("--installed", choices=("gpu", "cpu"), help="check what is installed here instead")
+    image = parser.parse_args(arguments).installed
+    try:
+        problems = check_installed(image) if image else _check_table()
+    except (IndexUnavailable, VersionConflict) as error:
+        print(
+            f"{'not checked' if isinstance(error, IndexUnavailable) else 'ERROR'}: {error}", file=sys.stderr
+        )
+        return error.exit_code
+    for problem in problems:
+        print(f"ERROR {problem}")
+    print(f"{f'{image.upper()} container' if image else 'images'}: {len(problems)} errors")
+    return 1 if problems else 0
+
+
+def _check_table() -> list[str]:
+    base, wheel = SGLANG_IMAGE, flash_attn_wheel()
+    packages = ", ".join(f"{name} {version}" for name, version in base.packages.items())
+    print(f"image: {base.tag}: Python {base.python}, CUDA {base.cuda}, {packages}")
+    print(f"flash-attn: {f'{wheel.name}, sha256 {wheel.sha256}' if wheel else 'no wheel fits: sdpa'}")
+    for each in OVERRIDES:
+        print(f"stated: {each.by} wants {each.package}{each.instead_of}, has {each.version}: {each.why}")
+    return [*check_cpu_pins(), *check_gpu_pins()]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

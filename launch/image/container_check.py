@@ -1,0 +1,77 @@
+"""The CPU half of the smoke test: what would make the GPU half fail and can be checked without a GPU.
+
+    python -m launch.image.container_check gpu     # the image it runs in: gpu or cpu
+
+Checks imports, installed versions against the pins, SGLang against what a run needs of it, every stage's
+config, write access to the volumes, and which secrets are set (never their values). One line each; exit code
+1 if something is wrong. The GPU image is checked on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from launch.image.check import main as check_versions
+from launch.secrets import NAMED
+from launch.volumes import MOUNTS, place
+
+_MODULES = (
+    *("verl", "torch", "transformers", "ray", "chromadb", "sentence_transformers", "hydra", "wandb"),
+    *("verl_ext.plugin", "verl_ext.trainer.trainers", "verl_ext.rewards", "verl_ext.sglang.compat"),
+    *("search.server", "pipeline.stages.training", "data.parquet_io", "ops.services.services"),
+)
+_STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate")
+
+
+def main(image: str) -> int:
+    """Print a line for each check; 1 if one has failed."""
+    # Prints its own lines, with what SGLang lacks.
+    failed = int(bool(check_versions(["--installed", image])))
+    for problem, line in _results():
+        failed += problem
+        print(f"{'ERROR' if problem else 'ok':<6}{line}", flush=True)
+    print(f"container check: {f'{failed} of them failed' if failed else 'nothing wrong'}")
+    return 1 if failed else 0
+
+
+def _results() -> Iterator[tuple[bool, str]]:
+    """Whether a check has failed, and its line, of each check."""
+    from pipeline.compose import compose_stage
+
+    for name in _MODULES:
+        problem = _problem(partial(importlib.import_module, name))
+        yield problem is not None, f"import {name}{f': {problem}' if problem else ''}"
+    for stage in _STAGES:
+        for compute in ("8xh100", "cpu"):
+            overrides = [f"compute={compute}", f"paths.corpus={place('corpus')}"]
+            problem = _problem(partial(compose_stage, stage, overrides))
+            yield problem is not None, f"config of {stage} for {compute}{f': {problem}' if problem else ''}"
+    for kind in MOUNTS:
+        probe = place(kind) / f".probe-{uuid.uuid4().hex}"
+        try:
+            probe.write_text("x", encoding="utf-8")
+            probe.unlink()
+        except OSError as error:
+            yield True, f"volume {MOUNTS[kind]}: cannot be written to: {error.strerror}"
+        else:
+            yield False, f"volume {MOUNTS[kind]} can be written to"
+    for secret, key in NAMED.items():
+        yield False, f"{key} is {'set' if os.environ.get(key) else f'not set ({secret} or .env would)'}"
+
+
+def _problem(attempt: Callable[[], object]) -> str | None:
+    """The error in one line; any exception counts, since an import may raise anything."""
+    try:
+        attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

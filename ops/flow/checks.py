@@ -1,0 +1,119 @@
+"""What is wrong with the flow of samples although they move, each symptom with the point it shows at.
+
+    symptoms = find_symptoms(before, now, WAITS_ON, floor_s=60)
+
+Pure checks of two consecutive snapshots. A flow that does not move at all is a stall, which the watchdog
+detects and diagnoses (`ops.watchdog.movement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ops.flow.snapshot import Snapshot, WaitsOn
+
+_FULL_SHARE = 0.8
+"""Of a point's capacity."""
+_DROPPED_SHARE = 0.2
+"""Of what left a point since the snapshot before."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """Something that is wrong: which check found it, where, with which figures, and what to do."""
+
+    check: str
+    point: str
+    text: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.check}, {self.point}: {self.text}. {self.action}"
+
+
+def find_symptoms(before: Snapshot, now: Snapshot, waits_on: WaitsOn, floor_s: float) -> list[Symptom]:
+    """The symptoms between two snapshots; a first batch may take `floor_s` seconds before it is judged."""
+    if now.ended:
+        return []
+    return [
+        *_warmup_dropping(before, now, floor_s),
+        *_filling_up(before, now),
+        *_errors(before, now),
+        *_dropping(before, now),
+        *_lost(before, now, waits_on),
+    ]
+
+
+def _warmup_dropping(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symptom]:
+    """The first batch does not fill up, because what arrives is dropped."""
+    waiting = now.waiting
+    if waiting is None or not now.warmup or not waiting.is_short or waiting.since_s < floor_s:
+        return
+    drops = _grown(before, now, "dropped")
+    fills = before.waiting is None or waiting.have > before.waiting.have
+    if drops and not fills:
+        name, count = max(drops.items(), key=lambda item: item[1])
+        text = f"{waiting}; {count:.0f} more were dropped since the last snapshot"
+        yield Symptom("warm-up stalled", name, text, "Find out why this point drops what it is given")
+
+
+def _filling_up(before: Snapshot, now: Snapshot) -> Iterator[Symptom]:
+    """A bounded point is almost full and does not empty: what comes next is refused or dropped."""
+    for name, point in now.points.items():
+        earlier = before.points.get(name)
+        if not point.capacity or point.depth is None or earlier is None or earlier.depth is None:
+            continue
+        if point.depth >= _FULL_SHARE * point.capacity and point.depth >= earlier.depth:
+            text = f"{point.depth:g} of {point.capacity:g} places are taken, {earlier.depth:g} before"
+            yield Symptom("queue near capacity", name, text, "Speed up the next point, or give it more room")
+
+
+def _errors(before: Snapshot, now: Snapshot) -> Iterator[Symptom]:
+    """Something has failed in a point since the last snapshot."""
+    for name, count in _grown(before, now, "errors").items():
+        text = f"{count:.0f} more have failed, {now.points[name].errors:.0f} in all"
+        yield Symptom("errors", name, text, "The log of its component has the exception")
+
+
+def _dropping(before: Snapshot, now: Snapshot) -> Iterator[Symptom]:
+    """Much of what a point is given is dropped."""
+    for name, dropped in _grown(before, now, "dropped").items():
+        left = dropped + max(now.points[name].out - before.points[name].out, 0.0)
+        if dropped > _DROPPED_SHARE * left:
+            text = f"{dropped:.0f} of the {left:.0f} that left it were dropped"
+            action = "If they are stale, request fewer ahead; if they are invalid, check the services"
+            yield Symptom("samples dropped", name, text, action)
+
+
+def _lost(before: Snapshot, now: Snapshot, waits_on: WaitsOn) -> Iterator[Symptom]:
+    """The sum does not add up: a sample was lost between two points.
+
+    Counts are not taken at one instant, so only what is missing in both snapshots counts.
+    """
+    if before.samples is None or now.samples is None:
+        return
+    lost = min(before.samples.lost, now.samples.lost)
+    if lost > 0:
+        samples = now.samples
+        text = (
+            f"{samples.asked:.0f} asked for, but accepted {samples.accepted:.0f} + invalid "
+            f"{samples.invalid:.0f} + failed {samples.failed:.0f} + stale {samples.stale:.0f} + filtered "
+            f"{samples.filtered:.0f} + in flight {samples.in_flight:.0f} is {lost:.0f} fewer"
+        )
+        between = next(
+            (f"between {feeders[0]} and {name}" for name, feeders in waits_on.items() if name in now.points),
+            "unknown",
+        )
+        yield Symptom("samples lost", between, text, "Look for a worker that died in between")
+
+
+def _grown(before: Snapshot, now: Snapshot, count: str) -> dict[str, float]:
+    """By how much a count has grown, for the points where it has."""
+    grown = {}
+    for name, point in now.points.items():
+        earlier = before.points.get(name)
+        by = getattr(point, count) - getattr(earlier, count) if earlier else 0.0
+        if by > 0:
+            grown[name] = by
+    return grown

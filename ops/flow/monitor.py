@@ -1,0 +1,207 @@
+"""The flow monitor: samples on their way through a run, as a stream of snapshots, and as log lines.
+
+    with FlowMonitor(run_dir / FLOW_FILE, sources, waits_on) as flow:
+        run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
+
+A thread of the supervisor reads the sources (`ops.flow.sources`) every `every_s` seconds. It appends one JSON
+object per snapshot to `RUN_DIR/flow.jsonl`:
+
+    {"time": unix seconds,
+     "points": {NAME: {"depth": held now or null, "oldest_age_s": of them or null, "in": so far,
+                       "out": so far, "dropped": so far, "errors": so far,
+                       "capacity"?: …, "work"?: …, "still_s"?: …}},
+     "samples": {"asked", "produced", "accepted", "invalid", "failed", "stale", "filtered", "in_flight",
+                 "lost"},
+     "rates": {"produced": a second, "accepted", "invalid", "stale"},
+     "waiting": {"point", "have", "want", "since_s"} or null,     # what the trainer waits for
+     "warmup": true until something has been trained on,
+     "ended": whether the trainer has ended,
+     "about": {"step", "mode", "staleness": {…}, …},
+     "silent_s": since the trainer last wrote its counts,
+     "symptoms": [{"check", "point", "text", "action"}, …]}       # see ops.flow.checks
+
+`samples` and `rates` are null as long as nothing counts them. Symptoms are logged at once, and once for as
+long as they last. A flow that stands still is a stall: the watchdog reads the last snapshot and reports it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ops.flow.checks import Symptom, find_symptoms
+from ops.flow.snapshot import SUSPENDED_S, FlowPoint, Snapshot, WaitsOn, follow
+from ops.flow.sources import Source, merge
+from ops.process.logs import say
+
+FLOW_FILE = "flow.jsonl"
+_RATES = ("produced", "accepted", "invalid", "stale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowTimes:
+    """Seconds between two snapshots, between two log lines, and before a first batch counts as late."""
+
+    every_s: float = 5.0
+    log_every_s: float = 30.0
+    floor_s: float = 60.0
+
+
+class FlowMonitor:
+    """Context manager: a thread that polls the sources, writes the stream and logs, until it is closed."""
+
+    def __init__(
+        self,
+        path: Path,
+        sources: Sequence[Source],
+        waits_on: WaitsOn,
+        times: FlowTimes | None = None,
+        log: Callable[[str, str], None] = say,
+    ) -> None:
+        """Append to `path`; `waits_on` says which points each point waits on."""
+        self._path = path
+        self._sources = tuple(sources)
+        self._waits_on = waits_on
+        self._times = times or FlowTimes()
+        self._log = log
+        self._logged_at = 0.0
+        self._logged: Snapshot | None = None
+        self._lasting: dict[tuple[str, str], float] = {}
+        self.last: Snapshot | None = None
+        self.symptoms: list[Symptom] = []
+        """Every symptom so far, once for as long as it lasted."""
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
+
+    def __enter__(self) -> FlowMonitor:
+        """Start the thread."""
+        self._logged_at = time.time()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the thread."""
+        self._end.set()
+        self._thread.join(5.0)
+
+    def snapshot(self) -> Snapshot | None:
+        """The last snapshot, None before the first."""
+        return self.last
+
+    def _run(self) -> None:
+        failure = ""
+        while not self._end.wait(self._times.every_s):
+            try:
+                self.poll(time.time())
+                failure = ""
+            except Exception as error:  # whatever a file or a page held, the next poll may succeed
+                if failure != repr(error):
+                    failure = repr(error)
+                    self._log("flow", f"cannot read the flow: {failure}")
+
+    def poll(self, now: float) -> Snapshot | None:
+        """Take one snapshot, write it, log what is new or due; None while no source knows anything."""
+        read = [snapshot for source in self._sources if (snapshot := source(now)) is not None]
+        if not read:
+            return None
+        before, taken = self.last, merge(read, now)
+        if before is not None and before.ended and taken.ended:
+            return before  # the trainer is being torn down
+        suspended = before is not None and taken.time - before.time > SUSPENDED_S + self._times.every_s
+        snapshot = self.last = follow(before, taken, suspended=suspended)
+        symptoms = find_symptoms(before, snapshot, self._waits_on, self._times.floor_s) if before else []
+        self._write(before, snapshot, symptoms)
+        if not snapshot.ended:
+            self._log_symptoms(symptoms, now)
+        if now - self._logged_at >= self._times.log_every_s:
+            # Rates since the last line: between two snapshots they would jump.
+            self._log("flow", line(self._logged or before, snapshot))
+            self._logged_at, self._logged = now, snapshot
+        return snapshot
+
+    def _log_symptoms(self, symptoms: Sequence[Symptom], now: float) -> None:
+        """A line for each that is new, and one when it was not seen for as long as lines are apart."""
+        for symptom in symptoms:
+            if (symptom.check, symptom.point) not in self._lasting:
+                self.symptoms.append(symptom)
+                self._log("flow", str(symptom))
+            self._lasting[symptom.check, symptom.point] = now
+        for (check, point), seen in list(self._lasting.items()):
+            if now - seen > self._times.log_every_s:
+                del self._lasting[check, point]
+                self._log("flow", f"{check}, {point}: over")
+
+    def _write(self, before: Snapshot | None, now: Snapshot, symptoms: Sequence[Symptom]) -> None:
+        record = to_record(before, now) | {"symptoms": [asdict(symptom) for symptom in symptoms]}
+        with suppress(OSError):  # a full disk loses lines, never the run
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+def to_record(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
+    """The JSON form of a snapshot, see the module."""
+    samples = None
+    if now.samples:
+        samples = {name: value for name, value in asdict(now.samples).items() if name != "settled"}
+        samples["lost"] = max(now.samples.lost, 0.0)
+    return {
+        "time": round(now.time, 2),
+        "points": {name: point.to_dict() for name, point in now.points.items()},
+        "samples": samples,
+        "rates": rates(before, now),
+        "waiting": asdict(now.waiting) if now.waiting else None,
+        "warmup": now.warmup,
+        "silent_s": round(now.silent_s, 1),
+        "ended": now.ended,
+        "about": dict(now.about),
+    }
+
+
+def rates(before: Snapshot | None, now: Snapshot) -> dict[str, float] | None:
+    """Samples a second since the snapshot before."""
+    if before is None or before.samples is None or now.samples is None or now.time <= before.time:
+        return None
+    seconds = now.time - before.time
+    return {
+        name: round(max(getattr(now.samples, name) - getattr(before.samples, name), 0.0) / seconds, 3)
+        for name in _RATES
+    }
+
+
+def line(before: Snapshot | None, now: Snapshot) -> str:
+    """A snapshot in one line: rates, what each point holds and for how long, who waits, and staleness."""
+    parts = []
+    if per_second := rates(before, now):
+        parts.append(" ".join(f"{name} {rate:.2g}/s" for name, rate in per_second.items()))
+    held = [_held(name, point) for name, point in now.points.items() if point.depth is not None]
+    parts.append(", ".join(held) or "no point is known yet")
+    if waiting := now.waiting:
+        what = "warm-up" if now.warmup else "next batch"
+        parts.append(f"{what} {waiting.have:g}/{waiting.want:g} for {waiting.since_s:.0f} s")
+    if staleness := now.about.get("staleness"):
+        parts.append(_staleness(staleness))
+    step = now.about.get("step")
+    return (f"step {step}: " if step is not None else "") + " | ".join(parts)
+
+
+def _held(name: str, point: FlowPoint) -> str:
+    room = f"/{point.capacity:g}" if point.capacity else ""
+    age = f" ({point.oldest_age_s:.0f} s)" if point.depth and point.oldest_age_s is not None else ""
+    return f"{name} {point.depth:g}{room}{age}"
+
+
+def _staleness(staleness: Mapping[str, Any]) -> str:
+    """Off-policy lag in steps: the most in the buffer, the last batch's mean, the limit; groups evicted."""
+    limit = "no limit" if staleness.get("limit") is None else f"limit {staleness['limit']}"
+    waiting, trained = staleness.get("waiting_max", 0), staleness.get("trained_mean", 0)
+    return f"behind {waiting:g}, trained {trained:.2g} ({limit}), evicted {staleness.get('evicted', 0):g}"

@@ -1,0 +1,102 @@
+"""What the workers of a run have finished and wait for, read from the progress files that they write.
+
+Each worker keeps one file in the run's progress folder and updates it every second:
+`{"time", "pid", "title", "done": {kind: count}, "failed": {…}, "open": [[kind, since, limit_s or null], …],
+"loops": [last tick, …]}`. What the kinds mean is defined by the caller.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ops.flow.snapshot import FlowPoint
+
+
+@dataclass(frozen=True)
+class OpenCall:
+    """A call that a worker waits for; `limit_s` is the deadline that the call itself enforces, if any."""
+
+    kind: str
+    pid: int
+    age_s: float
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker's file."""
+
+    pid: int
+    title: str
+    done: dict[str, float]
+    failed: dict[str, float]
+    calls: tuple[OpenCall, ...]
+    silent_s: float
+    """Since it last wrote: more than a few seconds means stopped, or something holds the interpreter."""
+    loop_silent_s: float | None
+    """Since its slowest event loop last ran; None without one."""
+
+
+def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) -> list[Worker]:
+    """The workers, only those of `pids` when given; a half-written file is left out."""
+    workers = []
+    with suppress(OSError):
+        for path in sorted(folder.glob("*.json")):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                record = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+                if pids is None or record["pid"] in pids:
+                    workers.append(_worker(record, now))
+    return workers
+
+
+def _worker(record: dict[str, Any], now: float) -> Worker:
+    # Ages are those at the time of writing: a stopped worker is not waiting for others.
+    written = float(record["time"])
+    pid = int(record["pid"])
+    ticks = [float(tick) for tick in record["loops"]]
+    return Worker(
+        pid=pid,
+        title=str(record["title"]),
+        done={str(kind): float(count) for kind, count in record["done"].items()},
+        failed={str(kind): float(count) for kind, count in record["failed"].items()},
+        calls=tuple(
+            OpenCall(str(kind), pid, max(written - since, 0.0), limit)
+            for kind, since, limit in record["open"]
+        ),
+        silent_s=max(now - written, 0.0),
+        loop_silent_s=max(written - min(ticks), 0.0) if ticks else None,
+    )
+
+
+def finished(workers: Sequence[Worker]) -> dict[str, float]:
+    """Finished work of all workers, by kind."""
+    totals: dict[str, float] = {}
+    for worker in workers:
+        for kind, count in worker.done.items():
+            totals[kind] = totals.get(kind, 0.0) + count
+    return totals
+
+
+def open_calls(workers: Sequence[Worker]) -> list[OpenCall]:
+    """The open calls of all workers, the oldest first."""
+    return sorted((call for worker in workers for call in worker.calls), key=lambda call: -call.age_s)
+
+
+def call_point(workers: Sequence[Worker], kind: str, now: float) -> FlowPoint:
+    """The calls of one kind as a flow point."""
+    ages = [call.age_s + worker.silent_s for worker in workers for call in worker.calls if call.kind == kind]
+    done = sum(worker.done.get(kind, 0.0) for worker in workers)
+    failed = sum(worker.failed.get(kind, 0.0) for worker in workers)
+    return FlowPoint(
+        depth=len(ages),
+        oldest_age_s=max(ages, default=None),
+        came=done + failed + len(ages),
+        out=done,
+        errors=failed,
+        at=now,
+    )

@@ -1,0 +1,126 @@
+"""The keeper: a small parent process for one command, which makes sure that nothing of it is left running.
+
+    python ops/process/keeper.py PARENT_PID GRACE_SECONDS COMMAND [ARGUMENT ...]
+
+A supervisor starts the keeper, never the command itself, since only a parent can ensure three things:
+
+* **No orphan when the supervisor is killed.** The kernel sends the keeper SIGTERM when its parent dies
+  (PR_SET_PDEATHSIG), even by SIGKILL; the keeper then ends the command as on any stop. Should the keeper
+  itself be killed, the command gets SIGKILL in the same way.
+* **No escape.** The keeper is a *subreaper*: descendants that leave the process group or start a session of
+  their own (Ray's raylet and gcs_server, daemons) become its children when their parent ends, and it ends
+  them too.
+* **The true exit.** It exits as the command did, with the same code or by the same signal.
+
+On SIGTERM or SIGINT: SIGTERM to the command's process group, SIGKILL after the grace to whatever is left.
+When the command ends by itself, what it left running gets SIGTERM, then SIGKILL.
+
+The parent-death signal fires when the *thread* that started the keeper ends, not only its process: start
+keepers from the main thread, or from one that lives as long. Linux only.
+
+The file is run by its path and imports nothing of this package, so the command sees the caller's environment
+(folder, PYTHONPATH) unchanged.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_LEFTOVER_GRACE_S = 3.0  # at most: a crash is reported only when the command's leftovers have ended
+_STOP = {signal.SIGTERM, signal.SIGINT}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(parent: int, grace_s: float, command: list[str]) -> None:
+    """Run `command` until it ends, `parent` dies or a stop signal comes; then exit as the command did."""
+    # Signals are waited for, not handled: no handler can interrupt the bookkeeping below.
+    inherited = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP | {signal.SIGCHLD})
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if not die_with(parent, signal.SIGTERM):
+        sys.exit(f"keeper: the supervisor (pid {parent}) is gone; {command[0]} was not started")
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, inherited)
+
+    try:
+        # The keeper has one thread, so running Python between fork and exec is safe here.
+        child = subprocess.Popen(command, process_group=0, preexec_fn=prepare)
+    except OSError as error:
+        print(f"Error: cannot start {command[0]!r}: {error.strerror}", flush=True)
+        sys.exit(127)
+    _exit_like(_keep(child, grace_s))
+
+
+def die_with(parent: int, signum: signal.Signals) -> bool:
+    """Have the kernel send `signum` to this process when its parent dies; False if it has died already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signum)
+    return os.getppid() == parent
+
+
+def _keep(child: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Wait for `child`, end its whole tree, and return its wait status."""
+    status: int | None = None
+    deadline = float("inf")  # after it, SIGKILL
+    while True:
+        ending = deadline < float("inf")
+        caught = signal.sigtimedwait(_STOP | {signal.SIGCHLD}, 0.05 if ending else 60)
+        ended = _reap(child.pid)
+        if ended is not None:
+            status = ended
+            deadline = min(deadline, time.monotonic() + min(grace_s, _LEFTOVER_GRACE_S))
+            for process in _descendants():
+                _send(process, signal.SIGTERM)
+        elif caught and caught.si_signo in _STOP and not ending:
+            deadline = time.monotonic() + grace_s
+            os.killpg(child.pid, signal.SIGTERM)
+        if status is not None and not _descendants():
+            return status
+        if time.monotonic() > deadline:
+            for process in _descendants():
+                _send(process, signal.SIGKILL)
+
+
+def _reap(pid: int) -> int | None:
+    """Collect every ended child, adopted ones too; return the wait status of `pid` if it is among them."""
+    status = None
+    with suppress(ChildProcessError):  # no child is left
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                status = ended[1]
+    return status
+
+
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _send(process: psutil.Process, signum: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signum)
+
+
+def _exit_like(status: int) -> None:
+    """End this process with the wait status `status`."""
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(
+            resource.RLIMIT_CORE, (0, 0)
+        )  # the command dumped its core; the keeper's says nothing
+        signum = os.WTERMSIG(status)
+        with suppress(OSError):  # SIGKILL has no handler to reset
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
+        os.kill(os.getpid(), signum)
+    sys.exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,56 @@
+"""Clean up after a killed run: processes, found by a mark in their environment, and temporary files.
+
+    end_leftovers("evolve", "DRZERO_LOOP", folder)
+
+The children of a killed supervisor end within seconds (`ops.process.keeper`). This is for those seconds, and
+for what is left when the keepers themselves were killed.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from ops.process.child import marked_processes
+from ops.process.logs import say
+
+_GRACE_S = 45.0
+"""A killed loop's stage has 30 s to end its trainer and services, and its keeper a few more to enforce it."""
+_POLL_S = 0.5
+
+
+def end_leftovers(name: str, variable: str, value: str) -> None:
+    """Wait for processes marked `variable=value` to end by themselves, then kill the rest; log both."""
+    left = _others(variable, value)
+    if not left:
+        return
+    say(name, f"{len(left)} processes of a killed run are still ending; waiting for them")
+    deadline = time.monotonic() + _GRACE_S
+    while left and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        left = _others(variable, value)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            say(name, f"killing a leftover: pid {process.pid} {' '.join(process.cmdline())[:120]}")
+            process.kill()
+    psutil.wait_procs(left, timeout=_GRACE_S)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove the temporary files of killed writers; call it only while holding the folder's lock."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _others(variable: str, value: str) -> list[psutil.Process]:
+    """The marked processes that still run, without this one and its parents."""
+    own = {process.pid for process in [psutil.Process(), *psutil.Process().parents()]}
+    found = []
+    for process in marked_processes(value, variable):
+        with suppress(psutil.NoSuchProcess):
+            if process.pid not in own and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -1,0 +1,67 @@
+"""One holder at a time: a lock that a killed process cannot leave behind.
+
+    with HeldLock(folder / "lock"):
+        …
+
+The kernel releases a file lock when its holder ends, however it ends, so there is no stale lock to remove.
+The file holds the holder's pid, for the error message of the next one that tries.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from ops.errors import UserError
+
+
+class AlreadyRunning(UserError):
+    """Another process holds the lock."""
+
+
+class HeldLock:
+    """Context manager around an exclusive lock on `path`; raises `AlreadyRunning` at once when it is held."""
+
+    def __init__(self, path: Path) -> None:
+        """Prepare the lock; nothing is touched yet."""
+        self._path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> HeldLock:
+        """Take the lock."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._descriptor, 32).decode() or "unknown"
+            os.close(self._descriptor)
+            raise AlreadyRunning(
+                f"{self._path.parent} is in use by process {holder}: wait for it, or end it first "
+                f"(kill {holder})"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release it; the file stays, since removing it would let two processes lock two files."""
+        os.close(self._descriptor)
+
+
+def lock_is_held(path: Path) -> bool:
+    """Whether some process holds the lock now."""
+    if not path.is_file():
+        return False
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

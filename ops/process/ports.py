@@ -1,0 +1,86 @@
+"""Choose the port a service will listen on, before anything is started.
+
+A port that the user set is used, or an error names its holder: another port would leave clients connected to
+a stranger. Without one, any free port is taken. A server may need a minute before it binds, so a port can be
+reserved meanwhile among the runs of one machine.
+"""
+
+import errno
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from ops.errors import UserError
+from ops.process.lock import AlreadyRunning, HeldLock
+
+_reserved: dict[int, HeldLock] = {}
+"""This process's reservations; the kernel releases them when the process ends."""
+
+
+class PortTaken(UserError):
+    """The port that the user set is in use."""
+
+
+def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
+    """Return a TCP port on which a server can listen at `host`.
+
+    The port is not held: between this call and the server's own bind another process could take it.
+
+    Args:
+        preferred: the port the user set, or None for any free one.
+        host: the address the server will bind, IPv4 or IPv6.
+
+    Raises:
+        PortTaken: `preferred` is in use; the message names the holder where the system shows it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: connections in TIME_WAIT from an earlier run do not count, a listener does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, preferred or 0))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise PortTaken(
+                f"port {preferred} on {host} is taken by {_holder(preferred)}. "
+                "Stop that process, set another port, or leave the port unset to get a free one."
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def reserve_port(preferred: int | None, host: str = "127.0.0.1") -> int:
+    """Like `free_port`; and no other run of this user gets the port while this process lives.
+
+    Raises:
+        PortTaken: `preferred` is in use, or reserved by another run.
+    """
+    while True:
+        port = free_port(preferred, host)
+        if port in _reserved:
+            if preferred is None:  # one of our own, whose service has not bound it yet
+                continue
+            return port
+        try:
+            _reserved[port] = HeldLock(_reservation(port)).__enter__()
+            return port
+        except AlreadyRunning as held:
+            if preferred is not None:
+                raise PortTaken(f"port {port} is reserved by another run on this machine: {held}") from None
+
+
+def _reservation(port: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"drzero-ports-{os.getuid()}" / f"{port}.lock"
+
+
+def _holder(port: int | None) -> str:
+    """The process that listens on `port`; other users' processes are hidden from an ordinary user."""
+    try:
+        listeners = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        pid = next(c.pid for c in listeners if c.pid and c.laddr and c.laddr.port == port)
+        return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())})"
+    except (StopIteration, psutil.Error):
+        return "a process this user may not see"

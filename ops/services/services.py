@@ -1,0 +1,290 @@
+"""Services that a run needs: started together, waited for until healthy, watched, restarted, stopped.
+
+    spec = ServiceSpec(name="retrieval", command=(…), log_path=…, health_url=…, restarts=3)
+    with ServiceGroup([spec]) as services:
+        run_supervised(trainer, services)       # calls services.check() several times a second
+
+A crash is detected by the next `check`, a hang within 20 seconds (`ops.services.health`). A service that has
+restarts left is then restarted on the same port, after a pause that doubles each time; its clients retry
+within their own deadlines. Otherwise the run ends with an error that names the service, how it ended, its
+first error, its last lines and its log. No process is left running (`ops.process.keeper`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from ops.process.child import Child, ChildError, Command, describe_exit
+from ops.process.logs import EVENTS_FILE, EventLog, say
+from ops.process.tree import descendants
+from ops.resources.cgroup import OomWatch
+from ops.services.health import HealthCheck, HealthMonitor, ask
+
+_PROBE_EVERY_S = 0.2
+_LOG_EVERY_S = 10.0
+_PROBE_TIMEOUT_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_FORGET_S = 600.0
+"""A service that was healthy for this long regains its restarts: they are for a series of failures."""
+_ORDERED = (signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSpec(Command):
+    """A command that is ready once `health_url` answers 200, within `startup_budget_s` seconds."""
+
+    health_url: str
+    startup_budget_s: float = 120.0
+    liveness: HealthCheck | None = None
+    """How it is watched once it is ready; by default `health_url` is probed."""
+    restarts: int = 0
+    """How often in a series of crashes or hangs it is restarted; 0 ends the run instead."""
+
+    @property
+    def check(self) -> HealthCheck:
+        """How it is watched."""
+        return self.liveness or HealthCheck(url=self.health_url)
+
+
+class ServiceDied(ChildError):
+    """A service ended while the run needed it."""
+
+
+class ServiceHung(ChildError):
+    """A service runs but does not work."""
+
+
+class ServiceNotReady(ChildError):
+    """A service runs but was not healthy within its start-up budget."""
+
+
+class Service(Child):
+    """A running service."""
+
+    spec: ServiceSpec
+
+    def __init__(self, spec: ServiceSpec, grace_s: float) -> None:
+        """Start it; the group polls until it is ready."""
+        self.started = time.monotonic()
+        self.ready_at: float | None = None
+        self.log_after_s = _LOG_EVERY_S
+        """When to log that it is not ready yet, in seconds from its start."""
+        self.monitor: HealthMonitor | None = None
+        self.seen_pids: set[int] = set()
+        super().__init__(spec, grace_s)
+
+    def probe(self) -> str | None:
+        """Probe its health once: None when healthy, else the problem."""
+        return ask(HealthCheck(url=self.spec.health_url, timeout_s=_PROBE_TIMEOUT_S))
+
+    def set_ready(self) -> None:
+        """Watch its health from now on."""
+        self.ready_at = time.monotonic()
+        self.monitor = HealthMonitor(self.spec.name, self.spec.check, self.cpu_s)
+
+    def cpu_s(self) -> float:
+        """CPU seconds that its processes have used so far."""
+        tree = descendants([self.pid])[self.pid]
+        # Kept because the kernel's log may name one of them after it was killed.
+        self.seen_pids.update(process.pid for process in tree)
+        return sum(process.cpu_s for process in tree)
+
+    @property
+    def state(self) -> str:
+        """dead, starting, or its health."""
+        if self.poll() is not None:
+            return "dead"
+        return self.monitor.health.state if self.monitor else "starting"
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes but the keeper: a hung service would only use up its grace."""
+        for process in descendants([self.pid])[self.pid]:
+            if process.pid != self.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End its probes and its whole tree."""
+        if self.monitor:
+            self.monitor.close()
+            if self.monitor.health.state == "hung":
+                self.kill()
+        super().stop()
+
+
+@dataclass
+class _Series:
+    """A service's failures in a row."""
+
+    restarts: int = 0
+    again_at: float | None = None
+    """When it is to be restarted; None when it is not down."""
+
+
+class ServiceGroup:
+    """Context manager: inside it every service has been healthy; after it none of their processes is left.
+
+    SIGTERM and SIGHUP raise `SystemExit` in the main thread meanwhile, so that they also end in the ordered
+    shutdown. Services are restarted by `check`, so call it from the thread that entered the group (see
+    `ops.process.keeper` for why the thread matters).
+    """
+
+    def __init__(
+        self, specs: Iterable[ServiceSpec], grace_s: float = 10.0, events: EventLog | None = None
+    ) -> None:
+        """Prepare the group; `grace_s` is the time each service has between SIGTERM and SIGKILL.
+
+        What happens is written to `events`, by default next to the services' logs.
+        """
+        self._specs = tuple(specs)
+        self._grace_s = grace_s
+        self.events = events or EventLog(_next_to_logs(self._specs))
+        self.services: list[Service] = []
+        self._series: defaultdict[str, _Series] = defaultdict(_Series)
+        self.on_hung: Callable[[Service], str | None] = lambda service: None
+        """Called before a hung service is killed; what it returns is reported as the reason."""
+        self._oom = OomWatch()
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> ServiceGroup:
+        """Start all services at once, then wait for each; on any failure all are stopped."""
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {signum: signal.signal(signum, _exit_on_signal) for signum in _ORDERED}
+        try:
+            for spec in self._specs:
+                say(spec.name, f"starting (at most {spec.startup_budget_s:.0f} s), log: {spec.log_path}")
+                self.events.add("start", spec.name, "starting")
+                self.services.append(Service(spec, self._grace_s))
+            self._wait_for_all()
+        except BaseException:  # also Ctrl-C while waiting
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop all services."""
+        self.stop()
+
+    def dead(self) -> list[Service]:
+        """Return the services that have ended, in the order of their start."""
+        return [service for service in self.services if service.poll() is not None]
+
+    def check(self) -> None:
+        """Detect what has crashed or hung: restart it if it has restarts left, else raise.
+
+        Raises:
+            ServiceDied: a service ended.
+            ServiceHung: a service runs but has not answered its probes for too long.
+            ServiceNotReady: a service was not ready within its budget.
+        """
+        for place, service in enumerate(self.services):
+            series = self._series[service.spec.name]
+            if series.again_at is not None:
+                if time.monotonic() >= series.again_at:
+                    series.again_at = None
+                    self.services[place] = Service(service.spec, self._grace_s)
+            elif service.poll() is not None:
+                self._fail(service, ServiceDied, "crash", f"died: {self._how_it_ended(service)}")
+            elif service.ready_at is None:
+                self._poll_start(service)
+            elif service.monitor and service.monitor.health.state == "hung":
+                health = service.monitor.health
+                silent = time.monotonic() - health.silent_since
+                text = f"hangs: no sign of work for {silent:.0f} s ({health.problem})"
+                reason = self.on_hung(service)
+                self._fail(service, ServiceHung, "hung", f"{text}: {reason}" if reason else text)
+            elif series.restarts and time.monotonic() - service.ready_at > _FORGET_S:
+                series.restarts = 0
+
+    def stop(self) -> None:
+        """End the services' process trees, the last started first, and restore the signal handlers."""
+        while self.services:
+            service = self.services.pop()
+            service.stop()
+            say(service.spec.name, "stopped")
+            self.events.add("stopped", service.spec.name, "stopped")
+        self._oom.close()
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+
+    def _fail(self, service: Service, error: type[ChildError], kind: str, what: str) -> None:
+        """Plan a restart, or raise."""
+        spec, series = service.spec, self._series[service.spec.name]
+        allowed = series.restarts < spec.restarts and (service.ready_at is not None or series.restarts > 0)
+        first_error = {"first_error": service.first_error} if service.first_error else {}
+        self.events.add(kind, spec.name, what, **first_error)
+        if not allowed:
+            tried = f" (after {series.restarts} restarts)" if series.restarts else ""
+            raise error(f"service {spec.name!r} {what}{tried}", service)
+        pause = min(_FIRST_PAUSE_S * 2**series.restarts, _LONGEST_PAUSE_S)
+        series.restarts += 1
+        text = f"restart {series.restarts} of at most {spec.restarts} in {pause:.0f} s"
+        say(spec.name, f"{what}; {text}")
+        if service.first_error:
+            say(spec.name, f"first error: {service.first_error}")
+        self.events.add("restart", spec.name, text)
+        service.stop()  # its remaining processes would hold the port
+        series.again_at = time.monotonic() + pause
+
+    def _how_it_ended(self, service: Service) -> str:
+        code = service.poll()
+        assert code is not None
+        why = self._oom.explain(service.seen_pids) if code in (-9, 137) else None
+        return f"{describe_exit(code)}{f': {why}' if why else ''}"
+
+    def _poll_start(self, service: Service) -> None:
+        """Probe a service that was started or restarted, without waiting for it."""
+        spec, problem = service.spec, service.probe()
+        waited = time.monotonic() - service.started
+        if service.poll() is not None:  # a stranger answered on the port of a dead service
+            return
+        if problem is None:
+            self._ready(service)
+        elif waited > spec.startup_budget_s:
+            what = (
+                f"was not healthy within {spec.startup_budget_s:g} s: {spec.health_url} answered: {problem}. "
+                "Read its log; if it was only slow, increase its start-up budget"
+            )
+            service.kill()
+            self._fail(service, ServiceNotReady, "hung", what)
+        elif waited > service.log_after_s:
+            service.log_after_s += _LOG_EVERY_S
+            say(
+                spec.name, f"not ready yet: {waited:.0f} of at most {spec.startup_budget_s:.0f} s ({problem})"
+            )
+
+    def _ready(self, service: Service) -> None:
+        waited = time.monotonic() - service.started
+        say(service.spec.name, f"ready after {waited:.1f} s")
+        self.events.add("ready", service.spec.name, f"ready after {waited:.1f} s", seconds=round(waited, 2))
+        service.cpu_s()
+        service.set_ready()
+
+    def _wait_for_all(self) -> None:
+        """Wait until each has been healthy; one that crashes afterwards is restarted as at any other time."""
+        while any(service.ready_at is None or self._is_down(service) for service in self.services):
+            self.check()
+            time.sleep(_PROBE_EVERY_S)
+
+    def _is_down(self, service: Service) -> bool:
+        return self._series[service.spec.name].again_at is not None
+
+
+def _next_to_logs(specs: tuple[ServiceSpec, ...]) -> Path | None:
+    return specs[0].log_path.parent / EVENTS_FILE if specs else None
+
+
+def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)

@@ -1,0 +1,90 @@
+"""Collects what a diagnosis needs, in seconds and without touching the run: stacks, health, first errors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ops.causes import find_cause
+from ops.process.child import Child
+from ops.process.logs import looks_like_error
+from ops.process.tree import STOPPED, descendants
+from ops.services.services import Service
+from ops.watchdog.diagnosis import ServiceFact
+from ops.watchdog.stacks import Stack, dump_stacks
+
+_TAIL_BYTES = 1 << 20
+_MOST_ERRORS = 200
+
+
+def run_stacks(roots: Mapping[str, int], deadline_s: float, native: bool) -> list[Stack]:
+    """The stacks of all Python processes below the keepers `roots` (pid by component), without the keepers.
+
+    Of other programs only those that are stopped by a signal are included.
+    """
+    trees = descendants(roots.values())
+    wanted = [
+        (component, process)
+        for component, root in roots.items()
+        for process in trees[root]
+        if process.pid != root and (process.is_python or process.state == STOPPED)
+    ]
+    return dump_stacks(wanted, deadline_s, native)
+
+
+def service_facts(services: Iterable[Service]) -> list[ServiceFact]:
+    """The health of each service."""
+    facts = []
+    for service in services:
+        health = service.monitor.health if service.monitor else None
+        facts.append(
+            ServiceFact(
+                service.spec.name,
+                service.state,
+                health.problem if health else service.probe(),
+                time.monotonic() - (health.silent_since if health else service.started),
+                dict(health.counters) if health else {},
+            )
+        )
+    return facts
+
+
+def first_errors(children: Sequence[Child], since: Mapping[str, int] | None = None) -> dict[str, str]:
+    """By component, the first line of its log with a known cause, else its first error.
+
+    `since` is the byte from which each log is read; by default where the child's output begins.
+    """
+    found = {}
+    for child in children:
+        name = child.spec.name
+        lines = error_lines(child.spec.log_path, max((since or {}).get(name, 0), child.log_offset))
+        if lines:
+            found[name] = next((line for line in lines if find_cause(line)), lines[0])
+    return found
+
+
+def error_lines(path: Path, offset: int = 0) -> list[str]:
+    """The lines of a log that read like errors, from `offset` bytes on; of a huge log only its last MiB."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(offset, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if looks_like_error(line)]
+        return lines[:_MOST_ERRORS]
+    return []
+
+
+def trigger_flight_recorders(folder: Path) -> int:
+    """Make every rank dump its Flight Recorder now, through the pipes that torch opened in `folder`."""
+    asked = 0
+    for pipe in folder.glob("*.pipe"):
+        with suppress(OSError):  # its rank has gone
+            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(descriptor, b"1\n")
+                asked += 1
+            finally:
+                os.close(descriptor)
+    return asked

@@ -1,0 +1,242 @@
+"""Detects that a run stands still, finds out why, and reports it in one line, one page and one event.
+
+    watchdog = Watchdog(plan, services, trainer, events)        # starts a thread
+    …
+    if watchdog.diagnosis: …                                    # set while a stall lasts
+
+Every two seconds the thread asks `ops.watchdog.movement` whether the trainer's phase or the samples have run
+out of patience. If so, it collects stacks and facts, diagnoses them (`ops.watchdog.diagnosis`) and writes the
+page next to the logs. What follows is the stall action: only report, stop, or stop and resume. The thread
+also samples the resources that the run uses.
+
+An error in here is a line on the console: the watchdog never ends a run by failing. It needs the run's file
+system and the GPU driver itself, so the supervisor calls `warn_if_stuck` to notice when it hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from ops.flow.snapshot import SUSPENDED_S
+from ops.flow.workers import read_workers
+from ops.process.child import Child
+from ops.process.logs import EventLog, say
+from ops.resources.cgroup import OomWatch
+from ops.resources.sampler import SAMPLES_FILE, Sampler, disk_free_gb
+from ops.services.services import Service, ServiceGroup
+from ops.watchdog import collect
+from ops.watchdog.diagnosis import HUNG_SERVICE, UNKNOWN, Diagnosis, Landmarks, Situation, diagnose
+from ops.watchdog.movement import Movement, Signs, Stall
+from ops.watchdog.report import last_line, stall_report
+
+StallAction = Literal["report", "stop", "resume"]
+
+_POLL_S = 2.0
+_STUCK_S = 60.0
+_BEFORE_S = 60.0
+"""An error may precede the last movement by at least this much and still be the cause of a stall."""
+_REPEAT_S = 600.0
+"""Between two reports on one stall, where the run is left as it is: its stacks may have changed by then."""
+_DUMP_S = 8.0
+_HUNG_DUMP_S = 3.0
+"""For the stacks of a hung service: it is known to hang after at most 16 s, and 20 are allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchPlan(Signs):
+    """How a run is watched, as data: where its movement shows, and what a stall leads to."""
+
+    landmarks: Landmarks = field(default_factory=Landmarks)
+    stall_action: StallAction = "report"
+    native: bool = False
+    """Whether stacks have C frames, for which each process is paused for a moment."""
+    sample_every_s: float = 5.0
+    streams: tuple[Path, ...] = ()
+    """JSON lines that others write about the run; a page shows the last line of each."""
+    flight: Path | None = None
+    """The folder of the pipes by which torch's Flight Recorders are asked to dump."""
+    must_begin: bool = True
+    """Whether an end without an error and without any phase but the start is a failure."""
+
+
+class Watchdog:
+    """Watches one main command and its services until it is closed."""
+
+    def __init__(self, plan: WatchPlan, services: ServiceGroup, main: Child, events: EventLog) -> None:
+        """Start watching."""
+        self.plan = plan
+        self.diagnosis: Diagnosis | None = None
+        """Of the stall that lasts; None while the run moves."""
+        self.report: Path | None = None
+        """The last page on a stall."""
+        self.sampler = Sampler(plan.folder / SAMPLES_FILE)
+        self.oom = OomWatch()
+        marks = plan.landmarks
+        self.movement = Movement(plan, main.spec.log_path, marks.waits_on, marks.start_phases)
+        self._services, self._main, self._events = services, main, events
+        self._reported_at = 0.0
+        self._poll_began: float | None = None
+        self._poll_ended: float | None = None
+        self._warned_stuck = False
+        self._sample_at = 0.0
+        self._failure = ""
+        self._oom_before = 0
+        self._log_sizes: deque[tuple[float, dict[str, int]]] = deque([(0.0, {})], maxlen=2)
+        self._end = threading.Event()
+        services.on_hung = self.why_it_hangs
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._end.set()
+        self._thread.join(_DUMP_S + _POLL_S)
+        self._services.on_hung = lambda service: None
+        self.oom.close()
+
+    def why_it_hangs(self, service: Service) -> str | None:
+        """Diagnose a hung service from its own stacks, before it is killed."""
+        name = service.spec.name
+        try:
+            stacks = collect.run_stacks({name: service.pid}, _HUNG_DUMP_S, native=False)
+            now = time.time()
+            clock = self.movement.clock
+            situation = self._situation(now, Stall("phase", name, "", clock.silent_s(now), clock.limit_s()))
+            situation = replace(
+                situation,
+                stacks=stacks,
+                errors=collect.first_errors([service]),
+                services=[fact for fact in situation.services if fact.name == name],
+                workers=(),
+                flow=None,
+            )
+            diagnosis = diagnose(situation, self.plan.landmarks)
+            self._write(situation, diagnosis, 0.0, "hang")
+            # That it hangs is known already.
+            return None if diagnosis.pattern in (HUNG_SERVICE, UNKNOWN) else diagnosis.sentence
+        except Exception as error:  # one reason less in a message; see the module's last paragraph
+            return f"(its stacks could not be read: {error!r})"
+
+    def warn_if_stuck(self) -> None:
+        """Warn once if the watchdog's own poll hangs; called from another thread than its own."""
+        began = self._poll_began
+        if began is None:
+            self._warned_stuck = False
+        elif not self._warned_stuck and time.monotonic() - began > _STUCK_S:
+            self._warned_stuck = True
+            say(
+                "watchdog",
+                f"cannot watch the run any more: {self.plan.folder} or the GPU driver has not answered "
+                f"for {_STUCK_S:.0f} s, so a stall would not be reported",
+            )
+
+    def _watch(self) -> None:
+        while not self._end.wait(_POLL_S):
+            self._poll_began = time.monotonic()
+            try:
+                self._poll(time.time())
+                self._failure = ""
+            except Exception as error:  # see the module's last paragraph
+                if self._failure != repr(error):
+                    self._failure = repr(error)
+                    say("watchdog", f"cannot watch: {error!r}")
+            self._poll_began, self._poll_ended = None, time.time()
+
+    def _poll(self, now: float) -> None:
+        movement = self.movement
+        if self._poll_ended is not None and now - self._poll_ended > SUSPENDED_S:
+            movement.forgive(now - self._poll_ended, now)
+        if now >= self._sample_at:
+            self._sample_at = now + self.plan.sample_every_s
+            self.sampler.sample({child.spec.name: child.pid for child in self._children()}, now)
+        movement.poll(now, self._services.services)
+        if movement.clock.silent_s(now) < _POLL_S:
+            self._note_log_sizes(now)
+        stall = movement.stall(now)
+        if stall and (self.diagnosis is None or now - self._reported_at >= _REPEAT_S):
+            self._report(stall, now)
+        elif self.diagnosis is not None and stall is None and not movement.is_hidden:
+            self.diagnosis = None
+            beat = movement.clock.beat
+            say("watchdog", f"the run moves again, in {beat.phase} of step {beat.step}")
+            self._events.add("progress", self._main.spec.name, "the run moves again")
+
+    def _note_log_sizes(self, now: float) -> None:
+        """Note where the logs end while the run moves: an error before that did not cause a later stall.
+
+        Of two notes the older counts, since the cause may come some time before the last movement.
+        """
+        self._oom_before = self.oom.kills()
+        if now - self._log_sizes[-1][0] >= _BEFORE_S:
+            sizes = {
+                child.spec.name: child.spec.log_path.stat().st_size
+                for child in self._children()
+                if child.spec.log_path.exists()
+            }
+            self._log_sizes.append((now, sizes))
+
+    def _report(self, stall: Stall, now: float) -> None:
+        began, self._reported_at = time.monotonic(), now
+        if self.plan.flight:
+            collect.trigger_flight_recorders(self.plan.flight)
+        pids = {child.spec.name: child.pid for child in self._children()}
+        stacks = collect.run_stacks(pids, _DUMP_S, self.plan.native)
+        situation = replace(self._situation(now, stall), stacks=stacks)
+        diagnosis = diagnose(situation, self.plan.landmarks)
+        self.report = self._write(situation, diagnosis, time.monotonic() - began, "stall")
+        say(
+            "watchdog",
+            f"no progress for {stall.silent_s:.0f} s in {situation.phase} of step {situation.step}: "
+            f"{diagnosis.sentence}. Culprit: {diagnosis.culprit}. Report: {self.report}",
+        )
+        self._events.add(
+            "stall",
+            diagnosis.culprit,
+            diagnosis.sentence,
+            pattern=diagnosis.pattern,
+            advice=diagnosis.advice,
+            evidence=list(diagnosis.evidence),
+            phase=situation.phase,
+            step=situation.step,
+            silent_s=round(stall.silent_s, 1),
+            limit_s=round(stall.limit_s, 1),
+            collected_s=round(time.monotonic() - began, 1),
+            report=str(self.report),
+        )
+        self.diagnosis = diagnosis
+
+    def _situation(self, now: float, stall: Stall) -> Situation:
+        """All but the stacks."""
+        pids = {process.pid for tree in self.sampler.processes.values() for process in tree}
+        beat = self.movement.clock.beat
+        return Situation(
+            phase=beat.phase,
+            step=beat.step,
+            stall=stall,
+            services=collect.service_facts(self._services.services),
+            workers=read_workers(self.plan.progress, now, pids),
+            errors=collect.first_errors(self._children(), self._log_sizes[0][1]),
+            flow=self.plan.flow(),
+            disk_free_gb=disk_free_gb(self.plan.folder),
+            oom_kills=self.oom.kills() - self._oom_before,
+        )
+
+    def _write(self, situation: Situation, diagnosis: Diagnosis, seconds: float, kind: str) -> Path:
+        """Write the page; on a full disk there is none."""
+        logs = self.plan.folder / "logs"
+        path = logs / f"{kind}_{len(list(logs.glob(f'{kind}_*.md'))) + 1:03d}.md"
+        streams = {path.name: last_line(path) for path in self.plan.streams}
+        page = stall_report(situation, diagnosis, self.plan.landmarks, self.sampler.last, streams, seconds)
+        try:
+            path.write_text(page, encoding="utf-8")
+        except OSError as error:
+            say("watchdog", f"{path} cannot be written ({error.strerror})")
+        return path
+
+    def _children(self) -> list[Child]:
+        return [*self._services.services, self._main]

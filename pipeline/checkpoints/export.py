@@ -1,0 +1,129 @@
+"""The merged export: a checkpoint as a folder that Transformers and any inference server load.
+
+veRL's own merger gathers the FSDP shards and writes bfloat16, with the tokenizer, chat template and
+generation config that the checkpoint keeps. The folder appears whole and checked
+(`pipeline.checkpoints.verify`) or not at all (`ops.files`): it is made under another name, flushed to disk
+and then renamed; what a killed attempt left goes with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from safetensors.torch import load_file, save_file
+
+from ops.files import publish, recover, staging_folder
+from ops.process.child import Command
+from ops.services.services import ServiceGroup
+from ops.supervisor import run_supervised
+from pipeline.checkpoints.verify import ExportCheck, check_export
+from pipeline.checkpoints.weights import FsdpCheckpoint
+from pipeline.compose import process_env
+from pipeline.errors import CheckError
+from pipeline.fingerprint import fingerprint_checkpoint
+from verl_ext.artefacts import announce
+from verl_ext.stop_time import require_time
+
+ABOUT = "export.json"
+"""In an export: which checkpoint it is of, and what was checked."""
+_MARGIN_BYTES = 64 * 2**20  # tokenizer, config, logs
+_LEAST_S, _WEIGHTS_PER_S = 60.0, 20e6
+"""What an export takes at least: a minute, and a second for so many weights, as a disk of some 200 MB/s
+reads, writes and reads them again."""
+
+
+def export_policy(config: DictConfig, run: Path) -> Path:
+    """Merge the last checkpoint of the run folder `run` into `config.run.export_dir`, unless it is there.
+
+    Returns the folder. Raises OutOfTime (less time is left than it takes), CheckError (the checkpoint cannot
+    be used, the export is not what it should be, or there is no room for it), AlreadyWriting (another
+    process is writing it) or ChildFailed (the merger ended with an error); then no part of an export is left.
+    """
+    target = Path(config.run.export_dir)
+    recover(target)
+    checkpoint = FsdpCheckpoint(run)
+    source = _source(checkpoint)
+    if _is_export_of(target, source):
+        return target
+    require_time(f"the export {target.name}", _LEAST_S + checkpoint.layout.size / _WEIGHTS_PER_S)
+    _check_room(target, 2 * checkpoint.layout.size)
+    with staging_folder(target) as folder:
+        run_supervised(_merger(config, checkpoint.folder, folder), ServiceGroup([]))
+        _fold_adapter(checkpoint, folder)
+        check = check_export(checkpoint, folder)
+        (folder / ABOUT).write_text(json.dumps({"source": source, "check": asdict(check)}, indent=1))
+        _make_readable(folder)
+        publish(folder, target)
+        announce(target)
+    return target
+
+
+def read_check(export: Path) -> ExportCheck:
+    """What was checked when the export was made."""
+    return ExportCheck(**json.loads((export / ABOUT).read_text(encoding="utf-8"))["check"])
+
+
+def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
+    return Command(
+        name="merger",
+        command=(
+            *(sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"),
+            *("--local_dir", str(checkpoint), "--target_dir", str(target)),
+        ),
+        log_path=Path(config.run.dir) / "logs" / "merger.log",
+        env={"VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin", **process_env(config)},
+    )
+
+
+def _source(checkpoint: FsdpCheckpoint) -> dict[str, Any]:
+    # With the content: a run from the start writes the same step again, and a copy has other times.
+    step = checkpoint.folder.parent
+    return {"run": step.parent.name, "step": step.name, "content": fingerprint_checkpoint(checkpoint.folder)}
+
+
+def _is_export_of(target: Path, source: dict[str, Any]) -> bool:
+    if not target.exists():
+        return False
+    if not (target / ABOUT).is_file():
+        raise CheckError(
+            f"{target} is there and is no export of ours (no {ABOUT} in it): move it away, or set "
+            "run.export_dir"
+        )
+    return bool(json.loads((target / ABOUT).read_text(encoding="utf-8"))["source"] == source)
+
+
+def _fold_adapter(checkpoint: FsdpCheckpoint, export: Path) -> None:
+    """Add a LoRA adapter to the weights it is for; the merger puts it beside them, where no server looks."""
+    if not checkpoint.adapted:
+        return
+    for file in sorted(export.glob("*.safetensors")):
+        weights = load_file(file)
+        for name in checkpoint.adapted & set(weights):
+            weights[name] = checkpoint.tensor(name).to(weights[name].dtype)
+        save_file(weights, file, metadata={"format": "pt"})
+    shutil.rmtree(export / "lora_adapter")
+
+
+def _check_room(target: Path, size: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(target.parent).free
+    if free < size + _MARGIN_BYTES:
+        raise CheckError(
+            f"{target.parent} has {free / 2**30:.2f} GiB free and the export takes {size / 2**30:.2f}: "
+            "make room, or set run.export_dir"
+        )
+
+
+def _make_readable(folder: Path) -> None:
+    """Safetensors are written for their owner alone; make the permissions what any other file gets."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        file.chmod(0o666 & ~mask)

@@ -1,0 +1,120 @@
+"""Chooses the checkpoint that a training run starts from: its own last one, the last iteration's, or none.
+
+veRL loads a checkpoint unchecked: shards of another model end in pages of shape errors, of another number of
+devices in a missing file, and a missing step folder in a silent start from scratch. Here each of these is one
+sentence, before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ops.process.logs import say
+from pipeline.errors import CheckError
+from pipeline.settings.schema import run_keys
+from verl_ext.checkpoints import is_whole, saved_step, step_folder
+
+_IDENTITY = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size")
+"""Fields of a model's config that distinguish it from another model."""
+_FROM_BASE = "set continue_from=null to start from base_model"
+
+
+def choose_start(config: DictConfig) -> None:
+    """Check the checkpoint that a training run will start from; set `trainer.resume_…` for another run's.
+
+    With `trainer.resume_mode=auto` it is the run's own last one, else that of `continue_from` (a key of the
+    challenger), else none. Raises CheckError if the run cannot resume it.
+    """
+    checkpoint = find_start(config)
+    if checkpoint is not None and checkpoint.parent != Path(config.run.dir):
+        step = int(checkpoint.name.rpartition("_")[2])
+        say("challenger", f"continuing from {checkpoint}: the first step is {step + 1}")
+        config.trainer.resume_mode = "resume_path"
+        config.trainer.resume_from_path = str(checkpoint)
+
+
+def find_start(config: DictConfig) -> Path | None:
+    """The checkpoint that a training run will start from; raises CheckError for one that cannot be used."""
+    if config.trainer.resume_mode != "auto":
+        return None
+    if saved_step(Path(config.run.dir)):
+        return _own_checkpoint(config)
+    if config.get("continue_from") is not None:
+        return _last_runs_checkpoint(config)
+    return None
+
+
+def _own_checkpoint(config: DictConfig) -> Path:
+    """Refuse to resume the checkpoint of another run, or of other settings."""
+    folder = Path(config.run.dir)
+    if (folder / "resolved.yaml").is_file():
+        before = OmegaConf.load(folder / "resolved.yaml")
+        for key in run_keys():
+            was, now = OmegaConf.select(before, key), OmegaConf.select(config, key)
+            if was != now:
+                raise CheckError(
+                    f"{folder} holds a run with {key}={was}, and this one has {now}: set another run.name "
+                    f"(in a loop: --from {folder.name})"
+                )
+    checkpoint = step_folder(folder, saved_step(folder))
+    check_checkpoint(checkpoint, config, "set another run.name to start from scratch")
+    return checkpoint
+
+
+def _last_runs_checkpoint(config: DictConfig) -> Path:
+    source = Path(config.continue_from)
+    step, steps = saved_step(source), config.trainer.total_training_steps
+    if not step:
+        raise CheckError(
+            f"continue_from: there is no checkpoint in {source}: train the last iteration's challenger "
+            f"first (in a loop: --from {source.name}), or {_FROM_BASE}"
+        )
+    if step >= steps:
+        raise CheckError(
+            f"continue_from: {source} is at step {step} already and trainer.total_training_steps={steps} "
+            "counts from the first iteration on: raise it, or steps_per_iteration as that run had it"
+        )
+    checkpoint = step_folder(source, step)
+    check_checkpoint(checkpoint, config, _FROM_BASE)
+    return checkpoint
+
+
+def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> None:
+    """Raise CheckError unless a step folder is complete, of the run's model and for its number of devices.
+
+    `otherwise` names the setting with which the run starts without it.
+    """
+    otherwise += f" (in a loop: --from {checkpoint.parent.name})"
+    if not is_whole(checkpoint):
+        raise CheckError(
+            f"{checkpoint} is recorded as the last checkpoint, but it is missing or incomplete: restore it, "
+            f"or {otherwise}"
+        )
+    actor = checkpoint / "actor"
+    saved = json.loads((actor / "huggingface" / "config.json").read_text(encoding="utf-8"))
+    path = config.actor_rollout_ref.model.path
+    from transformers import AutoConfig  # slow to import, and most starts have no checkpoint
+
+    model = AutoConfig.from_pretrained(path).to_dict()
+    for name in _IDENTITY:
+        if saved.get(name) != model.get(name):
+            raise CheckError(
+                f"{checkpoint} is of another model than {path}: {name} is {_short(saved.get(name))} there "
+                f"and {_short(model.get(name))} here. Set base_model to the model it was trained from, or "
+                f"{otherwise}"
+            )
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    world_size = json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"]
+    if world_size != devices:
+        raise CheckError(
+            f"{checkpoint} is in shards for {world_size} devices, and this run has {devices} "
+            "(trainer.n_gpus_per_node × trainer.nnodes): resume on as many as before"
+        )
+
+
+def _short(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

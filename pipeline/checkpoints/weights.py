@@ -1,0 +1,248 @@
+"""Weights by name, one tensor at a time: of veRL's FSDP checkpoints and of Hugging Face model folders.
+
+Both are read through memory maps, so a model may be larger than memory. Names are those of the model's
+`state_dict`; of tied weights a checkpoint has every name, a folder usually one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch.distributed.tensor import DTensor, Shard
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from pipeline.errors import CheckError
+from verl_ext.checkpoints import TRACKER, saved_step, step_folder
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Layout:
+    """The tensors of a model with a given config: their shapes, and which names share one weight."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        with torch.device("meta"):  # shapes without memory
+            # Not the config's attention, which may not be installed here; it has no weights of its own.
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        model.tie_weights()
+        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        names_of: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names_of.setdefault(id(parameter), []).append(name)
+        self.tied: dict[str, list[str]] = {name: names for names in names_of.values() for name in names}
+        """Every name of a parameter → all names of the same weight, itself among them."""
+
+    @cached_property
+    def distinct(self) -> list[str]:
+        """One name of every weight."""
+        return [name for name in self.shapes if self.tied.get(name, [name])[0] == name]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of single weights, tied ones counted once."""
+        return sum(torch.Size(self.shapes[name]).numel() for name in self.distinct)
+
+
+class FsdpCheckpoint:
+    """The actor's weights in a run's checkpoint, gathered from its shards, with the adapter added."""
+
+    def __init__(self, run: Path) -> None:
+        """Open the last checkpoint of the run folder `run`.
+
+        Raises:
+            CheckError: there is none, or one of its files is missing or damaged.
+        """
+        self.folder = _last_checkpoint(run) / "actor"
+        self.huggingface = self.folder / "huggingface"
+        """Config and tokenizer, as veRL saved them with the weights."""
+        self._shards = [_load_shard(path) for path in _shard_paths(self.folder)]
+        self._keys = {_plain_name(key): key for key in self._shards[0] if ".lora_" not in key}
+        self._adapters = {
+            _plain_name(key.replace("lora_A.default.", "")): (key, key.replace(".lora_A.", ".lora_B."))
+            for key in self._shards[0]
+            if ".lora_A." in key
+        }
+        self.config = load_config(str(self.huggingface), "the checkpoint")
+        self.layout = Layout(self.config)
+        self._check_whole()
+
+    @property
+    def adapted(self) -> set[str]:
+        """Names of the weights that a LoRA adapter changes; empty when whole weights were trained."""
+        return set(self._adapters)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The whole weight `name`, float32, gathered from the shards and with its adapter added."""
+        weight = self._gather(self._keys[name]).float()
+        if name in self._adapters:
+            a, b = (self._gather(key).float() for key in self._adapters[name])
+            weight = weight + self._adapter_scale * (b @ a)
+        return weight
+
+    @cached_property
+    def _adapter_scale(self) -> float:
+        meta = _read_json(self.folder / "lora_train_meta.json", "rank and alpha of the adapter")
+        return float(meta["lora_alpha"]) / float(meta["r"])
+
+    def _gather(self, key: str) -> torch.Tensor:
+        parts = [shard[key] for shard in self._shards]
+        first = parts[0]
+        if not isinstance(first, DTensor):
+            return first
+        # A mesh of two dimensions replicates along the first and shards along the last.
+        placement, count = first.placements[-1], first.device_mesh.mesh.shape[-1]
+        pieces = [part.to_local() for part in parts[:count]]
+        whole = torch.cat(pieces, placement.dim) if isinstance(placement, Shard) else pieces[0]
+        if whole.shape != first.shape:
+            raise CheckError(
+                f"{self.folder}: the shards of {key} make up {tuple(whole.shape)}, not {tuple(first.shape)}: "
+                "they are not of one checkpoint. Repeat the last steps"
+            )
+        return whole
+
+    def _check_whole(self) -> None:
+        shapes = {name: tuple(self._shards[0][key].shape) for name, key in self._keys.items()}
+        difference = first_difference(self.layout.shapes, shapes)
+        if difference:
+            raise CheckError(
+                f"the weights in {self.folder} are not those of the model that its "
+                f"{self.huggingface.name}/config.json describes: {difference}. The folder was put together "
+                "from two runs, or the adapter was saved without the model"
+            )
+
+
+class HfWeights:
+    """The safetensors of a Hugging Face model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a folder; raises CheckError when it holds no safetensors or one of them is damaged."""
+        self.folder = folder
+        files = self._files()
+        try:
+            handles = [safe_open(str(file), framework="pt") for file in files]
+        except (OSError, SafetensorError) as error:
+            raise CheckError(f"a weight file in {folder} is missing or damaged: {error}") from error
+        self._handles = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> set[str]:
+        """The names in the files; of tied weights usually one."""
+        return set(self._handles)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The weight `name` in the type it is stored in."""
+        return self._handles[name].get_tensor(name)
+
+    def find(self, names: Iterable[str]) -> torch.Tensor:
+        """The weight that is stored under any of `names`; raises CheckError when there is none."""
+        names = list(names)
+        for name in names:
+            if name in self._handles:
+                return self.tensor(name)
+        raise CheckError(f"{self.folder} has no weight {' or '.join(names)}: it is no model of that layout")
+
+    def _files(self) -> list[Path]:
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            names = set(_read_json(index, "the list of the weight files")["weight_map"].values())
+            return [self.folder / name for name in sorted(names)]
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise CheckError(f"{self.folder} holds no safetensors: save the model in that format")
+        return files
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a model: `model` itself or its folder in the hub's cache; CheckError for neither."""
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise CheckError(f"there is no model at {model}, neither a folder nor in the hub's cache") from error
+
+
+def load_config(model: str, what: str) -> PretrainedConfig:
+    """The config of a model folder or hub id; raises CheckError, which names `what` needed it."""
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise CheckError(f"{what}: no model config at {model} ({error})") from error
+
+
+def first_difference(expected: Shapes, found: Shapes) -> str | None:
+    """Describe the first difference between two sets of named shapes; None if they are equal."""
+    for name in sorted({*expected, *found}):
+        if name not in found:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} is not of this model"
+        if expected[name] != found[name]:
+            return f"{name} is {found[name]}, not {expected[name]}"
+    return None
+
+
+def _last_checkpoint(run: Path) -> Path:
+    step = saved_step(run)
+    if not step:
+        raise CheckError(
+            f"{run} holds no checkpoint (no {TRACKER}): train that run first, or name another one's folder"
+        )
+    checkpoint = step_folder(run, step)
+    if not (checkpoint / "actor").is_dir():
+        raise CheckError(
+            f"{checkpoint / 'actor'} is missing, though {run / TRACKER} names that step: it was removed, "
+            "perhaps after it had been merged. Repeat the run, or use its export"
+        )
+    return checkpoint
+
+
+def _shard_paths(folder: Path) -> list[Path]:
+    world = _read_json(folder / "fsdp_config.json", "the number of shards").get("world_size")
+    if not isinstance(world, int) or world < 1:
+        raise CheckError(f"{folder / 'fsdp_config.json'} does not say world_size: this is no FSDP checkpoint")
+    paths = [folder / f"model_world_size_{world}_rank_{rank}.pt" for rank in range(world)]
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise CheckError(
+            f"{folder} lacks {', '.join(missing)}: a checkpoint of {world} processes has {world} shards. "
+            "Copy the missing ones, or repeat the last steps"
+        )
+    return paths
+
+
+def _load_shard(path: Path) -> dict[str, Any]:
+    # It warns that a mesh without process groups cannot compute; only the local tensors are read here.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
+    try:
+        # Pickled DTensors, written by our own trainer.
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckError(
+            f"{path} cannot be read as a checkpoint's shard ({str(error).splitlines()[0]}): it is cut off or "
+            "not a shard. Repeat the last steps"
+        ) from error
+
+
+def _plain_name(key: str) -> str:
+    """A weight's name in the model, whether or not peft wrapped it."""
+    return key.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckError(f"{path} ({what}) cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckError(f"{path} ({what}) holds no JSON object")
+    return content

@@ -1,0 +1,167 @@
+"""`drzero list-models` and `drzero fetch-models STAGE overrides…`: the models by name, and their download.
+
+    drzero list-models                                  the options of model=, their size, and which are local
+    drzero fetch-models challenger model=qwen2.5-3b     downloads the stage's models into the hub's cache
+
+A machine with GPUs costs the same while it downloads, and trainer and servers would all wait for the same
+files. So the launcher runs fetch-models on a CPU before it requests GPUs. Model folders and complete cache
+entries are skipped; the hub's own client resumes an interrupted download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from huggingface_hub import list_repo_files, snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.file_download import repo_folder_name
+from omegaconf import DictConfig, OmegaConf
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ops.process.logs import say
+from pipeline.compose import CONFIG_DIR, compose_stage, resolve
+from pipeline.errors import CheckError
+from pipeline.loop.plan import compose_loop, plan_loop
+from pipeline.preflight.context import CheckContext, Readings
+from pipeline.preflight.machine import declared_machine
+from pipeline.preflight.model_shape import load_shape
+from pipeline.preflight.models import HUB_ID, is_offline
+from pipeline.preflight.run import STAGES
+
+_CONFIGS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+"""Files wanted of every repository: configs, tokenizer, chat template, code."""
+_OTHER_FORMATS = ("onnx/", "openvino/", "original/", "coreml/", "metal/")
+"""Folders with the same weights in formats of other programs."""
+
+
+def run_fetch_models(arguments: Sequence[str]) -> None:
+    """Download the models of a stage, or of all stages of `evolve`.
+
+    Raises OverrideError if the config does not compose, CheckError with the model's key if the hub has no
+    such model, requires a signed licence for it, or cannot be reached.
+    """
+    if not arguments:
+        raise CheckError("fetch-models: name a stage, for example `drzero fetch-models challenger`")
+    stage, *overrides = arguments
+    wanted: dict[str, str] = {}
+    for name, config in _configs(stage.replace("-", "_"), overrides):
+        for key, model in _hub_models(name, config):
+            wanted.setdefault(model, key)
+    if is_offline():
+        say("fetch-models", "HF_HUB_OFFLINE is set: nothing is downloaded")
+        return
+    for model, key in wanted.items():
+        _fetch(key, model)
+
+
+def _configs(stage: str, overrides: Sequence[str]) -> Iterator[tuple[str, DictConfig]]:
+    if stage not in (*STAGES, "evolve"):
+        raise CheckError(f"there is no stage {stage!r}: stages are {', '.join((*STAGES, 'evolve'))}")
+    if stage != "evolve":
+        yield stage, resolve(compose_stage(stage, overrides))
+        return
+    for run in plan_loop(compose_loop(overrides)):
+        yield run.stage, resolve(compose_stage(run.stage, run.overrides))
+
+
+def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Key and hub id of every model that the stage loads, its embedder included."""
+    machine = declared_machine(config, starting=False)
+    context = CheckContext(config, stage, machine, starting=False, ahead=False, readings=Readings())
+    models = dict(context.models())
+    if stage == "merge":
+        models["start_model"] = str(config.start_model)
+    if context.searches or stage == "prepare_data":
+        models["retrieval.embedder"] = str(config.retrieval.embedder)
+    for key, model in models.items():
+        if HUB_ID.fullmatch(model) and not Path(model).exists():
+            yield key, model
+
+
+def _fetch(key: str, model: str) -> None:
+    try:
+        files = wanted_files(list_repo_files(model))
+        say("fetch-models", f"{model}: {len(files)} files from the hub, or from the cache")
+        snapshot_download(model, allow_patterns=files)
+    # The hub client's errors are OSError or ValueError; a failed connection is httpx's.
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise CheckError(
+            f"{key}: {model} could not be downloaded from the hub: {' '.join(str(error).split())}. Correct "
+            "the name, sign its licence and set HF_TOKEN, or name a folder that has it"
+        ) from error
+
+
+def wanted_files(names: Sequence[str]) -> list[str]:
+    """The files of a repository that our programs load: configs, and the weights in one format."""
+    own = [name for name in names if not name.startswith(_OTHER_FORMATS)]
+    configs = [name for name in own if any(Path(name).match(pattern) for pattern in _CONFIGS)]
+    weights = [name for name in own if name.endswith(".safetensors")]
+    return sorted({*configs, *(weights or [name for name in own if name.endswith(".bin")])})
+
+
+BYTES_PER_WEIGHT = 2
+"""bfloat16, as most weights on the hub are."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """One option of the group model/."""
+
+    name: str
+    base_model: str
+    place: Path | None
+    """The folder of its weights; None if they are not on this machine."""
+    gb: float | None
+    """Size on disk, or of the download; None if its shape is unknown."""
+    from_hub: bool
+
+
+def run_list_models(overrides: Sequence[str]) -> None:
+    """Print the table of models."""
+    table = Table(title="models", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("model=", "weights", "state", "GB"):
+        table.add_column(column, justify="right" if column == "GB" else "left", overflow="fold")
+    for model in list_models(overrides):
+        table.add_row(model.name, model.base_model, _state(model), f"{model.gb:.1f}" if model.gb else "–")
+    Console(width=118).print(table)
+
+
+def list_models(overrides: Sequence[str]) -> list[ListedModel]:
+    """Every option of the group model/, with the paths that `overrides` set."""
+    paths = {"paths": compose_stage("merge", overrides).paths}
+    options = sorted((CONFIG_DIR / "model").glob("*.yaml"))
+    return [_listed(file.stem, OmegaConf.merge(paths, OmegaConf.load(file)).base_model) for file in options]
+
+
+def _listed(name: str, base_model: str) -> ListedModel:
+    from_hub = not Path(base_model).is_absolute()
+    folder = Path(base_model)
+    if from_hub:
+        folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=base_model, repo_type="model") / "snapshots"
+    if size := weights_bytes(folder):
+        return ListedModel(name, base_model, folder, size / 1e9, from_hub)
+    shape = load_shape(base_model)
+    gb = shape.parameters * BYTES_PER_WEIGHT / 1e9 if shape else None
+    return ListedModel(name, base_model, None, gb, from_hub)
+
+
+def weights_bytes(folder: Path) -> int:
+    """Bytes of the weight files below a folder; 0 if there are none."""
+    files = [file for pattern in _WEIGHTS for file in folder.rglob(pattern)] if folder.is_dir() else []
+    return sum(file.stat().st_size for file in files)
+
+
+def _state(model: ListedModel) -> str:
+    if model.place is not None:
+        return "cached" if model.from_hub else "local"
+    if model.from_hub:
+        return "to be downloaded from the hub"
+    if model.name in ("demo-policy", "smollm2-135m"):
+        return "unpacked by drzero demo-data"
+    return "missing: copy it there"

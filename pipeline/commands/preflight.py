@@ -1,0 +1,36 @@
+"""`drzero preflight STAGE overrides… [--json]`: what would go wrong, before anything is paid for.
+
+    drzero preflight challenger hardware=8xh100 model=qwen2.5-7b
+    drzero preflight evolve loop=demo                    every stage of a loop, and the cost of all together
+    drzero preflight solver iteration=2 --json           for other programs
+
+Prints the findings, the memory ledger and the estimate of time and cost; exits with 2 on an error
+(docs/preflight.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.loop.preflight import preflight_stage
+from pipeline.preflight.finding import refusal
+from pipeline.preflight.report import as_json, print_reports
+from pipeline.preflight.run import STAGES
+
+
+def run_preflight(arguments: Sequence[str]) -> int:
+    """Check one stage, or all of `evolve`, and print the reports; returns the exit code.
+
+    Raises PreflightFailed when the first argument is no stage.
+    """
+    words = [word for word in arguments if word != "--json"]
+    stages = [*(stage.replace("_", "-") for stage in STAGES), "evolve"]
+    if not words or words[0] not in stages:
+        given = words[0] if words else ""
+        raise refusal("stage", given, "preflight checks one stage", f"choose one of {', '.join(stages)}")
+    reports = preflight_stage(words[0], words[1:])
+    if "--json" in arguments:
+        print(as_json(reports))
+    else:
+        print_reports(reports)
+    return 2 if any(report.errors for report in reports) else 0

@@ -1,0 +1,30 @@
+"""`drzero serve-search`: the retrieval service alone, until it is interrupted.
+
+    drzero serve-search chroma.path=my/chromadb retrieval.port=8000
+
+The same service, settings and checks as in a run (docs/retrieval.md).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ops.services.services import ServiceGroup
+from pipeline.compose import resolve
+from pipeline.preflight.run import require
+from pipeline.stages.services import choose_ports, retrieval_spec
+
+
+def run_serve_search(config: DictConfig) -> None:
+    """Serve until interrupted; raises PreflightFailed before the start, ServiceDied if the service ends."""
+    require(config, "serve_search")
+    choose_ports(config)
+    config = resolve(config)
+    Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+    with ServiceGroup([retrieval_spec(config)]) as services:
+        while True:
+            services.check()
+            time.sleep(0.5)

@@ -1,0 +1,141 @@
+"""The self-evolution loop: one command, resumable at any point.
+
+    drzero evolve loop=demo                          # two small iterations on the demo world, on a CPU
+    drzero evolve hardware=8xh100 model=qwen2.5-3b   # three iterations as published
+    drzero evolve --from solver_iter2 …              # redo a stage and all that depend on it
+    drzero status                                    # the loop as a table
+
+Every stage is a child process (`drzero STAGE …`) with its own composed config. All configs are composed and
+checked, as far as possible, before the first stage starts, so that a mistake in the last one costs nothing.
+The manifest records the complete stages; a rerun resumes at the first one that is not. If the settings,
+inputs or outputs of a finished stage have changed since, the loop stops with an error that lists the changes,
+because results built on it would be wrong. A stage that runs out of time (docs/stopping.md) ends the loop
+likewise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ops.errors import OutOfTime
+from ops.process.child import ChildError, Command
+from ops.process.leftovers import end_leftovers, remove_temporaries
+from ops.process.lock import HeldLock
+from ops.process.logs import say
+from ops.services.services import ServiceGroup
+from ops.supervisor import Unfinished, run_supervised
+from pipeline.compose import compose_stage
+from pipeline.loop.identity import identity, input_identities, significant_config
+from pipeline.loop.manifest import Manifest
+from pipeline.loop.plan import StageRun, compose_loop, plan_loop
+from pipeline.loop.preflight import check_ahead
+from pipeline.loop.report import print_loop, print_scores
+from pipeline.loop.state import check_finished, forget, log_path, prune, recover, split_from, stages_from
+from pipeline.stages.result import RESULT, read_result
+from verl_ext.stop_time import require_time
+
+LOOP_VARIABLE = "DRZERO_LOOP"
+"""Environment variable of the loop's processes, by which a rerun finds those that a killed run left."""
+_STAGE_GRACE_S = 30.0
+"""Seconds; a stage stops its trainer and its services in order, each with a grace period of its own."""
+
+
+def run_evolve(arguments: Sequence[str]) -> None:
+    """Run or resume the loop; `--from STAGE_iterN` redoes that stage and all that depend on it.
+
+    Raises OverrideError, CheckError or DataError before anything starts, AlreadyRunning while another loop
+    runs in the same folder, LoopChanged if finished stages no longer fit, ChildError if a stage fails,
+    OutOfTime if the stop time comes first.
+    """
+    redo_from, overrides = split_from(arguments)
+    loop = compose_loop(overrides)
+    plan = plan_loop(loop)
+    configs = {run.name: compose_stage(run.stage, run.overrides) for run in plan}
+    folder = Path(configs[plan[0].name].paths.checkpoints) / "evolve"
+    with HeldLock(folder / "lock"):
+        end_leftovers("evolve", LOOP_VARIABLE, str(folder))
+        for place in (folder, *(Path(config.run.dir) for config in configs.values())):
+            remove_temporaries(place)
+        if loop.prepare_demo:
+            _prepare_demo(plan[0], folder)
+        manifest = Manifest(folder / "manifest.json")
+        recover(manifest, configs, folder)
+        again = stages_from(redo_from, plan, manifest) if redo_from else []
+        check_finished([run for run in plan if run not in again], configs, manifest)
+        check_ahead([r for r in plan if r in again or not manifest.is_complete(r.name)], configs)
+        forget(again, configs, manifest)
+        for run in plan:
+            if not manifest.is_complete(run.name):
+                require_time(run.name)
+                _run_stage(run, configs[run.name], manifest, folder)
+            if not loop.keep_checkpoints:
+                prune(run, configs, manifest)
+        print_loop(manifest, [run.name for run in plan], running=False)
+        print_scores(
+            {run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"}
+        )
+
+
+def _prepare_demo(first: StageRun, folder: Path) -> None:
+    roots = [override for override in first.overrides if override.startswith("paths.")]
+    _run_child("demo-data", ("demo-data", *roots), folder)
+
+
+def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Path) -> None:
+    say("evolve", f"{run.name} {'starts' if not manifest.entry(run.name).starts else 'resumes'}")
+    # A result marks a finished stage, so an old one must not remain while the stage runs.
+    (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
+    settings = significant_config(run.stage, config, run.overrides)
+    manifest.begin(run.name, settings, input_identities(run.stage, config))
+    try:
+        _run_child(run.name, (run.stage, *run.overrides), folder)
+    except (ChildError, OutOfTime, KeyboardInterrupt, SystemExit) as error:
+        manifest.end(run.name, "failed", _reason(error))
+        raise
+    _record(run, config, manifest)
+
+
+def _reason(error: BaseException) -> str:
+    """Why a stage ended, in one line: its own error message if it printed one."""
+    if isinstance(error, OutOfTime):
+        return str(error)
+    if not isinstance(error, ChildError):
+        return type(error).__name__
+    printed = [line for line in error.tail if line.startswith("drzero ")]
+    return printed[0] if printed else str(error).splitlines()[0]
+
+
+def _run_child(name: str, arguments: Sequence[str], folder: Path) -> None:
+    command = Command(
+        name=name,
+        command=(sys.executable, "-m", "pipeline.cli", *arguments),
+        log_path=log_path(folder, name),
+        env={LOOP_VARIABLE: str(folder)},
+    )
+    # No services (a stage starts its own), but the group's handling of SIGTERM.
+    with ServiceGroup([]) as services:
+        try:
+            run_supervised(command, services, _STAGE_GRACE_S)
+        except Unfinished as stopped:
+            reason = _reason(stopped).removeprefix(f"drzero {arguments[0]}: ")
+            raise OutOfTime(reason if reason.startswith(name) else f"{name}: {reason}") from stopped
+
+
+def _record(run: StageRun, config: DictConfig, manifest: Manifest) -> None:
+    """Record a finished stage's result in the manifest."""
+    result = read_result(Path(config.run.dir))
+    if result is None:
+        raise FileNotFoundError(f"{run.name} exited with 0 but left no {RESULT} in {config.run.dir}")
+    entry = manifest.entry(run.name)
+    entry.outputs = {
+        name: {"path": str(path), "identity": identity(path), "pruned": False}
+        for name, path in result.outputs.items()
+    }
+    # Computed a second time: what the stage downloaded or merged has a content identity only now.
+    entry.inputs = input_identities(run.stage, config)
+    entry.tokens, entry.figures = result.tokens, result.figures
+    manifest.end(run.name, "complete")

@@ -1,0 +1,119 @@
+"""The plan of a loop: which stages run, in which order, with which overrides.
+
+Iteration 0 is the evaluation of the base model; each further one is challenger → synthesize → solver → merge
+→ evaluate. The paths that a stage reads follow from `iteration` in its own config, so the plan has no paths.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.compose import CONFIG_DIR, compose_plain
+from pipeline.overrides import OverrideError, check_overrides
+from pipeline.settings.schema import schema_of
+
+STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
+_STAGE_OVERRIDE = re.compile(r"(?P<sign>[+~]*)stages\.(?P<stage>\w+)\.(?P<rest>.+)")
+_OWN_KEYS = ("iterations", "keep_checkpoints", "evaluations", "prepare_demo", "loop")
+_PLACE = "the loop names its runs; give it a folder of its own with paths.checkpoints=…"
+_FROM_ITERATION = "it follows from the iteration"
+# Keys that the loop sets: an override would break the chain from stage to stage.
+_CHAINED = {
+    "iteration": "the loop counts it",
+    "run.name": _PLACE,
+    "run.dir": _PLACE,
+    "run.export_dir": _PLACE,
+    "actor_rollout_ref.model.path": "set base_model=… for the model the loop starts from",
+    "solver.model_path": "the challenger plays against the last solver",
+    "continue_from": "a challenger continues from the last one",
+    "trainer.total_training_steps": "set steps_per_iteration=…",
+    "trainer.resume_mode": "the loop resumes by itself",
+    "challenger": _FROM_ITERATION,
+    "source": _FROM_ITERATION,
+    "start_model": _FROM_ITERATION,
+    "partition": _FROM_ITERATION,
+    "endpoint": "the loop evaluates its own solvers; evaluate another model with `drzero evaluate`",
+}
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One stage of one iteration."""
+
+    stage: str
+    iteration: int
+    overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name in the manifest, and its run folder's."""
+        return f"{self.stage}_iter{self.iteration}"
+
+
+def compose_loop(arguments: Sequence[str]) -> DictConfig:
+    """Compose `evolve.yaml`, with the stages' overrides from the command line added to its lists.
+
+    Raises OverrideError for an override that the loop does not allow.
+    """
+    own = last_of_each_key([argument for argument in arguments if _key(argument) in _OWN_KEYS])
+    check_overrides(list(own), CONFIG_DIR, "evolve", schema_of("evolve"))
+    config = compose_plain("evolve", own)
+    rest = [argument for argument in arguments if _key(argument) not in _OWN_KEYS]
+    of_stages = [argument for argument in rest if _STAGE_OVERRIDE.fullmatch(argument)]
+    # Later overrides win: first those of the loop's files, then those typed for all stages, then for one.
+    for argument in rest:
+        if argument not in of_stages:
+            _refuse_chained(argument)
+            for stage in STAGES:
+                config.stages[stage].append(argument)
+    for argument in of_stages:
+        stage, override = _for_stage(argument)
+        _refuse_chained(override)
+        config.stages[stage].append(override)
+    return config
+
+
+def plan_loop(config: DictConfig) -> list[StageRun]:
+    """Every stage run of the loop, in order."""
+    turns = [(stage, i) for i in range(1, config.iterations + 1) for stage in STAGES]
+    # Unresolved: an interpolation in an override refers to the stage's config, not to the loop's.
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    runs = [
+        StageRun(stage, i, last_of_each_key([f"iteration={i}", *plain["common"], *plain["stages"][stage]]))
+        for stage, i in [("evaluate", 0), *turns]
+    ]
+    return [run for run in runs if run.stage != "evaluate" or config.evaluations]
+
+
+def last_of_each_key(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The last override of each key: Hydra refuses two choices of one group."""
+    last = {_key(override): place for place, override in enumerate(overrides)}
+    return tuple(override for place, override in enumerate(overrides) if last[_key(override)] == place)
+
+
+def _key(argument: str) -> str:
+    return argument.partition("=")[0].lstrip("+~")
+
+
+def _for_stage(argument: str) -> tuple[str, str]:
+    """Stage and override of an argument such as `stages.solver.data.seed=1`."""
+    match = _STAGE_OVERRIDE.fullmatch(argument)
+    assert match is not None
+    if match["stage"] not in STAGES:
+        near = difflib.get_close_matches(match["stage"], STAGES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise OverrideError(
+            f"{argument!r}: there is no stage {match['stage']!r}: {hint}stages are {', '.join(STAGES)}"
+        )
+    return match["stage"], match["sign"] + match["rest"]
+
+
+def _refuse_chained(argument: str) -> None:
+    if reason := _CHAINED.get(_key(argument)):
+        raise OverrideError(f"{argument!r} cannot be set for a loop: {reason}")

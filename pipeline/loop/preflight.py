@@ -1,0 +1,94 @@
+"""Preflight of all stages of a loop before the first one runs.
+
+Each stage runs preflight itself when it starts, but by then earlier ones have been paid for. The same checks
+run here for all of them; outputs that earlier stages will create are not reported as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from ops.process.logs import say
+from pipeline.compose import compose_stage
+from pipeline.loop.manifest import Manifest
+from pipeline.loop.plan import StageRun, compose_loop, plan_loop
+from pipeline.loop.state import split_from, stages_from
+from pipeline.overrides import OverrideError
+from pipeline.preflight.compute import check_together
+from pipeline.preflight.context import Readings
+from pipeline.preflight.cost import together
+from pipeline.preflight.finding import Finding, PreflightFailed, Severity
+from pipeline.preflight.run import Report, preflight, refused_override, unresolved
+
+
+def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
+    """Check the stages that will run; raises PreflightFailed with all errors, each listed once."""
+    readings = Readings()
+    errors: dict[tuple[str, str], Finding] = {}
+    others: dict[tuple[str, str], Finding] = {}
+    estimates = []
+
+    def sort_in(stage: str, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            # The same stage of several iterations has the same findings.
+            kind = errors if finding.severity is Severity.ERROR else others
+            kind.setdefault((stage, finding.key), finding)
+
+    for run in runs:
+        report = preflight(configs[run.name], run.stage, starting=True, ahead=True, readings=readings)
+        sort_in(run.stage, report.findings)
+        estimates.append(report.estimate)
+    if runs:
+        sort_in("evolve", check_together(configs[runs[-1].name].compute, estimates))
+    if errors:
+        raise PreflightFailed(list({str(finding): finding for finding in errors.values()}.values()))
+    for finding in {str(finding): finding for finding in others.values()}.values():
+        if finding.severity is Severity.WARNING:
+            say("preflight", f"{finding.severity}: {finding}")
+    if cost := others.get(("evolve", "cost")):
+        say("preflight", f"{cost.severity}: {cost}")
+
+
+def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
+    """Compose and check a stage; `evolve` gives a report for each of its stages, and one for all together."""
+    name = stage.replace("-", "_")
+    if name == "evolve":
+        return _loop_reports(overrides)
+    try:
+        config = compose_stage(name, overrides)
+    except OverrideError as refused:
+        return [refused_override(name, refused)]
+    except OmegaConfBaseException as reason:
+        return [Report(name, [unresolved(reason)])]
+    return [preflight(config, name)]
+
+
+def _loop_reports(arguments: Sequence[str]) -> list[Report]:
+    readings, reports = Readings(), []
+    redo_from, overrides = split_from(arguments)
+    try:
+        plan = plan_loop(compose_loop(overrides))
+        for run in plan:
+            config = compose_stage(run.stage, run.overrides)
+            reports.append(preflight(config, run.stage, ahead=True, readings=readings))
+    except OverrideError as refused:
+        return [*reports, refused_override("evolve", refused)]
+    manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")
+    again = stages_from(redo_from, plan, manifest) if redo_from else []
+    left = [
+        report
+        for run, report in zip(plan, reports, strict=True)
+        if run in again or not manifest.is_complete(run.name)
+    ]
+    if left:
+        # Combined findings and cost of the unfinished stages.
+        estimates = [report.estimate for report in left]
+        known = [found for found in estimates if found is not None]
+        total = together(known) if known else None
+        findings = list(check_together(config.compute, estimates))
+        reports.append(Report("evolve", findings, left[0].machine, estimate=total))
+    return reports

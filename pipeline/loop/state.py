@@ -1,0 +1,208 @@
+"""The state of a loop's finished stages: whether they still fit, which to redo, what to remove.
+
+Every removal is recorded before it starts and completed at the next start if it was killed, so that neither a
+half-removed folder nor a record of a missing one remains.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ops.process.logs import say
+from pipeline.loop.identity import changed_keys, identity, input_identities, same_input, significant_config
+from pipeline.loop.manifest import LoopChanged, Manifest, StageEntry
+from pipeline.loop.plan import StageRun
+from verl_ext.checkpoints import saved_step
+
+Configs = dict[str, DictConfig]
+
+
+def recover(manifest: Manifest, configs: Configs, folder: Path) -> None:
+    """Complete what a killed start left undone in the manifest and the folders."""
+    for name, entry in list(manifest.entries.items()):
+        if entry.state == "running":
+            # The stage was killed: its log's last line gives the time it ran.
+            log = log_path(folder, name)
+            last = log.stat().st_mtime if log.is_file() else time.time()
+            entry.seconds += max(0.0, last - (entry.started or last))
+            entry.state, entry.error = "failed", "killed"
+        if entry.state == "forgotten" and name in configs:
+            _remove(name, configs[name], manifest)
+    for name, entry in manifest.entries.items():
+        if name in configs and any(output["pruned"] for output in entry.outputs.values()):
+            _remove_checkpoints(configs[name])
+    manifest.save()
+
+
+def log_path(folder: Path, name: str) -> Path:
+    """The loop's own log of a stage."""
+    return folder / "logs" / f"{name}.log"
+
+
+# Do finished stages still fit? ------------------------------------------------------------------------------
+
+
+def check_finished(plan: Sequence[StageRun], configs: Configs, manifest: Manifest) -> None:
+    """Raise LoopChanged if a finished or started stage no longer fits its settings, inputs or outputs.
+
+    Nothing depends on an evaluation: one that no longer fits is redone. (Its journal keeps the answers that
+    still count, and refuses others.)
+    """
+    first_open: str | None = None
+    for run in plan:
+        entry, config = manifest.entry(run.name), configs[run.name]
+        if entry.state != "complete":
+            _check_started(run, config, entry)
+            first_open = first_open or (run.name if run.stage != "evaluate" else None)
+            continue
+        if run.stage == "evaluate":
+            if changes := _changes(run, config, entry):
+                say("evolve", f"{run.name} is redone: {'; '.join(changes)}")
+                entry.state = "pending"
+            continue
+        if first_open:
+            raise LoopChanged(f"{run.name} is complete but {first_open} is not: add --from {first_open}")
+        if changes := _changes(run, config, entry):
+            raise LoopChanged(
+                f"{run.name} is complete, but these have changed since:{_listed(changes)}\n"
+                f"Undo that, or redo it and all that depends on it with --from {run.name}, or give the new "
+                "loop a folder of its own (paths.checkpoints=…)"
+            )
+
+
+def _check_started(run: StageRun, config: DictConfig, entry: StageEntry) -> None:
+    """Refuse to resume a checkpoint of another loop or other settings."""
+    if run.stage not in ("challenger", "solver") or not saved_step(Path(config.run.dir)):
+        return
+    if not entry.starts:
+        raise LoopChanged(
+            f"{config.run.dir} holds a run that this loop has not started: give the loop a folder of its own "
+            f"(paths.checkpoints=…), or remove that run with --from {run.name}"
+        )
+    changes = _setting_changes(run, config, entry) + _input_changes(run, config, entry)
+    if changes:
+        raise LoopChanged(
+            f"{run.name} was started with other settings or inputs:{_listed(changes)}\n"
+            f"Undo that to resume it, or restart it with --from {run.name}"
+        )
+
+
+def _changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
+    changes = _setting_changes(run, config, entry) + _input_changes(run, config, entry)
+    for name, output in entry.outputs.items():
+        if not output["pruned"] and identity(output["path"]) != output["identity"]:
+            what = "has changed" if Path(output["path"]).exists() else "is missing"
+            changes.append(f"output {name}: {output['path']} {what}")
+    return changes
+
+
+def _setting_changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
+    now = significant_config(run.stage, config, run.overrides)
+    return [f"setting {change}" for change in changed_keys(entry.config, now)]
+
+
+def _input_changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
+    """Inputs with other content; a missing one was pruned, or is an output that `_changes` compares."""
+    now = input_identities(run.stage, config)
+    return [f"input {name}: it was not read" for name in now if name not in entry.inputs] + [
+        f"input {name}: {'its content has changed' if name in now else 'it is no longer read'}"
+        for name, was in entry.inputs.items()
+        if name not in now or (now[name] is not None and not same_input(was, now[name]))
+    ]
+
+
+def _listed(changes: Sequence[str]) -> str:
+    return "".join(f"\n  {change}" for change in changes)
+
+
+# Redoing stages ---------------------------------------------------------------------------------------------
+
+
+def split_from(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The stage after `--from`, and the overrides; raises LoopChanged if no stage follows it."""
+    rest, redo_from = [], None
+    words = iter(arguments)
+    for word in words:
+        if word == "--from":
+            redo_from = next(words, "")
+        elif word.startswith("--from="):
+            redo_from = word.partition("=")[2]
+        else:
+            rest.append(word)
+    if redo_from == "":
+        raise LoopChanged("--from needs a stage, for example --from solver_iter1")
+    return redo_from, rest
+
+
+def stages_from(name: str, plan: Sequence[StageRun], manifest: Manifest) -> list[StageRun]:
+    """The stages that `--from name` redoes: that one and all that depend on it; for an evaluation it alone.
+
+    Raises LoopChanged for an unknown stage, or if a checkpoint that one of them needs has been pruned.
+    """
+    names = [run.name for run in plan]
+    if name not in names:
+        raise LoopChanged(f"--from {name}: the stages of this loop are {', '.join(names)}")
+    start = names.index(name)
+    again = [plan[start]] if plan[start].stage == "evaluate" else list(plan[start:])
+    for run in again:
+        source = _checkpoint_source(run)
+        entry = manifest.entries.get(source or "")
+        if entry and source not in [other.name for other in again] and _is_pruned(entry):
+            raise LoopChanged(
+                f"--from {name}: {run.name} needs the checkpoint of {source}, which has been pruned. Start "
+                f"from {source}, or keep checkpoints from the beginning with keep_checkpoints=true"
+            )
+    return again
+
+
+def forget(again: Sequence[StageRun], configs: Configs, manifest: Manifest) -> None:
+    """Remove the results of these stages."""
+    for run in again:
+        manifest.entry(run.name).state = "forgotten"
+    manifest.save()
+    for run in again:
+        _remove(run.name, configs[run.name], manifest)
+
+
+def _remove(name: str, config: DictConfig, manifest: Manifest) -> None:
+    for folder in (Path(config.run.dir), Path(config.run.export_dir)):
+        if folder.exists():
+            say("evolve", f"removing {folder}")
+            shutil.rmtree(folder)
+    del manifest.entries[name]
+    manifest.save()
+
+
+# Pruning ----------------------------------------------------------------------------------------------------
+
+
+def prune(run: StageRun, configs: Configs, manifest: Manifest) -> None:
+    """Remove the FSDP checkpoints that no stage will read, now that `run` is complete."""
+    spent = _checkpoint_source(run)
+    if spent not in manifest.entries or _is_pruned(manifest.entries[spent]):
+        return
+    # Recorded first: after a kill, the next start removes the rest of the folder.
+    manifest.entries[spent].outputs["checkpoint"]["pruned"] = True
+    manifest.save()
+    _remove_checkpoints(configs[spent])
+
+
+def _checkpoint_source(run: StageRun) -> str | None:
+    """The stage run whose checkpoint a stage reads: a merge's solver, a challenger's predecessor."""
+    return {"merge": f"solver_iter{run.iteration}", "challenger": f"challenger_iter{run.iteration - 1}"}.get(
+        run.stage
+    )
+
+
+def _is_pruned(entry: StageEntry) -> bool:
+    return any(output["pruned"] for output in entry.outputs.values())
+
+
+def _remove_checkpoints(config: DictConfig) -> None:
+    for checkpoint in Path(config.run.dir).glob("global_step_*"):
+        shutil.rmtree(checkpoint)

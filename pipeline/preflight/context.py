@@ -1,0 +1,116 @@
+"""The input of a check: a stage's resolved config, the declared machine, and a cache of file contents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from pipeline.preflight.finding import PreflightFailed
+from pipeline.preflight.machine import Machine
+from pipeline.preflight.model_shape import ModelShape, load_shape
+from pipeline.preflight.tokenizers import load_chat_tokenizer
+
+
+@dataclass
+class Readings:
+    """Contents read from disk, cached so that the stages of a loop read each file once."""
+
+    tokenizers: dict[str, Any] = field(default_factory=dict)
+    embedders: dict[tuple[str, str], str] = field(default_factory=dict)
+    """A collection's embedder, by the collection's folder and name."""
+    token_counts: dict[tuple[str, str, int], Any] = field(default_factory=dict)
+
+
+@dataclass
+class CheckContext:
+    """One stage under preflight."""
+
+    config: DictConfig
+    stage: str
+    machine: Machine
+    starting: bool
+    """The run starts on this machine right after preflight."""
+    ahead: bool
+    """Earlier stages of a loop have not run yet: their future outputs are not reported as missing."""
+    readings: Readings
+
+    @property
+    def trains(self) -> bool:
+        """Whether veRL runs."""
+        return self.stage in ("challenger", "solver")
+
+    @property
+    def serves_model(self) -> bool:
+        """Whether a model is served outside veRL."""
+        if self.stage == "evaluate":
+            return self.config.endpoint is None
+        return self.stage in ("challenger", "synthesize")
+
+    @property
+    def searches(self) -> bool:
+        """Whether the retrieval service runs."""
+        return self.stage not in ("merge", "prepare_data")
+
+    def sees(self, root: str) -> bool:
+        """Whether files below `paths.{root}` can be read from here; a volume of another machine cannot."""
+        return self.machine.is_local or self.starting or Path(self.config.paths[root]).is_dir()
+
+    def is_to_come(self, path: str | Path) -> bool:
+        """Whether an earlier stage of the loop will create this path."""
+        target = Path(path)
+        return self.ahead and target.is_relative_to(self.config.paths.checkpoints) and not target.exists()
+
+    def tokenizer(self, model: str, key: str) -> Any | None:
+        """A model's tokenizer; None for one that cannot be used, which `check_models` reports."""
+        try:
+            return self.load_tokenizer(model, key)
+        except PreflightFailed:
+            return None
+
+    def load_tokenizer(self, model: str, key: str) -> Any:
+        """A model's tokenizer; raises PreflightFailed for one that cannot be used."""
+        if model not in self.readings.tokenizers:
+            self.readings.tokenizers[model] = load_chat_tokenizer(model, key)
+        return self.readings.tokenizers[model]
+
+    @property
+    def policy(self) -> str:
+        """The model whose tokenizer counts the prompts."""
+        asked = str(self.config.get("challenger") or "")
+        has_tokenizer = (Path(asked) / "tokenizer_config.json").is_file()
+        if self.stage == "synthesize" and has_tokenizer:
+            return asked
+        return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.base_model)
+
+    def models(self) -> dict[str, str]:
+        """The models that the stage loads, by the key that names them."""
+        config = self.config
+        start = {start_key(config): config.actor_rollout_ref.model.path} if self.trains else {}
+        named = {
+            "challenger": start | {"solver.model_path": ""},
+            "solver": start,
+            "synthesize": {"challenger": config.get("challenger")},
+            "evaluate": {"solver.model_path": ""} if self.serves_model else {"tokenizer": ""},
+            "prepare_data": {"base_model": config.base_model},
+        }.get(self.stage, {})
+        places = {"solver.model_path": config.solver.model_path, "tokenizer": config.get("tokenizer")}
+        return {key: str(model or places[key]) for key, model in named.items() if model or places[key]}
+
+    def shape(self, model: str) -> ModelShape | None:
+        """A model's sizes; an export that a loop will create has those of the loop's base model."""
+        try:
+            known = load_shape(model)
+            made_of_base = known is None and not Path(model).exists() and "/" in model
+            is_export = Path(model).is_relative_to(self.config.paths.checkpoints)
+            return load_shape(self.config.base_model) if made_of_base and is_export else known
+        except (ValueError, KeyError, TypeError):  # an invalid config.json, which `check_models` reports
+            return None
+
+
+def start_key(config: DictConfig) -> str:
+    """The key that a user sets to change the model that a training run starts from."""
+    is_base = config.actor_rollout_ref.model.path == config.base_model
+    return "base_model" if is_base else "actor_rollout_ref.model.path"

@@ -1,0 +1,233 @@
+"""Checks of a training run's data: the index, and the parquet files with their wording and prompt lengths.
+
+Prompt lengths are counted in the run's own tokens. A token is at least one byte, so prompts of few bytes need
+no counting. In a file with more than SAMPLE other prompts, the longest by bytes and an even sample of the
+rest are counted, and the finding says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf
+
+from data.parquet_io import read_parquet
+from pipeline.preflight.context import CheckContext
+from pipeline.preflight.finding import Finding, error, note, warning
+from search.embedders import model_identity
+from search.store import open_collection
+from verl_ext.method.chat import render_prompt_ids
+from verl_ext.method.prompts import challenger_messages, solver_messages
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+
+SAMPLE, LONGEST = 2000, 64
+TRAIN, VAL = "data.train_files", "data.val_files"
+_LIMIT = "data.max_prompt_length"
+
+Prompt = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Token counts of a file's prompts."""
+
+    rows: int
+    counted: int
+    """How many were tokenised; unless this is a sample, all others are short enough by their bytes."""
+    is_sample: bool
+    over: dict[int, int]
+    """Lengths above the limit, by row."""
+
+
+def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
+    """The prompts file must exist, fill a batch, have this run's wording, and fit the prompt length."""
+    config, path = ctx.config, Path(str(ctx.config.data.train_files))
+    if not path.exists():
+        yield error(
+            TRAIN,
+            path,
+            f"no prompts at {path} (data.train_files)",
+            "make them with `drzero prepare-data`, or correct the path",
+        )
+        return
+    table = read_parquet(path, ["prompt", "extra_info"])
+    prompts = table.column("prompt").to_pylist()
+    if ctx.trains:
+        yield from _fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
+    if prompts:
+        info = table.column("extra_info")[0].as_py()
+        turns = config.rollout.max_turns
+        wording = challenger_messages(info["document"], info["hop"], config.prompts.form, turns)
+        if prompts[0] != wording:
+            yield _worded_otherwise(path, config, "remake them with `drzero prepare-data`")
+        yield from _too_long(ctx, TRAIN, path, prompts, "use a smaller max_document_tokens")
+
+
+def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
+    """The solver's questions must exist, have answers, have this run's wording, and fit the length.
+
+    A missing validation file is no error: the training file replaces it.
+    """
+    config = ctx.config
+    again = f"`drzero synthesize iteration={config.iteration}`"
+    for key in (TRAIN, VAL):
+        path = OmegaConf.select(config, key)
+        if path and ctx.is_to_come(path):
+            continue
+        if path and Path(path).exists():
+            yield from _questions(ctx, key, Path(path), again)
+        elif key == TRAIN:
+            yield error(key, path, f"no questions at {path} ({key})", f"make them with {again}")
+        else:
+            yield _falls_back(config, path)
+
+
+def use_train_for_missing_val(config: DictConfig) -> None:
+    """Replace a missing validation file by the training file; veRL requires one."""
+    if not config.data.val_files or not Path(str(config.data.val_files)).exists():
+        config.data.val_files = config.data.train_files
+
+
+def _falls_back(config: DictConfig, path: str | None) -> Finding:
+    trainer = config.trainer
+    validates = trainer.test_freq > 0 or trainer.val_before_train
+    severity = warning if validates else note
+    return severity(
+        VAL,
+        path,
+        f"there is no file at {path}, so {config.data.train_files} replaces it"
+        + (": validation will score training questions" if validates else ""),
+        "name a file of held-out questions, or set trainer.test_freq=-1 trainer.val_before_train=false",
+    )
+
+
+def check_val_file(ctx: CheckContext) -> Iterator[Finding]:
+    """The validation file of a stage that need not validate; veRL requires one, if only the training file."""
+    path = ctx.config.data.val_files
+    if path == ctx.config.data.train_files:
+        return
+    if not path or not Path(str(path)).exists():
+        yield _falls_back(ctx.config, path)
+    elif not pq.read_metadata(path).num_rows:
+        yield error(VAL, path, f"{path} has no rows", f"set {VAL} to the training file")
+
+
+def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[Finding]:
+    config = ctx.config
+    table = read_parquet(path, ["prompt", "reward_model", "extra_info"])
+    prompts = table.column("prompt").to_pylist()
+    if key == TRAIN:
+        yield from _fills_batch(
+            config, path, len(prompts), f"synthesize more with {again}, or make the batch smaller"
+        )
+    elif not prompts:
+        yield error(key, path, f"{path} ({key}) has no rows", f"synthesize more with {again}")
+    if not prompts:
+        return
+    targets = table.column("reward_model").to_pylist()
+    if bare := [row for row, judged in enumerate(targets) if not judged["ground_truth"]["target"]]:
+        yield error(
+            key,
+            path,
+            f"{path} ({key}): {len(bare)} of {len(prompts)} rows have no answer to compare with, the first "
+            f"is row {bare[0]}. Are these challenger prompts?",
+            f"questions are made with {again}",
+        )
+        return
+    question = table.column("extra_info")[0].as_py()["question"]
+    turns = config.rollout.max_turns
+    if prompts[0] != solver_messages(question, config.prompts.form, turns):
+        yield _worded_otherwise(path, config, f"remake them with {again}")
+    yield from _too_long(ctx, key, path, prompts, "shorten the questions")
+
+
+def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iterator[Finding]:
+    batch = config.data.train_batch_size
+    if rows < batch:
+        yield error(
+            "data.train_batch_size",
+            batch,
+            f"{path} has {rows} rows, less than one batch (data.train_batch_size={batch})",
+            advice,
+        )
+
+
+def _worded_otherwise(path: Path, config: DictConfig, advice: str) -> Finding:
+    turns = config.rollout.max_turns
+    return error(
+        "prompts.form",
+        config.prompts.form,
+        f"the prompts in {path} are not worded for this run "
+        f"(prompts.form={config.prompts.form}, {turns} turns)",
+        f"{advice} and the same model=",
+    )
+
+
+def _too_long(
+    ctx: CheckContext, key: str, path: Path, prompts: Sequence[Prompt], advice: str
+) -> Iterator[Finding]:
+    config = ctx.config
+    tokenizer = ctx.tokenizer(ctx.policy, key)
+    if tokenizer is None:
+        return
+    limit = config.data.max_prompt_length
+    name = (f"{path} {path.stat().st_mtime_ns}", ctx.policy, limit)
+    if name not in ctx.readings.token_counts:
+        ctx.readings.token_counts[name] = count_too_long(prompts, tokenizer, limit)
+    lengths: Lengths = ctx.readings.token_counts[name]
+    if not lengths.over:
+        return
+    worst = max(lengths.over, key=lambda row: lengths.over[row])
+    sample = f"a sample of {lengths.counted} of {lengths.rows}" if lengths.is_sample else str(lengths.rows)
+    why = (
+        f"{len(lengths.over)} of {sample} prompts in {path} are longer than data.max_prompt_length={limit} "
+        f"tokens (row {worst}: {lengths.over[worst]})"
+    )
+    if config.data.get("filter_overlong_prompts"):
+        yield warning(_LIMIT, limit, f"{why}, and will be dropped", f"raise it, or {advice}")
+        left = lengths.rows - len(lengths.over)
+        if not lengths.is_sample and key == TRAIN:
+            yield from _fills_batch(config, path, left, "raise data.max_prompt_length")
+    else:
+        # Whatever data.truncation is: veRL's agent loop silently keeps only the end of such a prompt.
+        yield error(_LIMIT, limit, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")
+
+
+def count_too_long(prompts: Sequence[Prompt], tokenizer: Any, limit: int) -> Lengths:
+    """Count the tokens of the prompts that may be longer than `limit`, or of a sample if they are many."""
+    blank = [{"role": role, "content": ""} for role in ("system", "user")]
+    frame = len(render_prompt_ids(tokenizer, blank, [SEARCH_TOOL_SCHEMA]))
+    sizes = [frame + sum(len(message["content"].encode()) for message in prompt) for prompt in prompts]
+    # A token is at least one byte, so only prompts of more bytes than the limit need counting.
+    rows = [row for row, size in enumerate(sizes) if size > limit]
+    is_sample = len(rows) > SAMPLE
+    if is_sample:
+        longest = sorted(rows, key=lambda row: -sizes[row])[:LONGEST]
+        step = len(rows) / (SAMPLE - LONGEST)
+        evenly = [rows[int(place * step)] for place in range(SAMPLE - LONGEST)]
+        rows = sorted({*longest, *evenly})
+    lengths = {row: len(render_prompt_ids(tokenizer, prompts[row], [SEARCH_TOOL_SCHEMA])) for row in rows}
+    over = {row: length for row, length in lengths.items() if length > limit}
+    return Lengths(len(prompts), len(rows), is_sample, over)
+
+
+def check_index(ctx: CheckContext) -> Iterator[Finding]:
+    """The collection must exist and be built with the embedder that will serve it."""
+    config, built = ctx.config, ctx.readings.embedders
+    source = (str(config.chroma.path), str(config.chroma.collection))
+    if source not in built:
+        with open_collection(config.chroma.path, config.chroma.collection) as store:
+            built[source] = store.info.embedder
+    embedder = config.retrieval.embedder
+    if model_identity(built[source]) != model_identity(embedder):
+        yield error(
+            "retrieval.embedder",
+            embedder,
+            f"collection {source[1]!r} in {source[0]} was built with {built[source]}, but "
+            f"retrieval.embedder is {embedder}",
+            f"set retrieval.embedder={built[source]}, or reindex the corpus",
+        )

@@ -1,0 +1,170 @@
+"""A model's sizes, read from its config.json: parameters, KV cache and context, without any weights.
+
+    load_shape("Qwen/Qwen2.5-7B-Instruct").parameters    # 7_615_616_512
+
+Dense decoders of the Llama, Qwen2 and Qwen3 families are counted by formula. The sizes of the models in the
+config group model/ are in a table here, so that preflight needs no download.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a dense decoder; all counts are of single numbers."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    intermediate: int
+    vocabulary: int
+    context: int
+    """Positions of the model (max_position_embeddings), the limit that veRL checks lengths against."""
+    tied: bool = False
+    """Whether the output layer is the embedding."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    stretched_context: int = 0
+    """Context with RoPE scaling, as SGLang computes it; 0 if it is the same."""
+
+    @property
+    def embedding(self) -> int:
+        """Weights of the embedding."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def query_size(self) -> int:
+        """Length of all heads' queries together."""
+        return self.heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Length of all heads' keys together."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def linear(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of a layer's seven matrices."""
+        return (
+            (self.hidden, self.query_size),
+            (self.hidden, self.kv_size),
+            (self.hidden, self.kv_size),
+            (self.query_size, self.hidden),
+            *((self.hidden, self.intermediate),) * 2,
+            (self.intermediate, self.hidden),
+        )
+
+    @property
+    def layer(self) -> int:
+        """Weights of one layer."""
+        matrices = sum(inputs * outputs for inputs, outputs in self.linear)
+        biases = self.qkv_bias * (self.query_size + 2 * self.kv_size) + self.out_bias * self.hidden
+        biases += self.mlp_bias * (2 * self.intermediate + self.hidden)
+        return matrices + biases + 2 * self.hidden + self.qk_norm * 2 * self.head_size
+
+    @property
+    def parameters(self) -> int:
+        """All weights, tied ones counted once."""
+        embeddings = self.embedding if self.tied else 2 * self.embedding
+        return embeddings + self.layers * self.layer + self.hidden
+
+    @property
+    def kv_per_token(self) -> int:
+        """Numbers in the KV cache for one token."""
+        return 2 * self.layers * self.kv_size
+
+    def adapter(self, rank: int) -> int:
+        """Weights of a LoRA adapter of this rank on every matrix of every layer."""
+        return self.layers * rank * sum(inputs + outputs for inputs, outputs in self.linear)
+
+
+# Sizes of the models that the group model/ names, from their published config.json, by bare name.
+KNOWN = {
+    # hidden, layers, heads, key heads, head, MLP, vocabulary, context
+    "qwen2.5-3b-instruct": ModelShape(2048, 36, 16, 2, 128, 11008, 151936, 32768, tied=True, qkv_bias=True),
+    "qwen2.5-7b-instruct": ModelShape(3584, 28, 28, 4, 128, 18944, 152064, 32768, qkv_bias=True),
+    "qwen3-8b": ModelShape(4096, 36, 32, 8, 128, 12288, 151936, 40960, qk_norm=True),
+    "qwen3-14b": ModelShape(5120, 40, 40, 8, 128, 17408, 151936, 40960, qk_norm=True),
+    "qwen3-32b": ModelShape(5120, 64, 64, 8, 128, 25600, 151936, 40960, qk_norm=True),
+    "smollm2-135m": ModelShape(576, 30, 9, 3, 64, 1536, 49152, 8192, tied=True),
+    "demo-policy": ModelShape(576, 30, 9, 3, 64, 1536, 49152, 8192, tied=True),
+}
+
+
+def bare_name(model: str) -> str:
+    """The last part of a folder or hub id, in lower case."""
+    return Path(model).name.lower()
+
+
+def model_config(model: str) -> dict[str, Any] | None:
+    """The config.json of a folder, or of a hub id that is in the local cache; None if it is not local.
+
+    Raises ValueError for one that is not JSON.
+    """
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        try:
+            cached = try_to_load_from_cache(model, "config.json")
+        except HFValidationError:  # a path that does not exist
+            return None
+        if not isinstance(cached, str):
+            return None
+        path = Path(cached)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return config if isinstance(config, dict) else None
+
+
+def load_shape(model: str) -> ModelShape | None:
+    """The sizes of a model from its config.json, else from the table; None if in neither."""
+    config = model_config(model)
+    return KNOWN.get(bare_name(model)) if config is None else shape_of(config)
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
+    """The sizes from a config.json; None for a family without a formula here."""
+    family = config.get("model_type")
+    if family not in FAMILIES or "num_experts" in config:
+        return None
+    heads = config["num_attention_heads"]
+    has_bias = bool(config.get("attention_bias", False))
+    context = int(config.get("max_position_embeddings", 0))
+    return ModelShape(
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        intermediate=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        context=context,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=has_bias or family == "qwen2",
+        out_bias=has_bias and family != "qwen2",
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        qk_norm=family == "qwen3",
+        stretched_context=_stretched(config, context),
+    )
+
+
+def _stretched(config: Mapping[str, Any], context: int) -> int:
+    """The context with RoPE scaling, by SGLang's rule: some kinds already include it in their positions."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if "original_max_position_embeddings" in scaling or kind in (None, "default", "llama3"):
+        return 0
+    return int(context * float(scaling.get("factor", 1)))

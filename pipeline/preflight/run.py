@@ -1,0 +1,234 @@
+"""Preflight: checks a stage in seconds, before anything is paid for, without a GPU or loading a model.
+
+    report = preflight(compose_stage("challenger", ["hardware=8xh100", "model=qwen2.5-7b"]), "challenger")
+    require(config, "challenger")      # the first call of every stage; raises PreflightFailed
+
+The stage's config is composed as the run will compose it and checked against the machine that it declares
+(the groups hardware/ and compute/), not the one this runs on. All findings are reported, not only the first;
+an override that cannot be composed is the exception, since nothing else can be checked then. `_CHECKS` is the
+table of checks by stage; a new check is a function that yields findings, and a line there. docs/preflight.md
+lists the checks and the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ops.errors import UserError
+from ops.process.logs import say
+from pipeline.checkpoints.resume import find_start
+from pipeline.compose import resolve
+from pipeline.overrides import OverrideError
+from pipeline.preflight import batch, compute, data, environment, inputs, memory, models, values, versions
+from pipeline.preflight.context import CheckContext, Readings
+from pipeline.preflight.cost import Estimate, estimate
+from pipeline.preflight.finding import Finding, PreflightFailed, Severity, error, has_errors
+from pipeline.preflight.machine import Machine, declared_machine
+from pipeline.preflight.memory_ledger import Ledger
+
+STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate", "serve_search")
+
+CheckFunction = Callable[[CheckContext], Iterator[Finding]]
+# Errors whose message is written for users.
+_FOR_THE_USER = (UserError, FileNotFoundError, OmegaConfBaseException)
+# What a check may raise on an invalid value, which another check reports.
+_OF_BAD_VALUES = (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, OmegaConfBaseException)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check, the config key for the errors it raises, and when it can run."""
+
+    function: CheckFunction
+    key: str
+    reads: str = ""
+    """The entry of `paths` below which it reads; the check is skipped if that is on another machine."""
+    counts: bool = False
+    """Whether it computes with numbers of the config, which must then be numbers."""
+    explains: bool = False
+    """Whether its errors can be the cause of an exception in another check."""
+    ahead: bool = True
+    """Whether it applies to a stage of a loop before the earlier stages have run."""
+
+
+@dataclass
+class Report:
+    """Preflight's result for one stage."""
+
+    name: str
+    findings: list[Finding]
+    machine: Machine | None = None
+    ledger: Ledger | None = None
+    estimate: Estimate | None = None
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that prevent a start."""
+        return [finding for finding in self.findings if finding.severity is Severity.ERROR]
+
+
+def _check_start(ctx: CheckContext) -> Iterator[Finding]:
+    find_start(ctx.config)
+    yield from ()
+
+
+_VALUES = Check(values.check_values, "values", explains=True)
+_MACHINE = (
+    Check(compute.check_compute, "compute"),
+    Check(versions.check_versions, "versions"),
+    Check(environment.check_secrets, "secrets"),
+    Check(environment.check_files_visible, "paths"),
+)
+_SERVICES = (Check(environment.check_ports, "retrieval.port"),)
+_SEARCH = (
+    Check(data.check_index, "chroma.path", reads="corpus"),
+    Check(models.check_embedder, "retrieval.embedder"),
+    *_SERVICES,
+)
+_RUN_FOLDER = Check(environment.check_run_folder, "run.dir", reads="checkpoints")
+_MODELS = Check(models.check_models, "base_model")
+_SERVED = (
+    Check(batch.check_engines, "solver.engine"),
+    Check(batch.check_parallel, "solver.tp_size", counts=True),
+    Check(batch.check_served_lengths, "solver.max_context_tokens", counts=True),
+    Check(memory.check_memory, "memory", counts=True),
+)
+_TRAINING = (
+    Check(
+        batch.check_micro_batches,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        counts=True,
+        explains=True,
+    ),
+    Check(batch.check_batch, "data.train_batch_size", counts=True),
+    Check(batch.check_separate_async, "mode", counts=True),
+    Check(batch.check_lengths, "data.max_response_length", counts=True),
+    Check(environment.check_imports, "imports"),
+    Check(environment.check_stacks, "watchdog", ahead=False),
+    Check(_check_start, "run.name", reads="checkpoints", ahead=False),
+)
+_COST = Check(compute.check_cost, "compute.max_usd", counts=True)
+_CHECKS: dict[str, tuple[Check, ...]] = {
+    "challenger": (
+        *(Check(batch.check_on_policy, "mode"), *_SERVED, *_TRAINING, _MODELS),
+        Check(data.check_challenger_data, "data.train_files", reads="corpus"),
+        Check(data.check_val_file, "data.val_files", reads="corpus"),
+        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
+    ),
+    "solver": (
+        *(*_SERVED, *_TRAINING, _MODELS),
+        Check(data.check_solver_data, "data.train_files", reads="checkpoints"),
+        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
+    ),
+    "synthesize": (
+        *(*_SERVED, _MODELS),
+        Check(inputs.check_partition_rows, "data.train_files", reads="corpus"),
+        Check(data.check_challenger_data, "data.train_files", reads="corpus"),
+        Check(inputs.check_challenger, "challenger", reads="checkpoints"),
+        Check(inputs.check_gates, "gates", reads="corpus"),
+        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
+    ),
+    "merge": (_RUN_FOLDER, *_MACHINE, _COST),
+    "evaluate": (
+        *(*_SERVED, _MODELS, Check(inputs.check_endpoint, "endpoint")),
+        Check(inputs.check_questions, "benchmarks", reads="corpus"),
+        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
+    ),
+    "prepare_data": (_MODELS, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
+    "serve_search": (*_SEARCH, _RUN_FOLDER, *_MACHINE),
+}
+
+
+def preflight(
+    config: DictConfig,
+    stage: str,
+    *,
+    starting: bool = False,
+    ahead: bool = False,
+    readings: Readings | None = None,
+) -> Report:
+    """Check a stage's composed config, which stays unchanged.
+
+    `starting`: the run starts on this machine if the report has no errors, so installed versions and used
+    ports count even if the declared machine could be another. `ahead`: earlier stages of a loop have not run
+    yet. Pass the same `readings` for all stages of a loop to read each file once.
+    """
+    name = stage if not ahead else str(config.run.name)
+    try:
+        resolved = resolve(config)
+        machine = declared_machine(resolved, starting=starting)
+    except PreflightFailed as failed:
+        return Report(name, failed.findings)
+    except OmegaConfBaseException as reason:
+        return Report(name, [unresolved(reason)])
+    except (TypeError, ValueError) as reason:  # not a number, in the config's own arithmetic
+        return Report(name, [error("config", stage, str(reason), "correct the value")])
+    ctx = CheckContext(resolved, stage, machine, starting, ahead, readings or Readings())
+    found = _Collected()
+    found.run(_VALUES, ctx)
+    can_count = values.can_be_reckoned_with(ctx)
+    for check in sorted(_CHECKS[stage], key=lambda check: not check.explains):
+        can_see = not check.reads or ctx.sees(check.reads)
+        if can_see and (can_count or not check.counts) and (check.ahead or not ahead):
+            found.run(check, ctx)
+    has_values = can_count and not has_errors(found.explaining)
+    return Report(
+        name,
+        found.findings,
+        machine,
+        memory.stage_ledger(ctx) if has_values else None,
+        estimate(ctx) if has_values and stage in _CHECKS else None,
+    )
+
+
+def require(config: DictConfig, stage: str) -> None:
+    """Check a stage that starts here: raise PreflightFailed for errors, print warnings and notes."""
+    report = preflight(config, stage, starting=True)
+    if report.errors:
+        raise PreflightFailed(report.errors)
+    for finding in report.findings:
+        say("preflight", f"{finding.severity}: {finding}")
+    if report.ledger and report.ledger.capacity_gib:
+        left = f"{report.ledger.margin_gib:.1f} of {report.ledger.capacity_gib:.1f} GiB"
+        say("preflight", f"memory: {left} left in the worst phase ({report.ledger.worst})")
+
+
+@dataclass
+class _Collected:
+    """The findings so far, including those that checks raise."""
+
+    findings: list[Finding] = field(default_factory=list)
+    explaining: list[Finding] = field(default_factory=list)
+
+    def run(self, check: Check, ctx: CheckContext) -> None:
+        found: list[Finding] = []
+        try:
+            found.extend(check.function(ctx))
+        except PreflightFailed as failed:
+            found.extend(failed.findings)
+        except _FOR_THE_USER as reason:
+            # The message of such an error contains its own advice.
+            value = OmegaConf.select(ctx.config, check.key)
+            message = " ".join(str(reason).split()).removeprefix(f"{check.key}: ")
+            found.append(error(check.key, "" if OmegaConf.is_config(value) else value, message, ""))
+        except _OF_BAD_VALUES:
+            if not has_errors(self.explaining):  # no invalid value explains it: a bug
+                raise
+        if check.explains:
+            self.explaining += found
+        self.findings.extend(finding for finding in found if finding not in self.findings)
+
+
+def refused_override(name: str, refused: OverrideError) -> Report:
+    """The report for a config that does not compose: nothing else can be checked."""
+    return Report(name, [error(refused.key, refused.line, str(refused), "")])
+
+
+def unresolved(reason: OmegaConfBaseException) -> Finding:
+    """The finding for an interpolation that does not resolve, or a missing value."""
+    key = str(getattr(reason, "full_key", None) or "config")
+    return error(key, "", " ".join(str(reason).split()), "correct the value, or what it refers to")

@@ -1,0 +1,95 @@
+"""The tokenizers of a run's models: loads them, and checks that they can render our conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from pipeline.preflight.finding import refusal
+from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import render_tool_call
+
+
+def load_tokenizer(path: str, key: str) -> Any:
+    """The tokenizer of the model that `key` names; PreflightFailed for neither a folder nor a hub id."""
+    try:
+        return _tokenizer_class(path).from_pretrained(path)
+    except (OSError, ValueError) as reason:
+        raise refusal(
+            key,
+            path,
+            f"there is no model at {path}, neither a folder nor on a reachable hub "
+            f"({str(reason).splitlines()[0]})",
+            "correct it, or download the model first. The demo's models come with `drzero demo-data`",
+        ) from reason
+
+
+def _tokenizer_class(path: str) -> Any:
+    """AutoTokenizer, or at once the generic class that it would choose for a folder of ours.
+
+    Importing either is slow, so neither is imported at the top of a module; AutoTokenizer imports torch's
+    compiler as well, which takes twice as long.
+    """
+    try:
+        saved = json.loads((Path(path) / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        saved = {}
+    if saved.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in saved:
+        from transformers import TokenizersBackend
+
+        return TokenizersBackend
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def load_chat_tokenizer(path: str, key: str) -> Any:
+    """The tokenizer of a model that can hold our conversations; `key` is the model's key.
+
+    The model must use ChatML, and its chat template must render tools and tool responses without changing
+    earlier turns. Raises PreflightFailed for another.
+    """
+    tokenizer = load_tokenizer(path, key)
+    try:
+        flaw = _conversation_flaw(tokenizer)
+    except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
+        flaw = str(reason)
+    if flaw:
+        raise refusal(
+            key,
+            path,
+            f"the model at {path} cannot hold a conversation with searches: {flaw}",
+            "choose a ChatML model whose chat template renders tools, such as Qwen2.5-Instruct",
+        )
+    return tokenizer
+
+
+def _conversation_flaw(tokenizer: Any) -> str | None:
+    turn_end_id(tokenizer)
+    messages = [{"role": role, "content": "text"} for role in ("system", "user")]
+    with_tools, without = (render_prompt_ids(tokenizer, messages, t) for t in ([SEARCH_TOOL_SCHEMA], None))
+    if with_tools == without:
+        return "its chat template does not render tools"
+    if tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
+        return "its chat template does not render tool responses"
+    return None
+
+
+def token_drift(tokenizer: Any) -> int:
+    """How many tokens of a conversation with two searches change when its text is tokenised again.
+
+    0 for a tokenizer whose turns concatenate exactly. Training never re-tokenises; a server or tool that gets
+    the text would otherwise see another conversation than was trained on.
+    """
+    ids = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who came?"}], [SEARCH_TOOL_SCHEMA])
+    for query in ("town", "river Ø 3"):
+        call = f"<think>So.</think>{render_tool_call([query])}<|im_end|>"
+        turn = tokenizer.encode(call, add_special_tokens=False)
+        ids = [*ids, *turn, *tool_turn_ids(tokenizer, turn, [f"[1] {query}\nText."])]
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    again = tokenizer.encode(text, add_special_tokens=False)
+    return sum(a != b for a, b in zip(ids, again, strict=False)) + abs(len(ids) - len(again))

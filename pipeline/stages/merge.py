@@ -1,0 +1,113 @@
+"""The merge stage: exports a run's last checkpoint as a model folder and compares it with its start model.
+
+    drzero merge iteration=1                                           # solver_iter1 → solver_iter1_hf
+    drzero merge source=outputs/checkpoints/challenger_iter1 run.name=merge_challenger_iter1 start_model=…
+
+docs/merge.md explains the table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ops.files import atomic_write
+from pipeline.checkpoints.export import export_policy, read_check
+from pipeline.checkpoints.verify import ExportCheck
+from pipeline.checkpoints.weight_change import Change, WeightChange, measure_change
+from pipeline.checkpoints.weights import FsdpCheckpoint, Layout, first_difference, load_config, model_folder
+from pipeline.compose import resolve
+from pipeline.errors import CheckError
+from pipeline.preflight.run import require
+from pipeline.stages.result import write_result
+
+# Compared before the weights' shapes, since users know these names.
+_SIZES = (
+    *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
+)
+
+
+def run_merge(config: DictConfig) -> Path:
+    """Merge the last checkpoint of `config.source` into `config.run.export_dir`; returns that folder.
+
+    Writes `report.json` and `result.json` into the run's folder. Raises CheckError before anything is written
+    if checkpoint, start model or the run's folder cannot be used, OutOfTime if less time is left than the
+    export takes, ChildFailed if veRL's merger fails.
+    """
+    require(config, "merge")
+    config = resolve(config)
+    folder, source = Path(config.run.dir), Path(config.source).absolute()
+    checkpoint = FsdpCheckpoint(source)
+    start = model_folder(config.start_model)
+    check_same_model(checkpoint, start)
+    export = export_policy(config, source)
+    check, change = read_check(export), measure_change(checkpoint, export, start)
+    report = {
+        "checkpoint": str(checkpoint.folder),
+        "start_model": str(config.start_model),
+        "export": str(export),
+        "check": asdict(check),
+        "change": asdict(change),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / "report.json", json.dumps(report, indent=1))
+    _print_report(export, check, change)
+    figures = {
+        "changed_share": change.trained.share,
+        "changed_share_exported": change.exported.share,
+        "kept_by_rounding": change.kept,
+        "max_log_prob_difference": check.max_log_prob_difference,
+    }
+    write_result(config, {"export": export}, check.tokens, figures)
+    return export
+
+
+def check_same_model(checkpoint: FsdpCheckpoint, start: Path) -> None:
+    """Raise CheckError with the first difference unless the checkpoint is of the start model."""
+    config = load_config(str(start), "start_model")
+    for field in _SIZES:
+        ours, theirs = (getattr(c, field, None) for c in (checkpoint.config, config))
+        if ours != theirs:
+            raise _another_model(checkpoint, start, f"its {field} is {ours}, not {theirs}")
+    difference = first_difference(Layout(config).shapes, checkpoint.layout.shapes)
+    if difference:
+        raise _another_model(checkpoint, start, difference)
+
+
+def _another_model(checkpoint: FsdpCheckpoint, start: Path, difference: str) -> CheckError:
+    return CheckError(
+        f"{checkpoint.huggingface / 'config.json'} is of another model than the start model {start}: "
+        f"{difference}. Set source= to the run that was trained from it, or start_model= to the model that "
+        "this run started from"
+    )
+
+
+def _print_report(export: Path, check: ExportCheck, change: WeightChange) -> None:
+    table = Table(title=f"change of {change.weights:,} weights", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for column in ("changed", "largest", "mean"):
+        table.add_column(column, justify="right")
+    table.add_row("checkpoint, float32", *_cells(change.trained))
+    table.add_row("export, bfloat16", *_cells(change.exported))
+    console = Console(width=118)
+    console.print(table)
+    if change.kept is not None:
+        console.print(f"  the export has {change.kept:.1%} of the step that training made (docs/merge.md)")
+    console.print(f"  every weight of the export is the checkpoint's, rounded ({check.weights:,} compared)")
+    if check.skipped:
+        console.print(f"  log-probabilities not compared: {check.skipped}")
+    else:
+        difference = f"{check.max_log_prob_difference:.2g}"
+        console.print(f"  log-probabilities of {check.texts} texts differ by {difference} at most")
+    console.print(f"  export: {export}", soft_wrap=True)
+
+
+def _cells(change: Change) -> tuple[str, str, str]:
+    return f"{change.share:.4%}", f"{change.max_abs:.2e}", f"{change.mean_abs:.2e}"

@@ -1,0 +1,135 @@
+"""The services of a stage, as data: commands, ports, health, and where their logs go."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, open_dict
+
+from ops.process.ports import PortTaken, reserve_port
+from ops.services.health import HealthCheck
+from ops.services.services import ServiceSpec
+from pipeline.compose import process_env
+from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
+
+RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
+"""The default ports, used if they are free and no port is set."""
+
+
+def choose_ports(config: DictConfig) -> None:
+    """Fill in `retrieval.port` and `solver.port`: as set, else the default one, else any free one.
+
+    Raises PortTaken for a port that is set and in use, or set for both services.
+    """
+    retrieval, solver = config.retrieval, config.solver
+    if retrieval.port is not None and retrieval.port == solver.port:
+        raise PortTaken(f"retrieval.port and solver.port are both {solver.port}: choose two ports, or none")
+    with open_dict(config):
+        retrieval.port = _port(retrieval.port, RETRIEVAL_PORT, retrieval.host, other=solver.port)
+        solver.port = _port(solver.port, SOLVER_PORT, solver.host, other=retrieval.port)
+
+
+def _port(asked: int | None, usual: int, host: str, other: int | None) -> int:
+    if asked is not None:
+        return reserve_port(asked, host)
+    if usual == other:
+        return reserve_port(None, host)
+    try:
+        return reserve_port(usual, host)
+    except PortTaken:
+        return reserve_port(None, host)
+
+
+def retrieval_spec(config: DictConfig) -> ServiceSpec:
+    """The retrieval service over the run's collection."""
+    retrieval = config.retrieval
+    url = f"http://{retrieval.host}:{retrieval.port}"
+    return ServiceSpec(
+        name="retrieval",
+        command=(
+            *_module("search.server"),
+            *("--chroma-path", config.chroma.path, "--collection", config.chroma.collection),
+            *("--embedder", retrieval.embedder, "--device", retrieval.device),
+            *("--encoders", str(retrieval.encoders), "--threads", str(retrieval.threads)),
+            *("--max-batch", str(retrieval.max_batch), "--window-ms", str(retrieval.window_ms)),
+            *("--max-queue", str(retrieval.max_queue), "--cache-mb", str(retrieval.cache_mb)),
+            *("--host", retrieval.host, "--port", str(retrieval.port)),
+            *(["--access-log"] if retrieval.access_log else []),
+        ),
+        log_path=_log(config, "retrieval"),
+        health_url=f"{url}/health",
+        liveness=HealthCheck(
+            url=f"{url}/health",  # a canary search
+            away=424,  # search.serving.app.INDEX_UNAVAILABLE
+            metrics_url=f"{url}/metrics",
+            work=("retrieval_index_seconds_count", "retrieval_cache_hits_total"),
+        ),
+        startup_budget_s=retrieval.startup_budget_s,
+        restarts=retrieval.restarts,
+        env=process_env(config),
+    )
+
+
+def solver_spec(config: DictConfig, name: str = "solver") -> ServiceSpec:
+    """The solver's server: SGLang, or our reference engine behind its OpenAI-compatible front.
+
+    `name` is the name of the service and of its model in requests: synthesize serves the challenger with it.
+    """
+    solver = config.solver
+    command = _sglang_command(config) if solver.engine == "sglang" else _reference_command(config)
+    url = f"http://{solver.host}:{solver.port}"
+    return ServiceSpec(
+        name=name,
+        command=(*command, "--served-model-name", name, "--host", solver.host, "--port", str(solver.port)),
+        log_path=_log(config, name),
+        health_url=f"{url}/health",
+        liveness=_solver_liveness(solver.engine, url),
+        startup_budget_s=solver.startup_budget_s,
+        restarts=solver.restarts,
+        env=process_env(config),
+    )
+
+
+def _solver_liveness(engine: str, url: str) -> HealthCheck:
+    """A probe that generates one token: SGLang has its own endpoint for it, the reference engine /health."""
+    if engine == "sglang":
+        return HealthCheck(
+            url=f"{url}/health_generate",
+            metrics_url=f"{url}/metrics",
+            work=("sglang:generation_tokens_total",),
+        )
+    return HealthCheck(
+        url=f"{url}/health", metrics_url=f"{url}/metrics", work=("engine_generated_tokens_total",)
+    )
+
+
+def _sglang_command(config: DictConfig) -> tuple[str, ...]:
+    solver = config.solver
+    return (
+        *_module("sglang.launch_server"),
+        *("--model-path", solver.model_path, "--dtype", solver.dtype),
+        *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
+        *("--mem-fraction-static", str(solver.mem_fraction_static)),
+        *("--context-length", str(solver.max_context_tokens + OWN_POSITIONS)),
+        *SOLVER_ARGUMENTS,
+        *("--log-level", str(config.log_level).lower(), "--enable-metrics"),
+    )
+
+
+def _reference_command(config: DictConfig) -> tuple[str, ...]:
+    solver = config.solver
+    return (
+        *_module("verl_ext.engine.api_server"),
+        *("--model", solver.model_path, "--dtype", solver.dtype),
+        *("--device", config.machine.device, "--threads", str(solver.threads)),
+        *("--max-batch-size", str(solver.max_batch_size), "--max-seq-len", str(solver.max_context_tokens)),
+    )
+
+
+def _module(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name)
+
+
+def _log(config: DictConfig, name: str) -> Path:
+    return Path(config.run.dir) / "logs" / f"{name}.log"

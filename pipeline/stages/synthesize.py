@@ -1,0 +1,322 @@
+"""The synthesize stage: the trained challenger's questions, judged by the gates, become the solver's data.
+
+    drzero synthesize iteration=1                                        # partition 1 of 5 of the prompts
+    drzero synthesize iteration=1 gates.evidence=false                   # the same samples, other gates
+
+It has two halves. *Sampling* runs `samples` conversations per prompt and appends each to `samples.jsonl` at
+its end: a kill loses those in flight, and a rerun runs the missing ones. *Selection* is a pure function of
+the journal and of `gates:`, so every run repeats it and gets the same bytes. A conversation that failed twice
+because of a service is not a sample: it is counted, and left to the next run. A prompt is judged on the
+samples it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from data.benchmarks import load_benchmark
+from data.gates import Gates
+from data.journal import Journal
+from data.selection import Selection, select
+from data.solver_rows import REJECTS, TRAIN, VAL, check_partition, write_rejects, write_solver_split
+from ops.files import atomic_write
+from ops.process.leftovers import remove_temporaries
+from ops.process.lock import HeldLock
+from ops.services.services import ServiceGroup
+from pipeline.checkpoints.export import export_policy
+from pipeline.compose import resolve, write_resolved
+from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from pipeline.preflight.inputs import gate_settings, partition_rows
+from pipeline.preflight.run import require
+from pipeline.preflight.tokenizers import load_chat_tokenizer
+from pipeline.settings.schema import schema_of
+from pipeline.stages.conversations import (
+    LAST_BEGIN_S,
+    Failed,
+    check_failed_share,
+    completions_url,
+    play_all,
+    served_agent,
+)
+from pipeline.stages.result import RESULT, write_result
+from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
+from search.embedders import Embedder, EmbedderSpec
+from verl_ext.artefacts import announce
+from verl_ext.method.prompts import Message
+from verl_ext.method.search_agent import Conversation, SearchAgent
+from verl_ext.stop_time import require_time
+
+_WIDTH = 118
+
+
+SAMPLES, REPORT = "samples.jsonl", "report.json"
+SERVICE = "challenger"
+"""The challenger's name as a service, and its model's name in requests."""
+_SHORT = 12  # hexadecimal digits of a fingerprint, enough for a reader to compare
+
+Row = dict[str, Any]
+"""A challenger prompt: a row of the prompts file."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One conversation to run."""
+
+    prompt_index: int
+    number: int
+    """Its index among the conversations of its prompt."""
+    seed: int
+    messages: list[Message]
+
+
+def run_synthesize(config: DictConfig) -> None:
+    """Draw the missing samples, select pairs, and write the solver's split, rejects, report and result.
+
+    Raises PreflightFailed before anything starts, OutOfTime if the stop time comes before all is sampled,
+    ServiceDied or ConversationsFailed if sampling cannot continue, DataError if no prompt gave a pair.
+    """
+    require(config, "synthesize")
+    choose_ports(config)
+    config = resolve(config)
+    rows = partition_rows(config)
+    folder = Path(config.run.dir)
+    with HeldLock(folder / "lock"):
+        remove_temporaries(folder)
+        config.solver.model_path = model = merge_if_needed(config)
+        tokenizer = load_chat_tokenizer(model, "challenger")
+        benchmark_questions = [q.question for file in config.gates.benchmarks for q in load_benchmark(file)]
+        identity = fingerprint_model(model)
+        with Journal(folder / SAMPLES, journal_identity(config, identity)) as journal:
+            _sample(config, rows, tokenizer, journal)
+            records = journal.records
+        _select(config, rows, records, generator_name(config, identity), benchmark_questions)
+
+
+def merge_if_needed(config: DictConfig) -> str:
+    """The challenger's model folder or hub id; of a run, the export of its last checkpoint."""
+    folder = Path(config.challenger)
+    is_run = folder.is_dir() and not (folder / "config.json").is_file()
+    return str(export_policy(config, folder.absolute())) if is_run else str(config.challenger)
+
+
+def journal_identity(config: DictConfig, model: str) -> dict[str, Any]:
+    """All settings and inputs that a sample depends on; the number of samples per prompt is not one."""
+    settings = {key: OmegaConf.select(config, key) for key in schema_of("synthesize").changing_journal()}
+    return {
+        "model": model,
+        "prompts": fingerprint(Path(config.data.train_files)),
+        "collection": fingerprint_collection(config.chroma.path, config.chroma.collection),
+    } | settings
+
+
+def sample_seed(run_seed: int, prompt_index: int, number: int) -> int:
+    """The seed of a sample: 63 bits, so that it fits a signed column and every server's seed."""
+    digest = hashlib.sha256(f"{run_seed}/{prompt_index}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def missing_samples(config: DictConfig, rows: Sequence[Row], records: Sequence[Row]) -> list[Sample]:
+    """The conversations that the journal lacks, prompt by prompt."""
+    done = {(record["prompt_index"], record["sample"]) for record in records}
+    wanted = ((row, row["extra_info"]["index"], number) for row in rows for number in range(config.samples))
+    return [
+        Sample(index, number, sample_seed(config.data.seed, index, number), row["prompt"])
+        for row, index, number in wanted
+        if (index, number) not in done
+    ]
+
+
+def sample_record(sample: Sample, conversation: Conversation) -> dict[str, Any]:
+    """The journal's record of a finished conversation."""
+    return {
+        "prompt_index": sample.prompt_index,
+        "sample": sample.number,
+        "seed": sample.seed,
+        "trajectory": conversation.trajectory.to_dict(),
+        "tokens_in": conversation.tokens_in,
+        "tokens_out": conversation.tokens_out,
+        "latency_s": round(conversation.latency_s, 2),
+    }
+
+
+def generator_name(config: DictConfig, identity: str) -> str:
+    """The challenger as the pairs' metadata name it: its path below the checkpoints, and a fingerprint."""
+    path = Path(config.challenger)
+    if not path.is_dir():  # a hub id, which its identity contains
+        return identity
+    root = Path(config.paths.checkpoints)
+    shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    return f"{shown}@{identity[:_SHORT]}"
+
+
+def _sample(config: DictConfig, rows: Sequence[Row], tokenizer: Any, journal: Journal) -> None:
+    """Serve the challenger and run the missing conversations."""
+    missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
+    print(f"{len(rows)} prompts, {total} samples, {len(missing)} of them still to draw, {config.challenger}")
+    if not missing:
+        return
+    require_time(config.run.name, LAST_BEGIN_S)
+    # The old result would pass for that of unfinished work.
+    (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
+    write_resolved(config)
+    try:
+        with ServiceGroup([retrieval_spec(config), solver_spec(config, SERVICE)]) as services:
+            failed = asyncio.run(play_samples(config, tokenizer, missing, journal, services))
+    finally:
+        announce(journal.path)
+    for reason, times in Counter(failure.reason for failure in failed).most_common(3):
+        print(f"failed {times} times, to be retried by the next run: {reason}")
+
+
+async def play_samples(
+    config: DictConfig,
+    tokenizer: Any,
+    missing: Sequence[Sample],
+    journal: Journal,
+    services: ServiceGroup,
+) -> list[Failed[Sample]]:
+    """Run conversations with the services at the configured ports; each finished one goes to the journal.
+
+    Returns those that failed twice; raises ConversationsFailed if they are too large a share of all samples.
+    """
+    async with served_agent(SearchAgent, config, completions_url(config), SERVICE, tokenizer) as agent:
+        failed = await play_all(
+            missing,
+            lambda sample: agent.converse(sample.messages, sample.seed),
+            lambda sample, conversation: journal.append(sample_record(sample, conversation)),
+            services,
+            concurrency=config.solver.concurrency,
+            description="synthesize",
+        )
+    check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
+    return failed
+
+
+def _select(
+    config: DictConfig,
+    rows: Sequence[Row],
+    records: Sequence[Row],
+    generator: str,
+    benchmark_questions: Sequence[str],
+) -> None:
+    """Select pairs and write split, rejects, report and result; raises DataError if no prompt gave a pair."""
+    folder = Path(config.run.dir)
+    # No file of an earlier selection may stay next to this one's.
+    for name in (RESULT, REPORT, TRAIN, VAL, REJECTS):
+        (folder / name).unlink(missing_ok=True)
+    samples = [record for record in records if record["sample"] < config.samples]
+    embedder = Embedder(EmbedderSpec(config.retrieval.embedder, config.retrieval.device))
+    gates = Gates(
+        gate_settings(config), embed=embedder.encode_queries, benchmark_questions=benchmark_questions
+    )
+    by_prompt: dict[int, list[Row]] = defaultdict(list)
+    for sample in samples:
+        by_prompt[sample["prompt_index"]].append(sample)
+    selection = select(by_prompt, rows, gates)
+    write_rejects(selection.rejected, folder)
+    split = write_solver_split(
+        selection.accepted,
+        rows,
+        folder,
+        prompt_form=config.prompts.form,
+        max_turns=config.rollout.max_turns,
+        generator_checkpoint=generator,
+        seed=config.data.seed,
+        val_share=config.val_share,
+        max_val_rows=config.max_val_rows,
+        pairing=config.gates.pairing,
+    )
+    check_partition(folder, rows)
+    report = synthesis_report(rows, samples, selection, config.samples)
+    report |= {"generator": generator, "near_duplicate_cosine": gates.near_duplicate_cosine}
+    report |= {"train_rows": split.train_rows, "val_rows": split.val_rows}
+    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    print_report(report, config.run.name)
+    outputs = {"train": split.train_path, "val": split.val_path, "rejects": folder / REJECTS}
+    written = {name: path for name, path in outputs.items() if path is not None}
+    for path in (*written.values(), folder / REPORT):
+        announce(path)
+    write_result(config, written, report["tokens_in"] + report["tokens_out"], figures(report))
+
+
+def synthesis_report(
+    rows: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]],
+    selection: Selection,
+    samples_per_prompt: int,
+) -> dict[str, Any]:
+    """Counts over all prompts, per hop and per gate, and the tokens and seconds of the samples.
+
+    `conversation_s` sums the seconds of conversations that ran concurrently. `missing_samples` failed because
+    of a service; a rerun draws them.
+    """
+    sampled = Counter(record["prompt_index"] for record in records)
+    indices = [row["extra_info"]["index"] for row in rows]
+    return {
+        **selection.counts,
+        "per_hop": _per_hop(rows, selection),
+        "missing_samples": len(rows) * samples_per_prompt - len(records),
+        "prompts_without_sample": sum(sampled[index] == 0 for index in indices),
+        "tokens_in": sum(record["tokens_in"] for record in records),
+        "tokens_out": sum(record["tokens_out"] for record in records),
+        # fsum: the same in any order in which the samples were finished.
+        "conversation_s": round(math.fsum(record["latency_s"] for record in records), 1),
+    }
+
+
+def figures(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a report that the loop's table shows."""
+    names = ("prompts", "accepted", "rejected", "samples", "missing_samples", "train_rows", "val_rows")
+    return {name: report[name] for name in names}
+
+
+def print_report(report: Mapping[str, Any], name: str) -> None:
+    """Print accepted and rejected prompts per hop, and how many pairs each gate refused."""
+    hops = _table(f"{name}: prompts", "hops", "prompts", "accepted", "rejected")
+    for hop, counts in report["per_hop"].items():
+        hops.add_row(hop, *(str(counts[key]) for key in ("prompts", "accepted", "rejected")))
+    gates = _table("gates, over the samples that are pairs", "gate", "judged", "refused", "share")
+    for gate, counts in report["gates"].items():
+        share = f"{counts['refused'] / counts['judged']:.1%}" if counts["judged"] else "–"
+        gates.add_row(gate, str(counts["judged"]), str(counts["refused"]), counts.get("note", share))
+    console = Console(width=_WIDTH)
+    console.print(hops)
+    console.print(gates)
+    print(f"{report['samples']} samples, {report['pairs']} of them pairs of a question and an answer")
+    if report["missing_samples"]:
+        print(
+            f"{report['missing_samples']} samples are missing because services failed "
+            f"({report['prompts_without_sample']} prompts have none): rerun to draw them"
+        )
+    print(f"{report['accepted']} of {report['prompts']} prompts gave a pair")
+
+
+def _per_hop(rows: Sequence[Mapping[str, Any]], selection: Selection) -> dict[str, dict[str, int]]:
+    prompts = Counter(row["extra_info"]["hop"] for row in rows)
+    accepted = Counter(pair.hop for pair in selection.accepted)
+    rejected = Counter(rejection.hop for rejection in selection.rejected)
+    return {
+        str(hop): {"prompts": prompts[hop], "accepted": accepted[hop], "rejected": rejected[hop]}
+        for hop in sorted(prompts)
+    }
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column(first)
+    for column in others:
+        table.add_column(column, justify="right")
+    return table

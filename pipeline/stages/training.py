@@ -1,0 +1,207 @@
+"""The two training stages, challenger and solver: start → services → veRL → export → summary → result.
+
+    drzero challenger iteration=1 hardware=8xh100 model=qwen2.5-7b     # HRPO against the last solver
+    drzero solver iteration=1 hardware=8xh100 model=qwen2.5-7b         # GRPO on the synthesized questions
+
+veRL runs as a child process on the resolved config and resumes by its own mechanism, once the run's folder
+has been put in order after a kill (`verl_ext.checkpoints`). A trainer that runs out of time exits with 0 and
+leaves a note in the run's folder (`verl_ext.stop_time`); here that becomes the stage's OutOfTime.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ops.errors import OutOfTime
+from ops.process.child import Command
+from ops.process.leftovers import remove_temporaries
+from ops.process.lock import HeldLock
+from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog, say
+from ops.services.services import ServiceGroup, ServiceSpec
+from ops.supervisor import NothingDone, Stalled, run_supervised
+from pipeline.checkpoints.export import export_policy
+from pipeline.checkpoints.resume import choose_start
+from pipeline.compose import RESOLVED, process_env, resolve, write_resolved
+from pipeline.metrics import metrics_path, read_metrics, spent_tokens
+from pipeline.preflight.data import use_train_for_missing_val
+from pipeline.preflight.run import require
+from pipeline.stages.flow import flow_monitor
+from pipeline.stages.result import write_result
+from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
+from pipeline.stages.summary import print_summary, summarise
+from pipeline.stages.watch import FLIGHT, PROGRESS, watch_plan, watched_env
+from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
+from verl_ext.stop_time import NOTE, require_time, take_note
+
+START_S = 60.0
+"""With less than this left, services and trainer are not started: they would not reach a first step."""
+
+
+def run_challenger(config: DictConfig) -> None:
+    """Train the challenger to `trainer.total_training_steps`, then export and summarise.
+
+    Raises PreflightFailed before anything starts, ServiceDied or ChildFailed when a part of the run ends.
+    """
+    config = _check_and_resolve(config, "challenger")
+    train(config, [retrieval_spec(config), solver_spec(config)])
+    finish(config, {"export": export_policy(config, Path(config.run.dir))})
+
+
+def run_solver(config: DictConfig) -> None:
+    """Train the solver to `trainer.total_training_steps`, with its validations, then summarise.
+
+    Raises PreflightFailed before anything starts, ServiceDied or ChildFailed when a part of the run ends.
+    """
+    config = _check_and_resolve(config, "solver")
+    train(config, [retrieval_spec(config)])
+    finish(config, {})
+
+
+def _check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
+    """Run preflight, then choose ports, validation file and checkpoint; returns the resolved config."""
+    require(config, stage)
+    choose_ports(config)
+    config = resolve(config)
+    use_train_for_missing_val(config)
+    choose_start(config)
+    return config
+
+
+def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
+    """Train to `trainer.total_training_steps`, the last validation included; does nothing if already done.
+
+    `config` is resolved and checked. Raises AlreadyRunning when another process has this run, OutOfTime when
+    the stop time ends it at a checkpoint, ServiceDied or ChildFailed when a part of the run ends.
+    """
+    folder, steps = Path(config.run.dir), config.trainer.total_training_steps
+    with HeldLock(folder / "lock"):
+        _tidy(folder)
+        _plan_validation(config, folder)
+        resumes = config.trainer.resume_mode != "disable"
+        if resumes and saved_step(folder) >= steps and not config.trainer.val_only:
+            print(f"{folder} has all its {steps} steps: nothing to train; a new run needs another run.name")
+            return
+        require_time(config.run.name, START_S)
+        write_resolved(config)
+        events = EventLog(folder / "logs" / EVENTS_FILE)
+        with ServiceGroup(services, events=events) as group:
+            _until_done(config, folder, group)
+
+
+def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
+    """Run the trainer to its end; the stall action `resume` restarts a stalled one from its checkpoint."""
+    resumes = config.watchdog.resumes if config.watchdog.policy == "resume" else 0
+    for left in range(resumes, -1, -1):
+        try:
+            # A restarted trainer counts from zero, so each start has a monitor of its own.
+            with flow_monitor(config) as flow:
+                run_supervised(_trainer(config, folder), services, plan=watch_plan(config, flow))
+            _raise_if_out_of_time(config, folder, services)
+            return
+        except NothingDone:
+            # Starting up may have taken all the time left.
+            _raise_if_out_of_time(config, folder, services)
+            raise
+        except Stalled as stalled:
+            if not left:
+                raise
+            say(
+                "watchdog",
+                f"{stalled.summary}; restarting from the last checkpoint ({left - 1} left)",
+            )
+        require_time(config.run.name, START_S)
+        _tidy(folder)
+        _plan_validation(config, folder)
+        write_resolved(config)
+
+
+def _raise_if_out_of_time(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
+    """Raise OutOfTime if the trainer has left a note that it ran out of time."""
+    if (note := take_note(folder)) is None:
+        return
+    message = f"out of time after step {note.step} of {config.trainer.total_training_steps}: {note.why}"
+    services.events.add(OUT_OF_TIME, "trainer", message, step=note.step)
+    restarts = config.trainer.resume_mode == "disable"
+    advice = "trainer.resume_mode=disable, so a rerun starts from step 0" if restarts else "rerun to resume"
+    raise OutOfTime(f"{message}; {advice}")
+
+
+def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
+    """Print the summary and write the stage's result: the last checkpoint and `outputs`."""
+    folder = Path(config.run.dir)
+    print_summary(config)
+    steps = read_metrics(folder)
+    checkpoint = step_folder(folder, saved_step(folder))
+    write_result(
+        config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), summarise(steps, config.method)
+    )
+
+
+def _tidy(folder: Path) -> None:
+    """Put a run's folder in order after the last start, however it ended."""
+    for line in settle_checkpoints(folder):
+        say("checkpoints", line)
+    for partial in (folder / "dumps").glob("*.partial"):
+        partial.unlink()
+    (folder / NOTE).unlink(missing_ok=True)
+    remove_temporaries(folder)
+    for old in (folder / PROGRESS).glob("*.json"):
+        old.unlink()
+    # torch opens its dumps and pipes there, but does not create the folder.
+    (folder / FLIGHT).mkdir(exist_ok=True)
+
+
+def _plan_validation(config: DictConfig, folder: Path) -> None:
+    """On resume, run only the validation that the interrupted start skipped.
+
+    veRL saves a step before it validates it, so a kill in between would lose that validation for good; after
+    the last step that validation is all that is left to run.
+    """
+    trainer, step = config.trainer, saved_step(folder)
+    trainer.val_only = False
+    if trainer.resume_mode != "auto" or not step or trainer.test_freq <= 0:
+        return
+    is_last = step >= trainer.total_training_steps
+    due = is_last or step % trainer.test_freq == 0
+    trainer.val_before_train = due and "drzero/val/em" not in read_metrics(folder).get(step, {})
+    trainer.val_only = is_last and trainer.val_before_train
+
+
+def _trainer(config: DictConfig, folder: Path) -> Command:
+    return Command(
+        name="trainer",
+        command=(
+            *(sys.executable, "-m", "verl.trainer.main_ppo"),
+            *("--config-path", str(folder), "--config-name", RESOLVED),
+            # Hydra's own output folder and log file would land in the working directory.
+            *("hydra.run.dir=" + str(folder / "logs"), "hydra.output_subdir=null", "hydra/job_logging=none"),
+        ),
+        log_path=folder / "logs" / "trainer.log",
+        env=_trainer_env(config, folder),
+    )
+
+
+def _trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    return {
+        "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # veRL warns in every process of engines that are not installed.
+        "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
+        # Ray's usage reports would be the only thing that leaves the machine.
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
+        "WANDB_DIR": str(folder),
+        "WANDB_MODE": os.environ.get("WANDB_MODE")
+        or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
+        **watched_env(config),
+        **process_env(config),
+    }

@@ -1,0 +1,155 @@
+"""What the watchdog must know about this recipe: phases, flow points, who answers them, where veRL waits.
+
+plan = watch_plan(config, flow)         # config: a resolved training config; flow: the flow monitor
+run_supervised(trainer, services, plan=plan)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from ops.causes import Cause
+from ops.flow.monitor import FLOW_FILE, FlowMonitor
+from ops.watchdog.diagnosis import Landmarks
+from ops.watchdog.movement import Patience
+from ops.watchdog.watchdog import WatchPlan
+
+HEARTBEATS = "heartbeats.jsonl"
+PROGRESS = "progress"
+FLIGHT = "flight"
+
+COUNTED_PHASES = frozenset({"rollout", "validation"})
+"""Only there does finished work count: in an asynchronous mode rollouts continue while an update may hang."""
+
+WRITING_PHASES = {"save": "global_step_*"}
+"""There a growing checkpoint counts as movement: a large one takes longer than any limit on silence."""
+
+WAITS_ON = {
+    "buffer": ("prompts",),
+    "prompts": ("rollout",),
+    "validation": ("rollout",),
+    "rollout": ("generation", "search", "reward"),
+    "reward": ("completion", "search"),
+    "completion": ("solver queue", "search"),
+    "search": ("retrieval queue",),
+}
+"""What each flow point waits on; the trainer itself waits on the buffer. A rollout ends with its reward."""
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "retrieval answers garbage",
+        r"is no retrieval service: it answered|answered \d+ of \d+ queries",
+        "something else listens on retrieval.port, or its index is broken: query it with curl, restart it",
+        culprit="retrieval",
+    ),
+    Cause(
+        "solver fails",
+        r"the solver server at \S+ failed|SolverServerError",
+        "read solver.log; a server that runs out of memory needs a smaller solver.mem_fraction_static or "
+        "solver.max_batch_size",
+        culprit="solver",
+    ),
+    Cause(
+        "retrieval does not answer",
+        r"SearchUnavailable|/retrieve did not answer",
+        "read retrieval.log; more room: retrieval.encoders, retrieval.max_queue, retrieval.deadline_s",
+        culprit="retrieval",
+    ),
+    Cause(
+        "too many spoiled rollouts",
+        r"TooManyFailures",
+        "the message names the first causes; rerun to resume once the service is up (run.max_failed_share)",
+    ),
+)
+"""Failures whose lines only this project writes."""
+
+LANDMARKS = Landmarks(
+    batch_wait=(
+        ("_wait_for_next_poll", "verl/trainer/ppo/v1/replay_buffer.py"),
+        ("sample", "verl/trainer/ppo/v1/replay_buffer.py"),
+        ("wait_for_sampleable", "verl/trainer/ppo/v1/replay_buffer.py"),
+    ),
+    data_fetch=(
+        ("_fetch_one_gen_batch", "verl/trainer/ppo/v1/trainer_base.py"),
+        ("__getitem__", "verl/utils/dataset/rl_dataset.py"),
+    ),
+    waits_on=WAITS_ON,
+    answered_by={
+        "retrieval queue": "retrieval",
+        "search": "retrieval",
+        "solver queue": "solver",
+        "completion": "solver",
+        "generation": "rollout engine",
+        "reward": "reward workers",
+        "rollout": "rollout workers",
+    },
+    tools=frozenset({"search"}),
+    driver="trainer",
+    roles=(
+        (r"ray::TaskRunner", "the trainer's driver"),
+        (r"ray::\w*ActorRolloutRef|ray::WorkerDict", "training rank"),
+        (r"ray::AgentLoopWorker", "rollout worker"),
+        (r"ray::RewardLoopWorker", "reward worker"),
+        (r"ray::ReferenceServer|ray::SGLang", "rollout engine"),
+        (r"sglang::", "SGLang of {component}"),
+        (r"ray::(SimpleStorage|TransferQueue)", "replay buffer's store"),
+        (r"drzero: retrieval", "retrieval"),
+        (r"drzero: solver", "solver"),
+    ),
+    ranks=r"ray::\w*ActorRolloutRef\w*|ray::WorkerDict\w*|\brank \d+",
+    # SGLang's schedulers distribute requests by a broadcast that a replica's other ranks always wait in.
+    engines=r"sglang::|ray::SGLang",
+    causes=CAUSES,
+    end_phases=frozenset({"done", "out-of-time"}),
+)
+
+
+def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan:
+    """The plan for one start of a training run, from `watchdog` in a resolved config."""
+    watchdog, folder = config.watchdog, Path(config.run.dir)
+    fixed = {str(phase): float(limit) for phase, limit in watchdog.limits.items() if limit is not None}
+    return WatchPlan(
+        folder=folder,
+        heartbeats=folder / HEARTBEATS,
+        progress=folder / PROGRESS,
+        patience=Patience(
+            cold_start_s=watchdog.cold_start_s, floor_s=watchdog.floor_s, factor=watchdog.factor, fixed=fixed
+        ),
+        flow=flow.snapshot if flow else lambda: None,
+        counted_phases=COUNTED_PHASES,
+        writing_phases=WRITING_PHASES,
+        landmarks=LANDMARKS,
+        stall_action=watchdog.policy,
+        native=watchdog.native_stacks,
+        sample_every_s=watchdog.sample_every_s,
+        streams=(folder / FLOW_FILE,),
+        flight=folder / FLIGHT,
+        must_begin=not OmegaConf.select(config, "trainer.val_only", default=False),
+    )
+
+
+def watched_env(config: DictConfig) -> dict[str, str]:
+    """The environment by which the trainer's processes can be watched.
+
+    The names of the Flight Recorder are those of torch 2.9 to 2.13. The ranks record their collectives and
+    dump the record when one times out, before they are torn down, and when the watchdog asks by the pipe.
+    """
+    folder = Path(config.run.dir)
+    return {
+        "DRZERO_PROGRESS_DIR": str(folder / PROGRESS),
+        # Tracebacks of all threads on a crash in C code, and of every process of the run.
+        "PYTHONFAULTHANDLER": "1",
+        # Twice: releases differ in which of the names opens the pipe.
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(folder / FLIGHT / "rank_"),
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / FLIGHT / "rank_"),
+        # Seconds after which a rank whose NCCL thread itself hangs is ended, so that the others fail too.
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480",
+        # On an error the process ends without waiting for NCCL, which may never return.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    }

@@ -1,0 +1,150 @@
+"""Warm-start demonstrations: how a search agent writes, shown on the demo world's `warmstart` split.
+
+A small model by itself neither keeps the format nor calls a tool. It learns both from a few hundred
+conversations rendered from true chains: a *challenger* follows a chain from its document, searching for each
+next entity, and then writes the chain's question; a *solver* follows it from the question to the answer.
+Assistant turns are raw text, tool calls included, exactly as the model has to generate them. No entity of the
+`run` split occurs.
+
+    make_demonstrations(generate_world(17, "warmstart", passages=480, chains_per_hop=400))
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from data.demo_world import Chain, World
+from data.world_language import RELATIONS
+from verl_ext.method.answers import contains_answer
+from verl_ext.method.passages import format_passages
+from verl_ext.method.prompts import Message, challenger_messages, solver_messages
+from verl_ext.method.tool_calls import render_tool_call
+
+Demonstration = dict[str, Any]  # kind ("challenger" or "solver"), hop, messages
+Retrieve = Callable[[Sequence[str]], Sequence[Sequence[Mapping[str, str]]]]
+"""Passages (title, text) for each query, as the search service returns them."""
+
+CHALLENGER_COUNTS = {1: 80, 2: 60, 3: 40, 4: 20}
+SOLVER_COUNTS = {1: 40, 2: 40, 3: 20}
+
+
+def make_demonstrations(
+    world: World,
+    *,
+    challenger: Mapping[int, int] = CHALLENGER_COUNTS,
+    solver: Mapping[int, int] = SOLVER_COUNTS,
+    retrieve: Retrieve | None = None,
+    seed: int = 0,
+) -> list[Demonstration]:
+    """Render as many demonstrations of each hop as `challenger` and `solver` say, in random order.
+
+    `retrieve` defaults to `world_retriever(world)`; chains whose passages it does not find are skipped.
+
+    Raises:
+        ValueError: the world is not of the `warmstart` split, or has too few usable chains of a hop.
+    """
+    if world.split != "warmstart":
+        raise ValueError(f"demonstrations need a world of the 'warmstart' split, got {world.split!r}")
+    rng = random.Random(f"{seed}/demonstrations")
+    writer = _Writer(world, retrieve or world_retriever(world), rng)
+    demonstrations: list[Demonstration] = []
+    for kind, counts, write in (
+        ("challenger", challenger, writer.challenger),
+        ("solver", solver, writer.solver),
+    ):
+        for hop, count in counts.items():
+            conversations = _take(write, [chain for chain in world.chains if chain.hop == hop], count, rng)
+            if len(conversations) < count:
+                raise ValueError(
+                    f"{len(conversations)} usable chains of {hop} hops for {count} {kind} demonstrations: "
+                    "generate the world with more chains_per_hop"
+                )
+            demonstrations += [{"kind": kind, "hop": hop, "messages": chat} for chat in conversations]
+    rng.shuffle(demonstrations)
+    return demonstrations
+
+
+def world_retriever(world: World, topk: int = 3) -> Retrieve:
+    """In place of the search service: passages the query names, then those that mention them, then any.
+
+    Each query's results are shuffled.
+    """
+    passages = list(world.passages.values())
+
+    def search(query: str) -> list[dict[str, str]]:
+        rng = random.Random(f"{world.seed}/{query}")
+        named = [passage for passage in passages if contains_answer(query, passage.title)]
+        others = [passage for passage in rng.sample(passages, len(passages)) if passage not in named]
+        others.sort(key=lambda passage: not any(thing.title in passage.text for thing in named))
+        found = [*named, *others][:topk]
+        return [{"title": p.title, "text": p.text} for p in rng.sample(found, len(found))]
+
+    return lambda queries: [search(query) for query in queries]
+
+
+def _take(
+    write: Callable[[Chain], list[Message]], chains: list[Chain], count: int, rng: random.Random
+) -> list[list[Message]]:
+    conversations: list[list[Message]] = []
+    for chain in rng.sample(chains, len(chains)):
+        if len(conversations) == count:
+            break
+        try:
+            conversations.append(write(chain))
+        except _PassageNotFound:
+            continue
+    return conversations
+
+
+class _PassageNotFound(Exception):
+    """The search did not find the passage of the chain's next step."""
+
+
+class _Writer:
+    """Writes the conversation of one chain, as challenger or as solver."""
+
+    def __init__(self, world: World, retrieve: Retrieve, rng: random.Random) -> None:
+        self.world, self.retrieve, self.rng = world, retrieve, rng
+
+    def challenger(self, chain: Chain) -> list[Message]:
+        """From the chain's first document, through hop − 1 searches, to its question and answer."""
+        first = self.world.passages[chain.doc_ids[0]]
+        messages = challenger_messages(f"{first.title}\n{first.text}", chain.hop, "short")
+        for step in range(1, chain.hop):
+            said = self._fact(chain, step - 1)
+            known = f"The document says {said}." if step == 1 else f"{said}."
+            messages += self._search(chain, step, f"{known} I will search {chain.entities[step]}.")
+        thought = f"{self._fact(chain, chain.hop - 1)}. I can ask for that."
+        last = f"<question>{chain.question}</question>\n<answer>{chain.answer}</answer>"
+        return [*messages, _assistant(thought, last)]
+
+    def solver(self, chain: Chain) -> list[Message]:
+        """From the question, through hop searches, to the answer."""
+        messages = solver_messages(chain.question, "short")
+        for step in range(chain.hop):
+            known = f"{self._fact(chain, step - 1)}. " if step else ""
+            messages += self._search(chain, step, f"{known}I will search {chain.entities[step]}.")
+        thought = f"{self._fact(chain, chain.hop - 1)}."
+        return [*messages, _assistant(thought, f"<answer>{chain.answer}</answer>")]
+
+    def _search(self, chain: Chain, step: int, thought: str) -> list[Message]:
+        """A turn that searches for the chain's entity number `step`, and the tool's response."""
+        name, relation = chain.entities[step], RELATIONS[chain.relations[step]]
+        query = self.rng.choice((name, name, *relation.asks)).format(x=name)
+        results = self.retrieve([query])
+        if all(passage["title"] != name for passage in results[0]):
+            raise _PassageNotFound
+        response = {"role": "tool", "content": format_passages([query], results)}
+        return [_assistant(thought, render_tool_call([query])), response]
+
+    def _fact(self, chain: Chain, step: int) -> str:
+        """Fact number `step` in the words of its passage: "Zolvan Tarmek was born in Drosken"."""
+        clauses = [
+            clause.format(y=chain.entities[step + 1]) for clause in RELATIONS[chain.relations[step]].says
+        ]
+        text = self.world.passages[chain.doc_ids[step]].text
+        return f"{chain.entities[step]} {next(clause for clause in clauses if clause in text)}"
+
+
+def _assistant(thought: str, rest: str) -> Message:
+    return {"role": "assistant", "content": f"<think>{thought}</think>\n{rest}"}

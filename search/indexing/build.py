@@ -1,0 +1,265 @@
+"""Index a corpus as a Chroma collection, or bring an existing collection up to date.
+
+    report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
+
+Documents longer than the embedder reads are split into overlapping chunks (`search.indexing.chunking`). A
+build can be repeated at any time:
+
+- The corpus is unchanged: nothing is done, and no model is loaded.
+- Documents were added, changed or removed: only new and changed ones are embedded; removed ones are deleted.
+- Fewer than half of the existing documents are unchanged, or the embedder or the chunk sizes differ: that is
+  probably another corpus under the same name, and needs `replace`.
+- The last run was killed: what it embedded is reused from its journal (`search.indexing.journal`).
+
+A folder is built next to its place and renamed into it when complete, so readers see the old collection or
+the new one. Embedding comes first, into the journal; Chroma is written in one pass afterwards, and from the
+start if that is interrupted, because its vector files do not survive a kill during a write. While it builds,
+an index therefore takes about twice its space. A Chroma server is written in place, unit by unit: its
+collection is marked 'being written' until the end, so that no server of ours starts on it; for a server of
+ours that is running, build a new collection instead.
+
+Memory is bounded for any corpus by the journal's cache, one unit of chunks and the largest document; Chroma
+itself holds a folder's vectors in memory while it builds their graph.
+"""
+
+import errno
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ops.files import recover, sole_writer, work_folder
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.chunking import Chunk, Chunker, Chunking
+from search.indexing.collection import (
+    Collection,
+    Contents,
+    Embedded,
+    IndexSettings,
+    with_progress,
+    write_folder,
+    write_server,
+)
+from search.indexing.corpus import Corpus, Document
+from search.indexing.journal import Changes, IndexJournal, Survey, read_unsplit, survey
+from search.place import ChromaPlace, StoreError
+from search.store import BEING_WRITTEN, CollectionInfo
+
+JOURNAL = "journal.sqlite3"
+SPLIT_DOCUMENTS = 256
+"""Documents whose chunks are written to the journal together."""
+NO_CHANGES = Changes()
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """The result of a build: `built` is False if the collection was already up to date.
+
+    `embedded` counts the chunks that this run embedded, `resumed` those it reused from an interrupted one;
+    `seconds` is the whole build's wall clock.
+    """
+
+    info: CollectionInfo
+    built: bool
+    duplicates: int
+    seconds: float
+    changes: Changes = NO_CHANGES
+    embedded: int = 0
+    resumed: int = 0
+
+    def __str__(self) -> str:
+        info, changes = self.info, self.changes
+        lines = [
+            f"{info.documents} documents in {info.chunks} chunks, {info.embedder} "
+            f"({info.dimension} dimensions), version {info.version[:12]}, {self.seconds:.1f} s"
+        ]
+        if not self.built:
+            lines.append("exists with the same content and embedder: left unchanged")
+        elif changes.existing:
+            lines.append(
+                f"{changes.added} documents added, {changes.changed} changed, {changes.removed} removed, "
+                f"{changes.kept} unchanged; {self.embedded} chunks embedded"
+            )
+        if self.resumed:
+            lines.append(f"{self.resumed} chunks had been embedded by an interrupted run")
+        if self.duplicates:
+            lines.append(f"{self.duplicates} identical duplicates skipped")
+        return "\n".join(lines)
+
+
+def build_index(
+    source: Path | str,
+    chroma_path: ChromaPlace | Path | str,
+    collection: str,
+    embedder: EmbedderSpec,
+    *,
+    source_collection: str | None = None,
+    replace: bool = False,
+    chunking: Chunking | None = None,
+    workers: int = 1,
+) -> IndexReport:
+    """Index a corpus as `collection` in a Chroma, whose other collections are kept.
+
+    `replace` permits replacing a collection of another corpus, embedder or chunk size (see the module's
+    docstring); `workers` above 1 embeds in that many processes, through Ray. Raises CorpusError for a bad
+    corpus, EmbedderError for a model that cannot be loaded, AlreadyWriting if another build is writing the
+    index, and StoreError if `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
+    """
+    started = time.monotonic()
+    place = ChromaPlace.parse(chroma_path)
+    if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
+        place = changed(place, folder=place.folder.resolve())
+    target = Collection(place, collection)
+    with _work_folder(target) as folder:
+        # With several workers this model is used for its tokenizer only.
+        encoder = Embedder(embedder if workers == 1 else changed(embedder, device="cpu"))
+        build = _Build(
+            Corpus(source, source_collection), target, embedder, encoder, chunking or Chunking(), workers
+        )
+        try:
+            return build.run(folder, replace, started)
+        except (sqlite3.OperationalError, OSError) as error:
+            is_full = error.errno == errno.ENOSPC if isinstance(error, OSError) else "full" in str(error)
+            if not is_full:
+                raise
+            raise StoreError(
+                f"the disk is full ({error}): make room and run it again, it resumes where it stopped"
+            ) from error
+
+
+@contextmanager
+def _work_folder(target: Collection) -> Iterator[Path]:
+    """Yield the folder to work in: for a folder next to it, and kept if the build fails after embedding.
+
+    A server's collection holds the finished units itself, so that a temporary folder is enough.
+    """
+    place = target.place
+    if place.folder is None:
+        with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
+            yield Path(temporary)
+        return
+    with work_folder(place.folder) as folder:
+        recover(place.folder)
+        try:
+            yield folder
+        except BaseException:
+            has_vectors = False  # also in a journal that is damaged, or was killed before it had tables
+            with suppress(sqlite3.Error), closing(IndexJournal(folder / JOURNAL, read_only=True)) as journal:
+                has_vectors = journal.vector_count() > 0
+            if not has_vectors:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Build:
+    """One run: survey, compare, split, embed, write."""
+
+    corpus: Corpus
+    target: Collection
+    spec: EmbedderSpec
+    encoder: Embedder
+    chunking: Chunking
+    workers: int
+
+    def run(self, folder: Path, replace: bool, started: float) -> IndexReport:
+        """Build in `folder`; return the report, with the seconds since `started`."""
+        with closing(IndexJournal(folder / JOURNAL)) as journal:
+            surveyed = survey(self.corpus, journal)
+            existing = self.target.metadata()
+            encoder, chunking = self.encoder, self.chunking
+            settings = IndexSettings(encoder.name, encoder.revision, chunking.tokens, chunking.overlap)
+            info = CollectionInfo.from_metadata(existing)
+            if info and settings.match(existing or {}) and info.version == settings.version(surveyed):
+                return IndexReport(info, False, surveyed.duplicates, time.monotonic() - started)
+            # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
+            changes, update = self._compare(journal, existing, settings, surveyed, replace)
+            chunker = Chunker(encoder, chunking)
+            if dropped := journal.use_settings(settings.identity()):
+                print(f"dropped {dropped} chunks that a run with another model or chunk size had embedded")
+            self._split(journal, chunker)
+            resumed, chunks = journal.vector_count(), journal.chunk_count()
+            contents = Contents(journal, settings, surveyed, chunks + journal.kept_chunk_count(), update)
+            info = contents.info(encoder)
+            units = journal.make_units()
+            embedded = self._embed(journal, folder / JOURNAL, units)
+            embedded = with_progress(embedded, "embedding", chunks - resumed)
+            if self.target.place.folder is None:
+                write_server(self.target, contents, info, embedded)
+            else:
+                for rows, vectors in embedded:
+                    journal.add_vectors(rows, vectors)
+                write_folder(self.target, contents, info, units, folder / "chroma")
+        seconds = time.monotonic() - started
+        return IndexReport(info, True, surveyed.duplicates, seconds, changes, chunks - resumed, resumed)
+
+    def _compare(
+        self,
+        journal: IndexJournal,
+        existing: Mapping[str, Any] | None,
+        settings: IndexSettings,
+        surveyed: Survey,
+        replace: bool,
+    ) -> tuple[Changes, bool]:
+        """Return the changes, and whether the existing collection is updated; raises StoreError."""
+        if existing is None:
+            return NO_CHANGES, False
+        if not settings.match(existing):
+            why = "of another embedder or chunk size, or one that search.index did not build"
+        else:
+            journal.add_existing(self.target.chunks())
+            changes = journal.compare()
+            # On a server, the collection may be one that an interrupted run has written in part.
+            is_partial = existing.get(BEING_WRITTEN) == settings.version(surveyed)
+            if is_partial or 2 * changes.kept >= changes.existing:
+                return changes, True
+            why = (
+                f"of other content, only {changes.kept} of its {changes.existing} documents are the same in "
+                f"{self.corpus.source}"
+            )
+        if not replace:
+            raise StoreError(
+                f"{self.target.place} already holds a collection {self.target.name!r} {why}: set "
+                "replace=true (or --replace) to rebuild it, or choose another collection name"
+            )
+        journal.forget_existing()
+        return NO_CHANGES, False
+
+    def _split(self, journal: IndexJournal, chunker: Chunker) -> None:
+        """Split the documents that are not in the journal yet; one at a time is in memory."""
+        count, dropped = journal.select_unsplit()
+        if dropped:
+            print(f"dropped {dropped} chunks that an interrupted run had embedded of other documents")
+        with (
+            closing(read_unsplit(self.corpus, journal)) as documents,  # closed before the journal it reads
+            tqdm(total=count, desc="splitting", unit=" docs", mininterval=1.0, delay=1.0) as progress,
+        ):
+
+            def split(some: Iterator[tuple[Document, str]]) -> Iterator[tuple[Document, str, list[Chunk]]]:
+                for document, digest in some:
+                    yield document, digest, chunker.split(document)
+                    progress.update()
+
+            for _ in range(0, count, SPLIT_DOCUMENTS):
+                journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))
+
+    def _embed(self, journal: IndexJournal, path: Path, units: int) -> Embedded:
+        """Yield the chunks that lack vectors, with their vectors, a unit at a time."""
+        if self.workers > 1:
+            from search.indexing.distributed import embed_with_ray
+
+            yield from embed_with_ray(journal, path, units, self.spec, self.workers)
+            return
+        for unit in range(units):
+            if rows := journal.unembedded(unit):
+                yield rows, self.encoder.encode_passages([row.passage for row in rows])

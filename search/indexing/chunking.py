@@ -1,0 +1,158 @@
+"""Splitting documents into chunks that the embedder reads in full.
+
+    chunker = Chunker(Embedder(spec), Chunking(tokens=256, overlap=32))
+    chunker.split(document)
+
+An embedder reads a limited number of tokens; text beyond them cannot be found. So a longer document becomes
+several chunks, each a slice of its text, each with the document's title. A chunk ends after a sentence or a
+line if one ends in its second half, else after a word, else after a token, and each begins with the last
+words of the one before, so that a fact at the cut is complete in one of them. Lengths are counted with the
+embedder's own tokenizer on what it will read: prefix, title, text and special tokens.
+
+Why not a library: semantic-text-splitter counts with the tokenizer's stored truncation (so that any text
+fits) and takes one limit for all documents, where ours depends on the title; langchain-text-splitters
+brings a dozen packages.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from search.embedders import Embedder
+from search.indexing.corpus import CorpusError, Document
+from search.store import passage_text
+
+# A change to how texts are split must also raise `search.store.SCHEMA_VERSION`.
+
+# Text of more characters per token than this is split without counting: a bound on memory.
+CHARACTERS_PER_TOKEN = 64
+WINDOW_CHARACTERS_PER_TOKEN = 8
+# Not after a digit: "5. " begins a list item more often than it ends a sentence.
+SENTENCE_END = re.compile(r"\n|(?<!\d)[.!?…][\"'”’)\]]*\s|[。！？]")
+WORD_END = re.compile(r"\s")
+WORD_START = re.compile(r"(?<=\s)\S")
+
+
+class ChunkingError(CorpusError):
+    """Chunk sizes that do not fit together or do not fit the embedder."""
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How documents are split: `tokens` is the size of a chunk as it is read, prefix and title included.
+
+    256 by default, or what the embedder reads if that is less: as much as a challenger prompt shows of a
+    document, and more than the search tool shows of a passage; one vector for more text represents each part
+    less well. `overlap` is the most tokens of a chunk that the next one repeats: a sentence or two.
+    """
+
+    tokens: int = 256
+    overlap: int = 32
+
+    def __post_init__(self) -> None:
+        if self.tokens < 32 or not 0 <= self.overlap <= self.tokens // 4:
+            raise ChunkingError(
+                f"chunks of {self.tokens} tokens with {self.overlap} repeated: a chunk needs at least 32 "
+                "tokens, and repeats at most a quarter of them (chunk_tokens, chunk_overlap)"
+            )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part `part` of `parts` of a document, from the character `start` of its text."""
+
+    id: str
+    title: str
+    text: str
+    part: int
+    parts: int
+    start: int
+
+
+class Chunker:
+    """Splits documents for one embedder; loads the embedder."""
+
+    def __init__(self, embedder: Embedder, chunking: Chunking) -> None:
+        self.prefix = embedder.prefixes.passage
+        self.limit = min(chunking.tokens, embedder.max_tokens or chunking.tokens)
+        self.overlap = chunking.overlap
+        self._tokenizer: Tokenizer = embedder.plain_tokenizer()
+        # A title takes at most a quarter, so that half a chunk is left for text.
+        if self.limit - self.limit // 4 - self._count("", "") < max(2 * self.overlap, self.limit // 2):
+            raise ChunkingError(
+                f"{embedder.name} reads {self.limit} tokens, and its prefix and special tokens take "
+                f"{self._count('', '')}: that leaves too little for chunks that repeat {self.overlap} "
+                "(chunk_overlap)"
+            )
+
+    def split(self, document: Document) -> list[Chunk]:
+        """Return the document's chunks in order; one that fits is a single chunk, with its id and title."""
+        title, text = document.title, document.text
+        is_small = len(title) + len(text) <= self.limit * CHARACTERS_PER_TOKEN
+        if is_small and self._count(title, text) <= self.limit:
+            return [Chunk(document.id, title, text, 1, 1, 0)]
+        # Every chunk repeats the title, cut to a quarter of the limit.
+        title = title[: self.limit * WINDOW_CHARACTERS_PER_TOKEN]
+        offsets = self._offsets(title)
+        if len(offsets) > (most := self.limit // 4):
+            title = title[: offsets[most][0]].rstrip()
+        spans = list(self._spans(title, text))
+        chunks = []
+        for part, (start, end) in enumerate(spans, start=1):
+            content = hashlib.sha256(passage_text(title, text[start:end]).encode()).hexdigest()
+            key = f"{document.id}#{part}-{content[:12]}"
+            chunks.append(Chunk(key, title, text[start:end], part, len(spans), start))
+        return chunks
+
+    def _count(self, title: str, text: str) -> int:
+        return len(self._tokenizer.encode(self.prefix + passage_text(title, text)).ids)
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
+    def _spans(self, title: str, text: str) -> Iterator[tuple[int, int]]:
+        """Yield the start and end of each chunk.
+
+        Only a window of the text is tokenized at a time: memory does not grow with the document.
+        """
+        budget = self.limit - self._count(title, "")
+        start = 0
+        while True:
+            window = text[start : start + budget * WINDOW_CHARACTERS_PER_TOKEN]
+            offsets = self._offsets(window)
+            end = self._end(title, window, offsets, budget, start + len(window) == len(text))
+            yield start, start + end
+            if start + end == len(text):
+                return
+            # The next chunk begins up to `overlap` tokens before the end, at the start of a word.
+            inside = sum(token_start < end for token_start, _ in offsets)
+            if repeated := min(self.overlap, inside // 2):
+                earliest = offsets[inside - repeated][0]
+                word = WORD_START.search(window, earliest, end)
+                start += (word.start() if word else earliest) or end
+            else:
+                start += end
+
+    def _end(self, title: str, window: str, offsets: list[tuple[int, int]], budget: int, last: bool) -> int:
+        """Return the end of the chunk that begins with the window."""
+        tokens = min(budget, len(offsets))
+        end = len(window)
+        if tokens < len(offsets) or not last:
+            end = _boundary(window, offsets[tokens][0] if tokens < len(offsets) else len(window))
+        # A slice may have more tokens than it had within the text, because its first or last word is cut.
+        while (excess := self._count(title, window[:end]) - self.limit) > 0 and end > 1:
+            tokens = max(tokens - excess, 0)
+            end = _boundary(window, min(offsets[tokens][0], end - 1))
+        return end
+
+
+def _boundary(window: str, most: int) -> int:
+    """Return the last good place to cut at or before `most`, in its second half; at least 1."""
+    for pattern in (SENTENCE_END, WORD_END):
+        ends = [match.end() for match in pattern.finditer(window, most // 2, most)]
+        if ends:
+            return ends[-1]
+    return max(most, 1)

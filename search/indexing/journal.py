@@ -1,0 +1,353 @@
+"""The journal of one index build, on disk: the corpus, the existing collection, and what is embedded so far.
+
+    journal = IndexJournal(folder / "journal.sqlite3")
+    surveyed = survey(corpus, journal)
+
+It answers three questions without holding a corpus's ids in memory: does an id occur twice, which documents
+are new, changed or removed, and which chunks still lack vectors. SQLite keeps the answers in one file, of
+which at most `CACHE_KIB` are in memory. What was embedded survives a kill at any moment: chunks and vectors
+are written in transactions, one unit (about `UNIT` chunks of whole documents) at a time. Chroma's own files
+cannot do that, because Chroma writes its vector files in place.
+
+Documents are compared by id and digest, so vectors stay usable for the next run even if the corpus has
+changed in the meantime. The last bits of a vector depend on the other texts in its batch: units are cut from
+the remaining work in corpus order on every run, and are therefore the same with and without a kill.
+"""
+
+import json
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from search.indexing.chunking import Chunk
+from search.indexing.corpus import Corpus, CorpusError, Document
+from search.store import passage_text
+
+CACHE_KIB = 64 * 1024
+UNIT = 256
+"""Chunks that are embedded and committed together, at least: what a kill loses."""
+SCHEMA = """
+-- The corpus as surveyed by this run.
+CREATE TABLE source (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest TEXT NOT NULL);
+-- The chunks of the existing collection, and those of its documents that stay unchanged.
+CREATE TABLE existing (chunk TEXT PRIMARY KEY, document TEXT NOT NULL, digest TEXT, parts INTEGER);
+CREATE INDEX existing_document ON existing (document);
+CREATE TABLE kept (document TEXT PRIMARY KEY);
+-- Documents to be split by this run, and the unit that holds the chunks of each document.
+CREATE TABLE unsplit (position INTEGER PRIMARY KEY, digest TEXT NOT NULL);
+CREATE TABLE units (document TEXT PRIMARY KEY, unit INTEGER NOT NULL, position INTEGER NOT NULL);
+CREATE INDEX units_unit ON units (unit, position);
+"""
+LASTING_SCHEMA = """
+CREATE TABLE settings (settings TEXT NOT NULL);
+CREATE TABLE chunks (
+  number INTEGER PRIMARY KEY, document TEXT NOT NULL, digest TEXT NOT NULL, part INTEGER NOT NULL,
+  parts INTEGER NOT NULL, id TEXT NOT NULL, title TEXT NOT NULL, text TEXT NOT NULL
+);
+CREATE UNIQUE INDEX chunks_document ON chunks (document, part);
+CREATE TABLE vectors (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL);
+"""
+RUN_TABLES = ("source", "existing", "kept", "unsplit", "units")
+ROW = "c.number, c.id, c.title, c.text, c.document, c.digest, c.part, c.parts"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A chunk in the journal."""
+
+    number: int
+    id: str
+    title: str
+    text: str
+    document: str
+    digest: str
+    part: int
+    parts: int
+
+    @property
+    def passage(self) -> str:
+        """The text to embed, without the passage prefix."""
+        return passage_text(self.title, self.text)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata that Chroma stores next to the text."""
+        return {
+            "title": self.title,
+            "doc_id": self.document,
+            "doc_digest": self.digest,
+            "chunk": f"{self.part}/{self.parts}",
+        }
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A corpus that was read through once.
+
+    `version` is the sum of the documents' hashes: the same documents in another order are the same corpus.
+    """
+
+    version: str
+    documents: int
+    duplicates: int
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How a corpus differs from the existing collection, in documents."""
+
+    existing: int = 0
+    kept: int = 0
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+
+
+class IndexJournal:
+    """The journal in the SQLite file at `path`, created if missing; what earlier runs embedded is kept.
+
+    `read_only` is for another process that reads while one writes.
+    """
+
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        # No implicit transactions: each write marks its own begin and end.
+        self._db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}", uri=True, isolation_level=None
+        )
+        if read_only:
+            return
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+        with self.transaction():
+            is_new = not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone()
+            dropped = "".join(f"DROP TABLE IF EXISTS {table};" for table in RUN_TABLES)
+            # Not executescript, which ends the transaction.
+            for statement in ((LASTING_SCHEMA if is_new else "") + dropped + SCHEMA).split(";"):
+                self._db.execute(statement)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything written inside, or nothing if the body fails."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:  # a full disk has already ended it
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def use_settings(self, settings: Mapping[str, Any]) -> int:
+        """Drop what was embedded under other settings; return how many vectors were dropped."""
+        wanted = json.dumps(settings, sort_keys=True)
+        if self._db.execute("SELECT settings FROM settings").fetchone() == (wanted,):
+            return 0
+        dropped = self.vector_count()
+        with self.transaction():
+            for table in ("settings", "chunks", "vectors"):
+                self._db.execute(f"DELETE FROM {table}")
+            self._db.execute("INSERT INTO settings VALUES (?)", (wanted,))
+        return dropped
+
+    # --- the corpus against the existing collection ---
+
+    def add_document(self, position: int, document: Document, digest: str) -> tuple[int, str] | None:
+        """Record a document; return position and digest of an earlier one with the same id, if any."""
+        if self._db.execute(
+            "INSERT OR IGNORE INTO source VALUES (?, ?, ?)", (position, document.id, digest)
+        ).rowcount:
+            return None
+        earlier: tuple[int, str] = self._db.execute(
+            "SELECT position, digest FROM source WHERE id = ?", (document.id,)
+        ).fetchone()
+        return earlier
+
+    def add_existing(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> None:
+        """Record existing chunks: id, document, digest, number of chunks of the document."""
+        with self.transaction():
+            self._db.executemany("INSERT INTO existing VALUES (?, ?, ?, ?)", chunks)
+
+    def compare(self) -> Changes:
+        """Find the documents that stay unchanged: same digest, and all their chunks exist."""
+        with self.transaction():
+            self._db.execute(
+                "INSERT INTO kept SELECT s.id FROM source s JOIN existing e ON e.document = s.id AND "
+                "e.digest = s.digest GROUP BY s.id HAVING count(*) = max(e.parts)"
+            )
+        existing = self._number("SELECT count(DISTINCT document) FROM existing")
+        kept = self._number("SELECT count(*) FROM kept")
+        removed = self._number(
+            "SELECT count(DISTINCT document) FROM existing WHERE document NOT IN (SELECT id FROM source)"
+        )
+        changed = existing - kept - removed
+        added = self._number("SELECT count(*) FROM source") - kept - changed
+        return Changes(existing, kept, added, changed, removed)
+
+    def forget_existing(self) -> None:
+        """Ignore the existing collection: everything is to be written."""
+        with self.transaction():
+            self._db.execute("DELETE FROM kept")
+            self._db.execute("DELETE FROM existing")
+
+    def stale_chunks(self) -> Iterator[str]:
+        """Yield the ids of existing chunks to delete."""
+        for (chunk,) in self._db.execute(
+            "SELECT chunk FROM existing e WHERE NOT EXISTS (SELECT 1 FROM source s JOIN kept k "
+            "ON k.document = s.id WHERE s.id = e.document AND s.digest = e.digest)"
+        ):
+            yield chunk
+
+    def kept_chunk_count(self) -> int:
+        """Return how many existing chunks stay."""
+        return self._number("SELECT count(*) FROM existing") - sum(1 for _ in self.stale_chunks())
+
+    # --- chunks ---
+
+    def select_unsplit(self) -> tuple[int, int]:
+        """Find the documents to split, and drop chunks of an earlier run that are no longer needed.
+
+        Returns how many documents are to be split, and how many vectors were dropped.
+        """
+        with self.transaction():
+            self._db.execute(
+                "DELETE FROM chunks WHERE document IN (SELECT document FROM kept) OR NOT EXISTS "
+                "(SELECT 1 FROM source s WHERE s.id = chunks.document AND s.digest = chunks.digest)"
+            )
+            dropped = self._db.execute(
+                "DELETE FROM vectors WHERE chunk NOT IN (SELECT number FROM chunks)"
+            ).rowcount
+            self._db.execute(
+                "INSERT INTO unsplit SELECT position, digest FROM source s "
+                "WHERE NOT EXISTS (SELECT 1 FROM kept k WHERE k.document = s.id) "
+                "AND NOT EXISTS (SELECT 1 FROM chunks c WHERE c.document = s.id)"
+            )
+        return self._number("SELECT count(*) FROM unsplit"), dropped
+
+    def unsplit(self) -> Iterator[tuple[int, str]]:
+        """Yield position and digest of the documents to split, in corpus order."""
+        yield from self._db.execute("SELECT position, digest FROM unsplit ORDER BY position")
+
+    def add_chunks(self, documents: Iterable[tuple[Document, str, Sequence[Chunk]]]) -> None:
+        """Store the chunks of some documents (with their digests), all or none."""
+        rows = (
+            (document.id, digest, chunk.part, chunk.parts, chunk.id, chunk.title, chunk.text)
+            for document, digest, chunks in documents
+            for chunk in chunks
+        )
+        with self.transaction():
+            self._db.executemany(
+                "INSERT INTO chunks (document, digest, part, parts, id, title, text) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+
+    def make_units(self) -> int:
+        """Cut the chunks to write into units of whole documents in corpus order; return how many units."""
+        sizes = self._db.execute(
+            "SELECT c.document, s.position, c.parts FROM chunks c JOIN source s ON s.id = c.document "
+            "WHERE c.part = 1 ORDER BY s.position"
+        )
+        unit = size = 0
+
+        def numbered() -> Iterator[tuple[str, int, int]]:
+            nonlocal unit, size
+            for document, position, chunks in sizes:
+                if size >= UNIT:
+                    unit, size = unit + 1, 0
+                size += chunks
+                yield document, unit, position
+
+        with self.transaction():
+            self._db.execute("DELETE FROM units")
+            self._db.executemany("INSERT INTO units VALUES (?, ?, ?)", numbered())
+        return unit + 1 if size else 0
+
+    def chunk_count(self) -> int:
+        """Return how many chunks are to be written."""
+        return self._number("SELECT count(*) FROM chunks")
+
+    # --- vectors ---
+
+    def unembedded(self, unit: int) -> list[Row]:
+        """Return the chunks of a unit that have no vectors yet."""
+        found = self._db.execute(
+            f"SELECT {ROW} FROM units u JOIN chunks c USING (document) "
+            "LEFT JOIN vectors v ON v.chunk = c.number WHERE u.unit = ? AND v.chunk IS NULL "
+            "ORDER BY u.position, c.part",
+            (unit,),
+        )
+        return [Row(*row) for row in found]
+
+    def add_vectors(self, rows: Sequence[Row], vectors: np.ndarray) -> None:
+        """Store the vectors (len(rows), dimension) of some chunks, all or none."""
+        pairs = (
+            (row.number, vector.astype("<f4").tobytes()) for row, vector in zip(rows, vectors, strict=True)
+        )
+        with self.transaction():
+            self._db.executemany("INSERT INTO vectors VALUES (?, ?)", pairs)
+
+    def embedded(self, unit: int) -> tuple[list[Row], np.ndarray]:
+        """Return the chunks of a unit with their vectors."""
+        found = self._db.execute(
+            f"SELECT {ROW}, v.vector FROM units u JOIN chunks c USING (document) "
+            "JOIN vectors v ON v.chunk = c.number WHERE u.unit = ? ORDER BY u.position, c.part",
+            (unit,),
+        ).fetchall()
+        return [Row(*row[:-1]) for row in found], np.stack([np.frombuffer(row[-1], "<f4") for row in found])
+
+    def vector_count(self) -> int:
+        """Return how many chunks are embedded."""
+        return self._number("SELECT count(*) FROM vectors")
+
+    def _number(self, query: str) -> int:
+        return int(self._db.execute(query).fetchone()[0])
+
+
+def survey(corpus: Corpus, journal: IndexJournal) -> Survey:
+    """Read a whole corpus; raises CorpusError if it is empty, has a bad record or two texts under one id."""
+    total = documents = duplicates = 0
+    with journal.transaction():
+        for number, document in tqdm(corpus.read(), desc="reading", unit=" docs", mininterval=1.0, delay=1.0):
+            digest = document.digest()
+            earlier = journal.add_document(number, document, digest.hex())
+            if earlier is None:
+                total += int.from_bytes(digest)
+                documents += 1
+            elif earlier[1] == digest.hex():
+                duplicates += 1
+            else:
+                raise CorpusError(
+                    f"{corpus.place(number)} has the id {document.id!r} of {corpus.place(earlier[0])}, "
+                    "but another text or title"
+                )
+    if not documents:
+        raise CorpusError(f"{corpus.source} holds no documents")
+    return Survey(f"{total % 2**256:064x}", documents, duplicates)
+
+
+def read_unsplit(corpus: Corpus, journal: IndexJournal) -> Generator[tuple[Document, str], None, None]:
+    """Yield the documents to split, with digests; raises CorpusError if the corpus has changed since."""
+    unsplit = journal.unsplit()
+    expected = next(unsplit, None)
+    if expected is None:
+        return
+    for number, document in corpus.read():
+        if number != expected[0]:
+            continue
+        if document.digest().hex() != expected[1]:
+            raise CorpusError(f"{corpus.place(number)} changed while the corpus was indexed: run it again")
+        yield document, expected[1]
+        expected = next(unsplit, None)
+        if expected is None:
+            return
+    raise CorpusError(f"{corpus.source} lost documents while it was indexed: run it again")

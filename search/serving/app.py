@@ -1,0 +1,341 @@
+"""The HTTP layer of the server: Search-R1's wire format, limits, token, health, metrics, access log.
+
+    uvicorn.Config(RetrievalApp(retrieval, token=None, access_log=True))
+
+`POST /retrieve` is a plain ASGI function, because at a thousand requests a second each further layer costs as
+much as the answer's JSON; `RetrieveRequest` both validates it and describes it in the OpenAPI document. The
+other paths are FastAPI's: `GET /health`, `/metrics`, `/docs`, `/openapi.json`.
+
+With a token, `/retrieve` requires it (`Authorization: Bearer …`). The other paths stay open: load balancers,
+supervisors and Prometheus have no token, these paths show nothing of the corpus, and all health checks
+together cost one query at a time.
+"""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response, Security
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
+
+from search.serving.batching import IndexUnavailable, Unavailable
+from search.serving.encoders import EncodeFailed
+from search.serving.service import Retrieval
+from search.wire import MAX_TOPK, Passage, ScoredPassage
+
+# A batch trainer such as Search-R1 sends the queries of a whole step in one request.
+MAX_QUERIES = 4096
+MAX_QUERY_CHARS = 8192
+MAX_BODY_BYTES = 8 << 20
+# A longer body is not read while the queue is full: those of thousands of clients would fill the memory. A
+# shorter one arrives with its head, and may be answered from the cache.
+SMALL_BODY_BYTES = 64 << 10
+# Ten per query in the largest request: an answer of some 100 MB with passages of 2 KB.
+MAX_PASSAGES = 10 * MAX_QUERIES
+DEFAULT_TOPK = 3
+INDEX_UNAVAILABLE = 424
+"""Status of `/health` while a restart of the server would not help: Failed Dependency."""
+CLIENT_GONE = 499
+"""As nginx logs a client that closed its connection before the answer."""
+_CLOSE = (b"connection", b"close")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+Query = Annotated[str, msgspec.Meta(max_length=MAX_QUERY_CHARS)]
+# JSON has one type of number: 3.0 is an integer there, and some clients send it.
+Topk = (
+    Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPK)]
+    | Annotated[float, msgspec.Meta(ge=1, le=MAX_TOPK, multiple_of=1)]
+)
+
+
+class RetrieveRequest(msgspec.Struct):
+    """Body of `POST /retrieve`. `topk` is the number of passages per query, 3 by default."""
+
+    queries: Annotated[list[Query], msgspec.Meta(min_length=1, max_length=MAX_QUERIES)]
+    topk: Topk | None = None
+    return_scores: bool = False
+
+
+@dataclass
+class Failure:
+    """The body of an answer other than 200."""
+
+    detail: str
+
+
+class Refused(Exception):
+    """A request that is answered with `status` instead of passages."""
+
+    def __init__(self, status: int, detail: str, *headers: tuple[bytes, bytes]) -> None:
+        super().__init__(detail)
+        self.status, self.headers = status, headers
+
+
+class _ClientGone(Exception):
+    """The client has closed its connection."""
+
+
+@dataclass
+class _Record:
+    """One request, for the access log and the metrics."""
+
+    status: int = 0
+    queries: int = 0
+    topk: int = 0
+    size: int = 0
+
+    def log(self, scope: Scope, seconds: float) -> None:
+        """Write a line to stdout, without the queries and headers."""
+        client = scope.get("client")
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "client": client[0] if client else None,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": self.status,
+            "seconds": round(seconds, 6),
+            "queries": self.queries,
+            "topk": self.topk,
+            "bytes": self.size,
+        }
+        print(json.dumps(line), flush=True)
+
+
+_decode = msgspec.json.Decoder(RetrieveRequest).decode
+
+
+class RetrievalApp:
+    """The ASGI app. `token` is required if given; `access_log` writes a JSON line per request to stdout."""
+
+    def __init__(self, retrieval: Retrieval, token: str | None = None, access_log: bool = False) -> None:
+        self.retrieval = retrieval
+        self._credentials = None if token is None else f"Bearer {token}".encode()
+        self._access_log = access_log
+        self._rest = _rest(retrieval, with_token=token is not None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":  # there are no websockets, and nothing to do at start and end
+            return await self._rest(scope, receive, send)
+        started, record = time.perf_counter(), _Record()
+
+        async def recorded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            record.size += len(message.get("body", b""))
+            await send(message)
+
+        is_retrieve = scope["path"] == "/retrieve"
+        try:
+            if is_retrieve:
+                await self._retrieve(scope, receive, recorded, record)
+            else:
+                await self._rest(scope, receive, recorded)
+        finally:
+            seconds, metrics = time.perf_counter() - started, self.retrieval.metrics
+            if is_retrieve:
+                metrics.requests.inc()
+                metrics.seconds.observe(seconds)
+                if record.status == CLIENT_GONE:
+                    metrics.gone.inc()
+                elif record.status >= 400:
+                    metrics.errors.labels(str(record.status)).inc()
+            if self._access_log:
+                record.log(scope, seconds)
+
+    async def _retrieve(self, scope: Scope, receive: Receive, send: Send, record: _Record) -> None:
+        status, headers = 200, [(b"content-type", b"application/json")]
+        try:
+            body = await self._answer(scope, receive, record)
+        except Refused as refusal:
+            status, body = refusal.status, msgspec.json.encode(Failure(str(refusal)))
+            headers += refusal.headers
+        except _ClientGone:
+            record.status = CLIENT_GONE
+            return
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive, record: _Record) -> bytes:
+        batcher = self.retrieval.batcher
+        batcher.expect()
+        try:
+            self._admit(scope)
+            if scope["method"] != "POST":
+                raise Refused(405, "only POST is answered here", (b"allow", b"POST"))
+            request = await self._read(receive)
+        finally:
+            batcher.arrived()
+        topk = int(request.topk or DEFAULT_TOPK)
+        record.queries, record.topk = len(request.queries), topk
+        if len(request.queries) * topk > MAX_PASSAGES:
+            raise Refused(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
+        task = asyncio.current_task()
+
+        async def cancel_when_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if task is not None:
+                task.cancel()
+
+        watcher = asyncio.create_task(cancel_when_gone())
+        try:
+            found = await self.retrieval.search(request.queries, topk)
+        except Unavailable as error:
+            raise _busy(str(error), error.retry_after_s) from error
+        except asyncio.CancelledError:
+            if not watcher.done():
+                raise  # not by the watcher: the server is closing
+            raise _ClientGone from None
+        except Exception as error:  # the model or the index failed on these queries
+            raise Refused(500, f"retrieval failed: {_plain(error)}") from error
+        finally:
+            watcher.cancel()
+        lists = (hits.scored() if request.return_scores else hits.plain() for hits in found)
+        return b'{"result":[%b]}' % b",".join(lists)
+
+    def _admit(self, scope: Scope) -> None:
+        """Raise Refused for a bad token, while draining, and for a body that is announced as too long."""
+        length, credentials = 0, b""
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"authorization":
+                credentials = value
+        if self._credentials is not None and not hmac.compare_digest(credentials, self._credentials):
+            raise Refused(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
+        if self.retrieval.draining:
+            raise _busy("the server is shutting down", 1, _CLOSE)
+        if length > MAX_BODY_BYTES:
+            raise _too_large()
+        if length > SMALL_BODY_BYTES:
+            try:
+                self.retrieval.check_room(1)
+            except Unavailable as error:
+                raise _busy(str(error), error.retry_after_s, _CLOSE) from error
+
+    async def _read(self, receive: Receive) -> RetrieveRequest:
+        """Return the request of the body; raises Refused as soon as it is too large, too slow or invalid."""
+        body, deadline_s = bytearray(), self.retrieval.limits.deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGone
+                    body += message.get("body", b"")
+                    if len(body) > MAX_BODY_BYTES:
+                        raise _too_large()
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {deadline_s:g} s", _CLOSE) from None
+        try:
+            return _decode(body)
+        except msgspec.ValidationError as error:
+            raise Refused(422, str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refused(422, f"the body is no JSON, or holds invalid Unicode: {error}") from None
+
+
+def _busy(detail: str, retry_after_s: int, *headers: tuple[bytes, bytes]) -> Refused:
+    return Refused(503, detail, (b"retry-after", b"%d" % retry_after_s), *headers)
+
+
+def _too_large() -> Refused:
+    # The rest of the body is not read, so the connection cannot be reused.
+    return Refused(413, f"the body is longer than {MAX_BODY_BYTES} bytes", _CLOSE)
+
+
+def _plain(error: Exception) -> str:
+    return str(error) if isinstance(error, EncodeFailed) else f"{type(error).__name__}: {error}"
+
+
+# --- the paths that are not performance-critical, and the documentation ---
+
+
+class Answer(TypedDict):
+    """Body of an answer to `POST /retrieve`: one list per query, best first."""
+
+    result: list[list[Passage | ScoredPassage]]
+
+
+def _rest(retrieval: Retrieval, with_token: bool) -> FastAPI:
+    app = FastAPI(title="Dr. Zero retrieval", redoc_url=None)
+
+    @app.get(
+        "/health",
+        responses=_failures(
+            {
+                INDEX_UNAVAILABLE: "The server works, but its index does not answer",
+                503: "The canary query was not answered",
+            }
+        ),
+    )
+    async def health() -> Response:
+        """Return 200 if a canary query has just been answered, else 503 or 424 with the reason."""
+        try:
+            if retrieval.draining:
+                raise Unavailable("the server is shutting down")
+            await retrieval.check()
+        except Exception as error:  # any error that a query would get
+            reason = str(error) if isinstance(error, Unavailable) else _plain(error)
+            status = INDEX_UNAVAILABLE if isinstance(error, IndexUnavailable) else 503
+            return JSONResponse({"detail": reason}, status, {"Retry-After": "1"})
+        if with_token:
+            return JSONResponse({"status": "ok"})
+        store = retrieval.store
+        return JSONResponse({"status": "ok", "collection": store.name, **store.info.to_metadata()})
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics(_: Request) -> Response:
+        """Return the metrics as Prometheus text."""
+        return Response(generate_latest(retrieval.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    _describe_retrieve(app, with_token)
+    return app
+
+
+def _describe_retrieve(app: FastAPI, with_token: bool) -> None:
+    """Add `POST /retrieve`, which `RetrievalApp` answers itself, to the OpenAPI document."""
+    reasons = {
+        405: "Not a POST",
+        408: "The body arrived too slowly",
+        413: f"More than {MAX_BODY_BYTES} bytes",
+        422: "Not a valid request; the message names the limit",
+        500: "The model or the index failed on this request",
+        503: "Overloaded, shutting down, or without its index; Retry-After gives the seconds to wait",
+    }
+    if with_token:
+        reasons[401] = "No bearer token, or a wrong one"
+    _, schemas = msgspec.json.schema_components([RetrieveRequest])
+    body = {"required": True, "content": {"application/json": {"schema": schemas["RetrieveRequest"]}}}
+
+    @app.post(
+        "/retrieve",
+        operation_id="retrieve",
+        response_model=Answer,
+        responses=_failures(reasons),
+        openapi_extra={"requestBody": body},
+        dependencies=[Security(HTTPBearer(auto_error=False))] if with_token else [],
+    )
+    async def retrieve() -> None:
+        """Return the nearest passages of each query."""
+        raise AssertionError("for the OpenAPI document only")
+
+
+def _failures(reasons: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Describe the answers other than 200 for the OpenAPI document."""
+    return {status: {"model": Failure, "description": reason} for status, reason in reasons.items()}

@@ -1,0 +1,319 @@
+"""The scheduler: concurrent queries become batches, which are encoded and then searched.
+
+    batcher = Batcher(encoders, search, metrics)
+    queries = batcher.submit(["who founded Orrin"], topk=3)
+    answer = await queries[0].future
+
+An encoder and an index answer 64 queries in far less time than 64 times one. So queries wait in one bounded
+queue while the encoders are busy, and a free encoder takes what is queued, up to `max_batch`, oldest first.
+Batch n+1 is encoded while batch n is searched; a batch is taken only when it will not have to wait for the
+index, so that queries wait only in the queue, where they can still be cancelled.
+
+**The window.** A free encoder starts at once unless more queries are known to be coming:
+
+* a request has reached the HTTP layer but is not queued yet (`arriving`), or
+* a batch of several requests was answered within the last window, and not all of those clients are back yet:
+  clients that were answered together ask their next queries together.
+
+Then it waits until all of them have arrived, a batch is full, or the oldest query has waited for `window_s`.
+A lone client never waits: nobody else is arriving, and its own batches hold one request. Nor does a loaded
+server: its oldest query has waited longer than that behind the last batch.
+
+**Failures.** A batch that fails is repeated query by query, so that one bad query fails alone. A batch whose
+encoder died is put back at the head of the queue, once. An unavailable index fails its batch at once, since
+repeating query by query would not help.
+
+All state belongs to the event loop; encoders are processes, the index runs in threads.
+"""
+
+import asyncio
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from search.place import StoreUnavailable
+from search.serving.encoders import EncodeFailed, EncoderDied
+from search.serving.metrics import Metrics
+
+Answer = TypeVar("Answer")
+
+INDEX_THREADS = 2
+"""Batches searched at once: Chroma searches a batch in one thread, and a call to a server waits."""
+SMALLEST_SHARE = 8
+"""Two free encoders share the queue, but not in parts smaller than this, where fixed costs dominate."""
+CLOSE_S = 1.0
+_RATE_BATCHES, _RATE_S = 32, 20.0
+_LONGEST_RETRY_S = 30
+
+
+class Unavailable(Exception):
+    """No answer now, for a reason other than the query; retry after `retry_after_s` seconds."""
+
+    def __init__(self, reason: str, retry_after_s: int = 1) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class IndexUnavailable(Unavailable):
+    """The server works, but its index does not answer."""
+
+
+class QueueFull(Unavailable):
+    """The queue is full; refused at once."""
+
+
+class Encoders(Protocol):
+    """The part of `search.serving.encoders.EncoderPool` that the scheduler uses."""
+
+    on_ready: Callable[[], None]
+
+    @property
+    def ready(self) -> int: ...  # noqa: D102
+
+    async def encode(self, texts: Sequence[str]) -> np.ndarray: ...  # noqa: D102
+
+
+@dataclass(slots=True, eq=False)
+class Query(Generic[Answer]):
+    """One submitted query; `future` gives its answer, `retried` is set once its encoder has died."""
+
+    text: str
+    topk: int
+    request: int
+    future: "asyncio.Future[Answer]"
+    queued_at: float
+    retried: bool = False
+    vector: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """At most `batch` queries in a batch and `queue` waiting; `window_s` is in the module's docstring."""
+
+    batch: int = 64
+    queue: int = 4096
+    window_s: float = 0.003
+
+
+class Batcher(Generic[Answer]):
+    """Answers queries in batches: `encoders` give vectors, `search(vectors, topk)` an answer per row.
+
+    `search` runs in a thread. Create and use it in one event loop.
+    """
+
+    def __init__(
+        self,
+        encoders: Encoders,
+        search: Callable[[np.ndarray, int], Sequence[Answer]],
+        metrics: Metrics,
+        limits: BatchLimits | None = None,
+    ) -> None:
+        self._encoders = encoders
+        self._search = search
+        self._metrics = metrics
+        self._limits = limits or BatchLimits()
+        # An ordered set: a cancelled query leaves it at once, at any position.
+        self._queue: OrderedDict[Query[Answer], None] = OrderedDict()
+        self._encoding = 0
+        self._underway: dict[asyncio.Task[None], list[Query[Answer]]] = {}
+        self._arriving = 0
+        self._due, self._due_until = 0, 0.0
+        self._requests = 0
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._done: deque[tuple[float, int]] = deque(maxlen=_RATE_BATCHES)
+        self._threads = ThreadPoolExecutor(INDEX_THREADS, thread_name_prefix="index")
+        self._loop = asyncio.get_running_loop()
+        encoders.on_ready = self._wake
+        metrics.queue_depth.set_function(lambda: len(self._queue))
+
+    def expect(self) -> None:
+        """Count a request that has begun to arrive; `arrived` must follow, whatever the outcome."""
+        self._arriving += 1
+
+    def arrived(self) -> None:
+        """Record that an expected request is about to be submitted, or was refused or lost."""
+        self._arriving -= 1
+        self._due = max(0, self._due - 1)
+        if self._queue:  # a batch may have been held for this one
+            self._wake()
+
+    def check_room(self, count: int) -> None:
+        """Raise QueueFull unless `count` queries fit into the queue; into an empty one any number does."""
+        waiting = len(self._queue)
+        if waiting and waiting + count > self._limits.queue:
+            raise QueueFull(
+                f"overloaded: {waiting} queries wait, at most {self._limits.queue} may",
+                self.retry_after_s(),
+            )
+
+    def submit(self, texts: Sequence[str], topk: int, urgent: bool = False) -> list[Query[Answer]]:
+        """Queue the queries of one request, at the head if `urgent`; call `check_room` first.
+
+        Their futures raise Unavailable, or what encoding or searching for this very query raised.
+        """
+        self._requests += 1
+        now = time.monotonic()
+        queries = [Query(text, topk, self._requests, self._loop.create_future(), now) for text in texts]
+        if urgent:
+            self._put_first(queries)
+        else:
+            self._queue.update(dict.fromkeys(queries))
+        self._wake()
+        return queries
+
+    def cancel(self, query: Query[Answer]) -> None:
+        """Cancel a query; if it is still queued, it is never encoded."""
+        self._queue.pop(query, None)
+        query.future.cancel()
+
+    def retry_after_s(self) -> int:
+        """Return the seconds until the queue of now will be answered, at the rate of the last batches."""
+        now = time.monotonic()
+        recent = [(at, count) for at, count in self._done if now - at < _RATE_S]
+        if len(recent) < 2:
+            return 1
+        rate = sum(count for _, count in recent[1:]) / max(now - recent[0][0], 0.001)
+        return min(max(1, math.ceil(len(self._queue) / rate)), _LONGEST_RETRY_S)
+
+    def give_up(self, reason: str) -> None:
+        """Fail all queries that are queued or in progress."""
+        for query in (*self._queue, *(query for batch in self._underway.values() for query in batch)):
+            _fail(query, Unavailable(reason))
+            self.cancel(query)
+
+    async def close(self) -> None:
+        """Fail all queries and wait for the batches in progress, for `CLOSE_S` seconds at most.
+
+        A batch that takes longer hangs in an encoder or in the index, and has no callers any more.
+        """
+        self.give_up("the scheduler is closed")
+        if self._underway:
+            await asyncio.wait(self._underway, timeout=CLOSE_S)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # --- when a batch starts ---
+
+    def _wake(self) -> None:
+        """Dispatch at the loop's next turn, so that other requests of this turn join the batch."""
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._soon = None
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        while self._queue:
+            ready, waiting = self._encoders.ready, len(self._queue)
+            free = ready - self._encoding
+            if free <= 0 or len(self._underway) >= ready + INDEX_THREADS:
+                return
+            if (hold := self._hold_s()) > 0:
+                self._later = self._loop.call_later(hold, self._wake)
+                return
+            size = min(self._limits.batch, max(math.ceil(waiting / free), SMALLEST_SHARE), waiting)
+            batch = [self._queue.popitem(last=False)[0] for _ in range(size)]
+            self._encoding += 1
+            task = self._loop.create_task(self._work(batch))
+            self._underway[task] = batch
+            task.add_done_callback(self._finished)
+
+    def _hold_s(self) -> float:
+        """Return the seconds to wait for more; 0 if the batch is full or no more is known to be coming."""
+        now = time.monotonic()
+        due_s = self._due_until - now if self._due else 0.0
+        if len(self._queue) >= self._limits.batch or not (self._arriving or due_s > 0):
+            return 0.0
+        left = next(iter(self._queue)).queued_at + self._limits.window_s - now
+        return left if self._arriving else min(left, due_s)
+
+    def _put_first(self, queries: Sequence[Query[Answer]]) -> None:
+        for query in reversed(queries):
+            self._queue[query] = None
+            self._queue.move_to_end(query, last=False)
+
+    # --- the steps of a batch ---
+
+    async def _work(self, batch: list[Query[Answer]]) -> None:
+        self._metrics.batch.observe(len(batch))
+        try:
+            try:
+                await self._each(batch, self._encode)
+            finally:
+                self._encoding -= 1
+                self._wake()
+            for topk in {query.topk for query in batch}:
+                # Not the largest topk for all, cut afterwards: an approximate index then finds others, and
+                # an answer must not depend on the other queries of the batch.
+                await self._each([query for query in batch if query.topk == topk], self._find)
+        except EncoderDied:
+            for query in batch:
+                if query.retried:
+                    _fail(query, Unavailable("the encoder died twice over this query"))
+                query.retried = True
+            self._put_first([query for query in batch if not query.future.done()])
+        except StoreUnavailable as error:
+            for query in batch:
+                _fail(query, IndexUnavailable(f"the index does not answer: {error}"))
+
+    async def _each(
+        self, batch: list[Query[Answer]], step: Callable[[list[Query[Answer]]], Awaitable[None]]
+    ) -> None:
+        """Apply a step to a batch, or, if that fails, to its queries one by one."""
+        batch = [query for query in batch if not query.future.done()]
+        if not batch:
+            return
+        try:
+            await step(batch)
+        except (EncoderDied, StoreUnavailable):
+            raise
+        except Exception as error:  # the model's or the index's: raised to the query that caused it
+            if len(batch) == 1:
+                _fail(batch[0], error)
+                return
+            for query in batch:
+                await self._each([query], step)
+
+    async def _encode(self, batch: list[Query[Answer]]) -> None:
+        started = time.monotonic()
+        vectors = await self._encoders.encode([query.text for query in batch])
+        # Not as a context manager, which also counts failed batches: these counts are of finished work.
+        self._metrics.encode.observe(time.monotonic() - started)
+        for query, vector, finite in zip(batch, vectors, np.isfinite(vectors).all(axis=1), strict=True):
+            query.vector = vector
+            if not finite:  # the index would fail the whole batch for it
+                _fail(query, EncodeFailed("the model gives no finite vector for this query"))
+
+    async def _find(self, batch: list[Query[Answer]]) -> None:
+        vectors = np.stack([query.vector for query in batch if query.vector is not None])
+        started = time.monotonic()
+        answers = await self._loop.run_in_executor(self._threads, self._search, vectors, batch[0].topk)
+        self._metrics.index.observe(time.monotonic() - started)
+        for query, answer in zip(batch, answers, strict=True):
+            if not query.future.done():
+                query.future.set_result(answer)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        batch, now = self._underway.pop(task), time.monotonic()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            for query in batch:
+                _fail(query, error)
+        self._done.append((now, len(batch)))
+        requests = len({query.request for query in batch if query not in self._queue})
+        if requests > 1:
+            self._due = requests + (self._due if now < self._due_until else 0)
+            self._due_until = now + self._limits.window_s
+        self._wake()
+
+
+def _fail(query: Query[Answer], error: BaseException) -> None:
+    if not query.future.done():
+        query.future.set_exception(error)
+        query.future.exception()  # retrieved, so that asyncio does not log it if there is no caller

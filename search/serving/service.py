@@ -1,0 +1,189 @@
+"""The service without HTTP: cache, single flight, batches, deadline, canary query.
+
+    retrieval = Retrieval(store, encoders, Metrics())
+    (hits,) = await retrieval.search(["who founded Orrin"], topk=3)
+
+The index thread converts answers to JSON, so that an answer from the cache costs a join of bytes, and the
+cache's size is exact.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from search.serving.batching import Batcher, BatchLimits, Encoders, QueueFull, Unavailable
+from search.serving.cache import Flight, ResultCache, SingleFlight, fold
+from search.serving.encoder_worker import CANARY
+from search.serving.metrics import Metrics
+from search.store import Store
+
+
+class Hits(NamedTuple):
+    """The passages of one query, best first: each as JSON, and its cosine similarity."""
+
+    documents: tuple[bytes, ...]
+    scores: tuple[float, ...]
+
+    def size(self) -> int:
+        """Return the bytes in memory."""
+        return sum(map(sys.getsizeof, (self, self.documents, self.scores, *self.documents, *self.scores)))
+
+    def plain(self) -> bytes:
+        """Return the list without scores, as JSON."""
+        return b"[%b]" % b",".join(self.documents)
+
+    def scored(self) -> bytes:
+        """Return the list with scores, as JSON."""
+        items = zip(self.documents, self.scores, strict=True)
+        return b"[%b]" % b",".join(
+            b'{"document":%b,"score":%b}' % (document, _to_json(score)) for document, score in items
+        )
+
+
+_to_json = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """`deadline_s` bounds a request, `canary_s` a health check; `cache_bytes` 0 means no cache."""
+
+    deadline_s: float = 30.0
+    canary_s: float = 3.0
+    cache_bytes: int = 256 << 20
+    batch: BatchLimits = field(default_factory=BatchLimits)
+
+
+class Retrieval:
+    """Answers queries from one collection. `folds`: the model allows `search.serving.cache.fold`.
+
+    Create and use it in one event loop. Raises Unavailable if a retry may help, any other exception for a
+    query that the model or the index fails on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        encoders: Encoders,
+        metrics: Metrics,
+        limits: ServiceLimits | None = None,
+        folds: bool = False,
+    ) -> None:
+        self.store = store
+        self.metrics = metrics
+        self.limits = limits or ServiceLimits()
+        self.draining = False
+        self.batcher: Batcher[Hits] = Batcher(encoders, self._find, metrics, self.limits.batch)
+        self._fold = fold if folds else str
+        self._cache: ResultCache[Hits] = ResultCache(self.limits.cache_bytes, Hits.size)
+        self._flights = SingleFlight(self._cache)
+        self._canary: asyncio.Task[None] | None = None
+        metrics.cache_bytes.set_function(lambda: self._cache.bytes)
+
+    async def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
+        """Return the hits of each query, in order."""
+        self.metrics.queries.inc(len(queries))
+        if not self.limits.cache_bytes:
+            self.check_room(len(queries))
+            flights = self._submit(queries, topk)
+            await self._wait(flights)
+            return [flight.future.result() for flight in flights]
+        keys = [self._fold(query) for query in queries]
+        found = {key: hits for key in keys if (hits := self._cache.get(key, topk)) is not None}
+        misses = sum(key not in found for key in keys)
+        self.metrics.cache_hits.inc(len(keys) - misses)
+        if misses:
+            missing = {key: query for key, query in zip(keys, queries, strict=True) if key not in found}
+            joined = self._join(missing, topk)
+            self.metrics.cache_misses.inc(misses)
+            await self._wait(list(joined.values()))
+            found.update((key, flight.future.result()) for key, flight in joined.items())
+        return [found[key] for key in keys]
+
+    def check_room(self, count: int) -> None:
+        """Raise QueueFull, and count the refusal, unless `count` queries fit into the queue."""
+        try:
+            self.batcher.check_room(count)
+        except QueueFull:
+            self.metrics.rejected.inc()
+            raise
+
+    async def check(self) -> None:
+        """Answer a canary query, without cache and queue; raises what queries raise. Callers share one."""
+
+        async def ask() -> None:
+            deadline_s = min(self.limits.canary_s, self.limits.deadline_s)
+            (query,) = self.batcher.submit([CANARY], 1, urgent=True)
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await query.future
+            except TimeoutError:
+                raise Unavailable(f"no answer within {deadline_s:g} s to a canary query") from None
+            finally:
+                self.batcher.cancel(query)
+
+        if self._canary is None or self._canary.done():
+            self._canary = asyncio.create_task(ask())
+        await asyncio.shield(self._canary)
+
+    def drain(self, limit_s: float) -> None:
+        """Refuse new requests, and after `limit_s` seconds fail all open queries: the server exits."""
+        if not self.draining:
+            self.draining = True
+            asyncio.get_running_loop().call_later(
+                limit_s, self.batcher.give_up, "the server is shutting down"
+            )
+
+    def _join(self, missing: dict[str, str], topk: int) -> dict[str, Flight[Hits]]:
+        """Join the flights of identical queries, start the others; `missing` maps key to query."""
+        flights = {key: flight for key in missing if (flight := self._flights.join(key, topk)) is not None}
+        new = {key: query for key, query in missing.items() if key not in flights}
+        self.metrics.joins.inc(len(flights))
+        if new:
+            try:
+                self.check_room(len(new))
+            except QueueFull:
+                for flight in flights.values():
+                    flight.leave()
+                raise
+            for key, flight in zip(new, self._submit(list(new.values()), topk), strict=True):
+                self._flights.add(key, topk, flight)
+                flights[key] = flight
+        return flights
+
+    def _submit(self, queries: Sequence[str], topk: int) -> list[Flight[Hits]]:
+        batcher = self.batcher
+        return [
+            Flight(query.future, lambda query=query: batcher.cancel(query))  # type: ignore[misc]
+            for query in batcher.submit(queries, topk)
+        ]
+
+    async def _wait(self, flights: Sequence[Flight[Hits]]) -> None:
+        """Wait for all flights until the deadline, then leave them; raises the first failure."""
+        try:
+            done, pending = await asyncio.wait(
+                {flight.future for flight in flights},
+                timeout=self.limits.deadline_s,
+                return_when=asyncio.FIRST_EXCEPTION,
+            )
+        finally:
+            for flight in flights:
+                flight.leave()
+        for future in done:
+            future.result()
+        if pending:
+            raise Unavailable(
+                f"no answer within {self.limits.deadline_s:g} s: the server is overloaded or its index hangs",
+                self.batcher.retry_after_s(),
+            )
+
+    def _find(self, vectors: np.ndarray, topk: int) -> list[Hits]:
+        """Search the index and convert the hits; runs in a thread."""
+        return [
+            Hits(tuple(_to_json(hit["document"]) for hit in hits), tuple(hit["score"] for hit in hits))
+            for hits in self.store.query(vectors, topk)
+        ]

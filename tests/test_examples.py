@@ -1,0 +1,52 @@
+"""The examples run, and print every step of the method."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from examples.one_question import main
+
+TITLES = ("The corpus", "The model", "The rollouts", "The rollout with", "The reward", "The advantage")
+
+
+def advantages(printed: str) -> list[tuple[float, float]]:
+    """Reward and advantage of each row of the last table."""
+    row = re.compile(r"^ +\d+ +\S+ +\d\.\d\d +\d\.\d\d +(\d\.\d{3}) +([+-]\d+\.\d\d) ", re.MULTILINE)
+    return [(float(reward), float(advantage)) for reward, advantage in row.findall(printed)]
+
+
+def test_one_question_prints_every_step_and_writes_only_into_its_outputs(
+    speaking_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["--model", str(speaking_model), "--questions", "6", "--outputs", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert [title for title in TITLES if f"── {title}" in printed] == list(TITLES)
+    rows = advantages(printed)
+    assert len(rows) == 6 and len({reward for reward, _ in rows}) > 1
+    # Advantages are printed with two digits.
+    assert sum(advantage for _, advantage in rows) == pytest.approx(0.0, abs=0.05)
+    assert max(rows)[1] == max(advantage for _, advantage in rows) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_second_run_over_the_same_outputs_gives_the_same_step(
+    speaking_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", str(speaking_model), "--questions", "2", "--outputs", str(tmp_path)]
+    main(arguments)
+    first = capsys.readouterr().out
+    main(arguments)
+    assert advantages(capsys.readouterr().out) == advantages(first) != []
+
+
+@pytest.mark.slow("the demo policy itself takes two minutes; a tiny model shows the same steps above")
+def test_one_question_asks_real_questions_with_the_demo_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--outputs", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "135 million parameters" in printed
+    assert len(advantages(printed)) == 6
+    assert "?" in printed.partition("question: ")[2].partition("\n")[0]

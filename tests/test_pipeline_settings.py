@@ -1,0 +1,187 @@
+"""Our own config keys: declared once, checked when a config composes, and listed in docs/config.md."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from data.gates import GateSettings
+from pipeline.commands.config import NoSuchKey, as_markdown, run_config
+from pipeline.commands.flow_test import FAULTS
+from pipeline.compose import CONFIG_DIR, compose_stage, resolve
+from pipeline.overrides import OverrideError
+from pipeline.settings import verl
+from pipeline.settings.retrieval import MAX_TOPK
+from pipeline.settings.schema import STAGES, WITH_VERL, all_keys, pace_keys, run_keys, schema_of
+from search.wire import MAX_TOPK as SERVED_TOPK
+
+WITHOUT_VERL = [stage for stage in STAGES if stage not in WITH_VERL and stage != "evolve"]
+
+
+def refusal(stage: str, override: str) -> str:
+    with pytest.raises(OverrideError) as refused:
+        compose_stage(stage, ["hardware=cpu", override])
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_key_has_a_doc_line_and_a_default_that_it_allows(stage: str) -> None:
+    for name, key in schema_of(stage).keys.items():
+        assert key.limits.doc.endswith("."), name
+        if key.default != "???" and "${" not in str(key.default):
+            assert key.fault(key.default) is None, name
+
+
+def test_the_page_of_the_keys_is_current() -> None:
+    page = (CONFIG_DIR.parent / "docs" / "config.md").read_text(encoding="utf-8")
+    assert page == as_markdown(), "run: drzero config --write docs/config.md"
+
+
+def test_settings_import_nothing_heavy() -> None:
+    script = (
+        "import sys, pipeline.settings.schema\n"
+        "top = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(top & {'torch', 'transformers', 'ray', 'verl', 'search', 'data', 'ops', 'rich'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("retrieval.topkk=3", "'retrieval.topk'"),
+        ("+retrieval.topkk=3", "'retrieval.topk'"),
+        ("++retrieval.topkk=3", "'retrieval.topk'"),
+        ("+retrieval.url=http://x", "Keys of 'retrieval': retrieval.host"),
+        ("retrieval={topk: 3, prot: 1}", "'retrieval.port'"),
+        ("+watchdog.limits.saving=9", "'watchdog.limits.save'"),
+        ("retrieval.topk=101", "retrieval.topk is 101, not a whole number at least 1 and at most 100"),
+        ("retrieval.topk=many", "is 'many', not a whole number"),
+        ("retrieval.topk=2.5", "is 2.5, not a whole number"),
+        ("retrieval.topk=true", "is True, not a whole number"),
+        ("retrieval.topk=null", "is None, not a whole number"),
+        ("retrieval.topk=${log_level}", "retrieval.topk is not a whole number"),
+        ("solver.engine=sglan", "did you mean 'sglang'?"),
+        ("solver.mem_fraction_static=0", "not a number above 0 and at most 1"),
+        ("retrieval.access_log=1", "is 1, not true or false"),
+        ("run.name=[a]", "not text"),
+        ("retrieval=null", "cannot be null"),
+        ("~retrieval.topk", "cannot be deleted"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["challenger", "serve_search"])
+def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str, said: str) -> None:
+    assert said in refusal(stage, override)
+
+
+def test_a_stage_without_a_sample_or_a_partition_is_refused() -> None:
+    assert "samples is 0, not a whole number at least 1" in refusal("synthesize", "samples=0")
+    assert "partitions is 0" in refusal("synthesize", "partitions=0")
+
+
+def test_a_stage_without_verl_takes_no_new_key_at_all() -> None:
+    assert "`drzero config` lists the keys" in refusal("merge", "+foo=1")
+    assert "Did you mean 'hardware'?" in refusal("merge", "hardwear=cpu")
+
+
+def test_a_mapping_of_ours_takes_new_keys() -> None:
+    assert compose_stage("merge", ["hardware=cpu", "+process_env.A=1"]).process_env.A == 1
+
+
+@pytest.mark.parametrize("stage", WITHOUT_VERL)
+@pytest.mark.parametrize("hardware", ["cpu", "8xh100"])
+def test_a_stage_without_a_trainer_has_our_keys_alone(stage: str, hardware: str) -> None:
+    config = resolve(compose_stage(stage, [f"hardware={hardware}", "debug=hang"]))
+    found = set(leaves(OmegaConf.to_container(config)))
+    assert found == set(schema_of(stage).keys)
+
+
+def leaves(node: Any, name: str = "") -> list[str]:
+    if isinstance(node, dict) and name not in schema_of("challenger"):
+        return [leaf for part, inner in node.items() for leaf in leaves(inner, f"{name}.{part}".strip("."))]
+    return [name]
+
+
+def test_what_is_not_ours_in_a_training_stage_is_known_as_verls() -> None:
+    config = compose_stage("solver", ["hardware=cpu"])
+    ours = {name.partition(".")[0] for name in schema_of("solver").keys}
+    assert set(config) - ours < verl.ROOTS
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["trainer.save_freq=1", "+trainer.foo=1", "data.train_batch_size=4", "mode=sync", "~trainer.logger"],
+)
+def test_a_stage_without_a_trainer_ignores_overrides_of_verls_part(override: str) -> None:
+    plain = compose_stage("merge", ["hardware=cpu"])
+    assert compose_stage("merge", ["hardware=cpu", override]) == plain
+
+
+@pytest.mark.parametrize(("verls", "ours"), verl.ALIASES.items())
+def test_a_verl_key_that_follows_ours_sets_ours(verls: str, ours: str) -> None:
+    value = "cpu" if verls.endswith("device") else 3
+    for stage in ("challenger", "evaluate"):
+        config = compose_stage(stage, ["hardware=8xh100", f"{verls}={value}"])
+        assert OmegaConf.select(config, ours) == value
+        assert OmegaConf.select(config, verls) == (value if stage == "challenger" else None)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "single_gpu", "8xh100"])
+@pytest.mark.parametrize("stage", ["challenger", "evaluate"])
+def test_the_demo_environment_brings_its_model_on_every_hardware(stage: str, hardware: str) -> None:
+    config = compose_stage(stage, ["env=demo", f"hardware={hardware}"])
+    assert Path(config.base_model).name == "demo-policy"
+    chosen = compose_stage(stage, ["env=demo", f"hardware={hardware}", "model=qwen2.5-3b"])
+    assert chosen.base_model == "Qwen/Qwen2.5-3B-Instruct"
+
+
+def test_what_changes_an_answer_is_known() -> None:
+    assert set(schema_of("evaluate").changing_journal()) == {
+        *("prompts.form", "retrieval.topk", "retrieval.response_limit", "solver.engine", "solver.dtype"),
+        *("solver.temperature", "solver.max_turns", "solver.max_tokens_per_turn"),
+        "solver.max_context_tokens",
+    }
+
+
+def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known() -> None:
+    assert set(run_keys()) == {
+        *("base_model", "method", "iteration", "data.train_files", "data.train_batch_size"),
+    }
+    assert set(pace_keys()) == {
+        *("base_model", "method", "data.train_batch_size", "data.max_response_length", "compute.type"),
+        *("actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.device"),
+    }
+
+
+def test_what_changes_conversations_changes_results() -> None:
+    for key, _ in all_keys():
+        assert set(key.limits.journal) <= set(key.limits.results), key.name
+
+
+def test_limits_are_those_of_the_code_that_reads_the_keys() -> None:
+    assert MAX_TOPK == SERVED_TOPK
+    assert schema_of("flow_test")["flow_test.provoke"].limits.choices == FAULTS
+    schema = schema_of("synthesize")
+    assert {field.name: field.default for field in fields(GateSettings)} == {
+        name.removeprefix("gates."): key.default
+        for name, key in schema.keys.items()
+        if name.startswith("gates.") and name != "gates.benchmarks"
+    }
+
+
+def test_a_key_is_printed_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    run_config(["trainer.nnodes"])  # by veRL's name
+    run_config(["solver.attempts"])
+    printed = capsys.readouterr().out
+    for part in ("machine.nodes", "trainer.nnodes", "Attempts per question", "at least 2", "challenger"):
+        assert part in printed
+
+
+def test_an_unknown_key_is_refused_with_the_nearest() -> None:
+    with pytest.raises(NoSuchKey, match=r"retrieval\.topk"):
+        run_config(["topk"])

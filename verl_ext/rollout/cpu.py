@@ -1,0 +1,152 @@
+"""The CPU as a veRL platform (veRL 0.9.1), so that veRL's own trainer runs without an accelerator.
+
+Chosen by `VERL_PLATFORM=cpu`. Ray still schedules "GPUs": they are logical ones (`ray_init.num_gpus`), one a
+worker, because veRL places its workers by that resource alone. The worker itself is in
+`verl_ext.rollout.cpu_worker`: veRL's engines ask for the platform while they are imported, so this module
+imports none of them.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase
+
+
+class _CpuDeviceModule(ModuleType):
+    """`torch.cpu` with the memory and RNG calls that veRL expects of a device namespace.
+
+    Memory is the process's own: resident for allocated, peak resident for the maxima.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def empty_cache() -> None:
+        """The CPU allocator caches nothing."""
+
+    @staticmethod
+    def memory_allocated(*_: Any) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    memory_reserved = memory_allocated
+
+    @staticmethod
+    def max_memory_allocated(*_: Any) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    max_memory_reserved = max_memory_allocated
+
+    @staticmethod
+    def mem_get_info(*_: Any) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    @staticmethod
+    def get_device_name(*_: Any) -> str:
+        return "cpu"
+
+    @staticmethod
+    def get_rng_state(*_: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, *_: Any) -> None:
+        torch.set_rng_state(state)
+
+    @staticmethod
+    def manual_seed(seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+
+class CpuPlatform(PlatformBase):
+    """veRL's view of a machine without an accelerator; every profiling and IPC call is a no-op."""
+
+    @property
+    def device_name(self) -> str:  # noqa: D102 - veRL's own contract, here and below
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:  # noqa: D102
+        return "cpu"
+
+    @property
+    def device_module(self) -> ModuleType:  # noqa: D102
+        return _CpuDeviceModule("drzero_cpu")
+
+    def is_available(self) -> bool:  # noqa: D102
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        """Never found by detection: the CPU is chosen by name, or a GPU machine would fall back to it."""
+        return False
+
+    def current_device(self) -> Any:
+        """The device's name, not an index: `tensor.to(0)` would mean the first CUDA device."""
+        return "cpu"
+
+    def device_count(self) -> int:  # noqa: D102
+        return 1
+
+    def set_device(self, device_index: int) -> None:  # noqa: D102
+        return
+
+    def synchronize(self, device_index: int | None = None) -> None:  # noqa: D102
+        return
+
+    def manual_seed(self, seed: int) -> None:  # noqa: D102
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:  # noqa: D102
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:  # noqa: D102
+        return
+
+    def empty_cache(self) -> None:  # noqa: D102
+        return
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:  # noqa: D102
+        return None, None
+
+    def communication_backend_name(self) -> str:  # noqa: D102
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        """The CUDA name, which Ray sets for its logical GPUs; nothing on a CPU reads it."""
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: D102
+        yield
+
+    def profiler_start(self) -> None:  # noqa: D102
+        return
+
+    def profiler_stop(self) -> None:  # noqa: D102
+        return
+
+    def ray_resource_name(self) -> str:  # noqa: D102
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:  # noqa: D102
+        return []
+
+    def is_ipc_supported(self) -> bool:  # noqa: D102
+        return False
+
+    def cudart(self) -> Any:  # noqa: D102
+        return None

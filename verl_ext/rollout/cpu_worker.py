@@ -1,0 +1,41 @@
+"""veRL's actor worker and FSDP2 engine on the CPU (veRL 0.9.1).
+
+Two stock classes do not work there, and each is replaced at the extension point meant for it: the worker
+initialises the process group itself (veRL would ask for `cpu:gloo,cpu:gloo`, which torch refuses), and the
+engine is registered for the device `cpu`. Import it only once the platform is registered (`verl_ext.plugin`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")
+class CpuFSDPEngine(FSDPEngineWithLMHead):
+    """FSDP2 over gloo. No reference worker: veRL would offload it to pinned memory, which needs a GPU."""
+
+    def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
+        if engine_config.forward_only:
+            raise ValueError(
+                "hardware=cpu has no reference worker: set actor_rollout_ref.actor.use_kl_loss=false and "
+                "algorithm.use_kl_in_reward=false (the published challenger uses no KL either)"
+            )
+        super().__init__(model_config, engine_config, *args, **kwargs)
+
+
+class CpuActorRolloutRefWorker(ActorRolloutRefWorker):
+    """The stock worker with a gloo process group; veRL skips its own when there is one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            # A lone worker meets nobody: torch's TCP store would listen on every interface.
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        initialize_global_process_group_ray(backend="gloo")

@@ -1,0 +1,149 @@
+"""The `search_agent` loop: veRL's tool agent with turn limits, structured turns and checks (veRL 0.9.1).
+
+- A token limit per turn, so that the first turn cannot use up the response before any search has run.
+- Structured turns in `extra_fields["trajectory"]`: rewards read turns and calls, never a flat string in which
+  corpus text may contain tags.
+- Failure marks: a search that the service failed to answer is recorded as failed (veRL itself turns a tool's
+  exception into text for the model and keeps no record).
+- Token drift: whether each turn's input extends the previous ids, and whether the ids that will be trained on
+  are the sampled ids (`extra_fields["token_drift"]`, 0 when both hold).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from verl_ext.method.chat import TURN_END
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.telemetry import waiting
+
+PARSER_NAME = "search_call"
+"""`multi_turn.format`: our parser. veRL's drops a malformed call silently and ends the rollout; the solver's
+agent answers it with an error message, and both must follow the same rule."""
+
+
+@ToolParser.register(PARSER_NAME)
+class SearchCallParser(ToolParser):
+    """Every call between Hermes tags, valid or not, with its raw text as the arguments."""
+
+    async def extract_tool_calls(
+        self, responses_ids: list[int], tools: list[OpenAIFunctionToolSchema] | None = None
+    ) -> tuple[str, list[FunctionCall]]:
+        """Content and calls of one turn."""
+        text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
+        calls = [FunctionCall(name=SEARCH_TOOL_NAME, arguments=call.raw) for call in parse_tool_calls(text)]
+        return text, calls
+
+
+class SearchAgentLoop(ToolAgentLoop):
+    """One challenger or solver rollout with the search tool."""
+
+    def __init__(self, *args: Any, max_tokens_per_turn: int, **kwargs: Any) -> None:
+        # veRL selects the token builder by model type; a ChatML template on a model of another family (the
+        # demo policy is a Llama) needs the Qwen builder, which restores the newline after <|im_end|>.
+        if kwargs["tokenizer"].eos_token == TURN_END:
+            kwargs["hf_model_type"] = "qwen2"
+        super().__init__(*args, **kwargs)
+        self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
+        self.max_tokens_per_turn = max_tokens_per_turn
+        # veRL's schema class drops the query list's item type. Solver attempts render the whole schema, and a
+        # prompt must have the same ids in both.
+        self.tool_schemas = [SEARCH_TOOL_SCHEMA]
+
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
+        """Run the conversation to its end; attach its trajectory and token drift."""
+        with waiting("rollout"):
+            output = await super().run(sampling_params, priority, **kwargs)
+        fields = output.extra_fields
+        fields["trajectory"] = Trajectory(tuple(fields.pop("turns"))).to_dict()
+        fields["token_drift"] = token_drift(output, fields.pop("sampled"))
+        return output
+
+    async def _handle_generating_state(
+        self, agent_data: AgentData, sampling_params: dict[str, Any], ignore_termination: bool = False
+    ) -> AgentState:
+        room = self.response_length - len(agent_data.response_mask)
+        capped = {**sampling_params, "max_tokens": min(self.max_tokens_per_turn, room)}
+        input_ids = list(agent_data.prompt_ids)
+        with waiting("generation"):
+            state = await super()._handle_generating_state(agent_data, capped, ignore_termination)
+        turn_ids = list(agent_data.response_ids)
+        if not turn_ids:  # not the model's mistake: an engine always samples at least one id
+            raise RuntimeError(
+                "the rollout engine returned no token: aborted, or no room left in max_model_len"
+            )
+        text = self.tokenizer.decode(turn_ids, skip_special_tokens=True)
+        truncated = len(turn_ids) >= capped["max_tokens"] and turn_ids[-1] != self.tokenizer.eos_token_id
+        turn = Turn(text, tuple(parse_tool_calls(text)), truncated)
+        agent_data.extra_fields.setdefault("turns", []).append(turn)
+        agent_data.extra_fields.setdefault("sampled", []).append((input_ids, turn_ids))
+        return state
+
+    async def _call_tool(
+        self, tool_call: FunctionCall, tools_kwargs: dict[str, Any], agent_data: AgentData
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        turn: Turn = agent_data.extra_fields["turns"][-1]
+        index = next(
+            i
+            for i, call in enumerate(turn.calls)
+            if call.response is None and call.raw == tool_call.arguments
+        )
+        # Calls of one turn run concurrently: an empty response marks this one as taken before the wait.
+        _record(agent_data, index, replace(turn.calls[index], response=""))
+        call, response = await self._answer(turn.calls[index], tools_kwargs, agent_data)
+        _record(agent_data, index, call)
+        return response, 0.0, {}
+
+    async def _answer(
+        self, call: SearchCall, tools_kwargs: dict[str, Any], agent_data: AgentData
+    ) -> tuple[SearchCall, ToolResponse]:
+        if call.queries is None:
+            text = invalid_call_response(call)
+            return replace(call, response=text), ToolResponse(text=text)
+        arguments = json.loads(call.raw)["arguments"]
+        tool = self.tools[SEARCH_TOOL_NAME]
+        create_kwargs = tools_kwargs.get(SEARCH_TOOL_NAME, {}).get("create_kwargs", {})
+        instance_id, _ = await tool.create(create_kwargs=create_kwargs)
+        try:
+            response, _, outcome = await tool.execute(instance_id, arguments, agent_data=agent_data)
+        finally:
+            await tool.release(instance_id)
+        if outcome["refused"]:
+            refused = refuse_call(call, outcome["error"])
+            return refused, ToolResponse(text=refused.response)
+        answered = replace(call, response=response.text, failed=outcome["failed"], error=outcome["error"])
+        return answered, response
+
+
+def _record(agent_data: AgentData, index: int, call: SearchCall) -> None:
+    """Replace the last turn's call `index`."""
+    turn: Turn = agent_data.extra_fields["turns"][-1]
+    calls = (*turn.calls[:index], call, *turn.calls[index + 1 :])
+    agent_data.extra_fields["turns"][-1] = replace(turn, calls=calls)
+
+
+def token_drift(output: AgentLoopOutput, sampled: list[tuple[list[int], list[int]]]) -> int:
+    """1 when the row breaks token-in, token-out; 0 when it keeps both rules.
+
+    `sampled` holds per turn the ids the engine was given and the ids it sampled. The rules: a turn's input
+    starts with the whole of the turn before, input and output; and the row's masked-in response ids are the
+    sampled ids, in order (as far as the response was kept).
+    """
+    for (before_in, before_out), (after_in, _) in pairwise(sampled):
+        known = before_in + before_out
+        if after_in[: len(known)] != known:
+            return 1
+    trained = [i for i, kept in zip(output.response_ids, output.response_mask, strict=True) if kept]
+    drawn = [token for _, ids in sampled for token in ids]
+    starts_as_sampled = output.prompt_ids == sampled[0][0]
+    return int(not starts_as_sampled or trained != drawn[: len(trained)] or not trained)

@@ -1,0 +1,53 @@
+"""The `search` tool as veRL loads it (veRL 0.9.1), from `config/search_tool_config.yaml`.
+
+The tool answers with passages, each trimmed to its share of the response limit. If the retrieval service
+fails past its deadline, that is not the model's mistake: it reads one short sentence, and the result's
+`failed` flag makes the agent loop mark the sample as invalid. If the service refuses the queries, because
+they are too long or too many, that is the model's mistake: it reads the limit, and the `refused` flag makes
+the loop count the call as invalid. Any other refusal means a wrong address or token, and ends the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from search.client import SearchClient, SearchRefused, SearchUnavailable
+from verl_ext.method.passages import format_passages
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.telemetry import waiting
+
+UNAVAILABLE = "Search is unavailable at the moment."
+
+
+class SearchTool(BaseTool):
+    """Turns queries into passages as the model sees them; one client for all rollouts of the worker."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        super().__init__(config, tool_schema or OpenAIFunctionToolSchema.model_validate(SEARCH_TOOL_SCHEMA))
+        self._client = SearchClient(
+            config["retrieval_url"], topk=config["topk"], deadline_s=config["deadline_s"]
+        )
+        self._response_limit: int = config["response_limit"]
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Answer one valid call; the third item has whether the service `failed` or `refused`, and why."""
+        queries = parameters["query_list"]
+        try:
+            with waiting("search", self._client.deadline_s):
+                results = await self._client.retrieve(queries)
+        except SearchUnavailable as failure:
+            return ToolResponse(text=UNAVAILABLE), 0.0, _outcome(failed=True, error=str(failure))
+        except SearchRefused as refusal:
+            reason = refusal.detail
+            return ToolResponse(text=f"Error: {reason}"), 0.0, _outcome(refused=True, error=reason)
+        text = format_passages(queries, results, self._response_limit)
+        return ToolResponse(text=text), 0.0, _outcome()
+
+
+def _outcome(failed: bool = False, refused: bool = False, error: str | None = None) -> dict[str, Any]:
+    return {"failed": failed, "refused": refused, "error": error}

@@ -1,0 +1,177 @@
+"""What a run needs of SGLang, and whether the installed SGLang has it.
+
+    python -m verl_ext.sglang.compat        # checks the installed SGLang without importing it
+
+One version is pinned (constraints-gpu.txt): the one that veRL is made for. Three parts of a run depend on
+SGLang's internals, which move from version to version: veRL's rollout server imports its modules and calls
+its internals, the solver's server is started by its command line (pipeline/stages/services.py), and solver
+attempts are requests to that server (verl_ext/method/search_agent.py). `NEEDS` lists the names they use.
+Tests compare it with veRL's and our own code; `make compat` compares it with the published wheel.
+
+An installed SGLang that lacks one of them is refused in one line (`refusal`): veRL is not patched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from ops.versions import pinned
+from verl_ext.sglang.source import Source
+
+PINNED = pinned("sglang", gpu=True)
+"""The version that a run is made for."""
+SOLVER_ARGUMENTS = ("--attention-backend", "flashinfer")
+"""Further arguments of the solver's server on CUDA.
+
+From 0.5.12 on the capture of CUDA graphs fails with FlashAttention 3 kernels (SGLang's issue 22800), which
+are SGLang's choice on an H100. veRL passes the same argument to its rollout server from that version on; when
+a veRL no longer does, this can go too.
+"""
+OWN_POSITIONS = 6
+"""Positions of its context that a server keeps for itself."""
+ROLLOUT, SERVER, CLIENT = "veRL's rollout", "the solver's server", "the solver's requests"
+
+_PROBES: dict[str, Callable[[Source, str], bool]] = {
+    "symbol": Source.symbol,
+    "argument": Source.argument,
+    "route": Source.route,
+    "metric": Source.metric,
+    "no symbol": lambda source, name: not source.symbol(name),
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something of SGLang that a run uses."""
+
+    kind: str
+    """A key of `_PROBES`: how to find it in SGLang's source."""
+    name: str
+    by: str
+    """Which part of a run uses it."""
+    why: str = ""
+    """What goes wrong without it, where the name alone does not explain it."""
+
+    def found_in(self, source: Source) -> bool:
+        """Whether the package has it."""
+        return _PROBES[self.kind](source, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.why or f'{self.kind} {self.name}'} ({self.by})"
+
+
+def _needs(kind: str, by: str, names: str, prefix: str = "", why: str = "") -> Iterator[Need]:
+    """One need for each of the names, which are separated by spaces and get the prefix."""
+    return (Need(kind, prefix + name, by, why) for name in names.split())
+
+
+_MESSAGES = "sglang.srt.managers.io_struct:"
+
+NEEDS: tuple[Need, ...] = (
+    # What veRL's rollout imports from the pinned version.
+    *_needs("symbol", ROLLOUT, "EngineBase:EngineBase", "sglang.srt.entrypoints."),
+    *_needs("symbol", ROLLOUT, "ServerArgs", "sglang.srt.server_args:"),
+    *_needs(
+        *("symbol", ROLLOUT),
+        "ServerArgs _GlobalState app set_global_state launch_server Engine._launch_subprocesses",
+        "sglang.srt.entrypoints.http_server:",
+    ),
+    *_needs(
+        *("symbol", ROLLOUT),
+        "init_tokenizer_manager run_scheduler_process run_detokenizer_process _set_envs_and_config",
+        "sglang.srt.entrypoints.engine:",
+    ),
+    *_needs("symbol", ROLLOUT, "ServerStatus.Up", "sglang.srt.managers.tokenizer_manager:"),
+    *_needs(
+        *("symbol", ROLLOUT),
+        "GenerateReqInput UpdateWeightsFromTensorReqInput.flush_cache PauseGenerationReqInput "
+        "ContinueGenerationReqInput ReleaseMemoryOccupationReqInput.tags ResumeMemoryOccupationReqInput.tags",
+        _MESSAGES,
+    ),
+    *_needs(
+        *("symbol", ROLLOUT),
+        "MultiprocessingSerializer assert_pkg_version is_cuda kill_process_tree set_prometheus_multiproc_dir "
+        "set_ulimit",
+        "sglang.srt.utils:",
+    ),
+    *_needs(
+        *("symbol", ROLLOUT),
+        "update_weights _preprocess_tensor_for_update_weights",
+        "sglang.srt.weight_sync.utils:",
+    ),
+    # What it calls and passes.
+    *_needs(
+        *("no symbol", ROLLOUT, "BeginWeightUpdateReqInput", _MESSAGES),
+        why="weight updates without a session: from 0.5.21 on SGLang refuses an update outside of "
+        "/begin_weight_update and /end_weight_update, which veRL does not send",
+    ),
+    *_needs(
+        *("argument", ROLLOUT),
+        "model_path dtype mem_fraction_static disable_cuda_graph enable_memory_saver base_gpu_id gpu_id_step "
+        "tp_size dp_size ep_size node_rank load_format nnodes trust_remote_code max_running_requests "
+        "log_level mm_attention_backend attention_backend skip_tokenizer_init quantization "
+        "json_model_override_args skip_server_warmup custom_weight_loader",
+    ),
+    *_needs(
+        *("route", ROLLOUT),
+        "/flush_cache /release_memory_occupation /resume_memory_occupation /update_weights_from_tensor",
+    ),
+    # The solver's server and its health (pipeline/stages/services.py).
+    *_needs(
+        *("argument", SERVER),
+        "model_path dtype tp_size dp_size mem_fraction_static context_length log_level enable_metrics "
+        "served_model_name host port attention_backend",
+    ),
+    *_needs("route", SERVER, "/health /health_generate"),
+    *_needs("metric", SERVER, "sglang:generation_tokens_total"),
+    # What solver attempts send (verl_ext/method/search_agent.py). They also ask for `return_token_ids`, which
+    # SGLang has from 0.5.17 on; an answer without token ids is encoded again.
+    *_needs("route", CLIENT, "/v1/completions"),
+    *_needs(
+        *("symbol", CLIENT),
+        "model prompt max_tokens temperature top_p top_k seed stop_token_ids skip_special_tokens "
+        "no_stop_trim",
+        "sglang.srt.entrypoints.openai.protocol:CompletionRequest.",
+    ),
+)
+
+
+def missing_in(folder: Path) -> list[str]:
+    """What a run would miss in the SGLang package of that folder, one text each."""
+    source = Source(folder)
+    return [str(need) for need in NEEDS if not need.found_in(source)]
+
+
+def refusal() -> str | None:
+    """One line on why a run cannot use the installed SGLang; None if it can, or if none is installed."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    lacks = missing_in(Path(next(iter(spec.submodule_search_locations))))
+    if not lacks:
+        return None
+    version = metadata.version("sglang")
+    more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
+    return (
+        f"SGLang {version} does not fit veRL {pinned('verl')}: it lacks {lacks[0]}{more}; "
+        f"install sglang=={PINNED}"
+    )
+
+
+def main() -> int:
+    """Print the verdict on the installed SGLang; 1 if it is refused or not installed."""
+    if importlib.util.find_spec("sglang") is None:
+        print("SGLang is not installed here")
+        return 1
+    reason = refusal()
+    print(reason or f"SGLang {metadata.version('sglang')}: nothing is missing")
+    return 1 if reason else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""What a training process reports about itself, as small files that a watchdog, or a person, can read.
+
+    heartbeat = Heartbeat(run / "heartbeats.jsonl")     # in the trainer: which phase it is in
+    heartbeat.beat(3, "rollout")
+
+    with waiting("search", limit_s=60):                 # in any worker: what it waits for
+        results = await client.retrieve(queries)
+
+Heartbeats are appended: `{"time": unix seconds, "step": 3, "phase": "rollout"}`.
+
+Waits are needed because a stack dump shows threads but no suspended coroutine, and rollouts wait in
+coroutines. Each worker process keeps one file, `$DRZERO_PROGRESS_DIR/PID.json`, which a thread rewrites every
+second; without the variable nothing is written:
+
+    {"time": …, "pid": …, "title": …, "done": {"search": 12}, "failed": {},
+     "open": [["search", since, limit_s or null], …], "loops": [last tick of an event loop, …]}
+
+`time` stands still when the process is stopped or something holds the GIL, a loop's tick when something
+blocks that loop. Free of veRL, so that any part may use it. See it live: `cat RUN_DIR/progress/*.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+DIRECTORY_VARIABLE = "DRZERO_PROGRESS_DIR"
+_EVERY_S = 1.0
+
+Phase = Literal[
+    "start-up",
+    "rollout",
+    "log-probs",
+    "advantage",
+    "update",
+    "save",
+    "weight-sync",
+    "validation",
+    "out-of-time",
+    "done",
+]
+
+
+class Heartbeat:
+    """Appends to one file; each line is flushed, so that it outlives a killed trainer."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def beat(self, step: int, phase: Phase) -> None:
+        """Log that the phase begins now."""
+        self._file.write(json.dumps({"time": time.time(), "step": step, "phase": phase}) + "\n")
+
+
+def waiting(kind: str, limit_s: float | None = None) -> AbstractContextManager[None]:
+    """`Progress.waiting` of this process."""
+    return progress().waiting(kind, limit_s)
+
+
+def progress() -> Progress:
+    """This process's counters; a forked child has its own."""
+    return _progress_of(os.getpid())
+
+
+@functools.cache
+def _progress_of(pid: int) -> Progress:
+    folder = os.environ.get(DIRECTORY_VARIABLE)
+    return Progress(Path(folder) / f"{pid}.json" if folder else None)
+
+
+class Progress:
+    """The counters of one process."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Write to `path` from the first use on; None only counts."""
+        self._file = None if path is None else StatusFile(path)
+        self._done: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._open: dict[object, tuple[str, float, float | None]] = {}
+        self._polled: dict[str, Callable[[], float]] = {}
+        self._ticks: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def waiting(self, kind: str, limit_s: float | None = None) -> Iterator[None]:
+        """Count the body as a call of this kind: open until it ends, then done, or failed if it raises.
+
+        `limit_s` is the deadline that the call itself keeps, None when it has none.
+        """
+        self._begin()
+        key = object()
+        self._open[key] = (kind, time.time(), limit_s)
+        try:
+            yield
+        except BaseException:
+            self._failed[kind] += 1
+            raise
+        else:
+            self._done[kind] += 1
+        finally:
+            del self._open[key]
+
+    def poll(self, kind: str, total: Callable[[], float]) -> None:
+        """Report `total()` as `done[kind]` whenever the file is written."""
+        self._polled[kind] = total
+        self._begin()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The content of the file."""
+        return {
+            "time": time.time(),
+            "pid": os.getpid(),
+            "title": _title(),
+            "done": {**self._done, **{kind: total() for kind, total in self._polled.items()}},
+            "failed": dict(self._failed),
+            "open": [list(call) for call in list(self._open.values())],
+            "loops": list(self._ticks.values()),
+        }
+
+    def _begin(self) -> None:
+        """Start the writing thread, and the tick of the running event loop, unless they run already."""
+        if self._file is None:
+            return
+        with suppress(RuntimeError):  # no loop runs in this thread
+            loop = asyncio.get_running_loop()
+            if loop not in self._ticks:
+                self._tick(loop)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._write_forever, args=(self._file,), name="progress", daemon=True
+            )
+            self._thread.start()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ticks[loop] = time.time()
+        loop.call_later(_EVERY_S, self._tick, loop)
+
+    def _write_forever(self, file: StatusFile) -> None:
+        while True:
+            # A full disk or a counter of an engine that is closing costs a line, never the worker.
+            with suppress(OSError, RuntimeError):
+                file.write(self.snapshot())
+            time.sleep(_EVERY_S)
+
+
+class StatusFile:
+    """A small JSON file that is rewritten in place.
+
+    Each time by one write, padded with spaces: a reader sees the old content or the new, and a kill leaves no
+    second file behind, as a rename would.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begun = False
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Replace the content; raises OSError, also for a folder that was removed after the first write."""
+        data = json.dumps(content).encode() + b"\n"
+        if not self._begun:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._begun = True
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
+        finally:
+            os.close(descriptor)
+
+
+def _title() -> str:
+    """The command line, which Ray and `setproctitle` rewrite to tell their processes apart."""
+    with suppress(OSError):
+        return Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return " ".join(sys.argv)

@@ -1,0 +1,256 @@
+"""Collapse alarms: signs that self-play training degenerates, raised while the run can still be stopped.
+
+`collapse_metrics` computes one step's metrics (`drzero/collapse/…`), `CollapseWatch` averages them over a
+short window of steps and returns each alarm once when its limit is crossed, and again only after it was clear
+in between:
+
+    watch = CollapseWatch()
+    for alarm in watch.add_step(metrics): print(alarm)
+
+A window, because a step of a rehearsal has few questions and its metrics vary. Some limits compare with the
+first full window that this process has seen, so a resumed run compares with the point where it resumed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from verl_ext.method.answers import normalize_answer
+
+if TYPE_CHECKING:  # the pipeline reads WINDOW, and does not need TransferQueue and Ray for it
+    from verl_ext.trainer.step_rows import StepRow
+
+WINDOW = 5
+"""Steps over which the metrics are averaged."""
+
+# A group of equal rewards has advantage 0: with four of five such groups, four fifths of a step is wasted.
+ZERO_VARIANCE_LIMIT = 0.8
+# e^0.05 = 1.05 choices a token: several samples of one prompt are then nearly the same text, and comparing
+# them says nothing. The demo policy starts at 0.2 to 0.4 nats at T = 1.
+ENTROPY_LIMIT_NATS = 0.05
+# Half or twice the length at the start: reasoning has been dropped, or text is drawn out up to the limit.
+# No reward here asks for either.
+LENGTH_FACTOR_LIMIT = 2.0
+# The format score is at most 1; once nearly all of it is reached, only difficulty is left to learn, and its
+# halving means that the challenger optimises the format alone.
+FORMAT_LIMIT, DIFFICULTY_FALL_LIMIT = 0.95, 0.5
+# A yes/no question is right by chance half of the time, which pays difficulty for nothing.
+YES_NO_LIMIT = 0.5
+# Years and counts can be guessed within a range, and a model asks for them because an exact answer is easy.
+# More lenient than yes/no, as dates are good answers in themselves.
+NUMBER_LIMIT = 0.7
+# Two questions that share 7 of 10 word pairs are one template with different names filled in.
+SIMILARITY_LIMIT = 0.7
+# Prompts are different documents; a repeated question is not about its document.
+DUPLICATE_LIMIT = 0.2
+
+_NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*%?|zero|one|two|three|four|five|six|seven|eight|nine|ten")
+
+
+def collapse_metrics(
+    rows: Sequence[StepRow], groups: Sequence[Hashable], log_probs: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """Metrics of one step, over the rows that count.
+
+    `groups` are the labels within which rewards are compared, `log_probs` the sampler's log-probs of each
+    row's own tokens at its own temperature (T = 1 in training). Their negated mean is `entropy` in nats a
+    token: a Monte-Carlo estimate of the mean entropy of the next token, from the one token sampled at each
+    position. Shares are in [0, 1]. A challenger's rows add metrics of its questions.
+    """
+    good = [index for index, row in enumerate(rows) if row.counts]
+    rewards: dict[Hashable, list[float]] = {}
+    for index in good:
+        rewards.setdefault(groups[index], []).append(float(rows[index].reward["score"]))
+    compared = [group for group in rewards.values() if len(group) > 1]
+    tokens = [value for index in good for value in log_probs[index]]
+    metrics = {
+        "zero_variance_share": _mean([min(group) == max(group) for group in compared]),
+        "entropy": -_mean(tokens),
+        "response_tokens": _mean([len(log_probs[index]) for index in good]),
+    }
+    reward_parts = [rows[index].reward for index in good]
+    if any("integrity" in part for part in reward_parts):
+        asked = [part for part in reward_parts if part["integrity"]]
+        metrics |= question_metrics([part["question"] for part in asked], [part["answer"] for part in asked])
+        metrics["format_saturated_share"] = _mean([part["format"] >= 1 for part in asked])
+        metrics["format"] = _mean([part["format"] for part in asked])
+        metrics["difficulty"] = _mean([part["difficulty"] for part in asked])
+    return {f"drzero/collapse/{name}": float(value) for name, value in metrics.items()}
+
+
+def question_metrics(questions: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
+    """Shares of answer types, and how alike a step's questions are.
+
+    `self_similarity` is the mean, over the questions, of the Jaccard overlap of word pairs with the most
+    similar other question; `duplicate_share` that of the questions which repeat an earlier one.
+    """
+    pairs = [_word_pairs(question) for question in questions]
+    nearest = [
+        max((_jaccard(own, other) for j, other in enumerate(pairs) if j != i), default=0.0)
+        for i, own in enumerate(pairs)
+    ]
+    distinct = len({normalize_answer(question) for question in questions})
+    return {
+        "yes_no_share": _mean([normalize_answer(answer) in ("yes", "no") for answer in answers]),
+        "number_share": _mean([bool(_NUMBER.fullmatch(answer.strip().lower())) for answer in answers]),
+        "self_similarity": _mean(nearest),
+        "duplicate_share": 1 - distinct / len(questions) if questions else 0.0,
+    }
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A crossed limit: its name, the measured value, and what it means."""
+
+    name: str
+    evidence: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"collapse alarm [{self.name}]: {self.evidence}: {self.advice}"
+
+
+Means = Mapping[str, float]
+"""Means over a window, by the metric's name without its prefix."""
+
+
+class CollapseWatch:
+    """Keeps a short window of steps and the alarms that are active."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._steps: deque[dict[str, float]] = deque(maxlen=window)
+        self._first: Means | None = None
+        self.active: dict[str, Alarm] = {}
+        """Alarms whose limit is crossed now, by name."""
+
+    @property
+    def window_full(self) -> bool:
+        """Whether a full window has been seen; before that, the absence of alarms means nothing."""
+        return self._first is not None
+
+    def add_step(self, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Add one step's metrics (named as by `collapse_metrics`); returns the alarms newly active."""
+        prefix = "drzero/collapse/"
+        own = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+        self._steps.append(own)
+        if len(self._steps) < (self._steps.maxlen or 1):
+            return []
+        names = set.intersection(*(set(step) for step in self._steps))
+        now = {name: fmean(step[name] for step in self._steps) for name in names}
+        self._first = self._first or now
+        before = self.active
+        self.active = {alarm.name: alarm for alarm in _alarms(now, self._first)}
+        return [alarm for name, alarm in self.active.items() if name not in before]
+
+
+def _alarms(now: Means, first: Means) -> list[Alarm]:
+    shares = [
+        Alarm(name, f"{_percent(now[metric])} {what} (limit {_percent(limit)})", advice)
+        for name, metric, limit, what, advice in _SHARES
+        if now.get(metric, 0.0) > limit
+    ]
+    trends = [rule(now, first) for rule in (_entropy, _length, _format)]
+    return [*shares, *(alarm for alarm in trends if alarm)]
+
+
+def _entropy(now: Means, _: Means) -> Alarm | None:
+    # Exactly 0 means that no token was sampled at all, which is a different problem.
+    if not 0 < now["entropy"] < ENTROPY_LIMIT_NATS:
+        return None
+    return Alarm(
+        "entropy",
+        f"{now['entropy']:.3f} nats a token (limit {ENTROPY_LIMIT_NATS:g})",
+        "the policy hardly explores any more; go back to an earlier checkpoint with a smaller learning rate, "
+        "or add actor_rollout_ref.actor.entropy_coeff",
+    )
+
+
+def _length(now: Means, first: Means) -> Alarm | None:
+    was, is_now = first["response_tokens"], now["response_tokens"]
+    if not was or was / LENGTH_FACTOR_LIMIT <= is_now <= was * LENGTH_FACTOR_LIMIT:
+        return None
+    return Alarm(
+        "length",
+        f"{is_now:.0f} tokens a response, {was:.0f} in the first steps (limit {LENGTH_FACTOR_LIMIT:g} times)",
+        "the policy has stopped reasoning or searching, or pads its text; read the rollout dumps",
+    )
+
+
+def _format(now: Means, first: Means) -> Alarm | None:
+    if "format" not in now:  # a solver's step
+        return None
+    was, is_now = first["difficulty"], now["difficulty"]
+    if now["format"] < FORMAT_LIMIT or not was or is_now >= was * DIFFICULTY_FALL_LIMIT:
+        return None
+    return Alarm(
+        "format",
+        f"the format score is {now['format']:.2f} while difficulty fell from {was:.2f} to {is_now:.2f} "
+        f"(limits {FORMAT_LIMIT:g} and {_percent(DIFFICULTY_FALL_LIMIT)} of the first)",
+        "the challenger optimises the format and no longer asks questions that the solver sometimes fails; "
+        "try a stronger or weaker solver, or a smaller weight of the format score",
+    )
+
+
+_READ_QUESTIONS = "read the questions in the rollout dumps before training a solver on them"
+# Alarms for a share above its limit: name, metric, limit, what the share is of, advice.
+_SHARES = (
+    (
+        "zero-variance",
+        "zero_variance_share",
+        ZERO_VARIANCE_LIMIT,
+        "of the groups have equal rewards",
+        "they teach nothing; the task is too easy or too hard for the present policy",
+    ),
+    (
+        "answer-types",
+        "yes_no_share",
+        YES_NO_LIMIT,
+        "of the answers are yes or no",
+        f"such a question is right by chance half of the time, which looks difficult; {_READ_QUESTIONS}",
+    ),
+    (
+        "numbers",
+        "number_share",
+        NUMBER_LIMIT,
+        "of the answers are numbers",
+        f"the challenger has found one kind of question that pays; {_READ_QUESTIONS}",
+    ),
+    (
+        "self-similarity",
+        "self_similarity",
+        SIMILARITY_LIMIT,
+        "of a question's word pairs also occur in another question of the step",
+        f"the challenger fills one template; {_READ_QUESTIONS}",
+    ),
+    (
+        "duplicates",
+        "duplicate_share",
+        DUPLICATE_LIMIT,
+        "of the questions repeat another one of the step",
+        f"the challenger no longer reads its document; {_READ_QUESTIONS}",
+    ),
+)
+
+
+def _word_pairs(question: str) -> frozenset[tuple[str, str]]:
+    """Pairs of neighbouring words; markers at both ends give a question of one word pairs too."""
+    words = ["^", *normalize_answer(question).split(), "$"]
+    return frozenset(pairwise(words))
+
+
+def _jaccard(one: frozenset[tuple[str, str]], other: frozenset[tuple[str, str]]) -> float:
+    return len(one & other) / len(one | other)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -1,0 +1,380 @@
+"""Counts of what veRL's replay buffer holds and of what became of every sample (veRL 0.9.1).
+
+    counters = FlowCounters(run_dir / COUNTERS_FILE, mode="sync", rollouts_per_prompt=5)
+    with counters.writing(): …              # a thread writes the file every few seconds
+
+Only the trainer's driver knows both ends: what it submitted, and what `sample` returned or evicted
+(`verl_ext.trainer.mixins.flow` calls the counters there). What is in between is in TransferQueue, whose keys
+and tags are listed here, as veRL's own buffer does every two seconds. veRL counts groups (prompts); the file
+counts samples, `rollouts_per_prompt` to a group. It has the form that `ops.flow.monitor` reads:
+`{"time", "points", "samples", "waiting", "warmup", "ended", "about"}`, where `points` are the flow points
+`prompts` (pending or running), `buffer` (finished or failed), `trainer` (taken, not judged yet),
+`TransferQueue` (rows, if it is bounded) and `validation`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from verl_ext.telemetry import StatusFile
+
+COUNTERS_FILE = "flow_counters.json"
+_TERMINAL = ("finished", "failure")
+_EVICTED = {
+    "stale": "training/off_policy/evicted_samples",
+    "failed": "training/rollout_failure/evicted_samples",
+    "filtered": "training/filter_groups/evicted_samples",
+}
+_SURPLUS = "training/filter_groups/discarded_surplus_samples"
+
+Listing = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""TransferQueue's keys and their tags by partition."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The groups of one partition as listed at one moment."""
+
+    status: Counter[str] = field(default_factory=Counter)
+    """Groups by veRL's status: pending, running, finished, failure."""
+    oldest_s: Mapping[str, float] = field(default_factory=dict)
+    """Age of the oldest that is `working` (pending or running) or `waiting` (finished or failed)."""
+    rows_of_working: int = 0
+    """Finished samples of groups that are not finished."""
+    steps_of_waiting: tuple[int, ...] = ()
+    """The steps at which the waiting groups were submitted."""
+
+    @property
+    def working(self) -> int:
+        """Groups submitted and not finished."""
+        return sum(self.status.values()) - self.waiting
+
+    @property
+    def waiting(self) -> int:
+        """Groups that can be sampled, evicted or filtered."""
+        return sum(self.status[status] for status in _TERMINAL)
+
+
+class GroupClock:
+    """Remembers how long groups have been working or waiting; veRL's tags carry no time."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[bool, float]] = {}
+        self._failing: set[str] = set()
+        self.failures = 0
+        """Groups seen to have failed so far, each once."""
+
+    def update(self, tags: Mapping[str, Mapping[str, Any]], now: float) -> Partition:
+        """Read one listing of a partition, made at `now`."""
+        groups = {key: tag for key, tag in tags.items() if tag.get("is_prompt", False)}
+        terminal = {key: tag.get("status") in _TERMINAL for key, tag in groups.items()}
+        known, self._since = self._since, {}
+        for key, is_terminal in terminal.items():
+            before = known.get(key)
+            self._since[key] = before if before and before[0] == is_terminal else (is_terminal, now)
+        failing = {key for key, tag in groups.items() if tag.get("status") == "failure"}
+        self.failures += len(failing - self._failing)
+        self._failing = failing
+        oldest: dict[str, float] = {}
+        for is_terminal, since in self._since.values():
+            place = "waiting" if is_terminal else "working"
+            oldest[place] = max(oldest.get(place, 0.0), now - since)
+        rows = [key.split("_", 1)[0] for key, tag in tags.items() if not tag.get("is_prompt", False)]
+        return Partition(
+            status=Counter(str(tag.get("status")) for tag in groups.values()),
+            oldest_s=oldest,
+            rows_of_working=sum(terminal.get(group) is False for group in rows),
+            steps_of_waiting=tuple(
+                int(groups[key]["global_steps"]) for key, ended in terminal.items() if ended
+            ),
+        )
+
+
+@dataclass
+class _Counts:
+    """Totals of this start; groups, but for the rows that the trainer has judged."""
+
+    submitted: int = 0
+    taken: int = 0
+    stale: int = 0
+    failed: int = 0
+    filtered: int = 0
+    replaced_now: int = 0
+    """Groups evicted and replaced in a call of `sample` that has not returned."""
+    judged: int = 0
+    """Rows that the trainer expected, whether they arrived or not."""
+    accepted: int = 0
+    invalid: int = 0
+    missing: int = 0
+    """Rows of sampled groups that were never written."""
+    validated: int = 0
+    validation_submitted: int = 0
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of `sample` that is under way."""
+
+    partition: str
+    want: int
+    since: float
+
+
+class FlowCounters:
+    """The counts of one start of the trainer, whose thread calls the methods."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        mode: str,
+        rollouts_per_prompt: int,
+        behind_limit: int | None = None,
+        capacity: int | None = None,
+        filters: bool = False,
+        listing: Callable[[], Listing | None] = lambda: tq.kv_list(),
+    ) -> None:
+        """Write to `path`.
+
+        `behind_limit` is how many steps a group may be behind before it is dropped (asynchronous modes; None:
+        no limit), `capacity` the rows that TransferQueue has room for (None: unbounded), `filters` whether
+        the synchronous buffer evicts groups by choice; `listing` lists what TransferQueue holds.
+        """
+        self._file = StatusFile(path)
+        self._mode = mode
+        self._rollouts = rollouts_per_prompt
+        self._behind_limit = behind_limit
+        self._capacity = capacity
+        self._filters = filters
+        self._listing = listing
+        self._lock = threading.Lock()
+        self._counts = _Counts()
+        self._call: _Call | None = None
+        self._behind: list[int] = []
+        self._step = 0
+        self._clocks = {"train": GroupClock(), "val": GroupClock()}
+        self._ended = False
+
+    # Called by the trainer ----------------------------------------------------------------------------------
+
+    def submitted(self, groups: int) -> None:
+        """Count groups given to the rollout."""
+        with self._lock:
+            self._counts.submitted += groups
+
+    def replaced(self, groups: int) -> None:
+        """Count groups submitted in addition; during a call of `sample` they replace evicted ones."""
+        with self._lock:
+            # Synchronous filtering submits two for one: what it evicts is known when it returns.
+            if self._call and self._mode != "sync":
+                self._counts.replaced_now += groups
+
+    def judged(self, expected: int, rows: int, accepted: int) -> None:
+        """Count a batch: of `expected` rows, `rows` arrived, and `accepted` of them will be trained on."""
+        with self._lock:
+            counts = self._counts
+            counts.judged += expected
+            counts.accepted += accepted
+            counts.invalid += rows - accepted
+            counts.missing += max(expected - rows, 0)
+
+    @contextmanager
+    def sampling(self, partition: str, want: int, step: int) -> Iterator[None]:
+        """The body is a call of `sample` that waits for `want` groups."""
+        with self._lock:
+            self._step = step
+            self._call = _Call(partition, want, time.time())
+            if partition == "val":
+                self._counts.validation_submitted += want
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._call = None
+
+    def sampled(
+        self, partition: str, taken: int, metrics: Mapping[str, Any], batch: KVBatchMeta | None
+    ) -> None:
+        """Count a call of `sample`: groups taken, and what it evicted according to veRL's metrics."""
+        with self._lock:
+            counts = self._counts
+            if partition == "val":
+                counts.validated += taken
+                return
+            evicted = {name: int(metrics.get(key, 0)) for name, key in _EVICTED.items()}
+            # A group may be both stale and filtered; the replacements count it once.
+            total = counts.replaced_now or sum(evicted.values())
+            counts.stale += evicted["stale"]
+            counts.failed += evicted["failed"]
+            counts.filtered += max(total - evicted["stale"] - evicted["failed"], 0)
+            counts.filtered += int(metrics.get(_SURPLUS, 0))
+            counts.replaced_now = 0
+            counts.taken += taken
+            if batch is not None:
+                self._behind = [self._step - int(tag["global_steps"]) for tag in batch.tags]
+
+    # The file -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self, every_s: float = 5.0) -> Iterator[None]:
+        """Write the file every `every_s` seconds during the body, and once more at its end.
+
+        What TransferQueue already holds, restored from a checkpoint, counts as submitted.
+        """
+        with suppress(Exception):  # as in `_write_until`
+            restored = (self._listing() or {}).get("train", {})
+            self.submitted(sum(bool(tag.get("is_prompt", False)) for tag in restored.values()))
+        end = threading.Event()
+        thread = threading.Thread(target=self._write_until, args=(end, every_s), name="flow", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended = True
+            end.set()
+            thread.join(5.0)
+
+    def _write_until(self, end: threading.Event, every_s: float) -> None:
+        last = False
+        while not last:
+            last = end.wait(every_s)
+            # Counting must never cost the run: a full disk, or a queue that is just being closed.
+            with suppress(Exception):
+                self.write()
+
+    def write(self) -> None:
+        """Bring the file up to date; raises OSError."""
+        self._file.write(self.record(time.time()))
+
+    def record(self, now: float) -> dict[str, Any]:
+        """The content of the file."""
+        listing = self._listing() or {}
+        train, val = (self._clocks[name].update(listing.get(name, {}), now) for name in ("train", "val"))
+        # Asynchronous modes store the prompts as rows too, so that they can resume them after a restart.
+        with_prompts = self._mode != "sync"
+        tags = [tag for part in listing.values() for tag in part.values()]
+        rows = sum(with_prompts or not tag.get("is_prompt", False) for tag in tags)
+        with self._lock:
+            return {
+                "time": now,
+                "points": self._points(train, val, rows),
+                "samples": self._samples(train),
+                "waiting": self._waiting(train, val),
+                "warmup": self._counts.taken == 0,
+                "ended": self._ended,
+                "about": {"step": self._step, "mode": self._mode} | self._staleness(train),
+            }
+
+    def _points(self, train: Partition, val: Partition, rows: int) -> dict[str, Any]:
+        counts, clocks = self._counts, self._clocks
+        evicted = counts.stale + counts.failed + counts.filtered + counts.replaced_now
+        left_rollout = counts.taken + evicted + train.waiting
+        taken_rows = counts.taken * self._rollouts
+        # A failed group is seen in a listing, or by the trainer as missing rows; neither count ever falls.
+        lost_groups = counts.failed + math.ceil(counts.missing / self._rollouts)
+        points = {
+            "prompts": {
+                "depth": train.working,
+                "oldest_age_s": train.oldest_s.get("working"),
+                "in": counts.submitted,
+                "out": left_rollout,
+                "dropped": 0,
+                "errors": max(clocks["train"].failures, lost_groups),
+                "work": train.rows_of_working,
+            },
+            "buffer": {
+                "depth": train.waiting,
+                "oldest_age_s": train.oldest_s.get("waiting"),
+                "in": left_rollout,
+                "out": counts.taken,
+                "dropped": evicted,
+                "errors": 0,
+                "role": "queue",
+            },
+            "trainer": {
+                "depth": taken_rows - counts.judged,
+                "oldest_age_s": None,
+                "in": taken_rows,
+                "out": counts.accepted,
+                "dropped": counts.invalid + counts.missing,
+                "errors": 0,
+            },
+        }
+        if self._capacity is not None:
+            points["TransferQueue"] = {
+                "depth": rows,
+                "capacity": self._capacity,
+                "in": 0,
+                "out": 0,
+                "dropped": 0,
+                "errors": 0,
+                "role": "store",
+            }
+        if counts.validation_submitted:
+            points["validation"] = {
+                "depth": val.working,
+                "oldest_age_s": val.oldest_s.get("working"),
+                "in": counts.validation_submitted,
+                "out": counts.validated,
+                "dropped": 0,
+                "errors": clocks["val"].failures,
+                "work": val.waiting + val.rows_of_working,
+            }
+        return points
+
+    def _samples(self, train: Partition) -> dict[str, Any]:
+        counts, each = self._counts, self._rollouts
+        in_trainer = counts.taken * each - counts.judged
+        submitted = counts.submitted * each
+        failed = (counts.failed + train.status["failure"]) * each + counts.missing
+        # Until a call of `sample` returns, only the failures seen separate its failed groups from stale ones.
+        seen = self._clocks["train"].failures - counts.failed - train.status["failure"]
+        failed_now = min(max(seen, 0), counts.replaced_now)
+        return {
+            "asked": submitted,
+            "produced": submitted - train.working * each + train.rows_of_working - failed,
+            "accepted": counts.accepted,
+            "invalid": counts.invalid,
+            "failed": (counts.failed + failed_now) * each + counts.missing,
+            "stale": (counts.stale + counts.replaced_now - failed_now) * each,
+            "filtered": counts.filtered * each,
+            "in_flight": (train.working + train.waiting) * each + in_trainer,
+            # Synchronous filtering reports what it dropped only at the end of its call.
+            "settled": not (self._mode == "sync" and self._filters and self._call),
+        }
+
+    def _waiting(self, train: Partition, val: Partition) -> dict[str, Any] | None:
+        call = self._call
+        if call is None:
+            return None
+        if call.partition == "val":
+            return {"point": "validation", "have": val.waiting, "want": call.want, "since": call.since}
+        have = train.waiting if self._mode == "sync" else train.status["finished"]
+        return {"point": "buffer", "have": have, "want": call.want, "since": call.since}
+
+    def _staleness(self, train: Partition) -> dict[str, Any]:
+        """Off-policy lag in steps of the waiting groups and of the last batch; empty in sync mode."""
+        if self._mode == "sync":
+            return {}
+        behind = [self._step - step for step in train.steps_of_waiting]
+        staleness = {
+            "limit": self._behind_limit,
+            "waiting": {str(steps): count for steps, count in sorted(Counter(behind).items())},
+            "waiting_max": max(behind, default=0),
+            "trained_mean": round(fmean(self._behind), 3) if self._behind else 0.0,
+            "trained_max": max(self._behind, default=0),
+            "evicted": self._counts.stale,
+        }
+        return {"staleness": staleness}

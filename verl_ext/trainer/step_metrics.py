@@ -1,0 +1,169 @@
+"""Metrics of a step's rollouts and of a validation; all names start with `drzero/`.
+
+    metrics = rollout_metrics(rows, expected=40) | challenger_metrics(rows)
+    print(progress_line(metrics, step=3, steps=50))
+
+Rows that a failed service spoiled are counted under `failures/` and nowhere else, so that no failure can pass
+for a low reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # so that reading these functions needs neither TransferQueue nor Ray
+    from verl_ext.trainer.step_rows import StepRow
+
+REWARD_PARTS = ("score", "difficulty", "format", "think", "tool", "answer_part")
+
+
+def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
+    """Tool use, lengths in turns, token drift and failures of one step.
+
+    `expected` is the number of rollouts submitted; a rollout that raised never became a row and is counted as
+    lost. Shares are of the rows that count.
+    """
+    real = [row for row in rows if not row.padding]
+    good = [row for row in real if row.counts]
+    calls = [call for row in good for call in row.trajectory.calls]
+    multi_hop = [row for row in good if row.hop >= 2]
+    return _prefixed(
+        {
+            "failures/rollouts_lost": expected - len(real),
+            "failures/rows_invalid": len(real) - len(good),
+            "failures/searches": sum(len(row.trajectory.failed_calls) for row in real),
+            "failures/share": (expected - len(good)) / expected,
+            "rollout/rows": len(good),
+            "rollout/rows_multi_hop": len(multi_hop),
+            "rollout/turns": _mean([len(row.trajectory.turns) for row in good]),
+            "rollout/truncated_turns": sum(turn.truncated for row in good for turn in row.trajectory.turns),
+            "rollout/tool_calls": len(calls),
+            "rollout/tool_calls_invalid": sum(not call.valid for call in calls),
+            "rollout/searched_share": _mean([bool(row.trajectory.searches) for row in good]),
+            "rollout/searched_share_multi_hop": _mean([bool(row.trajectory.searches) for row in multi_hop]),
+            "rollout/token_drift_rate": _mean([row.token_drift for row in real]),
+        }
+    )
+
+
+def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
+    """Reward by component, valid-question share by hop and the solver's k-of-n histogram of one step.
+
+    A valid question is one with integrity: question and answer exist, and the question does not contain the
+    answer. `solved/k_of_n/…` counts questions; `solved/some` is the share that some but not all attempts
+    solve, which is where the difficulty reward comes from.
+    """
+    good = [row for row in rows if row.counts]
+    asked = [row for row in good if row.reward["integrity"]]
+    metrics: dict[str, float] = {
+        f"reward/{part}": _mean([row.reward[part] for row in good]) for part in REWARD_PARTS
+    }
+    metrics["questions/valid_share"] = _mean([row.reward["integrity"] for row in good])
+    for hop in sorted({row.hop for row in good}):
+        of_hop = [row for row in good if row.hop == hop]
+        metrics[f"questions/valid_share_hop_{hop}"] = _mean([row.reward["integrity"] for row in of_hop])
+        metrics[f"reward/score_hop_{hop}"] = _mean([row.reward["score"] for row in of_hop])
+    if asked:
+        n = int(asked[0].reward["n"])
+        for k in range(n + 1):
+            metrics[f"solved/{k}_of_{n}"] = sum(row.reward["k"] == k for row in asked)
+        metrics["solved/pass_rate"] = _mean([row.reward["k"] / n for row in asked])
+        metrics["solved/some"] = _mean([0 < row.reward["k"] < n for row in asked])
+    for name in (
+        "attempts_finished",
+        "attempts_failed",
+        "attempt_searches",
+        "attempt_tokens",
+        "attempt_tokens_in",
+    ):
+        metrics[f"solver/{name}"] = sum(row.reward.get(name, 0) for row in rows if not row.padding)
+    metrics["time/solver_attempts_mean_s"] = _mean([row.reward.get("attempts_s", 0.0) for row in good])
+    return _prefixed(metrics)
+
+
+def solver_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
+    """Exact match, F1 and answers given of one step, and the share of prompts whose samples differ in reward.
+
+    Only prompts with at least two rows that count can differ; exact match by hop where rows carry their hop.
+    """
+    good = [row for row in rows if row.counts]
+    by_prompt: dict[str, list[float]] = {}
+    for row in good:
+        by_prompt.setdefault(row.prompt, []).append(row.reward["score"])
+    groups = [scores for scores in by_prompt.values() if len(scores) > 1]
+    metrics = {
+        "reward/em": _mean([row.reward["score"] for row in good]),
+        "reward/f1": _mean([row.reward["f1"] for row in good]),
+        "reward/answered_share": _mean([row.reward["answer"] is not None for row in good]),
+        "reward/groups_with_variance": _mean([min(scores) < max(scores) for scores in groups]),
+    }
+    for hop in sorted({row.hop for row in good if row.hop}):
+        metrics[f"reward/em_hop_{hop}"] = _mean([row.reward["score"] for row in good if row.hop == hop])
+    return _prefixed(metrics)
+
+
+def validation_metrics(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
+    """Exact match and F1 on the validation split, by hop as well, over the rows that count.
+
+    If none counts, only the counts are returned. `infos` holds what the reward function returned, a list per
+    name, one entry a row. `expected` is the number of rollouts submitted: one that raised never became a row
+    and counts as failed too.
+    """
+    good = valid_rows(infos)
+    metrics: dict[str, float] = {"val/rows": len(good), "val/failed": expected - len(good)}
+    if good:
+        metrics["val/em"] = _mean([infos["score"][row] for row in good])
+        metrics["val/f1"] = _mean([infos["f1"][row] for row in good])
+    hops = infos.get("hop", ())
+    for hop in sorted({hops[row] for row in good if hops and hops[row]}):
+        of_hop = [row for row in good if hops[row] == hop]
+        metrics[f"val/em_hop_{hop}"] = _mean([infos["score"][row] for row in of_hop])
+        metrics[f"val/rows_hop_{hop}"] = len(of_hop)
+    return _prefixed(metrics)
+
+
+def valid_rows(infos: Mapping[str, Sequence[Any]]) -> list[int]:
+    """Indices of the validation rows that no failed service has spoiled."""
+    return [row for row, valid in enumerate(infos.get("valid", ())) if valid]
+
+
+def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
+    """One step as one line of the console."""
+    return f"step {step}/{steps}: {_line(metrics, _PROGRESS)}"
+
+
+def validation_line(metrics: Mapping[str, float], step: int) -> str:
+    """One validation as one line of the console."""
+    return f"validation after step {step}: {_line(metrics, _VALIDATION)}"
+
+
+_PROGRESS = {
+    "reward": ("drzero/reward/score", ".2f"),
+    "valid": ("drzero/questions/valid_share", ".2f"),
+    "exact match": ("drzero/reward/em", ".2f"),
+    "groups that differ": ("drzero/reward/groups_with_variance", ".2f"),
+    "searched": ("drzero/rollout/searched_share", ".2f"),
+    "solved": ("drzero/solved/pass_rate", ".2f"),
+    "failures": ("drzero/failures/share", ".2f"),
+    "seconds": ("timing_s/step", ".2f"),
+}
+_VALIDATION = {
+    "exact match": ("drzero/val/em", ".2f"),
+    "F1": ("drzero/val/f1", ".2f"),
+    "questions": ("drzero/val/rows", ".0f"),
+    "failed": ("drzero/val/failed", ".0f"),
+}
+
+
+def _line(metrics: Mapping[str, float], parts: Mapping[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {metrics[key]:{form}}" for name, (key, form) in parts.items() if key in metrics)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _prefixed(metrics: dict[str, float]) -> dict[str, float]:
+    return {f"drzero/{name}": float(value) for name, value in metrics.items()}

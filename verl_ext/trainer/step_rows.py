@@ -1,0 +1,77 @@
+"""One record per rollout of a step: what the metrics, the failure check and the dump all read.
+
+veRL's TransferQueue holds a step's rows column by column, padding rows among them; `read_rows` turns them
+into plain records in batch order. Padding rows copy another row's metadata, so only their tag identifies
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from verl_ext.method.trajectory import Trajectory
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One rollout with its reward; nothing of a `padding` row may be counted."""
+
+    key: str
+    """veRL's `{prompt}_{sample}_{output}`."""
+    padding: bool
+    data_source: str
+    extra_info: dict[str, Any]
+    reward: dict[str, Any]
+    """What the reward function returned, `score` and `valid` included."""
+    trajectory: Trajectory
+    token_drift: int
+
+    @property
+    def counts(self) -> bool:
+        """Whether the row enters the statistics: a real row whose services did not fail."""
+        return not self.padding and bool(self.reward.get("valid", True))
+
+    @property
+    def hop(self) -> int:
+        """The hop count that the prompt requests, 0 if it requests none."""
+        return int(self.extra_info.get("hop") or 0)
+
+    @property
+    def prompt(self) -> str:
+        """The id that all samples of one prompt share."""
+        return self.key.rsplit("_", 2)[0]
+
+
+def read_rows(batch: KVBatchMeta) -> list[StepRow]:
+    """The rows of a sampled batch, in its order."""
+    columns = ["data_source", "extra_info", "extra_fields"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=columns)
+    sources, infos, fields = (list(data[name]) for name in columns)
+    return [
+        StepRow(
+            key=key,
+            padding=bool(tag.get("is_padding", False)),
+            data_source=str(source),
+            extra_info=dict(info),
+            reward=dict(extra.get("reward_extra_info", {})),
+            trajectory=Trajectory.from_dict(extra["trajectory"]),
+            token_drift=int(extra["token_drift"]),
+        )
+        for key, tag, source, info, extra in zip(batch.keys, batch.tags, sources, infos, fields, strict=True)
+    ]
+
+
+def read_log_probs(batch: KVBatchMeta, rows: Sequence[StepRow]) -> list[list[float]]:
+    """The sampler's log-probs of each row's sampled tokens, not the tools'; none for rows not counted."""
+    columns = ["rollout_log_probs", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=columns)
+    log_probs, masks = (data[name].unbind() for name in columns)
+    return [
+        values[mask.bool()].tolist() if row.counts else []
+        for row, values, mask in zip(rows, log_probs, masks, strict=True)
+    ]
