@@ -93,7 +93,7 @@ def test_no_secret_is_shown(
 
 
 def test_an_exception_carries_its_findings_and_says_all_of_them() -> None:
-    findings = [error("a.b", 1, "is wrong", "set it to 2"), error("c", None, "is unset", "set it")]
+    findings = [error("a.b", "is wrong", "set it to 2"), error("c", "is unset", "set it")]
     failed = PreflightFailed(findings)
     assert isinstance(failed, CheckError) and failed.findings == findings
     assert str(failed) == "2 errors:\n  a.b: is wrong: set it to 2\n  c: is unset: set it"
@@ -101,7 +101,7 @@ def test_an_exception_carries_its_findings_and_says_all_of_them() -> None:
 
 
 def test_the_verdict_counts_what_was_found() -> None:
-    found = [error("a", 1, "x", "y"), warning("b", 1, "x", "y"), warning("c", 1, "x", "y"), note("d", 1, "x")]
+    found = [error("a", "x", "y"), warning("b", "x", "y"), warning("c", "x", "y"), note("d", "x")]
     assert verdict([Report("s", found)]) == "preflight: 1 error, 2 warnings, 1 note: it must not start"
     assert verdict([Report("s", [])]) == "preflight: nothing found: it may start"
     assert list(Severity) == ["error", "warning", "note"]

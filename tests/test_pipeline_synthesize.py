@@ -46,7 +46,8 @@ from pipeline.cli import main
 from pipeline.compose import compose_plain, compose_stage, resolve
 from pipeline.errors import CheckError
 from pipeline.fingerprint import fingerprint
-from pipeline.preflight.inputs import check_challenger_there, check_documents, partition_rows
+from pipeline.preflight.context import CheckContext, Readings
+from pipeline.preflight.inputs import check_challenger, check_documents, partition_rows
 from pipeline.preflight.run import preflight
 from pipeline.stages.conversations import ConversationsFailed, Failed
 from pipeline.stages.result import read_result
@@ -405,8 +406,9 @@ def test_a_challenger_that_is_not_there_is_refused(
     tmp_path: Path, make: Callable[[Path], None], expected: str
 ) -> None:
     make(tmp_path / "challenger_iter1")
-    with pytest.raises(CheckError, match=expected):
-        check_challenger_there(str(tmp_path / "challenger_iter1"))
+    config = OmegaConf.create({"challenger": str(tmp_path / "challenger_iter1")})
+    (found,) = check_challenger(CheckContext(config, "synthesize", None, True, False, Readings()))  # type: ignore[arg-type]
+    assert expected in found.why and found.severity == "error"
 
 
 def test_a_prompts_file_without_the_columns_is_refused_naming_them(

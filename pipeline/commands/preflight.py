@@ -26,8 +26,7 @@ def run_preflight(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--json"]
     stages = [*(stage.replace("_", "-") for stage in STAGES), "evolve"]
     if not words or words[0] not in stages:
-        given = words[0] if words else ""
-        raise refusal("stage", given, "preflight checks one stage", f"choose one of {', '.join(stages)}")
+        raise refusal("stage", "preflight checks one stage", f"choose one of {', '.join(stages)}")
     reports = preflight_stage(words[0], words[1:])
     if "--json" in arguments:
         print(as_json(reports))

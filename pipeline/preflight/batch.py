@@ -1,4 +1,4 @@
-"""Checks of batches, devices, lengths and engines, by the rules that veRL 0.9.1 applies only in its workers.
+"""Checks of engines, devices, lengths and batches, by the rules that veRL 0.9.1 applies only in its workers.
 
 With B = data.train_batch_size × rollout.n rows a step, M = ppo_mini_batch_size × rollout.n rows an update, dp
 data-parallel ranks (devices over Ulysses' sequence parallelism) and m rows a micro-batch: dp must divide M
@@ -10,175 +10,55 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, warning
+from pipeline.preflight.memory_ledger import sequence_parallel
 from verl_ext.sglang.compat import OWN_POSITIONS
 
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
+_MODE = "trainer.v1.trainer_mode"
 _BATCH, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
-_MICRO = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
 _LOG_PROB = "log_prob_micro_batch_size_per_gpu"
 
 
-def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
-    """Every micro-batch size that the run uses must be set, per GPU as veRL now requires."""
-    config = ctx.config.actor_rollout_ref
-    if config.actor.use_dynamic_bsz:
-        yield from _token_budget(ctx.config)
-        return
-    needed = {
-        _MICRO: (config.actor.ppo_micro_batch_size_per_gpu, config.actor.ppo_micro_batch_size),
-        f"{_ROLLOUT}.{_LOG_PROB}": (config.rollout[_LOG_PROB], config.rollout.log_prob_micro_batch_size),
-    }
-    if config.actor.use_kl_loss or ctx.config.algorithm.use_kl_in_reward:
-        needed[f"{_REF}.{_LOG_PROB}"] = (config.ref[_LOG_PROB], config.ref.log_prob_micro_batch_size)
-    for key, (size, old) in needed.items():
-        name = key.rpartition(".")[2].removesuffix("_per_gpu")
-        if old is not None:
-            yield error(
-                key.removesuffix("_per_gpu"),
-                old,
-                f"{name} is veRL's old key for all GPUs together",
-                f"set {key} alone",
-            )
-        elif size is None:
-            yield error(
-                key,
-                size,
-                f"is not set: veRL stops with 'Please set {name}_per_gpu'",
-                f"write {key}=2 (no + before it)",
-            )
-        elif not isinstance(size, int) or size < 1:
-            yield error(key, size, f"is {size!r}, not a whole number above 0", f"write {key}=2")
-
-
-def _token_budget(config: DictConfig) -> Iterator[Finding]:
-    actor = config.actor_rollout_ref.actor
-    budget = actor.ppo_max_token_len_per_gpu * _sequence_parallel(config)
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    if budget < longest:
-        yield error(
-            f"{_ACTOR}.ppo_max_token_len_per_gpu",
-            actor.ppo_max_token_len_per_gpu,
-            f"a sequence may have {longest} tokens (prompt and response), but a micro-batch {budget}",
-            f"raise it to {longest} at least",
-        )
-
-
-def check_batch(ctx: CheckContext) -> Iterator[Finding]:
-    """The batch must divide over updates, devices and micro-batches."""
+def check_engines(ctx: CheckContext) -> Iterator[Finding]:
+    """The chosen engines must exist and support the rest of the config."""
     config = ctx.config
-    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
-    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
-    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    ranks = max(1, devices // _sequence_parallel(config))
-    rows, update = batch * n, mini * n
-    if batch < mini:
+    if ctx.serves_model and config.solver.engine == "sglang" and config.machine.device == "cpu":
         yield error(
-            _MINI,
-            mini,
-            f"an update of {mini} prompts is larger than the batch of {batch}",
-            f"set it to {batch} at most",
+            "solver.engine", "SGLang needs a GPU, and machine.device is cpu", "use solver.engine=reference"
         )
-    elif batch % mini:
-        yield warning(
-            _MINI,
-            mini,
-            f"{_BATCH}={batch} is no multiple of it: veRL fills the last update up with rows that train "
-            "nothing",
-            "choose a divisor of the batch",
-        )
-    unit = 1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu or 1)
-    if rows % (unit * ranks):
-        yield error(
-            _BATCH,
-            batch,
-            f"{_BATCH} × rollout.n = {rows} is no multiple of ppo_micro_batch_size_per_gpu × devices = "
-            f"{unit} × {ranks} = {unit * ranks}",
-            "change one of them",
-        )
-    elif update % (unit * ranks):
-        yield error(
-            _MINI,
-            mini,
-            f"ppo_mini_batch_size × rollout.n = {update} is no multiple of ppo_micro_batch_size_per_gpu × "
-            f"devices = {unit} × {ranks} = {unit * ranks}",
-            "change one of them",
-        )
-    yield from _log_prob_batches(config, rows, ranks)
-
-
-def _log_prob_batches(config: DictConfig, rows: int, ranks: int) -> Iterator[Finding]:
-    """The log-probability micro-batch counts only in runs that recompute log-probabilities."""
-    rollout = config.actor_rollout_ref.rollout
-    if config.algorithm.rollout_correction.bypass_mode or rollout.log_prob_use_dynamic_bsz:
+    if not ctx.trains:
         return
-    unit = (rollout[_LOG_PROB] or 1) * ranks
-    if rows % unit:
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    if rollout.name not in ("sglang", "reference", "vllm"):
         yield error(
-            f"{_ROLLOUT}.{_LOG_PROB}",
-            rollout[_LOG_PROB],
-            f"{_BATCH} × rollout.n = {rows} is no multiple of {_LOG_PROB} × devices = {unit}",
-            "change one of them",
+            f"{_ROLLOUT}.name",
+            f"there is no rollout engine {rollout.name!r}",
+            "choose sglang, or reference on a CPU or one GPU",
         )
-
-
-def check_separate_async(ctx: CheckContext) -> Iterator[Finding]:
-    """veRL's separate_async mode has its own rules for batch and devices."""
-    config = ctx.config
-    if not config.trainer.v1.trainer_mode.endswith("separate_async"):
+    if rollout.name != "reference":
         return
-    rollout, steps = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async.parameter_sync_step
-    mini, batch = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.data.train_batch_size
-    if batch != steps * mini:
-        yield error(
-            "trainer.v1.separate_async.parameter_sync_step",
-            steps,
-            f"separate_async wants {_BATCH}={batch} to be parameter_sync_step × ppo_mini_batch_size = "
-            f"{steps * mini}",
-            "change one of them",
-        )
-    for key in ("nnodes", "n_gpus_per_node"):
-        if not rollout[key]:
-            yield error(
-                f"{_ROLLOUT}.{key}",
-                rollout[key],
-                "separate_async needs GPUs of their own for the rollouts",
-                f"set {_ROLLOUT}.nnodes and .n_gpus_per_node",
-            )
-    if rollout.checkpoint_engine.backend == "naive":
-        yield error(
-            f"{_ROLLOUT}.checkpoint_engine.backend",
-            "naive",
-            "separate_async sends weights between GPUs, which naive cannot",
-            "set it to nccl",
-        )
+    if not config.trainer.v1.trainer_mode.endswith("_sync"):
+        yield error(_MODE, "the reference engine has no partial rollouts", "use mode=sync or another engine")
+    if model.lora_rank > 0 and not model.lora.merge:
+        key = "actor_rollout_ref.model.lora.merge"
+        yield error(key, "the reference engine takes merged weights, not adapters", f"set {key}=true")
 
 
 def check_parallel(ctx: CheckContext) -> Iterator[Finding]:
     """Tensor and data parallel sizes must fit the devices and the models' heads."""
-    config, per_node = ctx.config, ctx.config.machine.gpus
-    devices = per_node * config.machine.nodes
+    config, solver, per_node = ctx.config, ctx.config.solver, ctx.config.machine.gpus
     if ctx.trains:
-        yield from _rollout_parallel(ctx, devices)
-        sp = _sequence_parallel(config)
-        if devices % sp:
-            yield error(
-                f"{_ACTOR}.ulysses_sequence_parallel_size",
-                sp,
-                f"{devices} devices cannot be divided by {sp}",
-                "choose a divisor",
-            )
-    solver = config.solver
+        yield from _rollout_parallel(ctx, per_node * config.machine.nodes)
     if not ctx.serves_model or solver.engine != "sglang":
         return
     used = solver.tp_size * solver.dp_size
     if used > per_node:
         yield error(
             "solver.dp_size",
-            solver.dp_size,
             f"the solver's server needs tp {solver.tp_size} × dp {solver.dp_size} = {used} GPUs, and a "
             f"machine has {per_node}",
             f"set solver.dp_size={max(1, per_node // solver.tp_size)}"
@@ -187,11 +67,10 @@ def check_parallel(ctx: CheckContext) -> Iterator[Finding]:
     elif used < per_node:
         yield warning(
             "solver.dp_size",
-            solver.dp_size,
             f"the solver's server uses {used} of {per_node} GPUs",
             f"set solver.dp_size={per_node // solver.tp_size}",
         )
-    yield from _heads(ctx, config.solver.model_path, "solver.tp_size", solver.tp_size)
+    yield from _heads(ctx, solver.model_path, "solver.tp_size", solver.tp_size)
 
 
 def _rollout_parallel(ctx: CheckContext, devices: int) -> Iterator[Finding]:
@@ -199,37 +78,27 @@ def _rollout_parallel(ctx: CheckContext, devices: int) -> Iterator[Finding]:
     key, tp = f"{_ROLLOUT}.tensor_model_parallel_size", rollout.tensor_model_parallel_size
     group = tp * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if rollout.name == "reference" and group != 1:
-        yield error(key, tp, "the reference engine works on one device", f"set {key}=1")
+        yield error(key, "the reference engine works on one device", f"set {key}=1")
     elif devices % group:
         yield error(
             key,
-            tp,
             f"{devices} devices (trainer.n_gpus_per_node × nnodes) cannot be divided into engines of {group}",
             f"set {key} to a divisor of {devices}",
         )
     elif group > ctx.config.trainer.n_gpus_per_node:
-        yield warning(
-            key,
-            tp,
-            f"an engine of {group} GPUs spans several machines",
-            "keep an engine within one machine",
-        )
+        why = f"an engine of {group} GPUs spans several machines"
+        yield warning(key, why, "keep an engine within one machine")
     yield from _heads(ctx, ctx.config.actor_rollout_ref.model.path, key, tp)
+    if devices % (sp := sequence_parallel(ctx.config)):
+        key = f"{_ACTOR}.ulysses_sequence_parallel_size"
+        yield error(key, f"{devices} devices cannot be divided by {sp}", "choose a divisor")
 
 
 def _heads(ctx: CheckContext, model: str, key: str, tp: int) -> Iterator[Finding]:
     shape = ctx.shape(model)
     if shape is not None and shape.heads % tp:
-        yield error(
-            key,
-            tp,
-            f"the {shape.heads} attention heads of {model} cannot be split in {tp}",
-            "choose a divisor of them",
-        )
-
-
-def _sequence_parallel(config: DictConfig) -> int:
-    return int(config.actor_rollout_ref.actor.get("ulysses_sequence_parallel_size") or 1)
+        why = f"the {shape.heads} attention heads of {model} cannot be split in {tp}"
+        yield error(key, why, "choose a divisor of them")
 
 
 def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
@@ -241,7 +110,6 @@ def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
     if shape and shape.context and longest > shape.context:
         yield error(
             "data.max_response_length",
-            config.data.max_response_length,
             f"prompt and response of {longest} tokens (data.max_prompt_length + data.max_response_length) "
             f"are more than the {shape.context} positions of {config.actor_rollout_ref.model.path}",
             "shorten one of them, or choose a model with a longer context",
@@ -250,7 +118,6 @@ def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
     if limit is not None and limit < longest + (rollout.name == "sglang"):
         yield error(
             "actor_rollout_ref.rollout.max_model_len",
-            limit,
             f"the rollout engine takes {limit} tokens, and a conversation may have {longest} (SGLang "
             "reserves one more)",
             f"leave it unset, or set it to {longest + 1} at least",
@@ -258,7 +125,6 @@ def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
     if config.rollout.max_tokens_per_turn > config.data.max_response_length:
         yield error(
             "rollout.max_tokens_per_turn",
-            config.rollout.max_tokens_per_turn,
             f"one turn may be longer than the whole response (data.max_response_length="
             f"{config.data.max_response_length}), which then ends before a tool answers",
             "make it a third of the response or less",
@@ -266,7 +132,6 @@ def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
     if rollout.multi_turn.max_tool_response_length <= config.retrieval.response_limit:
         yield error(
             "actor_rollout_ref.rollout.multi_turn.max_tool_response_length",
-            rollout.multi_turn.max_tool_response_length,
             f"veRL would cut the middle out of tool responses of up to retrieval.response_limit="
             f"{config.retrieval.response_limit} characters",
             "leave it as it is in the recipe, one above that limit",
@@ -285,7 +150,6 @@ def check_served_lengths(ctx: CheckContext) -> Iterator[Finding]:
         kept = f", of which SGLang reserves {own}" if own else ""
         yield error(
             "solver.max_context_tokens",
-            solver.max_context_tokens,
             f"conversations of {solver.max_context_tokens} tokens are more than the {context} positions of "
             f"{solver.model_path}{kept}",
             f"set it to {context - own} at most",
@@ -293,7 +157,6 @@ def check_served_lengths(ctx: CheckContext) -> Iterator[Finding]:
     if solver.max_tokens_per_turn >= solver.max_context_tokens:
         yield error(
             "solver.max_tokens_per_turn",
-            solver.max_tokens_per_turn,
             f"one turn may fill all of solver.max_context_tokens={solver.max_context_tokens}, the prompt too",
             "make it a third of that or less",
         )
@@ -301,14 +164,104 @@ def check_served_lengths(ctx: CheckContext) -> Iterator[Finding]:
     if passages > solver.max_context_tokens / 2:
         yield warning(
             "retrieval.response_limit",
-            config.retrieval.response_limit,
             f"one tool response may take about {passages:.0f} of the {solver.max_context_tokens} tokens of a "
             "conversation",
             "lower it, or raise solver.max_context_tokens",
         )
 
 
-_MODE = "trainer.v1.trainer_mode"
+def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
+    """Every micro-batch size that the run uses must be set, per GPU as veRL now requires."""
+    config, data = ctx.config.actor_rollout_ref, ctx.config.data
+    if config.actor.use_dynamic_bsz:
+        budget = config.actor.ppo_max_token_len_per_gpu * sequence_parallel(ctx.config)
+        longest = data.max_prompt_length + data.max_response_length
+        if budget < longest:
+            yield error(
+                f"{_ACTOR}.ppo_max_token_len_per_gpu",
+                f"a sequence may have {longest} tokens (prompt and response), but a micro-batch {budget}",
+                f"raise it to {longest} at least",
+            )
+        return
+    needed = [(_ACTOR, "ppo_micro_batch_size"), (_ROLLOUT, "log_prob_micro_batch_size")]
+    if config.actor.use_kl_loss or ctx.config.algorithm.use_kl_in_reward:
+        needed.append((_REF, "log_prob_micro_batch_size"))
+    for node, name in needed:
+        settings, key = OmegaConf.select(ctx.config, node), f"{node}.{name}_per_gpu"
+        size = settings[f"{name}_per_gpu"]
+        if settings[name] is not None:
+            yield error(
+                f"{node}.{name}", f"{name} is veRL's old key for all GPUs together", f"set {key} alone"
+            )
+        elif size is None:
+            why = f"is not set: veRL stops with 'Please set {name}_per_gpu'"
+            yield error(key, why, f"write {key}=2 (no + before it)")
+        elif not isinstance(size, int) or size < 1:
+            yield error(key, f"is {size!r}, not a whole number above 0", f"write {key}=2")
+
+
+def check_batch(ctx: CheckContext) -> Iterator[Finding]:
+    """The batch must divide over updates, devices and micro-batches."""
+    config = ctx.config
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
+    if batch < mini:
+        why = f"an update of {mini} prompts is larger than the batch of {batch}"
+        yield error(_MINI, why, f"set it to {batch} at most")
+    elif batch % mini:
+        yield warning(
+            _MINI,
+            f"{_BATCH}={batch} is no multiple of it: veRL fills the last update up with rows that train "
+            "nothing",
+            "choose a divisor of the batch",
+        )
+    ranks = max(1, config.trainer.n_gpus_per_node * config.trainer.nnodes // sequence_parallel(config))
+    unit = 1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu or 1)
+    for key, name, prompts in ((_BATCH, _BATCH, batch), (_MINI, "ppo_mini_batch_size", mini)):
+        rows = prompts * rollout.n
+        if rows % (unit * ranks):
+            yield error(
+                key,
+                f"{name} × rollout.n = {rows} is no multiple of ppo_micro_batch_size_per_gpu × "
+                f"devices = {unit} × {ranks} = {unit * ranks}",
+                "change one of them",
+            )
+            break
+    # The log-probability micro-batch counts only in runs that recompute log-probabilities.
+    unit = (rollout[_LOG_PROB] or 1) * ranks
+    recomputes = not (config.algorithm.rollout_correction.bypass_mode or rollout.log_prob_use_dynamic_bsz)
+    if recomputes and batch * rollout.n % unit:
+        yield error(
+            f"{_ROLLOUT}.{_LOG_PROB}",
+            f"{_BATCH} × rollout.n = {batch * rollout.n} is no multiple of {_LOG_PROB} × devices = {unit}",
+            "change one of them",
+        )
+
+
+def check_separate_async(ctx: CheckContext) -> Iterator[Finding]:
+    """veRL's separate_async mode has its own rules for batch and devices."""
+    config = ctx.config
+    if not config.trainer.v1.trainer_mode.endswith("separate_async"):
+        return
+    rollout, steps = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async.parameter_sync_step
+    mini, batch = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.data.train_batch_size
+    if batch != steps * mini:
+        yield error(
+            "trainer.v1.separate_async.parameter_sync_step",
+            f"separate_async wants {_BATCH}={batch} to be parameter_sync_step × ppo_mini_batch_size = "
+            f"{steps * mini}",
+            "change one of them",
+        )
+    for key in ("nnodes", "n_gpus_per_node"):
+        if not rollout[key]:
+            why = "separate_async needs GPUs of their own for the rollouts"
+            yield error(f"{_ROLLOUT}.{key}", why, f"set {_ROLLOUT}.nnodes and .n_gpus_per_node")
+    if rollout.checkpoint_engine.backend == "naive":
+        yield error(
+            f"{_ROLLOUT}.checkpoint_engine.backend",
+            "separate_async sends weights between GPUs, which naive cannot",
+            "set it to nccl",
+        )
 
 
 def check_on_policy(ctx: CheckContext) -> Iterator[Finding]:
@@ -316,64 +269,18 @@ def check_on_policy(ctx: CheckContext) -> Iterator[Finding]:
     config = ctx.config
     if config.method != "hrpo" or config.allow_off_policy:
         return
-    mode, actor = config.trainer.v1.trainer_mode, config.actor_rollout_ref.actor
+    mode = config.trainer.v1.trainer_mode
     if mode != "drzero_hrpo_sync":
         yield error(
             _MODE,
-            mode,
             f"trainer mode {mode} trains on questions of an older policy, and HRPO is on-policy",
             "use mode=sync, or set allow_off_policy=true",
         )
-    for key, is_one in (
-        ("ppo_mini_batch_size", actor.ppo_mini_batch_size == config.data.train_batch_size),
-        ("ppo_epochs", actor.ppo_epochs == 1),
-    ):
-        if not is_one:
+    for key, wanted in (("ppo_mini_batch_size", config.data.train_batch_size), ("ppo_epochs", 1)):
+        if config.actor_rollout_ref.actor[key] != wanted:
             yield error(
-                f"actor_rollout_ref.actor.{key}",
-                actor[key],
+                f"{_ACTOR}.{key}",
                 "several updates a batch train on an older policy without any ratio",
                 "keep ppo_mini_batch_size at data.train_batch_size and ppo_epochs at 1, or set "
                 "allow_off_policy=true",
             )
-
-
-def check_engines(ctx: CheckContext) -> Iterator[Finding]:
-    """The chosen engines must exist and support the rest of the config."""
-    config = ctx.config
-    if ctx.serves_model and config.solver.engine == "sglang" and config.machine.device == "cpu":
-        yield error(
-            "solver.engine",
-            "sglang",
-            "SGLang needs a GPU, and machine.device is cpu",
-            "use solver.engine=reference",
-        )
-    if ctx.trains:
-        yield from _rollout_engine(config)
-
-
-def _rollout_engine(config: DictConfig) -> Iterator[Finding]:
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name not in ("sglang", "reference", "vllm"):
-        yield error(
-            "actor_rollout_ref.rollout.name",
-            rollout.name,
-            f"there is no rollout engine {rollout.name!r}",
-            "choose sglang, or reference on a CPU or one GPU",
-        )
-    if rollout.name != "reference":
-        return
-    if not config.trainer.v1.trainer_mode.endswith("_sync"):
-        yield error(
-            _MODE,
-            config.trainer.v1.trainer_mode,
-            "the reference engine has no partial rollouts",
-            "use mode=sync or another engine",
-        )
-    if model.lora_rank > 0 and not model.lora.merge:
-        yield error(
-            "actor_rollout_ref.model.lora.merge",
-            model.lora.merge,
-            "the reference engine takes merged weights, not adapters",
-            "set actor_rollout_ref.model.lora.merge=true",
-        )

@@ -8,7 +8,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from pipeline.preflight.finding import PreflightFailed
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape, load_shape
 from pipeline.preflight.tokenizers import load_chat_tokenizer
@@ -21,7 +20,7 @@ class Readings:
     tokenizers: dict[str, Any] = field(default_factory=dict)
     embedders: dict[tuple[str, str], str] = field(default_factory=dict)
     """A collection's embedder, by the collection's folder and name."""
-    token_counts: dict[tuple[str, str, int], Any] = field(default_factory=dict)
+    token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
 
 
 @dataclass
@@ -63,13 +62,6 @@ class CheckContext:
         target = Path(path)
         return self.ahead and target.is_relative_to(self.config.paths.checkpoints) and not target.exists()
 
-    def tokenizer(self, model: str, key: str) -> Any | None:
-        """A model's tokenizer; None for one that cannot be used, which `check_models` reports."""
-        try:
-            return self.load_tokenizer(model, key)
-        except PreflightFailed:
-            return None
-
     def load_tokenizer(self, model: str, key: str) -> Any:
         """A model's tokenizer; raises PreflightFailed for one that cannot be used."""
         if model not in self.readings.tokenizers:
@@ -86,18 +78,21 @@ class CheckContext:
         return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.base_model)
 
     def models(self) -> dict[str, str]:
-        """The models that the stage loads, by the key that names them."""
+        """The models that the stage loads, by the key that a user sets to change them."""
         config = self.config
-        start = {start_key(config): config.actor_rollout_ref.model.path} if self.trains else {}
-        named = {
-            "challenger": start | {"solver.model_path": ""},
+        served = {"solver.model_path": config.solver.model_path}
+        start = {}
+        if self.trains:
+            model = config.actor_rollout_ref.model.path
+            start["base_model" if model == config.base_model else "actor_rollout_ref.model.path"] = model
+        models = {
+            "challenger": start | served,
             "solver": start,
             "synthesize": {"challenger": config.get("challenger")},
-            "evaluate": {"solver.model_path": ""} if self.serves_model else {"tokenizer": ""},
+            "evaluate": served if self.serves_model else {"tokenizer": config.get("tokenizer")},
             "prepare_data": {"base_model": config.base_model},
         }.get(self.stage, {})
-        places = {"solver.model_path": config.solver.model_path, "tokenizer": config.get("tokenizer")}
-        return {key: str(model or places[key]) for key, model in named.items() if model or places[key]}
+        return {key: str(model) for key, model in models.items() if model}
 
     def shape(self, model: str) -> ModelShape | None:
         """A model's sizes; an export that a loop will create has those of the loop's base model."""
@@ -108,9 +103,3 @@ class CheckContext:
             return load_shape(self.config.base_model) if made_of_base and is_export else known
         except (ValueError, KeyError, TypeError):  # an invalid config.json, which `check_models` reports
             return None
-
-
-def start_key(config: DictConfig) -> str:
-    """The key that a user sets to change the model that a training run starts from."""
-    is_base = config.actor_rollout_ref.model.path == config.base_model
-    return "base_model" if is_base else "actor_rollout_ref.model.path"

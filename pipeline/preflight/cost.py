@@ -17,10 +17,11 @@ spread of the measured steps once some exist. The expected value is the geometri
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
@@ -31,22 +32,23 @@ from pipeline.rates import RATES_DATE
 from pipeline.settings.schema import pace_keys
 from verl_ext.checkpoints import saved_step
 
-Range = tuple[float, float]
+Range = np.ndarray
+"""Two numbers: the low end, and the high one."""
 
-FILLED: Range = (0.2, 0.8)
-PLAYED: Range = (0.05, 0.4)
-TRAINED: Range = (0.3, 1.0)
-DECODING: Range = (0.10, 0.02)
+FILLED = np.array((0.2, 0.8))
+PLAYED = np.array((0.05, 0.4))
+TRAINED = np.array((0.3, 1.0))
+DECODING = np.array((0.10, 0.02))
 """Fast end first, because work is divided by this share of the peak."""
-TRAINING: Range = (0.40, 0.15)
-OVERHEAD_S: Range = (15, 90)
-STARTUP_S: Range = (300, 1200)
-MERGE_S: Range = (60, 1800)
+TRAINING = np.array((0.40, 0.15))
+OVERHEAD_S = np.array((15, 90))
+STARTUP_S = np.array((300, 1200))
+MERGE_S = np.array((60, 1800))
 # On a CPU: operations per second, not shares, as measured on two cores; and the rest of a step.
-CPU_DECODING: Range = (30e9, 10e9)
-CPU_TRAINING: Range = (90e9, 40e9)
-CPU_OVERHEAD_S: Range = (5, 30)
-CPU_STARTUP_S: Range = (40, 240)
+CPU_DECODING = np.array((30e9, 10e9))
+CPU_TRAINING = np.array((90e9, 40e9))
+CPU_OVERHEAD_S = np.array((5, 30))
+CPU_STARTUP_S = np.array((40, 240))
 HUB_QUESTIONS = 51_000
 """Questions assumed for a benchmark file on the hub: those of the seven published ones."""
 
@@ -83,33 +85,28 @@ class Estimate:
 
 def estimate(ctx: CheckContext) -> Estimate | None:
     """The estimate of a stage; None if too little is known."""
-    rate = ctx.machine.usd_per_hour
-    if ctx.stage == "merge":
-        return Estimate(*MERGE_S, "assumed: a merge reads and writes the weights once", rate)
-    if ctx.trains:
-        return _training(ctx, rate)
-    shape = ctx.shape(ctx.config.solver.model_path) if ctx.serves_model else None
-    conversations = _conversations(ctx)
-    if shape is None or conversations is None:
-        return None
-    tokens = conversations * ctx.config.solver.max_context_tokens
-    time = _add(_startup(ctx), _generation(ctx, shape, tokens, PLAYED))
-    return Estimate(*time, f"assumed: {conversations:,} conversations", rate)
-
-
-def _training(ctx: CheckContext, rate: float) -> Estimate | None:
     config = ctx.config
-    steps = max(0, config.trainer.total_training_steps - _steps_done(ctx))
-    measured = _measured_steps(config)
-    if measured:
-        step, source = measured, "measured: the steps of an earlier start"
-    else:
-        assumed = _step(ctx)
-        if assumed is None:
+    if ctx.stage == "merge":
+        time, source = MERGE_S, "assumed: a merge reads and writes the weights once"
+    elif ctx.trains:
+        steps = max(0, config.trainer.total_training_steps - _steps_done(ctx))
+        step, source = _measured_steps(config), "measured: the steps of an earlier start"
+        if step is None:
+            step, source = _step(ctx), "assumed: no earlier run of this model, batch and machine"
+        if step is None:
             return None
-        step, source = assumed, "assumed: no earlier run of this model, batch and machine"
-    time = _add(_startup(ctx), _times(step, steps), _validation(ctx, steps))
-    return Estimate(*time, f"{source}; {steps} steps of {step[0]:.0f} to {step[1]:.0f} s", rate)
+        time = _startup(ctx) + steps * step + _validation(ctx, steps)
+        source += f"; {steps} steps of {step[0]:.0f} to {step[1]:.0f} s"
+    else:
+        shape = ctx.shape(config.solver.model_path) if ctx.serves_model else None
+        conversations = _conversations(ctx)
+        if shape is None or conversations is None:
+            return None
+        tokens = conversations * config.solver.max_context_tokens
+        time = _startup(ctx) + _generation(ctx, shape, tokens, PLAYED)
+        source = f"assumed: {conversations:,} conversations"
+    low_s, high_s = time.tolist()
+    return Estimate(low_s, high_s, source, ctx.machine.usd_per_hour)
 
 
 def _steps_done(ctx: CheckContext) -> int:
@@ -128,47 +125,37 @@ def _measured_steps(config: DictConfig) -> Range | None:
     iteration = config.iteration
     before = folder.with_name(folder.name.replace(f"iter{iteration}", f"iter{iteration - 1}"))
     for place in dict.fromkeys((folder, before)):
-        if _is_comparable(place, config):
-            seconds = [
-                step["timing_s/step"] for step in read_metrics(place).values() if "timing_s/step" in step
-            ]
-            if len(seconds) > 2:
-                return min(seconds[1:]), max(seconds[1:])
+        if not (place / "resolved.yaml").is_file():
+            continue
+        earlier = OmegaConf.load(place / "resolved.yaml")
+        if any(OmegaConf.select(earlier, key) != OmegaConf.select(config, key) for key in pace_keys()):
+            continue
+        steps = read_metrics(place).values()
+        seconds = [step["timing_s/step"] for step in steps if "timing_s/step" in step]
+        if len(seconds) > 2:
+            return np.array((min(seconds[1:]), max(seconds[1:])))
     return None
 
 
-def _is_comparable(folder: Path, config: DictConfig) -> bool:
-    if not (folder / "resolved.yaml").is_file():
-        return False
-    before = OmegaConf.load(folder / "resolved.yaml")
-    return all(OmegaConf.select(before, key) == OmegaConf.select(config, key) for key in pace_keys())
-
-
 def _step(ctx: CheckContext) -> Range | None:
-    config = ctx.config
+    config, data = ctx.config, ctx.config.data
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     solver = ctx.shape(config.solver.model_path)
     if shape is None:
         return None
-    batch, data = config.data.train_batch_size, config.data
-    rows = batch * config.actor_rollout_ref.rollout.n
-    parts = [_generation(ctx, shape, rows * data.max_response_length, FILLED)]
+    rows = data.train_batch_size * config.actor_rollout_ref.rollout.n
+    time = _generation(ctx, shape, rows * data.max_response_length, FILLED)
     if config.method == "hrpo" and solver is not None:
-        played = batch * config.solver.attempts * config.solver.max_context_tokens
-        parts.append(_generation(ctx, solver, played, PLAYED))
-    parts.append(_update(ctx, shape, rows * (data.max_prompt_length + data.max_response_length)))
-    return _add(*parts, OVERHEAD_S if ctx.machine.gpu else CPU_OVERHEAD_S)
+        played = data.train_batch_size * config.solver.attempts * config.solver.max_context_tokens
+        time += _generation(ctx, solver, played, PLAYED)
+    per_weight = 8 if config.actor_rollout_ref.model.enable_gradient_checkpointing else 6
+    tokens = TRAINED * rows * (data.max_prompt_length + data.max_response_length)
+    time += per_weight * shape.parameters * tokens / _speed(ctx, TRAINING, CPU_TRAINING)
+    return time + (OVERHEAD_S if ctx.machine.gpu else CPU_OVERHEAD_S)
 
 
 def _generation(ctx: CheckContext, shape: ModelShape, tokens: float, share: Range) -> Range:
-    operations = _times(share, 2 * shape.parameters * tokens)
-    return _over(operations, _speed(ctx, DECODING, CPU_DECODING))
-
-
-def _update(ctx: CheckContext, shape: ModelShape, tokens: float) -> Range:
-    factor = 8 if ctx.config.actor_rollout_ref.model.enable_gradient_checkpointing else 6
-    operations = _times(TRAINED, factor * shape.parameters * tokens)
-    return _over(operations, _speed(ctx, TRAINING, CPU_TRAINING))
+    return share * 2 * shape.parameters * tokens / _speed(ctx, DECODING, CPU_DECODING)
 
 
 def _validation(ctx: CheckContext, steps: int) -> Range:
@@ -176,7 +163,7 @@ def _validation(ctx: CheckContext, steps: int) -> Range:
     config, trainer = ctx.config, ctx.config.trainer
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     if trainer.test_freq <= 0 or shape is None:
-        return 0.0, 0.0
+        return np.zeros(2)
     try:
         rows = pq.read_metadata(config.data.val_files).num_rows
     except (OSError, ValueError, TypeError):  # no file yet
@@ -195,18 +182,17 @@ def _conversations(ctx: CheckContext) -> int | None:
         if ctx.stage == "evaluate":
             of_each, asked = config.questions_per_benchmark, 0
             for source in config.benchmarks:
-                asked += HUB_QUESTIONS if str(source).startswith("hf://") else _lines(Path(source))
+                if str(source).startswith("hf://"):
+                    asked += HUB_QUESTIONS
+                elif str(source).endswith(".parquet"):
+                    asked += pq.read_metadata(source).num_rows
+                else:
+                    with Path(source).open("rb") as file:
+                        asked += sum(1 for _ in file)
             return min(asked, 7 * of_each * len(config.benchmarks)) if of_each else asked
     except (OSError, ValueError):  # a missing or damaged file, which the data checks report
         return None
     return None
-
-
-def _lines(path: Path) -> int:
-    if path.suffix == ".parquet":
-        return int(pq.read_metadata(path).num_rows)
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
 
 
 def _startup(ctx: CheckContext) -> Range:
@@ -217,20 +203,7 @@ def _speed(ctx: CheckContext, shares: Range, on_cpu: Range) -> Range:
     gpu = ctx.machine.gpu
     if gpu is None:
         return on_cpu
-    return _times(shares, gpu.bf16_tflops * 1e12 * ctx.machine.gpus * ctx.machine.nodes)
-
-
-def _add(*ranges: Range) -> Range:
-    return sum(low for low, _ in ranges), sum(high for _, high in ranges)
-
-
-def _times(pair: Range, factor: float) -> Range:
-    return pair[0] * factor, pair[1] * factor
-
-
-def _over(work: Range, speed: Range) -> Range:
-    """Seconds: the least work at the highest speed, the most work at the lowest."""
-    return work[0] / speed[0], work[1] / speed[1]
+    return shares * gpu.bf16_tflops * 1e12 * ctx.machine.gpus * ctx.machine.nodes
 
 
 def _hours(seconds: float) -> str:
@@ -238,25 +211,8 @@ def _hours(seconds: float) -> str:
 
 
 def together(estimates: Sequence[Estimate]) -> Estimate:
-    """The estimate of stages that run in sequence; raises ValueError for none."""
-    if not estimates:
-        raise ValueError("no estimates to add")
-    time = _add(*((one.low_s, one.high_s) for one in estimates))
-    expected = sum(one.expected_s for one in estimates)
-    source = f"{len(estimates)} stages together"
-    return Estimate(*time, source, estimates[0].usd_per_hour, expected)
-
-
-def to_dict(estimate: Estimate) -> Mapping[str, object]:
-    """The estimate for JSON, seconds and dollars rounded."""
-    return {
-        "low_s": round(estimate.low_s),
-        "expected_s": round(estimate.expected_s),
-        "high_s": round(estimate.high_s),
-        "low_usd": round(estimate.usd(estimate.low_s), 2),
-        "expected_usd": round(estimate.usd(estimate.expected_s), 2),
-        "high_usd": round(estimate.usd(estimate.high_s), 2),
-        "usd_per_hour": round(estimate.usd_per_hour, 4),
-        "rates_of": RATES_DATE,
-        "source": estimate.source,
-    }
+    """The estimate of stages that run in sequence, at least one."""
+    low, high, expected = (
+        sum(seconds) for seconds in zip(*((e.low_s, e.high_s, e.expected_s) for e in estimates), strict=True)
+    )
+    return Estimate(low, high, f"{len(estimates)} stages together", estimates[0].usd_per_hour, expected)

@@ -8,7 +8,6 @@ rest are counted, and the finding says so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data.parquet_io import read_parquet
 from pipeline.preflight.context import CheckContext
-from pipeline.preflight.finding import Finding, error, note, warning
+from pipeline.preflight.finding import Finding, PreflightFailed, error, note, warning
 from search.embedders import model_identity
 from search.store import open_collection
 from verl_ext.method.chat import render_prompt_ids
@@ -31,28 +30,12 @@ _LIMIT = "data.max_prompt_length"
 Prompt = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Token counts of a file's prompts."""
-
-    rows: int
-    counted: int
-    """How many were tokenised; unless this is a sample, all others are short enough by their bytes."""
-    is_sample: bool
-    over: dict[int, int]
-    """Lengths above the limit, by row."""
-
-
 def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
     """The prompts file must exist, fill a batch, have this run's wording, and fit the prompt length."""
     config, path = ctx.config, Path(str(ctx.config.data.train_files))
     if not path.exists():
-        yield error(
-            TRAIN,
-            path,
-            f"no prompts at {path} (data.train_files)",
-            "make them with `drzero prepare-data`, or correct the path",
-        )
+        why = f"no prompts at {path} (data.train_files)"
+        yield error(TRAIN, why, "make them with `drzero prepare-data`, or correct the path")
         return
     table = read_parquet(path, ["prompt", "extra_info"])
     prompts = table.column("prompt").to_pylist()
@@ -60,10 +43,10 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
         yield from _fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
     if prompts:
         info = table.column("extra_info")[0].as_py()
-        turns = config.rollout.max_turns
-        wording = challenger_messages(info["document"], info["hop"], config.prompts.form, turns)
-        if prompts[0] != wording:
-            yield _worded_otherwise(path, config, "remake them with `drzero prepare-data`")
+        worded = challenger_messages(
+            info["document"], info["hop"], config.prompts.form, config.rollout.max_turns
+        )
+        yield from _wording(config, path, prompts[0] == worded, "`drzero prepare-data`")
         yield from _too_long(ctx, TRAIN, path, prompts, "use a smaller max_document_tokens")
 
 
@@ -81,7 +64,7 @@ def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
         if path and Path(path).exists():
             yield from _questions(ctx, key, Path(path), again)
         elif key == TRAIN:
-            yield error(key, path, f"no questions at {path} ({key})", f"make them with {again}")
+            yield error(key, f"no questions at {path} ({key})", f"make them with {again}")
         else:
             yield _falls_back(config, path)
 
@@ -98,7 +81,6 @@ def _falls_back(config: DictConfig, path: str | None) -> Finding:
     severity = warning if validates else note
     return severity(
         VAL,
-        path,
         f"there is no file at {path}, so {config.data.train_files} replaces it"
         + (": validation will score training questions" if validates else ""),
         "name a file of held-out questions, or set trainer.test_freq=-1 trainer.val_before_train=false",
@@ -113,7 +95,7 @@ def check_val_file(ctx: CheckContext) -> Iterator[Finding]:
     if not path or not Path(str(path)).exists():
         yield _falls_back(ctx.config, path)
     elif not pq.read_metadata(path).num_rows:
-        yield error(VAL, path, f"{path} has no rows", f"set {VAL} to the training file")
+        yield error(VAL, f"{path} has no rows", f"set {VAL} to the training file")
 
 
 def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[Finding]:
@@ -121,27 +103,24 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
     table = read_parquet(path, ["prompt", "reward_model", "extra_info"])
     prompts = table.column("prompt").to_pylist()
     if key == TRAIN:
-        yield from _fills_batch(
-            config, path, len(prompts), f"synthesize more with {again}, or make the batch smaller"
-        )
+        more = f"synthesize more with {again}, or make the batch smaller"
+        yield from _fills_batch(config, path, len(prompts), more)
     elif not prompts:
-        yield error(key, path, f"{path} ({key}) has no rows", f"synthesize more with {again}")
+        yield error(key, f"{path} ({key}) has no rows", f"synthesize more with {again}")
     if not prompts:
         return
     targets = table.column("reward_model").to_pylist()
     if bare := [row for row, judged in enumerate(targets) if not judged["ground_truth"]["target"]]:
         yield error(
             key,
-            path,
             f"{path} ({key}): {len(bare)} of {len(prompts)} rows have no answer to compare with, the first "
             f"is row {bare[0]}. Are these challenger prompts?",
             f"questions are made with {again}",
         )
         return
     question = table.column("extra_info")[0].as_py()["question"]
-    turns = config.rollout.max_turns
-    if prompts[0] != solver_messages(question, config.prompts.form, turns):
-        yield _worded_otherwise(path, config, f"remake them with {again}")
+    worded = solver_messages(question, config.prompts.form, config.rollout.max_turns)
+    yield from _wording(config, path, prompts[0] == worded, again)
     yield from _too_long(ctx, key, path, prompts, "shorten the questions")
 
 
@@ -150,55 +129,55 @@ def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iter
     if rows < batch:
         yield error(
             "data.train_batch_size",
-            batch,
             f"{path} has {rows} rows, less than one batch (data.train_batch_size={batch})",
             advice,
         )
 
 
-def _worded_otherwise(path: Path, config: DictConfig, advice: str) -> Finding:
-    turns = config.rollout.max_turns
-    return error(
-        "prompts.form",
-        config.prompts.form,
-        f"the prompts in {path} are not worded for this run "
-        f"(prompts.form={config.prompts.form}, {turns} turns)",
-        f"{advice} and the same model=",
-    )
+def _wording(config: DictConfig, path: Path, is_same: bool, remade_by: str) -> Iterator[Finding]:
+    if not is_same:
+        yield error(
+            "prompts.form",
+            f"the prompts in {path} are not worded for this run "
+            f"(prompts.form={config.prompts.form}, {config.rollout.max_turns} turns)",
+            f"remake them with {remade_by} and the same model=",
+        )
 
 
 def _too_long(
     ctx: CheckContext, key: str, path: Path, prompts: Sequence[Prompt], advice: str
 ) -> Iterator[Finding]:
-    config = ctx.config
-    tokenizer = ctx.tokenizer(ctx.policy, key)
-    if tokenizer is None:
+    limit, counts = ctx.config.data.max_prompt_length, ctx.readings.token_counts
+    try:
+        tokenizer = ctx.load_tokenizer(ctx.policy, key)
+    except PreflightFailed:  # check_models reports it
         return
-    limit = config.data.max_prompt_length
     name = (f"{path} {path.stat().st_mtime_ns}", ctx.policy, limit)
-    if name not in ctx.readings.token_counts:
-        ctx.readings.token_counts[name] = count_too_long(prompts, tokenizer, limit)
-    lengths: Lengths = ctx.readings.token_counts[name]
-    if not lengths.over:
+    if name not in counts:
+        counts[name] = count_too_long(prompts, tokenizer, limit)
+    over, sampled = counts[name]
+    if not over:
         return
-    worst = max(lengths.over, key=lambda row: lengths.over[row])
-    sample = f"a sample of {lengths.counted} of {lengths.rows}" if lengths.is_sample else str(lengths.rows)
+    worst = max(over, key=lambda row: over[row])
+    of = f"a sample of {sampled} of {len(prompts)}" if sampled else str(len(prompts))
     why = (
-        f"{len(lengths.over)} of {sample} prompts in {path} are longer than data.max_prompt_length={limit} "
-        f"tokens (row {worst}: {lengths.over[worst]})"
+        f"{len(over)} of {of} prompts in {path} are longer than data.max_prompt_length={limit} tokens "
+        f"(row {worst}: {over[worst]})"
     )
-    if config.data.get("filter_overlong_prompts"):
-        yield warning(_LIMIT, limit, f"{why}, and will be dropped", f"raise it, or {advice}")
-        left = lengths.rows - len(lengths.over)
-        if not lengths.is_sample and key == TRAIN:
-            yield from _fills_batch(config, path, left, "raise data.max_prompt_length")
+    if ctx.config.data.get("filter_overlong_prompts"):
+        yield warning(_LIMIT, f"{why}, and will be dropped", f"raise it, or {advice}")
+        if not sampled and key == TRAIN:
+            left = len(prompts) - len(over)
+            yield from _fills_batch(ctx.config, path, left, "raise data.max_prompt_length")
     else:
         # Whatever data.truncation is: veRL's agent loop silently keeps only the end of such a prompt.
-        yield error(_LIMIT, limit, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")
+        yield error(_LIMIT, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")
 
 
-def count_too_long(prompts: Sequence[Prompt], tokenizer: Any, limit: int) -> Lengths:
-    """Count the tokens of the prompts that may be longer than `limit`, or of a sample if they are many."""
+def count_too_long(
+    prompts: Sequence[Prompt], tokenizer: Any, limit: int
+) -> tuple[dict[int, int], int | None]:
+    """The lengths above `limit`, by row, and how many prompts were sampled; None if all were judged."""
     blank = [{"role": role, "content": ""} for role in ("system", "user")]
     frame = len(render_prompt_ids(tokenizer, blank, [SEARCH_TOOL_SCHEMA]))
     sizes = [frame + sum(len(message["content"].encode()) for message in prompt) for prompt in prompts]
@@ -208,11 +187,10 @@ def count_too_long(prompts: Sequence[Prompt], tokenizer: Any, limit: int) -> Len
     if is_sample:
         longest = sorted(rows, key=lambda row: -sizes[row])[:LONGEST]
         step = len(rows) / (SAMPLE - LONGEST)
-        evenly = [rows[int(place * step)] for place in range(SAMPLE - LONGEST)]
-        rows = sorted({*longest, *evenly})
+        rows = sorted({*longest, *(rows[int(place * step)] for place in range(SAMPLE - LONGEST))})
     lengths = {row: len(render_prompt_ids(tokenizer, prompts[row], [SEARCH_TOOL_SCHEMA])) for row in rows}
     over = {row: length for row, length in lengths.items() if length > limit}
-    return Lengths(len(prompts), len(rows), is_sample, over)
+    return over, len(rows) if is_sample else None
 
 
 def check_index(ctx: CheckContext) -> Iterator[Finding]:
@@ -226,7 +204,6 @@ def check_index(ctx: CheckContext) -> Iterator[Finding]:
     if model_identity(built[source]) != model_identity(embedder):
         yield error(
             "retrieval.embedder",
-            embedder,
             f"collection {source[1]!r} in {source[0]} was built with {built[source]}, but "
             f"retrieval.embedder is {embedder}",
             f"set retrieval.embedder={built[source]}, or reindex the corpus",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import cache, partial
+import tempfile
+from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hydra.utils import get_object
 
@@ -19,9 +18,6 @@ from ops.watchdog.stacks import why_unreadable
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
 from pipeline.preflight.memory_ledger import trained
-
-_PLACEHOLDERS = ("your-", "your_", "<", "xxx", "changeme")
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check_ports(ctx: CheckContext) -> Iterator[Finding]:
@@ -32,35 +28,26 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
     if len(ports) == 2 and len(set(ports.values())) == 1:
         port = ports["solver"]
         yield error(
-            "solver.port",
-            port,
-            f"retrieval.port and solver.port are both {port}",
-            "choose two ports, or none",
+            "solver.port", f"retrieval.port and solver.port are both {port}", "choose two ports, or none"
         )
     for name in services:
         host = config[name].host
-        if host not in _LOOPBACK:
+        if host not in ("127.0.0.1", "localhost", "::1"):
             yield warning(
                 f"{name}.host",
-                host,
                 f"the {name} service will listen at {host}, where other machines may reach it without a "
                 "password",
                 "use 127.0.0.1 unless that is what you want",
             )
-        # Ports in use here do not matter on another machine.
-        if name in ports and ctx.machine.is_here:
-            yield from _is_free(name, ports[name], host)
-
-
-def _is_free(name: str, port: int, host: str) -> Iterator[Finding]:
-    try:
-        free_port(port, host)
-    except PortTaken as taken:
-        yield error(f"{name}.port", port, str(taken).rstrip("."), "")
-    except OSError as reason:  # not an address of this machine, or a port that needs root
-        yield error(
-            f"{name}.host", host, f"nothing can listen at {host}:{port} ({reason.strerror})", "use 127.0.0.1"
-        )
+        if name not in ports or not ctx.machine.is_here:  # ports in use here do not matter elsewhere
+            continue
+        try:
+            free_port(ports[name], host)
+        except PortTaken as taken:
+            yield error(f"{name}.port", str(taken).rstrip("."), "")
+        except OSError as reason:  # not an address of this machine, or a port that needs root
+            why = f"nothing can listen at {host}:{ports[name]} ({reason.strerror})"
+            yield error(f"{name}.host", why, "use 127.0.0.1")
 
 
 def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
@@ -68,18 +55,18 @@ def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.trains and "wandb" in ctx.config.trainer.logger and not os.environ.get("WANDB_API_KEY"):
         yield note(
             "WANDB_API_KEY",
-            "not set",
             "Weights & Biases logs offline, into the run's folder",
             "put the key into .env to see runs live",
+            value="not set",
         )
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         value = os.environ.get(name, "")
-        if value.lower().startswith(_PLACEHOLDERS):
+        if value.lower().startswith(("your-", "your_", "<", "xxx", "changeme")):
             yield error(
                 name,
-                "set, but not to a key",
                 f"{name} is still the placeholder of an example file",
                 "put the key into .env, or leave the line out",
+                value="set, but not to a key",
             )
 
 
@@ -88,9 +75,9 @@ def check_stacks(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.starting and (problem := why_unreadable()):
         yield warning(
             "watchdog",
-            problem,
             "stacks of the run's processes cannot be read, so a stall would be reported without its cause",
             "run as root or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0",
+            value=problem,
         )
 
 
@@ -101,13 +88,11 @@ def check_files_visible(ctx: CheckContext) -> Iterator[Finding]:
             folder = ctx.config.paths[root]
             yield warning(
                 f"paths.{root}",
-                folder,
                 f"{folder} is not on this machine, so its files have not been checked",
                 "run preflight where the volume is mounted, before any GPU is requested",
             )
 
 
-_REWARD = "reward.custom_reward_function"
 _OURS = ("verl_ext.", "search.", "data.", "ops.")
 
 
@@ -117,83 +102,63 @@ def check_imports(ctx: CheckContext) -> Iterator[Finding]:
     At a start they are imported as veRL imports them. Before one, those of this project are only searched for
     in the source, since importing veRL takes longer than all other checks.
     """
-    config = ctx.config
-    reward = config.reward.custom_reward_function
-    if not reward.path:
-        yield error(
-            f"{_REWARD}.path", reward.path, "no reward function is named", "leave it as it is in the recipe"
-        )
+    config, targets = ctx.config, {}
+    reward, dataset = config.reward.custom_reward_function, config.data.get("custom_cls")
+    if reward.path:
+        targets["reward.custom_reward_function"] = f"{reward.path}:{reward.name}"
     else:
-        load = partial(_load_extern, reward.path, reward.name, ctx.starting)
-        yield from _tried(_REWARD, f"{reward.path}:{reward.name}", load)
+        key = "reward.custom_reward_function.path"
+        yield error(key, "no reward function is named", "leave it as it is in the recipe")
     for place, tool in enumerate(config.search_tool.tools):
-        name = tool.class_name
-        yield from _tried(f"search_tool.tools.{place}.class_name", name, partial(_load, name, ctx.starting))
-    loops = {loop.name: loop["_target_"] for loop in config.agent_loops.loops}
-    for name, target in loops.items():
-        key = f"agent_loops.loops ({name})"
-        yield from _tried(key, target, partial(_load, target, ctx.starting))
+        targets[f"search_tool.tools.{place}.class_name"] = tool.class_name
+    loops = [loop.name for loop in config.agent_loops.loops]
+    targets |= {f"agent_loops.loops ({loop.name})": loop["_target_"] for loop in config.agent_loops.loops}
+    if dataset is not None and dataset.path:
+        targets["data.custom_cls"] = f"{dataset.path}:{dataset.name}"
+    for key, target in targets.items():
+        try:
+            _load(target, ctx.starting)
+        except Exception as reason:  # importing a user's module can fail in any way
+            message = " ".join(str(reason).split()) or type(reason).__name__
+            yield error(
+                key,
+                f"{target} does not import ({type(reason).__name__}: {message[:300]})",
+                "correct the path or the name, or repair what it imports",
+                value=target,
+            )
     chosen = config.actor_rollout_ref.rollout.agent.default_agent_loop
-    if chosen not in loops and chosen not in ("single_turn_agent", "tool_agent"):
+    if chosen not in (*loops, "single_turn_agent", "tool_agent"):
         yield error(
             "actor_rollout_ref.rollout.agent.default_agent_loop",
-            chosen,
             f"there is no agent loop {chosen!r}",
             f"choose one of {', '.join(loops)}",
-        )
-    dataset = config.data.get("custom_cls")
-    if dataset is not None and dataset.path:
-        load = partial(_load_extern, dataset.path, dataset.name, ctx.starting)
-        yield from _tried("data.custom_cls", f"{dataset.path}:{dataset.name}", load)
-
-
-def _tried(key: str, value: str, load: Callable[[], Any]) -> Iterator[Finding]:
-    try:
-        load()
-    except Exception as reason:  # importing a user's module can fail in any way
-        message = " ".join(str(reason).split()) or type(reason).__name__
-        yield error(
-            key,
-            value,
-            f"{value} does not import ({type(reason).__name__}: {message[:300]})",
-            "correct the path or the name, or repair what it imports",
         )
 
 
 @cache
 def _load(target: str, starting: bool) -> None:
-    """Import `package.module.name`, or find it in the source; raises whatever the import raises."""
-    module, _, name = target.rpartition(".")
-    if not starting and target.startswith(_OURS):
-        find_name(module, name)
+    """Import `package.module.name`, or what veRL imports by path: `pkg://package.module:name`, `file:name`.
+
+    Before a start a name of ours is only searched for in the source. Raises whatever the import raises.
+    """
+    path, _, name = target.rpartition(":" if ":" in target else ".")
+    module = path.removeprefix("pkg://")
+    if not starting and module.startswith(_OURS):
+        if name not in _names_of(module, {}):
+            raise ImportError(f"cannot import name {name!r} from {module!r}")
+    elif ":" in target:
+        from verl.utils.import_utils import load_extern_object
+
+        load_extern_object(path, name)
     else:
         get_object(target)
 
 
-@cache
-def _load_extern(path: str, name: str, starting: bool) -> None:
-    """The same for veRL's `pkg://package.module`, `file://…` or a path."""
-    module = path.removeprefix("pkg://")
-    if not starting and module.startswith(_OURS):
-        find_name(module, name)
-    else:
-        from verl.utils.import_utils import load_extern_object
-
-        load_extern_object(path, name)
-
-
-def find_name(module: str, name: str) -> None:
-    """Raise ImportError unless one of our modules defines `name`, and all modules that it imports exist.
-
-    Only the source is parsed, of the modules of ours that it imports too.
-    """
-    checked: dict[str, set[str]] = {}
-    if name not in _names_of(module, checked):
-        raise ImportError(f"cannot import name {name!r} from {module!r}")
-
-
 def _names_of(module: str, checked: dict[str, set[str]]) -> set[str]:
-    """Names that a module defines or imports at its top level; raises ImportError for a missing import."""
+    """Names that a module of ours defines or imports at its top level, by its source.
+
+    Raises ImportError where it, or a module of ours that it imports, imports what does not exist.
+    """
     if module in checked:
         return checked[module]
     names = checked[module] = set()
@@ -225,42 +190,26 @@ def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
     folder = Path(config.run.dir)
     place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        free_gb = _free_gb(place)
+        with tempfile.TemporaryFile(dir=place) as probe:
+            probe.write(b"\0" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+        free_gb = shutil.disk_usage(place).free / 1e9
     except OSError as reason:
-        yield error(
-            "run.dir",
-            folder,
-            f"{folder} cannot be written ({reason.strerror} at {place})",
-            "choose another place (paths.checkpoints=…), or make this one writable",
-        )
+        why = f"{folder} cannot be written ({reason.strerror} at {place})"
+        yield error("run.dir", why, "choose another place (paths.checkpoints=…), or make this one writable")
         return
     if free_gb < config.run.min_free_gb:
         # The disk of another machine may be larger.
         severity = error if ctx.machine.is_here else warning
         yield severity(
             "run.min_free_gb",
-            config.run.min_free_gb,
             f"the disk of {folder} has {free_gb:.1f} GB free, and run.min_free_gb="
             f"{config.run.min_free_gb:g} are required",
             "make room, choose another place (paths.checkpoints=…), or lower run.min_free_gb",
         )
-    elif ctx.trains:
+    elif ctx.trains and ctx.machine.is_here:
         yield from _room_for_checkpoints(ctx, free_gb)
-
-
-def _free_gb(place: Path) -> float:
-    """GB free at a folder, after writing a file there; OSError if that fails."""
-    probe = place / f".drzero-{os.getpid()}.tmp"
-    try:
-        with probe.open("wb") as file:
-            file.write(b"\0" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
-        probe.unlink()
-        return shutil.disk_usage(place).free / 1e9
-    finally:
-        with suppress(OSError):
-            probe.unlink()
 
 
 def _room_for_checkpoints(ctx: CheckContext, free_gb: float) -> Iterator[Finding]:
@@ -268,13 +217,12 @@ def _room_for_checkpoints(ctx: CheckContext, free_gb: float) -> Iterator[Finding
     config = ctx.config
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     kept = config.trainer.max_actor_ckpt_to_keep
-    if shape is None or not ctx.machine.is_here:
+    if shape is None:
         return
     checkpoint_gb = (4 * shape.parameters + 8 * trained(config, shape)) / 1e9
     if kept is None:
         yield note(
             "trainer.max_actor_ckpt_to_keep",
-            kept,
             f"every checkpoint is kept, {checkpoint_gb:.0f} GB each",
             "set how many to keep, unless there is room for all",
         )
@@ -283,7 +231,6 @@ def _room_for_checkpoints(ctx: CheckContext, free_gb: float) -> Iterator[Finding
     if free_gb < wanted:
         yield warning(
             "run.dir",
-            config.run.dir,
             f"the disk has {free_gb:.0f} GB free; {kept + 1} checkpoints and an export take {wanted:.0f} GB",
             "make room, or keep fewer (trainer.max_actor_ckpt_to_keep)",
         )

@@ -7,9 +7,11 @@ file it reads raises one instead (`refusal`); preflight collects both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.errors import CheckError
 
@@ -27,20 +29,25 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem at a config key: its value, `why` it matters, and how to `fix` it."""
+    """A problem at a config key: `why` it matters, how to `fix` it, and the value."""
 
     severity: Severity
     key: str
-    value: str
     why: str
     fix: str
+    value: str | None = None
+    """None until preflight fills in the configured one."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.why}" + (f": {self.fix}" if self.fix else "")
 
-    def to_dict(self) -> dict[str, str]:
-        """For JSON."""
-        return {name: str(value) for name, value in asdict(self).items()}
+    def with_value(self, config: DictConfig) -> Finding:
+        """The same finding with the configured value of its key, unless it has one."""
+        if self.value is not None:
+            return self
+        value = OmegaConf.select(config, self.key)
+        shown = "null" if value is None else "" if OmegaConf.is_dict(value) else str(value)
+        return replace(self, value=shown)
 
 
 class PreflightFailed(CheckError):
@@ -52,30 +59,26 @@ class PreflightFailed(CheckError):
         super().__init__(lines[0] if len(lines) == 1 else f"{len(lines)} errors:\n  " + "\n  ".join(lines))
 
 
-def error(key: str, value: Any, why: str, fix: str) -> Finding:
-    """A finding that prevents the start."""
-    return Finding(Severity.ERROR, key, _shown(value), why, fix)
+def error(key: str, why: str, fix: str, value: Any = None) -> Finding:
+    """A finding that prevents the start; `value` is given where it is not the configured one of `key`."""
+    return Finding(Severity.ERROR, key, why, fix, None if value is None else str(value))
 
 
-def warning(key: str, value: Any, why: str, fix: str) -> Finding:
+def warning(key: str, why: str, fix: str, value: Any = None) -> Finding:
     """A finding that the user should read before starting."""
-    return Finding(Severity.WARNING, key, _shown(value), why, fix)
+    return replace(error(key, why, fix, value), severity=Severity.WARNING)
 
 
-def note(key: str, value: Any, why: str, fix: str = "") -> Finding:
+def note(key: str, why: str, fix: str = "", value: Any = None) -> Finding:
     """A finding worth knowing."""
-    return Finding(Severity.NOTE, key, _shown(value), why, fix)
+    return replace(error(key, why, fix, value), severity=Severity.NOTE)
 
 
-def refusal(key: str, value: Any, why: str, fix: str) -> PreflightFailed:
+def refusal(key: str, why: str, fix: str) -> PreflightFailed:
     """The exception that carries one error."""
-    return PreflightFailed([error(key, value, why, fix)])
+    return PreflightFailed([error(key, why, fix)])
 
 
 def has_errors(findings: Sequence[Finding]) -> bool:
     """Whether one of them prevents the start."""
     return any(finding.severity is Severity.ERROR for finding in findings)
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,103 @@ from search.store import open_collection, passage_text
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.passages import defuse
 
-_SAMPLED_DOCUMENTS = 50
+_SAMPLED = 50
+"""Documents or questions of a file whose documents are searched for in the collection."""
+_NAME_OTHERS = (
+    "Name the files to ask with benchmarks=[…] (in a loop: stages.evaluate.benchmarks=[…], or "
+    "evaluations=false for none)"
+)
 
 Row = dict[str, Any]
 """A challenger prompt: a row of the prompts file."""
 
 
-def check_partition_rows(ctx: CheckContext) -> Iterator[Finding]:
+def check_prompts(ctx: CheckContext) -> None:
     """The iteration's partition must have prompts, about documents of the collection."""
     check_documents(ctx.config, partition_rows(ctx.config))
-    yield from ()
+
+
+def partition_rows(config: DictConfig) -> list[Row]:
+    """The prompts of the configured partition, in the order of the file."""
+    path, partition, partitions = Path(config.data.train_files), config.partition, config.partitions
+    if not 1 <= partition <= partitions:
+        raise refusal(
+            "partition",
+            f"there is no partition {partition} of {partitions}: the prompts are used up after {partitions} "
+            "iterations",
+            "set partition= to reuse one, or set a larger partitions= from the first iteration on",
+        )
+    if not path.exists():
+        raise refusal(
+            "data.train_files",
+            f"no prompts at {path} (data.train_files)",
+            "make them with `drzero prepare-data`",
+        )
+    table = read_parquet(path)
+    rows: list[Row] = table.to_pylist()[partition - 1 :: partitions]
+    if not rows:
+        raise refusal(
+            "partitions",
+            f"{path} has {len(table)} rows, so partition {partition} of {partitions} is empty",
+            "set fewer partitions, or make more with `drzero prepare-data rows=…`",
+        )
+    repeated = [i for i, n in Counter(row["extra_info"]["index"] for row in rows).items() if n > 1]
+    if repeated:
+        raise refusal(
+            "data.train_files",
+            f"{path} has several rows with extra_info.index {repeated[0]}, which must identify a sample",
+            "remake the prompts with `drzero prepare-data`",
+        )
+    return rows
+
+
+def check_documents(config: DictConfig, rows: Sequence[Row]) -> None:
+    """A sample of the prompts' documents must be in the collection; raises PreflightFailed."""
+    shown = [row["extra_info"] for row in rows[:: max(1, len(rows) // _SAMPLED)]]
+    texts = {info["doc_id"]: info["document"] for info in shown}
+    if foreign := _foreign(config, texts):
+        raise refusal(
+            "chroma.path",
+            f"the prompts in {config.data.train_files} are about other documents than those of collection "
+            f"{config.chroma.collection!r} in {config.chroma.path} ({len(foreign)} of {len(texts)} sampled, "
+            f"{foreign[0]!r} for one)",
+            "set chroma.path and chroma.collection to the corpus they were made from, or remake them with "
+            "`drzero prepare-data`",
+        )
+
+
+def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
+    """The documents, of these by id, that the collection lacks, or that begin with another text there."""
+    with open_collection(config.chroma.path, config.chroma.collection) as store:
+        found = store.collection.get(ids=list(texts), include=["documents", "metadatas"])
+    stored = {
+        doc_id: defuse(passage_text(str((metadata or {}).get("title") or ""), text or "").strip())
+        for doc_id, text, metadata in zip(
+            found["ids"], found["documents"] or [], found["metadatas"] or [], strict=True
+        )
+    }
+    return [
+        doc_id
+        for doc_id, text in texts.items()
+        if doc_id not in stored or not stored[doc_id].startswith(text)
+    ]
 
 
 def check_challenger(ctx: CheckContext) -> Iterator[Finding]:
-    """The challenger must exist, unless the loop has yet to train it."""
-    if not ctx.is_to_come(ctx.config.challenger):
-        check_challenger_there(ctx.config.challenger)
-    yield from ()
+    """The challenger must be a model or a run with a checkpoint, unless the loop has yet to train it."""
+    folder = Path(ctx.config.challenger)
+    if ctx.is_to_come(folder):
+        return
+    if folder.is_dir() and not (folder / "config.json").is_file() and not saved_step(folder):
+        why = f"{folder} is neither a model folder nor a run with a checkpoint"
+        yield error("challenger", why, "name the export or the run folder of a trained challenger")
+    if folder.is_absolute() and not folder.is_dir():
+        yield error(
+            "challenger",
+            f"there is nothing at {folder}",
+            "train one with `drzero challenger`, or set challenger= to the export or the run folder of a "
+            "trained one",
+        )
 
 
 def check_gates(ctx: CheckContext) -> Iterator[Finding]:
@@ -47,92 +127,8 @@ def check_gates(ctx: CheckContext) -> Iterator[Finding]:
     if gates.contamination and not gates.benchmarks:
         yield warning(
             "gates.benchmarks",
-            "[]",
             "no benchmark is named, so generated questions are not compared with any",
             "name the files that the solver will be evaluated on",
-        )
-
-
-def partition_rows(config: DictConfig) -> list[Row]:
-    """The prompts of the configured partition, in the order of the file."""
-    path, partition, partitions = Path(config.data.train_files), config.partition, config.partitions
-    if not 1 <= partition <= partitions:
-        raise refusal(
-            "partition",
-            partition,
-            f"there is no partition {partition} of {partitions}: the prompts are used up after {partitions} "
-            "iterations",
-            "set partition= to reuse one, or set a larger partitions= from the first iteration on",
-        )
-    if not path.exists():
-        raise refusal(
-            "data.train_files",
-            path,
-            f"no prompts at {path} (data.train_files)",
-            "make them with `drzero prepare-data`",
-        )
-    table = read_parquet(path)
-    rows: list[Row] = table.to_pylist()[partition - 1 :: partitions]
-    if not rows:
-        raise refusal(
-            "partitions",
-            partitions,
-            f"{path} has {len(table)} rows, so partition {partition} of {partitions} is empty",
-            "set fewer partitions, or make more with `drzero prepare-data rows=…`",
-        )
-    repeated = [i for i, n in Counter(row["extra_info"]["index"] for row in rows).items() if n > 1]
-    if repeated:
-        raise refusal(
-            "data.train_files",
-            path,
-            f"{path} has several rows with extra_info.index {repeated[0]}, which must identify a sample",
-            "remake the prompts with `drzero prepare-data`",
-        )
-    return rows
-
-
-def check_documents(config: DictConfig, rows: Sequence[Row]) -> None:
-    """A sample of the prompts' documents must be in the collection; raises PreflightFailed."""
-    step = max(1, len(rows) // _SAMPLED_DOCUMENTS)
-    shown = {row["extra_info"]["doc_id"]: row["extra_info"]["document"] for row in rows[::step]}
-    with open_collection(config.chroma.path, config.chroma.collection) as store:
-        found = store.collection.get(ids=list(shown), include=["documents", "metadatas"])
-    stored = {
-        doc_id: defuse(passage_text(str((metadata or {}).get("title") or ""), text or "").strip())
-        for doc_id, text, metadata in zip(
-            found["ids"], found["documents"] or [], found["metadatas"] or [], strict=True
-        )
-    }
-    foreign = [doc_id for doc_id, text in shown.items() if not stored.get(doc_id, "").startswith(text)]
-    if foreign:
-        raise refusal(
-            "chroma.path",
-            config.chroma.path,
-            f"the prompts in {config.data.train_files} are about other documents than those of collection "
-            f"{config.chroma.collection!r} in {config.chroma.path} ({len(foreign)} of {len(shown)} sampled, "
-            f"{foreign[0]!r} for one)",
-            "set chroma.path and chroma.collection to the corpus they were made from, or remake them with "
-            "`drzero prepare-data`",
-        )
-
-
-def check_challenger_there(challenger: str) -> None:
-    """A path must be a model folder or a run with a checkpoint; raises PreflightFailed."""
-    folder = Path(challenger)
-    if folder.is_dir() and not (folder / "config.json").is_file() and not saved_step(folder):
-        raise refusal(
-            "challenger",
-            folder,
-            f"{folder} is neither a model folder nor a run with a checkpoint",
-            "name the export or the run folder of a trained challenger",
-        )
-    if folder.is_absolute() and not folder.is_dir():
-        raise refusal(
-            "challenger",
-            folder,
-            f"there is nothing at {folder}",
-            "train one with `drzero challenger`, or set challenger= to the export or the run folder of a "
-            "trained one",
         )
 
 
@@ -141,72 +137,51 @@ def gate_settings(config: DictConfig) -> GateSettings:
     return GateSettings.from_config({k: v for k, v in config.gates.items() if k != "benchmarks"})
 
 
-_SAMPLED_QUESTIONS = 50
-_NAME_OTHERS = (
-    "Name the files to ask with benchmarks=[…] (in a loop: stages.evaluate.benchmarks=[…], or "
-    "evaluations=false for none)"
-)
-
-
-def check_questions(ctx: CheckContext) -> Iterator[Finding]:
-    """There must be questions; those that name documents must be about this corpus."""
-    load_questions(ctx.config)
-    yield from ()
-
-
 def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
     """An endpoint takes token ids, so its model's tokenizer must be set."""
     config = ctx.config
     if config.endpoint is not None and config.tokenizer is None:
         yield error(
             "tokenizer",
-            None,
             "an endpoint takes token ids, so its model's tokenizer is needed here too",
             "set tokenizer= to the folder or hub id of the model that it serves",
         )
 
 
+def check_questions(ctx: CheckContext) -> None:
+    """There must be questions; those that name documents must be about this corpus."""
+    load_questions(ctx.config)
+
+
 def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
     """The questions to ask, in the order of `benchmarks`.
 
-    Raises DataError for what cannot be read, PreflightFailed for questions about another corpus.
+    Raises DataError for what cannot be read, PreflightFailed for questions about another corpus: a sample of
+    the documents that they name must be in the collection. Published benchmarks name none.
     """
     if not config.benchmarks:
         raise DataError(f"benchmarks is empty, so there is nothing to ask. {_NAME_OTHERS}")
-    found: list[BenchmarkQuestion] = []
+    questions: list[BenchmarkQuestion] = []
     for source in config.benchmarks:
         try:
-            questions = load_benchmark(source)
+            found = load_benchmark(source)
         except DataError as error:
             raise DataError(f"{error}. {_NAME_OTHERS}") from error
-        check_question_documents(config, source, questions)
-        found += questions
-    repeated = [key for key, times in Counter(question.key for question in found).items() if times > 1]
+        questions += found
+        sample = found[:: max(1, len(found) // _SAMPLED)]
+        named = {doc_id: "" for question in sample for doc_id in question.doc_ids}
+        if named and (foreign := _foreign(config, named)):
+            raise refusal(
+                "benchmarks",
+                f"the questions in {source} are about other documents than those of collection "
+                f"{config.chroma.collection!r} in {config.chroma.path} ({len(foreign)} of {len(named)} "
+                f"sampled are missing, {foreign[0]!r} for one), so they cannot be answered",
+                _NAME_OTHERS,
+            )
+    repeated = [key for key, times in Counter(question.key for question in questions).items() if times > 1]
     if repeated:
         raise DataError(
             f"{len(repeated)} questions are there twice, {repeated[0]} for one: name each file once in "
             "benchmarks, and no two files with questions of the same names"
         )
-    return choose_questions(found, config.questions_per_benchmark, config.data.seed)
-
-
-def check_question_documents(config: DictConfig, source: str, questions: Sequence[BenchmarkQuestion]) -> None:
-    """A sample of the documents that a file's questions name must be in the collection.
-
-    Raises PreflightFailed. Questions that name no documents, as in the published benchmarks, pass.
-    """
-    step = max(1, len(questions) // _SAMPLED_QUESTIONS)
-    named = list(dict.fromkeys(doc_id for question in questions[::step] for doc_id in question.doc_ids))
-    if not named:
-        return
-    with open_collection(config.chroma.path, config.chroma.collection) as store:
-        there = set(store.collection.get(ids=named, include=[])["ids"])
-    if foreign := [doc_id for doc_id in named if doc_id not in there]:
-        raise refusal(
-            "benchmarks",
-            source,
-            f"the questions in {source} are about other documents than those of collection "
-            f"{config.chroma.collection!r} in {config.chroma.path} ({len(foreign)} of {len(named)} sampled "
-            f"are missing, {foreign[0]!r} for one), so they cannot be answered",
-            _NAME_OTHERS,
-        )
+    return choose_questions(questions, config.questions_per_benchmark, config.data.seed)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from omegaconf import OmegaConf
-
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, warning
 from pipeline.preflight.memory_ledger import (
@@ -31,6 +29,8 @@ SERVING_HOST_GIB = 8.0
 """The same for a stage that only serves a model."""
 _CERTAIN = ("weights", "gradients", "Adam")
 """Items that do not depend on sequence lengths."""
+_OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits")
+"""The actor's items that do."""
 
 
 def stage_ledger(ctx: CheckContext) -> Ledger | None:
@@ -50,35 +50,55 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     """The ledger's margin must be positive, and each engine's share must hold its model."""
     ledger = stage_ledger(ctx)
     if ledger is None:
-        yield from _unknown(ctx)
+        models = [model for model in ctx.models().values() if ctx.shape(model) is None]
+        if models and (ctx.trains or ctx.serves_model):
+            yield warning(
+                "memory",
+                f"the sizes of {models[0]} are not known here (no config.json of a Llama, Qwen2 or Qwen3 "
+                "model)",
+                "download the model, or name a folder",
+                value="not checked",
+            )
         return
     if ctx.machine.gpu is None:
-        yield from _host(ctx, ledger)
+        yield from _of_cpu_machine(ctx, ledger)
         return
-    for key, server in _engines(ctx).items():
-        yield from _share(key, server, ledger)
+    config = ctx.config
+    if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
+        yield from _share(f"{_ROLLOUT}.gpu_memory_utilization", rollout_server(config, shape), ledger)
+    if ctx.serves_model and (shape := ctx.shape(config.solver.model_path)):
+        yield from _share("solver.mem_fraction_static", solver_server(config, shape), ledger)
     if ledger.margin_gib < 0:
         yield _does_not_fit(ctx, ledger)
     elif ledger.margin_gib < TIGHT * ledger.capacity_gib:
         yield warning(
             "memory",
-            f"{ledger.margin_gib:.1f} GiB left",
             f"{ledger.worst} needs {_largest(ledger)}, which leaves less than fragmentation may take",
             f"lower {_MICRO}, or the engines' shares",
+            value=f"{ledger.margin_gib:.1f} GiB left",
         )
     yield from _host_next_to_gpus(ctx)
 
 
-def _engines(ctx: CheckContext) -> dict[str, Server]:
-    config, engines = ctx.config, {}
-    if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
-        engines[f"{_ROLLOUT}.gpu_memory_utilization"] = rollout_server(config, shape)
-    if ctx.serves_model and (shape := ctx.shape(config.solver.model_path)):
-        engines["solver.mem_fraction_static"] = solver_server(config, shape)
-    return {key: server for key, server in engines.items() if server.engine == "sglang"}
+def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
+    if not ledger.capacity_gib:
+        return
+    needed = f"at full length it takes {_largest(ledger)}"
+    if _sum(ledger, ends=_CERTAIN) > ledger.capacity_gib:
+        key = "base_model" if ctx.trains else "solver.model_path"
+        yield error(key, f"the model does not fit this machine's memory: {needed}", "take a smaller model")
+    elif ledger.margin_gib < 0:
+        yield warning(
+            "memory",
+            f"the machine may run out of memory: {needed}",
+            f"close other programs, or lower {_MICRO} and solver.max_batch_size",
+            value=f"{ledger.capacity_gib:.0f} GiB",
+        )
 
 
 def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
+    if server.engine != "sglang":
+        return
     share_gib = max(items.get(server.share_item, 0.0) for items in ledger.phases.values())
     sequences = server.sequences(share_gib)
     share = f"{server.share:g} of the {share_gib / server.share:.1f} GiB that are free when it starts"
@@ -86,7 +106,6 @@ def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
     if sequences < 1:
         yield error(
             key,
-            server.share,
             f"the {server.name}'s share ({share}) holds {server.weights_gib:.1f} GiB of weights a GPU and "
             f"not one sequence of {server.positions} tokens",
             more,
@@ -94,7 +113,6 @@ def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
     elif sequences < _FEW_SEQUENCES:
         yield warning(
             key,
-            server.share,
             f"next to {server.weights_gib:.1f} GiB of weights the {server.name}'s share ({share}) holds "
             f"{sequences:.1f} sequences of full length: it will decode few at a time",
             more,
@@ -103,42 +121,33 @@ def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
 
 def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
     """The error, at the key whose change would help most: micro-batch, a share, or the model."""
-    phase, config = ledger.worst, ctx.config
-    items = ledger.phases[phase]
-    over = f"{phase} needs {_largest(ledger)}"
-    state = sum(gib for name, gib in items.items() if name.startswith("actor") and name.endswith(_CERTAIN))
-    server = "solver.mem_fraction_static" if config.solver.engine == "sglang" else "solver.max_batch_size"
+    over = f"{ledger.worst} needs {_largest(ledger)}"
+    is_sglang = ctx.config.solver.engine == "sglang"
+    server = "solver.mem_fraction_static" if is_sglang else "solver.max_batch_size"
     if not ctx.trains:
-        return error(server, _value(ctx, server), over, "lower it, or take a larger GPU")
-    is_sglang = config.actor_rollout_ref.rollout.name == "sglang"
+        return error(server, over, "lower it, or take a larger GPU")
+    is_sglang = ctx.config.actor_rollout_ref.rollout.name == "sglang"
     engine = f"{_ROLLOUT}.{'gpu_memory_utilization' if is_sglang else 'max_num_seqs'}"
-    taken = {engine: _sum(items, "rollout engine"), server: _sum(items, "solver")}
-    if phase == "rollout" or sum(taken.values()) > state + _activations(items):
+    taken = {engine: _sum(ledger, "rollout engine"), server: _sum(ledger, "solver")}
+    activations = _sum(ledger, "actor: ", _OF_SEQUENCES)
+    if ledger.worst == "rollout" or sum(taken.values()) > _sum(ledger, "actor", _CERTAIN) + activations:
         # The rollout engine takes almost nothing while it sleeps.
         key = max(taken, key=lambda name: taken[name])
-        fix = "lower it, or offload the actor (fsdp_config.param_offload=true)"
-        return error(key, _value(ctx, key), over, fix)
-    if -ledger.margin_gib < 0.75 * _activations(items):
-        return error(_MICRO, _value(ctx, _MICRO), over, "lower it (to 1 at least), or shorten the sequences")
+        return error(key, over, "lower it, or offload the actor (fsdp_config.param_offload=true)")
+    if -ledger.margin_gib < 0.75 * activations:
+        return error(_MICRO, over, "lower it (to 1 at least), or shorten the sequences")
     fix = (
         "take a smaller model or more GPUs, train an adapter (actor_rollout_ref.model.lora_rank=32 "
         f"actor_rollout_ref.model.lora.merge=true), or keep the state in host memory "
         f"({_ACTOR}.fsdp_config.offload_policy=true)"
     )
-    return error("base_model", config.base_model, over, fix)
+    return error("base_model", over, fix)
 
 
-def _sum(items: dict[str, float], owner: str) -> float:
-    return sum(gib for name, gib in items.items() if name.startswith(owner))
-
-
-def _activations(items: dict[str, float]) -> float:
-    names = ("actor: kept inputs", "actor: one layer", "actor: activations", "actor: logits")
-    return sum(items.get(name, 0.0) for name in names)
-
-
-def _value(ctx: CheckContext, key: str) -> object:
-    return OmegaConf.select(ctx.config, key)
+def _sum(ledger: Ledger, starts: str = "", ends: tuple[str, ...] = ("",)) -> float:
+    """GiB of the worst phase's items whose names start and end so."""
+    items = ledger.phases[ledger.worst].items()
+    return sum(gib for name, gib in items if name.startswith(starts) and name.endswith(ends))
 
 
 def _largest(ledger: Ledger) -> str:
@@ -147,29 +156,6 @@ def _largest(ledger: Ledger) -> str:
     largest = sorted(items.items(), key=lambda item: -item[1])[:4]
     listed = ", ".join(f"{name} {gib:.1f}" for name, gib in largest)
     return f"{ledger.total(ledger.worst):.1f} GiB of {ledger.capacity_gib:.1f} ({listed}, …)"
-
-
-def _host(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
-    if not ledger.capacity_gib:
-        return
-    items = ledger.phases[ledger.worst]
-    certain = sum(gib for name, gib in items.items() if name.endswith(_CERTAIN))
-    needed = f"at full length it takes {_largest(ledger)}"
-    key = "base_model" if ctx.trains else "solver.model_path"
-    if certain > ledger.capacity_gib:
-        yield error(
-            key,
-            _value(ctx, key),
-            f"the model does not fit this machine's memory: {needed}",
-            "take a smaller model",
-        )
-    elif ledger.margin_gib < 0:
-        yield warning(
-            "memory",
-            f"{ledger.capacity_gib:.0f} GiB",
-            f"the machine may run out of memory: {needed}",
-            f"close other programs, or lower {_MICRO} and solver.max_batch_size",
-        )
 
 
 def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
@@ -185,19 +171,8 @@ def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
         listed = ", ".join(f"{name} {gib:.0f}" for name, gib in sorted(items.items(), key=lambda i: -i[1]))
         yield error(
             "machine" if machine.is_local else "compute.memory",
-            f"{machine.host_gib:.0f} GiB",
             f"the run takes {wanted:.0f} GiB of host memory ({listed})",
             "ask for more, serve the index from another machine (chroma.path=http://…), or offload less "
-            "(actor_rollout_ref.actor.fsdp_config.optimizer_offload=false)",
-        )
-
-
-def _unknown(ctx: CheckContext) -> Iterator[Finding]:
-    models = [model for model in ctx.models().values() if ctx.shape(model) is None]
-    if models and (ctx.trains or ctx.serves_model):
-        yield warning(
-            "memory",
-            "not checked",
-            f"the sizes of {models[0]} are not known here (no config.json of a Llama, Qwen2 or Qwen3 model)",
-            "download the model, or name a folder",
+            f"({_ACTOR}.fsdp_config.optimizer_offload=false)",
+            value=f"{machine.host_gib:.0f} GiB",
         )

@@ -175,7 +175,7 @@ def micro_batch_tokens(config: DictConfig) -> int:
     if actor.use_dynamic_bsz:
         return int(actor.ppo_max_token_len_per_gpu)
     rows = int(actor.ppo_micro_batch_size_per_gpu)
-    return rows * (data.max_prompt_length + data.max_response_length) // _sequence_parallel(config)
+    return rows * (data.max_prompt_length + data.max_response_length) // sequence_parallel(config)
 
 
 def actor_state(config: DictConfig, shape: ModelShape, devices: int) -> dict[str, float]:
@@ -296,5 +296,6 @@ def _resident(state: dict[str, float], fsdp: DictConfig) -> dict[str, float]:
     return {name: gib for name, gib in state.items() if name not in moved}
 
 
-def _sequence_parallel(config: DictConfig) -> int:
+def sequence_parallel(config: DictConfig) -> int:
+    """Ulysses' sequence parallelism: the devices that share one sequence."""
     return int(config.actor_rollout_ref.actor.get("ulysses_sequence_parallel_size") or 1)

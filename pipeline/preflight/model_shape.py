@@ -17,8 +17,6 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -106,11 +104,6 @@ KNOWN = {
 }
 
 
-def bare_name(model: str) -> str:
-    """The last part of a folder or hub id, in lower case."""
-    return Path(model).name.lower()
-
-
 def model_config(model: str) -> dict[str, Any] | None:
     """The config.json of a folder, or of a hub id that is in the local cache; None if it is not local.
 
@@ -132,17 +125,21 @@ def model_config(model: str) -> dict[str, Any] | None:
 def load_shape(model: str) -> ModelShape | None:
     """The sizes of a model from its config.json, else from the table; None if in neither."""
     config = model_config(model)
-    return KNOWN.get(bare_name(model)) if config is None else shape_of(config)
+    return KNOWN.get(Path(model).name.lower()) if config is None else shape_of(config)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     """The sizes from a config.json; None for a family without a formula here."""
     family = config.get("model_type")
-    if family not in FAMILIES or "num_experts" in config:
+    if family not in ("llama", "qwen2", "qwen3") or "num_experts" in config:
         return None
     heads = config["num_attention_heads"]
     has_bias = bool(config.get("attention_bias", False))
     context = int(config.get("max_position_embeddings", 0))
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    # SGLang's rule: some kinds already include the scaling in their positions.
+    is_included = "original_max_position_embeddings" in scaling or kind in (None, "default", "llama3")
     return ModelShape(
         hidden=config["hidden_size"],
         layers=config["num_hidden_layers"],
@@ -157,14 +154,5 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
         out_bias=has_bias and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
-        stretched_context=_stretched(config, context),
+        stretched_context=0 if is_included else int(context * float(scaling.get("factor", 1))),
     )
-
-
-def _stretched(config: Mapping[str, Any], context: int) -> int:
-    """The context with RoPE scaling, by SGLang's rule: some kinds already include it in their positions."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if "original_max_position_embeddings" in scaling or kind in (None, "default", "llama3"):
-        return 0
-    return int(context * float(scaling.get("factor", 1)))

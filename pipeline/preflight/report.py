@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
@@ -11,9 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipeline.preflight.cost import to_dict
 from pipeline.preflight.finding import Finding, Severity
+from pipeline.preflight.memory_ledger import Ledger
 from pipeline.preflight.run import Report
+from pipeline.rates import RATES_DATE
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 _WORST_FIRST = list(Severity)
@@ -29,7 +31,7 @@ def print_reports(reports: Sequence[Report], console: Console | None = None) -> 
         if new:
             console.print(_findings(report, new))
         if report.ledger is not None and report.ledger.capacity_gib:
-            console.print(_ledger(report))
+            console.print(_memory(report, report.ledger))
     console.print(verdict(reports), soft_wrap=True)
 
 
@@ -51,12 +53,12 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _report_dict(report: Report) -> dict[str, Any]:
-    ledger = report.ledger
+    ledger, time = report.ledger, report.estimate
     return {
         "stage": report.name,
         "machine": str(report.machine) if report.machine else None,
         "may_start": not report.errors,
-        "findings": [finding.to_dict() for finding in report.findings],
+        "findings": [asdict(finding) for finding in report.findings],
         "memory": ledger
         and {
             "capacity_gib": ledger.capacity_gib,
@@ -66,41 +68,41 @@ def _report_dict(report: Report) -> dict[str, Any]:
                 for phase, items in ledger.phases.items()
             },
         },
-        "estimate": report.estimate and dict(to_dict(report.estimate)),
+        "estimate": time
+        and {
+            "low_s": round(time.low_s),
+            "expected_s": round(time.expected_s),
+            "high_s": round(time.high_s),
+            "low_usd": round(time.usd(time.low_s), 2),
+            "expected_usd": round(time.usd(time.expected_s), 2),
+            "high_usd": round(time.usd(time.high_s), 2),
+            "usd_per_hour": round(time.usd_per_hour, 4),
+            "rates_of": RATES_DATE,
+            "source": time.source,
+        },
     }
 
 
 def _findings(report: Report, findings: Sequence[Finding]) -> Table:
     machine = f" on {report.machine}" if report.machine else ""
-    table = Table(
-        title=f"{report.name}{machine}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_lines=True,
-        expand=True,
-    )
+    title = f"{report.name}{machine}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_lines=True, expand=True)
     table.add_column("")
     table.add_column("key", ratio=3, overflow="fold")
     table.add_column("value", ratio=2, overflow="fold")
     table.add_column("why", ratio=6)
     table.add_column("fix", ratio=5)
     for finding in sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity)):
-        cells = (str(finding.severity), finding.key, finding.value, finding.why, finding.fix)
+        cells = (finding.severity, finding.key, finding.value or "", finding.why, finding.fix)
         table.add_row(*map(escape, cells), style=_STYLES[finding.severity])
     return table
 
 
-def _ledger(report: Report) -> Table:
-    ledger = report.ledger
-    assert ledger is not None
+def _memory(report: Report, ledger: Ledger) -> Table:
     what = "each GPU" if report.machine and report.machine.gpu else "the machine"
     left = f"{ledger.margin_gib:.1f} of {ledger.capacity_gib:.1f}"
-    table = Table(
-        title=f"memory of {what}, GiB: {left} left in the worst phase",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("")
+    title = f"memory of {what}, GiB: {left} left in the worst phase"
+    table = Table("", title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for phase in ledger.phases:
         table.add_column(phase, justify="right")
     for name in dict.fromkeys(name for items in ledger.phases.values() for name in items):

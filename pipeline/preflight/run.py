@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ops.errors import UserError
@@ -32,7 +32,8 @@ from pipeline.preflight.memory_ledger import Ledger
 
 STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate", "serve_search")
 
-CheckFunction = Callable[[CheckContext], Iterator[Finding]]
+CheckFunction = Callable[[CheckContext], Iterator[Finding] | None]
+"""It yields findings, or raises what is written for users."""
 # Errors whose message is written for users.
 _FOR_THE_USER = (UserError, FileNotFoundError, OmegaConfBaseException)
 # What a check may raise on an invalid value, which another check reports.
@@ -71,9 +72,8 @@ class Report:
         return [finding for finding in self.findings if finding.severity is Severity.ERROR]
 
 
-def _check_start(ctx: CheckContext) -> Iterator[Finding]:
+def _check_start(ctx: CheckContext) -> None:
     find_start(ctx.config)
-    yield from ()
 
 
 _VALUES = Check(values.check_values, "values", explains=True)
@@ -83,11 +83,10 @@ _MACHINE = (
     Check(environment.check_secrets, "secrets"),
     Check(environment.check_files_visible, "paths"),
 )
-_SERVICES = (Check(environment.check_ports, "retrieval.port"),)
 _SEARCH = (
     Check(data.check_index, "chroma.path", reads="corpus"),
     Check(models.check_embedder, "retrieval.embedder"),
-    *_SERVICES,
+    Check(environment.check_ports, "retrieval.port"),
 )
 _RUN_FOLDER = Check(environment.check_run_folder, "run.dir", reads="checkpoints")
 _MODELS = Check(models.check_models, "base_model")
@@ -126,7 +125,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     ),
     "synthesize": (
         *(*_SERVED, _MODELS),
-        Check(inputs.check_partition_rows, "data.train_files", reads="corpus"),
+        Check(inputs.check_prompts, "data.train_files", reads="corpus"),
         Check(data.check_challenger_data, "data.train_files", reads="corpus"),
         Check(inputs.check_challenger, "challenger", reads="checkpoints"),
         Check(inputs.check_gates, "gates", reads="corpus"),
@@ -162,11 +161,11 @@ def preflight(
         resolved = resolve(config)
         machine = declared_machine(resolved, starting=starting)
     except PreflightFailed as failed:
-        return Report(name, failed.findings)
+        return Report(name, [finding.with_value(resolved) for finding in failed.findings])
     except OmegaConfBaseException as reason:
         return Report(name, [unresolved(reason)])
     except (TypeError, ValueError) as reason:  # not a number, in the config's own arithmetic
-        return Report(name, [error("config", stage, str(reason), "correct the value")])
+        return Report(name, [error("config", str(reason), "correct the value", value=stage)])
     ctx = CheckContext(resolved, stage, machine, starting, ahead, readings or Readings())
     found = _Collected()
     found.run(_VALUES, ctx)
@@ -181,7 +180,7 @@ def preflight(
         found.findings,
         machine,
         memory.stage_ledger(ctx) if has_values else None,
-        estimate(ctx) if has_values and stage in _CHECKS else None,
+        estimate(ctx) if has_values else None,
     )
 
 
@@ -207,17 +206,17 @@ class _Collected:
     def run(self, check: Check, ctx: CheckContext) -> None:
         found: list[Finding] = []
         try:
-            found.extend(check.function(ctx))
+            found.extend(check.function(ctx) or ())
         except PreflightFailed as failed:
             found.extend(failed.findings)
         except _FOR_THE_USER as reason:
             # The message of such an error contains its own advice.
-            value = OmegaConf.select(ctx.config, check.key)
             message = " ".join(str(reason).split()).removeprefix(f"{check.key}: ")
-            found.append(error(check.key, "" if OmegaConf.is_config(value) else value, message, ""))
+            found.append(error(check.key, message, ""))
         except _OF_BAD_VALUES:
             if not has_errors(self.explaining):  # no invalid value explains it: a bug
                 raise
+        found = [finding.with_value(ctx.config) for finding in found]
         if check.explains:
             self.explaining += found
         self.findings.extend(finding for finding in found if finding not in self.findings)
@@ -225,10 +224,10 @@ class _Collected:
 
 def refused_override(name: str, refused: OverrideError) -> Report:
     """The report for a config that does not compose: nothing else can be checked."""
-    return Report(name, [error(refused.key, refused.line, str(refused), "")])
+    return Report(name, [error(refused.key, str(refused), "", value=refused.line)])
 
 
 def unresolved(reason: OmegaConfBaseException) -> Finding:
     """The finding for an interpolation that does not resolve, or a missing value."""
     key = str(getattr(reason, "full_key", None) or "config")
-    return error(key, "", " ".join(str(reason).split()), "correct the value, or what it refers to")
+    return error(key, " ".join(str(reason).split()), "correct the value, or what it refers to", value="")

@@ -21,7 +21,6 @@ def load_tokenizer(path: str, key: str) -> Any:
     except (OSError, ValueError) as reason:
         raise refusal(
             key,
-            path,
             f"there is no model at {path}, neither a folder nor on a reachable hub "
             f"({str(reason).splitlines()[0]})",
             "correct it, or download the model first. The demo's models come with `drzero demo-data`",
@@ -54,29 +53,24 @@ def load_chat_tokenizer(path: str, key: str) -> Any:
     earlier turns. Raises PreflightFailed for another.
     """
     tokenizer = load_tokenizer(path, key)
+    messages = [{"role": role, "content": "text"} for role in ("system", "user")]
+    flaw = None
     try:
-        flaw = _conversation_flaw(tokenizer)
+        turn_end_id(tokenizer)
+        with_tools = render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA])
+        if with_tools == render_prompt_ids(tokenizer, messages, None):
+            flaw = "its chat template does not render tools"
+        elif tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
+            flaw = "its chat template does not render tool responses"
     except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
         flaw = str(reason)
     if flaw:
         raise refusal(
             key,
-            path,
             f"the model at {path} cannot hold a conversation with searches: {flaw}",
             "choose a ChatML model whose chat template renders tools, such as Qwen2.5-Instruct",
         )
     return tokenizer
-
-
-def _conversation_flaw(tokenizer: Any) -> str | None:
-    turn_end_id(tokenizer)
-    messages = [{"role": role, "content": "text"} for role in ("system", "user")]
-    with_tools, without = (render_prompt_ids(tokenizer, messages, t) for t in ([SEARCH_TOOL_SCHEMA], None))
-    if with_tools == without:
-        return "its chat template does not render tools"
-    if tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
-        return "its chat template does not render tool responses"
-    return None
 
 
 def token_drift(tokenizer: Any) -> int:

@@ -40,36 +40,23 @@ def can_be_reckoned_with(ctx: CheckContext) -> bool:
 
 def check_values(ctx: CheckContext) -> Iterator[Finding]:
     """Every value in the table above must be of its kind and in its range; chunks must have room."""
+    config = ctx.config
     if ctx.stage == "prepare_data":
-        yield from _check_chunks(ctx)
-    yield from _check_files(ctx)
+        from search.indexing.chunking import Chunking, ChunkingError
+
+        try:
+            Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap)
+        except ChunkingError as refused:
+            yield error("indexing.chunk_overlap", str(refused), "change one of the two")
+    for key in ("data.train_files", "data.val_files"):
+        # veRL would read several files as one; our checks and manifests know the one they were given.
+        if OmegaConf.is_list(OmegaConf.select(config, key)):
+            yield error(key, "is a list, and one parquet file is read", "write them into one file first")
     if not ctx.trains:
         return
     for rule in RULES:
-        value = OmegaConf.select(ctx.config, rule.name)
-        if fault := rule.fault(value):
-            yield error(rule.name, value, fault, f"set it to {rule.allowed}")
-    mode = ctx.config.data.get("truncation")
+        if fault := rule.fault(OmegaConf.select(config, rule.name)):
+            yield error(rule.name, fault, f"set it to {rule.allowed}")
+    mode = config.data.get("truncation")
     if mode not in ("error", "left", "right", "middle"):
-        yield error("data.truncation", mode, f"is {mode!r}, which veRL does not know", "set it to error")
-
-
-def _check_files(ctx: CheckContext) -> Iterator[Finding]:
-    """veRL would read several files as one; our checks and manifests know the one they were given."""
-    for key in ("data.train_files", "data.val_files"):
-        value = OmegaConf.select(ctx.config, key)
-        if OmegaConf.is_list(value):
-            yield error(
-                key, list(value), "is a list, and one parquet file is read", "write them into one file first"
-            )
-
-
-def _check_chunks(ctx: CheckContext) -> Iterator[Finding]:
-    """A chunk must have room for what it repeats."""
-    from search.indexing.chunking import Chunking, ChunkingError
-
-    indexing = ctx.config.indexing
-    try:
-        Chunking(indexing.chunk_tokens, indexing.chunk_overlap)
-    except ChunkingError as refused:
-        yield error("indexing.chunk_overlap", indexing.chunk_overlap, str(refused), "change one of the two")
+        yield error("data.truncation", f"is {mode!r}, which veRL does not know", "set it to error")

@@ -85,7 +85,9 @@ class Key:
         if limits.choices:
             words = ", ".join(limits.choices)
         else:
-            words = " or ".join(dict.fromkeys(_word(kind) for kind in _without_int_of_float(kinds)))
+            # A number may be a whole one.
+            plain = [k for k in kinds if k is not type(None) and not (k is int and float in kinds)]
+            words = " or ".join(dict.fromkeys(map(_word, plain)))
         bounds = [
             f"{name} {bound:g}"
             for name, bound in (("at least", limits.low), ("above", limits.above), ("at most", limits.high))
@@ -106,11 +108,14 @@ class Key:
             return f"is {value!r}, not one of {self.allowed}" + (
                 f"; did you mean {near[0]!r}?" if near else ""
             )
-        if not any(_fits(value, kind) for kind in kinds):
-            return f"is {value!r}, not {self.allowed}"
-        if isinstance(value, int | float) and not isinstance(value, bool) and _is_out(value, limits):
-            return f"is {value!r}, not {self.allowed}"
-        return None
+        is_fit = any(_fits(value, kind) for kind in kinds)
+        if is_fit and isinstance(value, int | float) and not isinstance(value, bool):
+            is_fit = (
+                (limits.low is None or value >= limits.low)
+                and (limits.above is None or value > limits.above)
+                and (limits.high is None or value <= limits.high)
+            )
+        return None if is_fit else f"is {value!r}, not {self.allowed}"
 
 
 def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
@@ -129,20 +134,8 @@ def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
             yield Key(name, hint, default, field.metadata["limits"])
 
 
-def _is_out(value: float, limits: Limits) -> bool:
-    return (
-        (limits.low is not None and value < limits.low)
-        or (limits.above is not None and value <= limits.above)
-        or (limits.high is not None and value > limits.high)
-    )
-
-
 def _kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _without_int_of_float(kinds: tuple[Any, ...]) -> list[Any]:
-    return [kind for kind in kinds if kind is not type(None) and not (kind is int and float in kinds)]
 
 
 def _word(kind: Any) -> str:

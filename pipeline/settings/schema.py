@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from pipeline.settings import verl
 from pipeline.settings.key import Key, keys_of
@@ -163,21 +163,16 @@ def group_docs() -> dict[str, str]:
 
 
 def register() -> None:
-    """Store the defaults where Hydra finds them."""
+    """Store the defaults where Hydra finds them: typed groups in a root that veRL's nodes join."""
     store = ConfigStore.instance()
     for name, cls in {"common": Common, **_OWN}.items():
-        if cls is not None:
-            store.store(group="settings", name=name, node=_nodes(cls), package="_global_")
-
-
-def _nodes(cls: type) -> DictConfig:
-    """A dataclass's defaults: typed groups in an untyped root, which veRL's nodes are merged into."""
-    nodes = {}
-    for field in dataclasses.fields(cls):
-        node = OmegaConf.structured(cls)._get_node(field.name)
-        untyped = field.name == _SHARED_WITH_VERL
-        nodes[field.name] = OmegaConf.to_container(node) if untyped else node
-    return OmegaConf.create(nodes)
+        if cls is None:
+            continue
+        structured = OmegaConf.structured(cls)
+        nodes = {field.name: structured._get_node(field.name) for field in dataclasses.fields(cls)}
+        if _SHARED_WITH_VERL in nodes:
+            nodes[_SHARED_WITH_VERL] = OmegaConf.to_container(nodes[_SHARED_WITH_VERL])
+        store.store(group="settings", name=name, node=OmegaConf.create(nodes), package="_global_")
 
 
 register()

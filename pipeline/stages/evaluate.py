@@ -103,7 +103,6 @@ def check_model(config: DictConfig) -> _Served:
     if config.tokenizer is None:
         raise refusal(
             "tokenizer",
-            None,
             "an endpoint takes token ids, so its model's tokenizer is needed here too",
             "set tokenizer= to the folder or hub id of the model that it serves",
         )
@@ -236,7 +235,6 @@ def _served_name(base: str, wanted: str | None) -> str:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise refusal(
             "endpoint",
-            base,
             f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})",
             "start it, or correct the address, such as http://127.0.0.1:8001/v1",
         ) from error
@@ -245,7 +243,6 @@ def _served_name(base: str, wanted: str | None) -> str:
     if wanted is not None or len(names) != 1:
         raise refusal(
             "endpoint_model",
-            wanted,
             f"the server at {base} has the models {', '.join(names) or 'none'}"
             f"{f', not {wanted}' if wanted else ''}",
             "choose one with endpoint_model=",
