@@ -84,6 +84,20 @@ def run_stage(
     return Run(code, output["out"].read_text(), output["err"].read_text(), folder, watch)
 
 
+def stop_after_first_step(finished: Run) -> float:
+    """The stop time (Unix seconds) at which the same run, started now, has time for one step and no other.
+
+    It is what the finished run took until it saved its first step, and some more, for a machine that has
+    become busier. A second step would need the time of the first, of a save (120 s, as none has been timed)
+    and of the shutdown (30 s): too much even if all goes twice as fast.
+    """
+    began = finished.lines("logs/events.jsonl")[0]["time"]
+    saved_s = (
+        next(beat["time"] for beat in finished.lines("heartbeats.jsonl") if beat["phase"] == "save") - began
+    )
+    return time.time() + saved_s + max(75.0, 145.0 - saved_s / 2)
+
+
 def checkpoint_weights(run: Run, step: int) -> dict[str, torch.Tensor]:
     """The actor's float32 weights; one process wrote them, so its shard is the whole."""
     shard = run.folder / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"

@@ -31,6 +31,7 @@ from stage_run import (
     checkpoint_weights,
     dumped_order,
     run_stage,
+    stop_after_first_step,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from watch import Watch
@@ -73,17 +74,9 @@ def finished(launched_loop: LaunchedLoop) -> Run:
 
 @pytest.fixture(scope="module")
 def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
-    """The first step, which the stop time ends; no save would be due before the third.
-
-    The time is that of the finished run's start and some more, for a machine that has become busier. A second
-    step would need the time of the first, of a save (120 s, as none has been timed) and of the shutdown
-    (30 s): too much even for a start in half the time.
-    """
-    began = finished.lines("logs/events.jsonl")[0]["time"]
-    beats = finished.lines("heartbeats.jsonl")
-    start_s = next(beat["time"] for beat in beats if beat["phase"] == "rollout") - began
+    """The first step, which the stop time ends; no save would be due before the third."""
     env = {
-        STOP_VARIABLE: str(time.time() + start_s + max(75.0, 145.0 - start_s / 2)),
+        STOP_VARIABLE: str(stop_after_first_step(finished)),
         LOG_VARIABLE: str(checkpoints / "announced.jsonl"),
     }
     return run_stage("challenger", [*arguments, "trainer.save_freq=3"], checkpoints / "tiny", env=env)

@@ -6,7 +6,6 @@ alone, on rows of our own, and the same run cut by a stop time. The policy gives
 """
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +25,7 @@ from stage_run import (
     checkpoint_weights,
     dumped_order,
     run_stage,
+    stop_after_first_step,
 )
 from transformers import AutoModelForCausalLM
 
@@ -223,18 +223,10 @@ again = pytest.mark.slow("two more starts; the challenger's test cuts and resume
 
 @pytest.fixture(scope="module")
 def cut(arguments: list[str], alone: Run) -> Run:
-    """The same run, which saves at its end alone, with time for its start and its first step and no other.
-
-    The time is that of the first run's start and some more, for a machine that has become busier. A second
-    step would need the time of the first, of a save (120 s, as none has been timed) and of the shutdown
-    (30 s): too much even for a start in half the time.
-    """
-    began = alone.lines("logs/events.jsonl")[0]["time"]
-    beats = alone.lines("heartbeats.jsonl")
-    start_s = next(beat["time"] for beat in beats if beat["phase"] == "rollout") - began
+    """The same run, which saves at its end alone, with time for its start and its first step and no other."""
     folder = alone.folder.parent / "cut"
     env = {
-        STOP_VARIABLE: str(time.time() + start_s + max(75.0, 145.0 - start_s / 2)),
+        STOP_VARIABLE: str(stop_after_first_step(alone)),
         LOG_VARIABLE: str(folder.parent / "announced.jsonl"),
     }
     return run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], folder, env=env)
