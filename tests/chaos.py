@@ -87,7 +87,7 @@ def beat(step: int, phase: str) -> Reached:
 
 
 def touched(name: str) -> Reached:
-    """A file of the run folder (or beside it) has been written to."""
+    """A file of the run folder (or next to it) has been written to."""
 
     def reached(folder: Path, since: float) -> bool:
         return any(path.stat().st_mtime > since for path in folder.glob(name))
@@ -96,7 +96,7 @@ def touched(name: str) -> Reached:
 
 
 def there(name: str) -> Reached:
-    """A file of the run folder (or beside it) is there."""
+    """A file of the run folder (or next to it) is there."""
     return lambda folder, since: (folder / name).exists()
 
 
@@ -192,11 +192,11 @@ class Loop:
         while process.poll() is None and time.time() < since + RUN_LIMIT_S:
             if time.time() > looked + 1:
                 with suppress(psutil.Error):
-                    recovery.watch.look(psutil.Process(process.pid))
+                    recovery.watch.poll(psutil.Process(process.pid))
                 looked = time.time()
             if folder.is_dir() and reached(folder, since):
                 with suppress(psutil.Error):
-                    recovery.watch.look(psutil.Process(process.pid))
+                    recovery.watch.poll(psutil.Process(process.pid))
                 recovery.struck = True
                 break
             if self.is_complete(kill.stage):

@@ -1,4 +1,4 @@
-"""Everything a stage looks at, small: corpus and index, prompts and questions, model folders, exports.
+"""Everything a stage reads, small: corpus and index, prompts and questions, model folders, exports.
 
 Model folders named as the shipped ones have the tiny model's tokenizer and the shipped config.json's sizes,
 and hold no weights: preflight loads none.

@@ -53,7 +53,7 @@ def run_stage(
     meanwhile: Callable[[Watch], None] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Run:
-    """Run the stage to its end, watching its processes; `meanwhile` runs beside it, in a thread.
+    """Run the stage to its end, watching its processes; `meanwhile` runs at the same time, in a thread.
 
     `env` is added to the environment.
     """
@@ -75,7 +75,7 @@ def run_stage(
         try:
             while child.poll() is None and time.monotonic() < deadline:
                 with suppress(psutil.Error):
-                    watch.look(root)
+                    watch.poll(root)
                 time.sleep(0.5)
         finally:
             if child.poll() is None:

@@ -110,8 +110,8 @@ class FailsAtSecond:
 
 def fast_clock() -> Callable[[], float]:
     """Advances by more than a minute at each reading, so that a commit is always due."""
-    looks = itertools.count()
-    return lambda: time.time() + 61 * next(looks)
+    polls = itertools.count()
+    return lambda: time.time() + 61 * next(polls)
 
 
 def test_a_preempted_call_is_recorded_as_interrupted_and_can_be_repeated(mounts):

@@ -33,7 +33,7 @@ def tokenizer(tiny_model: Path) -> Any:
 
 
 class Library:
-    """A search service in memory; it fails for the queries it is told to fail for."""
+    """A search service in memory; it fails for the queries it is set to fail for."""
 
     def __init__(self, down_for: Sequence[str] = ()) -> None:
         self._down_for = set(down_for)

@@ -73,11 +73,11 @@ def command_lines(seen: list[str]) -> Iterator[None]:
     """Record all processes' command lines, which include their titles, while the file runs."""
     ended = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while not ended.wait(1.0):
             seen.extend(" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     yield
     ended.set()

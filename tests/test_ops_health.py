@@ -67,7 +67,7 @@ def start_page() -> Iterator[StartPage]:
 def monitor(service: Service, **settings: Any) -> HealthMonitor:
     check = HealthCheck(url="x", metrics_url="y", work=("work",), every_s=1e6, **settings)
     made = HealthMonitor("service", check, lambda: service.cpu_s)
-    made.close()  # its thread: the test looks itself
+    made.close()  # its thread: the test polls itself
     return made
 
 
@@ -145,12 +145,12 @@ def test_one_that_burns_cpu_and_answers_nothing_is_hung(service: Service) -> Non
 
 def test_a_hang_is_known_within_20_seconds_of_its_beginning() -> None:
     check = HealthCheck(url="x")
-    # At worst it begins right after a look: the wait, two looks (counters, probe), the pause between them.
+    # At worst it begins right after a poll: the wait, two polls (counters, probe), the pause between them.
     assert check.every_s + 2 * (check.timeout_s + 1.0) + health._AGAIN_S <= 20
     assert check.every_s + check.timeout_s + 1.0 + health._AGAIN_S > check.silent_s
 
 
-def test_the_status_for_away_is_told_apart(start_peer: StartPeer) -> None:
+def test_the_status_for_away_is_distinguished(start_peer: StartPeer) -> None:
     url = f"{start_peer('/health', lambda _: 424).url}/health"
     assert isinstance(ask(HealthCheck(url=url, body={}, away=424)), health.Away)
     assert not isinstance(ask(HealthCheck(url=url, body={})), health.Away)

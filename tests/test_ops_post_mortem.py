@@ -36,11 +36,11 @@ TRAINER_LOG = "INFO start\nhttpx.ConnectError: refused\nRuntimeError: step 3 fai
 
 
 def test_a_run_that_ran_out_of_time_has_not_failed(tmp_path: Path) -> None:
-    told = "out of time after step 3 of 6: another step may take 60 s"
-    ended = [event("exit", "trainer", code=0), event("out_of_time", "trainer", told)]
+    reported = "out of time after step 3 of 6: another step may take 60 s"
+    ended = [event("exit", "trainer", code=0), event("out_of_time", "trainer", reported)]
     folder = run_folder(tmp_path / "run", [*STARTED, *ended, event("stopped", "retrieval")])
     death = examine(folder, CAUSES)
-    assert (death.state, death.sentence, death.culprit) == ("out of time", told, None)
+    assert (death.state, death.sentence, death.culprit) == ("out of time", reported, None)
     assert "it resumes from there" in death.advice
 
 
@@ -172,6 +172,6 @@ def test_a_folder_without_a_run_is_refused_and_the_runs_in_it_are_named(
 ) -> None:
     run_folder(tmp_path / "challenger_iter1")
     assert main(["diagnose", str(tmp_path)]) == 2
-    assert "holds no run" in (told := capsys.readouterr().err) and "challenger_iter1" in told
+    assert "holds no run" in (reported := capsys.readouterr().err) and "challenger_iter1" in reported
     assert main(["diagnose", str(tmp_path / "nowhere")]) == 2
     assert main(["diagnose"]) == 2

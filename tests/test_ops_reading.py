@@ -1,4 +1,4 @@
-"""From recorded stacks and facts to the culprit: known hangs are told apart, each with its evidence."""
+"""From recorded stacks and facts to the culprit: known hangs are distinguished, each with its evidence."""
 
 import re
 from collections.abc import Sequence
@@ -211,7 +211,7 @@ def test_ranks_that_work_are_no_pattern() -> None:
     ("kind", "culprit"),
     [("completion", "solver"), ("generation", "rollout engine"), ("reward", "reward workers")],
 )
-def test_starvation_is_blamed_on_whoever_has_open_calls(kind: str, culprit: str) -> None:
+def test_starvation_is_blamed_on_the_process_with_open_calls(kind: str, culprit: str) -> None:
     calls = [OpenCall(kind, 7, 70.0, 600.0), OpenCall("rollout", 7, 90.0)]
     diagnosis = diagnosed(DRIVER, phase="rollout", workers=[worker(7, *calls)])
     assert (diagnosis.pattern, diagnosis.culprit) == ("rollout starvation", culprit)
@@ -377,7 +377,7 @@ def test_a_full_disk_goes_before_what_waits_for_it() -> None:
     assert (diagnosis.pattern, diagnosis.culprit) == ("disk full", "trainer")
 
 
-def test_a_kill_for_lack_of_memory_is_told_even_without_a_line_in_any_log() -> None:
+def test_a_kill_for_lack_of_memory_is_reported_even_without_a_line_in_any_log() -> None:
     assert diagnosed(DRIVER, phase="rollout", oom_kills=1).pattern == "out of memory"
 
 

@@ -41,11 +41,11 @@ def server(group: ServiceGroup) -> psutil.Process:
 
 
 def checked_until(group: ServiceGroup, condition: Callable[[], object]) -> bool:
-    def look() -> object:
+    def poll() -> object:
         group.check()
         return condition()
 
-    return eventually(look)
+    return eventually(poll)
 
 
 def kinds(folder: Path) -> list[str]:
@@ -148,7 +148,7 @@ def test_the_run_goes_on_while_a_service_is_started_again(tmp_path: Path) -> Non
         assert run_supervised(main, group) == 0
 
 
-def test_a_failed_command_is_told_with_the_cause_that_its_log_shows(tmp_path: Path) -> None:
+def test_a_failed_command_is_reported_with_the_cause_that_its_log_shows(tmp_path: Path) -> None:
     code = "raise OSError(28, 'No space left on device')"
     main = Command(name="trainer", command=(sys.executable, "-c", code), log_path=tmp_path / "trainer.log")
     words = r"(?s)'trainer' failed: exit code 1\ncause: disk full \(culprit: trainer\).*first error: OSError"

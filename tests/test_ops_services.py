@@ -110,7 +110,7 @@ def test_output_is_live_behind_the_service_name_and_whole_in_its_log(
     assert (tmp_path / "retrieval.log").read_text() == "serving\n"
 
 
-def test_a_crash_while_waiting_is_told_with_exit_first_error_and_log(tmp_path: Path) -> None:
+def test_a_crash_while_waiting_is_reported_with_exit_first_error_and_log(tmp_path: Path) -> None:
     broken = service(tmp_path, "solver", "print('loading'); raise ValueError('no such model')")
     with pytest.raises(ServiceDied) as caught, ServiceGroup([broken]):
         pass
@@ -134,7 +134,7 @@ def test_a_failed_start_stops_the_services_that_did_start(tmp_path: Path) -> Non
     assert psutil.Process().children(recursive=True) == before
 
 
-def test_a_service_unhealthy_past_its_budget_is_told_with_its_last_answer(tmp_path: Path) -> None:
+def test_a_service_unhealthy_past_its_budget_is_reported_with_its_last_answer(tmp_path: Path) -> None:
     with (
         pytest.raises(ServiceNotReady, match=r"within 2 s: http://\S+ answered: status 503"),
         ServiceGroup([service(tmp_path, "solver", status=503, budget_s=2)]),
@@ -227,7 +227,7 @@ def test_a_supervised_command_that_succeeds_returns_zero_and_leaves_no_daemon(tm
     assert gone(written_pid(tmp_path / "pid"))
 
 
-def test_a_supervised_command_that_fails_is_told_with_its_first_error(tmp_path: Path) -> None:
+def test_a_supervised_command_that_fails_is_reported_with_its_first_error(tmp_path: Path) -> None:
     main = command(tmp_path, "import sys; print('step 1'); raise RuntimeError('out of data')", name="trainer")
     with (
         ServiceGroup([service(tmp_path, "retrieval")]) as services,

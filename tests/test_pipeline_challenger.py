@@ -206,7 +206,7 @@ def test_every_dumped_reward_is_that_of_the_dumped_trajectory(rollouts: list[dic
         assert {name: reward[name] for name in again.to_dict()} == again.to_dict()
 
 
-def test_the_advantages_told_are_those_of_the_dumped_rewards(
+def test_the_reported_advantages_are_those_of_the_dumped_rewards(
     killed: Run, metrics: list[dict[str, Any]]
 ) -> None:
     for step, line in enumerate(metrics, start=1):

@@ -224,8 +224,8 @@ def test_the_demos_services_answer_a_question_and_leave_nothing(
     with redirect_stdout(out), redirect_stderr(err):
         code = main(["check-services", *overrides])
     assert (code, err.getvalue()) == (0, "")
-    told = out.getvalue()
-    assert all(probe in told for probe in PROBES)
-    assert "[retrieval] stopped" in told and "[solver] stopped" in told
+    printed = out.getvalue()
+    assert all(probe in printed for probe in PROBES)
+    assert "[retrieval] stopped" in printed and "[solver] stopped" in printed
     left = {path.name for path in (tmp_path / "check").iterdir()}
     assert left == {"lock", "logs"}

@@ -150,7 +150,7 @@ def published() -> DictConfig:
         ("trainer.resume_mode", "auto"),
     ],
 )
-def test_a_published_value_stands_where_a_user_looks_for_it(
+def test_a_published_value_is_in_the_group_a_user_would_open(
     published: DictConfig, key: str, value: Any
 ) -> None:
     found = OmegaConf.select(published, key)

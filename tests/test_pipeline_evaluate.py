@@ -76,7 +76,7 @@ class Script:
         self.peer: Peer = start_peer("/v1/completions", self._complete, MODELS)
 
     def says(self, reply: Reply) -> None:
-        """Begin anew at the same address: from now on it is this reply that counts."""
+        """Start again at the same address: from now on this reply counts."""
         self.reply = reply
         self.asked.clear()
 
@@ -489,7 +489,7 @@ OTHER_FILES = r"benchmarks=\[â€¦\] \(in a loop: stages\.evaluate\.benchmarks=\[â
 
 
 @pytest.mark.parametrize("files", ["", "absent.jsonl"])
-def test_who_has_no_benchmark_is_told_where_to_name_one_and_how_to_do_without(
+def test_without_a_benchmark_the_error_says_where_to_name_one_and_how_to_do_without(
     compose: Compose, files: str
 ) -> None:
     with pytest.raises(DataError, match=OTHER_FILES):

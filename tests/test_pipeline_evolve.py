@@ -173,7 +173,7 @@ def test_from_an_unknown_stage_is_refused_with_the_stages_there_are(
     assert run.returncode == 2 and "solver_iter1" in run.stderr
 
 
-def test_a_stage_that_is_out_of_time_ends_the_loop_in_its_words_and_may_be_gone_on_with(
+def test_a_stage_that_is_out_of_time_ends_the_loop_in_its_words_and_can_be_resumed(
     prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = plan_loop(compose_loop(small_loop(prepared.corpus, speaking_model, tmp_path / "loop")))[0]

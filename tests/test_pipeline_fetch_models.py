@@ -56,9 +56,9 @@ def fetch(url: str, cache: Path, *lines: Sequence[str]) -> tuple[list[int], list
         check=True,
         timeout=240,
     )
-    told = done.stderr.splitlines()
-    codes = [int(line.split()[1]) for line in told if line.startswith("exit ")]
-    return codes, [line for line in told if line.startswith("drzero ")]
+    printed = done.stderr.splitlines()
+    codes = [int(line.split()[1]) for line in printed if line.startswith("exit ")]
+    return codes, [line for line in printed if line.startswith("drzero ")]
 
 
 @pytest.fixture(scope="module")

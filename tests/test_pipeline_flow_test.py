@@ -74,7 +74,7 @@ def test_a_runs_monitor_writes_into_its_folder(tmp_path: Path, stage: str) -> No
     config.retrieval.port, config.solver.port = 8000, 8001
     monitor = flow_monitor(config)
     assert monitor._path == tmp_path / f"{stage}_iter1" / "flow.jsonl"
-    # The solver stage has no solver's server beside its policy.
+    # The solver stage has no solver's server next to its policy.
     assert len(monitor._sources) == (4 if stage == "challenger" else 3)
 
 
@@ -115,19 +115,19 @@ def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path: Path) -> N
 
     done = threading.Event()
 
-    def look() -> None:
+    def watch_processes() -> None:
         while not done.wait(0.5):
-            watch.look(psutil.Process(os.getpid()))
+            watch.poll(psutil.Process(os.getpid()))
 
     before = {process.pid for process in psutil.process_iter()}
-    looking = threading.Thread(target=look)
-    looking.start()
+    watching = threading.Thread(target=watch_processes)
+    watching.start()
     try:
         with redirect_stdout(out), redirect_stderr(err):
             code = main(["flow-test", "--seconds", "20", "--provoke", "stopped-producer", *arguments, *quick])
     finally:
         done.set()
-        looking.join()
+        watching.join()
     assert code == 1
     assert "rollout starvation, rollout workers" in err.getvalue()
     [event] = [

@@ -179,7 +179,7 @@ def test_an_evaluation_that_no_longer_fits_is_done_again_and_nothing_else(
     assert "questions_per_benchmark" in capsys.readouterr().out
 
 
-def test_a_stage_begun_with_other_settings_is_not_gone_on_with(finished: Finished, reopen: Reopen) -> None:
+def test_a_stage_begun_with_other_settings_is_not_resumed(finished: Finished, reopen: Reopen) -> None:
     finished.manifest.end("challenger_iter2", "failed", "killed")
     for name in ("synthesize_iter2", "solver_iter2", "merge_iter2", "evaluate_iter2"):
         finished.manifest.entries.pop(name)

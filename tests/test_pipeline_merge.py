@@ -171,7 +171,7 @@ def test_a_merge_without_time_for_it_is_not_begun(
     assert [path for path in tmp_path.iterdir() if path != run] == []
 
 
-def test_the_export_lies_where_the_next_iteration_looks_for_it(merged: Merged) -> None:
+def test_the_export_lies_where_the_next_iteration_reads_it(merged: Merged) -> None:
     config = compose_stage("challenger", arguments(merged.checkpoints, merged.start, "iteration=2"))
     assert str(merged.export) == config.solver.model_path
 
@@ -414,7 +414,7 @@ def test_a_folder_that_is_no_export_is_not_replaced(tmp_path: Path, merged: Merg
     assert (tmp_path / "solver_iter1_hf" / "mine.txt").read_text() == "keep me"
 
 
-def test_a_full_disk_is_told_before_the_merger_starts(
+def test_a_full_disk_is_reported_before_the_merger_starts(
     tmp_path: Path, merged: Merged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy_of(merged, tmp_path)
@@ -431,7 +431,7 @@ def test_a_merge_needs_no_room_for_checkpoints(tmp_path: Path, merged: Merged, h
     assert config.run.min_free_gb < 1
 
 
-def test_a_run_folder_that_cannot_be_written_is_told_before_the_merger_starts(
+def test_a_run_folder_that_cannot_be_written_is_reported_before_the_merger_starts(
     tmp_path: Path, merged: Merged
 ) -> None:
     copy_of(merged, tmp_path)

@@ -162,8 +162,8 @@ def test_a_broken_configuration_is_reported_with_its_key(
         }
         report = judge(world, case, places)
     expected = case["expect"]
-    told = [f for f in report.findings if f.key == expected["key"] and f.severity == expected["severity"]]
-    assert any(expected.get("says", "") in f"{finding.value} {finding}" for finding in told), report.findings
+    found = [f for f in report.findings if f.key == expected["key"] and f.severity == expected["severity"]]
+    assert any(expected.get("says", "") in f"{finding.value} {finding}" for finding in found), report.findings
 
 
 def test_each_broken_configuration_has_a_finding_of_its_own() -> None:

@@ -235,9 +235,11 @@ def cut(arguments: list[str], alone: Run) -> Run:
 @again
 def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut: Run) -> None:
     assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
-    told = [line for line in cut.err.splitlines() if line.startswith("drzero")]
-    assert len(told) == 1 and told[0].startswith("drzero solver: out of time after step 1 of 2: another step")
-    assert told[0].endswith("; rerun to resume") and "Traceback" not in cut.err
+    reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
+    assert len(reported) == 1 and reported[0].startswith(
+        "drzero solver: out of time after step 1 of 2: another step"
+    )
+    assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
 
 
 @again
@@ -253,7 +255,7 @@ def test_what_was_whole_by_then_was_announced(cut: Run) -> None:
 
 
 @again
-def test_it_is_no_failure_to_whoever_asks_after_it(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_no_failure_to_drzero_diagnose(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(cut.folder)]) == 0
     assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
     (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
@@ -267,7 +269,7 @@ def test_the_validation_of_its_step_has_not_been_waited_for(cut: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def gone_on(arguments: list[str], cut: Run) -> Run:
+def resumed(arguments: list[str], cut: Run) -> Run:
     """The same command once more, after all that reads what the first has left; now without a stop time."""
     env = {LOG_VARIABLE: str(cut.folder.parent / "announced.jsonl")}
     run = run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], cut.folder, env=env)
@@ -276,21 +278,21 @@ def gone_on(arguments: list[str], cut: Run) -> Run:
 
 
 @again
-def test_a_rerun_makes_the_steps_that_are_left_and_no_other(gone_on: Run) -> None:
-    steps = [line["step"] for line in gone_on.lines("metrics/attempt_002.jsonl")]
+def test_a_rerun_makes_the_steps_that_are_left_and_no_other(resumed: Run) -> None:
+    steps = [line["step"] for line in resumed.lines("metrics/attempt_002.jsonl")]
     assert steps == [1, 2]  # the first is the validation that the cut has put off
-    assert json.loads((gone_on.folder / "summary.json").read_text())["figures"]["steps"] == 2
+    assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 2
 
 
 @again
-def test_the_validation_that_the_cut_put_off_is_made_up_for(gone_on: Run) -> None:
-    steps = read_metrics(gone_on.folder)
+def test_the_validation_that_the_cut_put_off_is_made_up_for(resumed: Run) -> None:
+    steps = read_metrics(resumed.folder)
     assert [steps[step]["drzero/val/rows"] for step in (0, 1, 2)] == [VALIDATION] * 3
 
 
 @again
-def test_a_run_in_two_parts_draws_the_data_of_the_uncut_one(alone: Run, gone_on: Run) -> None:
-    assert dumped_order(gone_on, (1, 2)) == dumped_order(alone, (1, 2))
+def test_a_run_in_two_parts_draws_the_data_of_the_uncut_one(alone: Run, resumed: Run) -> None:
+    assert dumped_order(resumed, (1, 2)) == dumped_order(alone, (1, 2))
 
 
 def results(folder: Path) -> set[str]:
@@ -300,10 +302,10 @@ def results(folder: Path) -> set[str]:
 
 
 @again
-def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(alone: Run, gone_on: Run) -> None:
-    assert results(gone_on.folder) == results(alone.folder)
+def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(alone: Run, resumed: Run) -> None:
+    assert results(resumed.folder) == results(alone.folder)
 
 
 @again
-def test_the_second_part_announces_its_own_and_at_last_the_result(gone_on: Run) -> None:
-    assert announced(gone_on.folder)[2:] == ["dumps/step_0002.jsonl", "global_step_2", "result.json"]
+def test_the_second_part_announces_its_own_and_at_last_the_result(resumed: Run) -> None:
+    assert announced(resumed.folder)[2:] == ["dumps/step_0002.jsonl", "global_step_2", "result.json"]

@@ -62,7 +62,7 @@ def published() -> DictConfig:
         ("run.name", "solver_iter1"),
     ],
 )
-def test_a_published_value_stands_where_a_user_looks_for_it(
+def test_a_published_value_is_in_the_group_a_user_would_open(
     published: DictConfig, key: str, value: Any
 ) -> None:
     assert OmegaConf.select(published, key) == value

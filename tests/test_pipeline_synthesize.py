@@ -265,7 +265,7 @@ def drawn(records: Iterable[dict[str, Any]]) -> list[tuple[int, int, int, str]]:
     return sorted((r["prompt_index"], r["sample"], r["seed"], json.dumps(r["trajectory"])) for r in records)
 
 
-def test_a_run_cut_by_its_stop_time_and_gone_on_with_draws_the_samples_of_an_uncut_one_each_once(
+def test_a_run_cut_by_its_stop_time_and_resumed_draws_the_samples_of_an_uncut_one_each_once(
     config: DictConfig,
     tokenizer: Any,
     start_peer: StartPeer,
@@ -557,7 +557,7 @@ def test_nothing_temporary_is_left(finished: Run) -> None:
     assert not list(finished.folder.glob(".*.tmp"))
 
 
-def test_a_row_tells_where_it_comes_from(finished: Run, speaking_model: Path) -> None:
+def test_a_row_says_where_it_comes_from(finished: Run, speaking_model: Path) -> None:
     by_seed = {record["seed"]: record for record in records_in(finished.folder / "samples.jsonl")}
     for row in pq.read_table(finished.folder / "train.parquet").to_pylist():
         metadata, info = row["metadata"], row["extra_info"]

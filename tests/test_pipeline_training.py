@@ -99,20 +99,20 @@ def test_a_validation_that_failed_as_a_whole_is_counted_and_is_no_score() -> Non
     [({1: TRAINED}, None), ({1: TRAINED, 2: JUDGED}, 0), ({1: JUDGED | ALARMED, 2: JUDGED}, 1)],
     ids=["no whole window", "none", "one"],
 )
-def test_no_alarms_are_told_of_a_run_too_short_to_judge(
+def test_no_alarms_are_reported_for_a_run_too_short_to_judge(
     steps: dict[int, dict[str, Any]], expected: int | None
 ) -> None:
     assert summarise(steps, "hrpo").get("steps_with_collapse_alarms") == expected
 
 
-@pytest.mark.parametrize(("step", "told"), [(TRAINED, True), (JUDGED, False)], ids=["short", "judged"])
+@pytest.mark.parametrize(("step", "reported"), [(TRAINED, True), (JUDGED, False)], ids=["short", "judged"])
 def test_the_summary_says_where_alarms_were_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: dict[str, Any], told: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: dict[str, Any], reported: bool
 ) -> None:
     log(tmp_path, 1, (1, step))
     run = {"dir": str(tmp_path), "name": "short", "export_dir": str(tmp_path / "export")}
     print_summary(OmegaConf.create({"run": run, "method": "hrpo"}))
-    assert ("not judged" in capsys.readouterr().out) == told
+    assert ("not judged" in capsys.readouterr().out) == reported
 
 
 @pytest.mark.parametrize("method", COLUMNS)
@@ -128,9 +128,9 @@ def test_a_partial_dump_of_a_killed_start_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["step_0001.jsonl"]
 
 
-@pytest.mark.parametrize(("note", "told"), [(True, OutOfTime), (False, NothingDone)])
+@pytest.mark.parametrize(("note", "error"), [(True, OutOfTime), (False, NothingDone)])
 def test_a_trainer_that_came_to_no_step_is_out_of_time_only_if_it_said_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: bool, told: type[Exception]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: bool, error: type[Exception]
 ) -> None:
     config = resolve(compose_stage("challenger", ["hardware=cpu", f"paths.checkpoints={tmp_path}"]))
     folder = Path(config.run.dir)
@@ -142,5 +142,5 @@ def test_a_trainer_that_came_to_no_step_is_out_of_time_only_if_it_said_so(
         name="trainer", command=(sys.executable, "-c", code), log_path=folder / "logs" / "trainer.log"
     )
     monkeypatch.setattr(training, "_trainer", lambda config, folder: command)
-    with ServiceGroup([]) as services, pytest.raises(told):
+    with ServiceGroup([]) as services, pytest.raises(error):
         training._until_done(config, folder, services)

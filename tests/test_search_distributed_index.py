@@ -37,7 +37,7 @@ def test_two_workers_give_the_collection_of_one_process_and_leave_nothing_runnin
     watch = Watch()
     with subprocess.Popen([str(part) for part in command], env=environment) as indexing:
         while indexing.poll() is None:
-            watch.look(psutil.Process(indexing.pid))
+            watch.poll(psutil.Process(indexing.pid))
             time.sleep(0.3)
     assert indexing.returncode == 0
     assert {address for address, _ in watch.listeners} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}

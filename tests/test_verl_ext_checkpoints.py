@@ -1,4 +1,4 @@
-"""What a kill leaves of a run's checkpoints, moment by moment, and what a rerun then goes on from."""
+"""What a kill leaves of a run's checkpoints, moment by moment, and what a rerun then resumes from."""
 
 import json
 from pathlib import Path
@@ -42,9 +42,9 @@ def steps(run: Path) -> list[int]:
 def test_a_save_that_was_killed_is_removed_and_the_recorded_step_stays(tmp_path: Path, files: int) -> None:
     save(tmp_path, 3, tracker="3")
     save(tmp_path, 6, files)
-    told = settle_checkpoints(tmp_path)
+    reported = settle_checkpoints(tmp_path)
     assert (saved_step(tmp_path), steps(tmp_path)) == (3, [3])
-    assert len(told) == (files > 0) and all("global_step_6" in line for line in told)
+    assert len(reported) == (files > 0) and all("global_step_6" in line for line in reported)
 
 
 @pytest.mark.parametrize("files", range(len(FILES) + 1))

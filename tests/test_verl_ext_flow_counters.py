@@ -138,7 +138,7 @@ def test_validation_is_counted_separately_and_is_no_warm_up(tmp_path: Path) -> N
 def queue() -> Iterator[None]:
     """veRL's data system in this process, with one storage unit."""
     with pytest.MonkeyPatch.context() as patch:
-        # Else Ray's workers run at niceness 15, and starve beside other tests.
+        # Else Ray's workers run at niceness 15, and starve next to other tests.
         patch.setenv("RAY_worker_niceness", "0")
         ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))

@@ -37,7 +37,7 @@ def tokenizer(tiny_model: Path) -> Any:
 
 
 class Engine:
-    """Says what it was told to, one turn a call, and remembers what it was given."""
+    """Gives scripted replies, one a call, and remembers what it was given."""
 
     def __init__(self, tokenizer: Any, *turns: str) -> None:
         self._turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]

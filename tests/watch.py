@@ -15,7 +15,7 @@ class Watch:
     listeners: dict[tuple[str, int], str] = field(default_factory=dict)
     """(address, port) → command line of the process that listened."""
 
-    def look(self, root: psutil.Process) -> None:
+    def poll(self, root: psutil.Process) -> None:
         """Add what is there now."""
         commands: dict[int, str] = {}
         for process in [root, *root.children(recursive=True)]:

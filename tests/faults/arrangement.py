@@ -160,7 +160,7 @@ def run_with_fault(
     finally:
         ended.set()
     judge(outcome, folder)
-    _look_for_leftovers(outcome, folder, services, before)
+    _find_leftovers(outcome, folder, services, before)
     return outcome
 
 
@@ -217,7 +217,7 @@ def judge(outcome: Outcome, folder: Path) -> None:
             outcome.seconds = event["time"] - struck
 
 
-def _look_for_leftovers(
+def _find_leftovers(
     outcome: Outcome, folder: Path, services: Sequence[ServiceSpec], before: set[int]
 ) -> None:
     deadline = time.monotonic() + 10
