@@ -128,23 +128,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(name, command, words)
     except (UserError, RunFailed, OutOfTime) as error:
-        print(f"drzero {name}: {error}", file=sys.stderr)
-        return error.exit_code
+        message, code = str(error), error.exit_code
     except FileNotFoundError as error:
-        print(f"drzero {name}: {error}", file=sys.stderr)
-        return 2
+        message, code = str(error), 2
     except OSError as error:
         if error.errno not in _STORAGE_FAULTS:
             raise
-        print(
-            f"drzero {name}: {error.filename or 'a file of the run'} cannot be written: {error.strerror}. "
-            "Make room or choose another place (paths.checkpoints=…), then rerun to resume",
-            file=sys.stderr,
+        message, code = (
+            (
+                f"{error.filename or 'a file of the run'} cannot be written: {error.strerror}. "
+                "Make room or choose another place (paths.checkpoints=…), then rerun to resume"
+            ),
+            2,
         )
-        return 2
     except KeyboardInterrupt:
-        print(f"drzero {name}: interrupted; rerun to resume", file=sys.stderr)
-        return 130
+        message, code = "interrupted; rerun to resume", 130
+    print(f"drzero {name}: {message}", file=sys.stderr)
+    return code
 
 
 def _run(name: str, command: CliCommand, arguments: Sequence[str]) -> int:

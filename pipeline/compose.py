@@ -119,10 +119,9 @@ def resolve(config: DictConfig) -> DictConfig:
 
 
 def write_resolved(config: DictConfig) -> Path:
-    """Write the config into the run's folder, for a trainer also the two files that veRL loads by path.
+    """Write the config into the run's folder; returns its path.
 
-    `search_tool` and `agent_loops` go to files of their own, because veRL takes tools and agent loops from
-    paths. Returns the path of the resolved config.
+    For a trainer also `search_tool` and `agent_loops`, because veRL takes tools and agent loops from paths.
     """
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)

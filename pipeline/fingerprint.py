@@ -22,12 +22,13 @@ _EDGE_BYTES = 2**20
 def fingerprint(path: Path) -> str:
     """sha256 (hex) of a file's content, or of the names and contents of all files below a folder.
 
-    Reads in pieces. Raises FileNotFoundError if `path` does not exist.
+    Raises FileNotFoundError if `path` does not exist.
     """
     if not path.is_dir():
-        return _of_file(path)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     files = sorted((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.parts)
-    entries = [[file.relative_to(path).as_posix(), _of_file(file)] for file in files]
+    entries = [[file.relative_to(path).as_posix(), fingerprint(file)] for file in files]
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
@@ -71,8 +72,3 @@ def fingerprint_collection(chroma: str | Path, collection: str) -> str:
     """
     with open_collection(chroma, collection) as store:
         return f"{store.info.version}@{store.info.revision}"
-
-
-def _of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

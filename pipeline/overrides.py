@@ -4,22 +4,20 @@
 
 Hydra alone lets mistakes through that surface only after the services are up: a `+key` under a node that veRL
 turns into a dataclass (`unexpected keyword argument` in a worker), a plain value that replaces a whole node
-(`trainer=async`), a number out of its range. And where it does refuse, it advises `+key` even for a misspelt
-key. Here each refusal names the key, the value, and what was probably meant. Keys of ours are declared in
-`pipeline.settings`: no override adds one, and each value must be of its type and in its range, also where
-another key gives it.
+(`trainer=async`), a number out of its range; and it advises `+key` even for a misspelt key. Here each refusal
+names the key, the value, and what was probably meant. No override adds a key of ours (`pipeline.settings`).
 
-Overrides are applied one after the other to a copy of the composed config, as Hydra does, so that a later
-override may use a key which an earlier one added. What is not checked here (packages of groups, types of
-veRL's keys) is left to Hydra's own composition, whose message is passed on.
+Overrides are applied one after the other, as Hydra does: a later one may use a key that an earlier one added.
+What is not checked here (packages of groups, types of veRL's keys) is left to Hydra's own composition.
 """
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
@@ -69,7 +67,6 @@ RENAMED: dict[str, tuple[str, str]] = {
 }
 
 Tree = dict[str, Any]
-Judged = TypeVar("Judged")
 _ABSENT: Any = object()
 # What composition raises for a bad override; the plain ones where Hydra foresaw none (~list.0).
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
@@ -99,13 +96,14 @@ def check_overrides(
 ) -> DictConfig:
     """Check `overrides` against the config `config_name` of `config_dir`; returns it composed with them.
 
-    `schema` has the keys that are ours; without one, all keys are taken as veRL's.
-
-    Raises:
-        OverrideError: for the first override that cannot work, or value of ours that is not allowed.
+    `schema` has the keys that are ours; without one, all keys are taken as veRL's. Raises OverrideError for
+    the first override that cannot work, or value of ours that is not allowed.
     """
     overrides = for_stage(overrides, schema)
-    parsed = [_blamed(text, partial(_parse, text)) for text in overrides]
+    parsed = []
+    for text in overrides:
+        with _blaming(text):
+            parsed.append(_parse(text))
     with initialize_config_dir(str(config_dir.resolve()), version_base=None):
         groups = _Groups(config_dir, config_name, [o for o in overrides if o.startswith("hydra.")])
         values = [o for o in parsed if not groups.selects(o)]
@@ -114,7 +112,8 @@ def check_overrides(
             schema.prune(tree)
         for override in values:
             if not override.key_or_group.startswith("hydra."):
-                _blamed(override.input_line, partial(_check_value, override, tree, groups, schema))
+                with _blaming(override.input_line):
+                    _check_value(override, tree, groups, schema)
                 _apply(override, tree)
         try:
             config = compose(config_name, overrides=overrides)
@@ -134,18 +133,19 @@ def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
     """
     if schema is None or schema.stage == "evolve":
         return list(overrides)
-    renamed = [_by_our_name(override) for override in overrides]
-    return [override for override in renamed if not schema.ignores(key_of(override))]
+    kept = []
+    for override in overrides:
+        ours = verl.ALIASES.get(key_of(override))
+        if ours and not override.startswith("~"):
+            override = f"{ours}={override.partition('=')[2]}"
+        if not schema.ignores(key_of(override)):
+            kept.append(override)
+    return kept
 
 
 def key_of(override: str) -> str:
     """The key or group that an override is about, without signs."""
     return override.partition("=")[0].lstrip("+~")
-
-
-def _by_our_name(override: str) -> str:
-    ours = verl.ALIASES.get(key_of(override))
-    return f"{ours}={override.partition('=')[2]}" if ours and not override.startswith("~") else override
 
 
 def check_settings(config: DictConfig, schema: Schema) -> None:
@@ -162,21 +162,19 @@ def check_settings(config: DictConfig, schema: Schema) -> None:
         # Arithmetic on text raises what Python raises.
         except (OmegaConfBaseException, TypeError, ValueError):
             continue
-        if value is None and OmegaConf.is_missing(*_place(config, name)):
+        parent, _, last = name.rpartition(".")
+        node = OmegaConf.select(config, parent) if parent else config
+        if value is None and OmegaConf.is_missing(node, last):
             continue
         if fault := key.fault(value):
             raise OverrideError(f"{name} {fault}").of(f"{name}={value}")
 
 
-def _place(config: DictConfig, name: str) -> tuple[Any, str]:
-    parent, _, last = name.rpartition(".")
-    return (OmegaConf.select(config, parent) if parent else config), last
-
-
-def _blamed(line: str | None, judge: Callable[[], Judged]) -> Judged:
-    """What `judge` returns; an OverrideError of it learns which override it is about."""
+@contextmanager
+def _blaming(line: str | None) -> Iterator[None]:
+    """An OverrideError of the body learns which override it is about."""
     try:
-        return judge()
+        yield
     except OverrideError as refused:
         raise refused.of(line) from refused.__cause__
 
@@ -186,7 +184,11 @@ def _parse(text: str) -> Override:
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:
-        position = _position(text, error)
+        # Where the parser stopped: a character that no token begins with, or a token out of place.
+        cause: Any = error.__cause__
+        token = getattr(cause, "offendingToken", None)
+        start = getattr(cause, "startIndex", getattr(token, "start", None))
+        position = len(text) if start is None else min(max(start, 0), len(text))
         raise OverrideError(
             f"override {text!r} is not valid: {_first_paragraph(error)}\n"
             f"  {text}\n  {' ' * position}^ at position {position + 1}\n"
@@ -204,21 +206,12 @@ def _parse(text: str) -> Override:
     return override
 
 
-def _position(text: str, error: BaseException) -> int:
-    """Return where in `text` the parser stopped: its own figure where it gives one, else the end."""
-    cause: Any = error.__cause__
-    start = getattr(cause, "startIndex", None)  # a character that no token begins with
-    if start is None:
-        start = getattr(getattr(cause, "offendingToken", None), "start", None)  # a token out of place
-    return len(text) if start is None else min(max(start, 0), len(text))
-
-
 def _refused_by_hydra(overrides: list[str], error: BaseException) -> OverrideError:
     return OverrideError(f"Hydra cannot compose {' '.join(overrides)!r}: {_first_paragraph(error)}")
 
 
 def _first_paragraph(error: BaseException) -> str:
-    """Return the message without Hydra's search path and link to its manual."""
+    """The message without Hydra's search path and link to its manual."""
     lines = str(error).split("\nConfig search path")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip() and "hydra.cc/docs" not in line)
 
@@ -232,16 +225,16 @@ class _Groups:
         self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
 
     def names(self) -> list[str]:
-        """Return all top-level groups that can be chosen."""
+        """All top-level groups that can be chosen."""
         return [name for name in self._list("", ObjectType.GROUP) if name != "settings"]
 
     def options(self, group: str) -> list[str]:
-        """Return what `group` can be set to: the recipe's own files if it has any, else veRL's."""
+        """What `group` can be set to: the recipe's own files if it has any, else veRL's."""
         own = sorted(path.stem for path in (self._dir / group).glob("*.yaml"))
         return own or self._list(group, ObjectType.CONFIG)
 
     def selects(self, override: Override) -> bool:
-        """Tell whether Hydra takes `override` as the choice of a group's option rather than as a value."""
+        """Whether Hydra takes `override` as the choice of a group's option rather than as a value."""
         group = override.key_or_group
         if override.package is not None:
             return True
@@ -303,9 +296,11 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
         )
     if schema is not None:
         _check_setting(override, config, groups, schema)
-    paths = list(_leaves(key, override.value())) if isinstance(found, dict) or found is _ABSENT else [key]
-    for path in paths if schema is not None else []:
-        if ours := verl.ALIASES.get(path):
+    paths = [key]
+    if isinstance(found, dict) or found is _ABSENT:
+        paths = [path for path, _ in _leaf_values(key, override.value())]
+    for path in paths:
+        if schema is not None and (ours := verl.ALIASES.get(path)):
             raise OverrideError(f"{line!r}: {path!r} takes its value from {ours!r}: write {ours}=VALUE")
     new = [path for path in paths if _find(config, path) is _ABSENT]
     if override.is_add() and not new:
@@ -360,9 +355,11 @@ def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
     key, value = override.key_or_group, override.value()
     if value is None or isinstance(value, dict) or (isinstance(value, str) and value.startswith("${")):
         return
-    choices = [(group, option) for group in groups.names() for option in groups.options(group)]
     meant = [
-        f"{group}={option}" for group, option in choices if value == option or value in option.split("_")
+        f"{group}={option}"
+        for group in groups.names()
+        for option in groups.options(group)
+        if value == option or value in option.split("_")
     ]
     hint = f" A config group has that option: {', '.join(meant)}." if meant else ""
     raise OverrideError(
@@ -381,9 +378,13 @@ def _check_field(override: Override, path: str, config: Tree) -> None:
             break
     else:
         return
-    fields = _field_names(str(node["_target_"]))
+    try:
+        cls = get_class(str(node["_target_"]))  # imports that module only, and only now: it takes seconds
+    except Exception:  # importing somebody's module can fail in any way, and is not this override's fault
+        return
+    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {name}
     # A key that veRL's own YAML has here is fine though no field: veRL takes it out beforehand.
-    if fields is None or name in fields or name in node or name in _INSTANTIATE_KEYS:
+    if name in fields or name in node or name in _INSTANTIATE_KEYS:
         return
     raise OverrideError(
         f"{override.input_line!r}: veRL makes {owner!r} into {node['_target_']}, which has no field {name!r}"
@@ -392,17 +393,8 @@ def _check_field(override: Override, path: str, config: Tree) -> None:
     )
 
 
-def _field_names(target: str) -> set[str] | None:
-    """Return the fields of the dataclass at the import path `target`; None where it is none."""
-    try:
-        cls = get_class(target)  # imports that module only, and only now: it takes seconds for veRL's
-    except Exception:  # importing somebody's module can fail in any way, and is not this override's fault
-        return None
-    return {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
-
-
 def _plain(node: Any) -> Any:
-    """Return a config as plain dicts and lists with text keys, interpolations unresolved."""
+    """A config as plain dicts and lists with text keys, interpolations unresolved."""
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=False)
     if isinstance(node, dict):
@@ -411,7 +403,7 @@ def _plain(node: Any) -> Any:
 
 
 def _find(config: Tree, key: str) -> Any:
-    """Return what stands at the dotted `key`, or `_ABSENT`."""
+    """What stands at the dotted `key`, or `_ABSENT`."""
     node: Any = config
     for part in key.split("."):
         if isinstance(node, list):
@@ -453,10 +445,6 @@ def _leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _leaves(key: str, value: Any) -> list[str]:
-    return [name for name, _ in _leaf_values(key, value)]
-
-
 def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:
     """Yield every dotted key of a config, mappings included."""
     for name, inner in node.items():
@@ -472,15 +460,15 @@ def _nearest(key: str, config: Tree, groups: Iterable[str] = ()) -> str:
     for known in keys:
         by_name.setdefault(known.rpartition(".")[2], []).append(known)
     name = key.rpartition(".")[2]
-    similar_names = difflib.get_close_matches(name, by_name, n=1, cutoff=0.8)
     candidates = by_name.get(name) or difflib.get_close_matches(key, keys, n=2)
-    candidates = candidates or [known for similar in similar_names for known in by_name[similar]]
-    return _meant(
-        sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, key, known).ratio())[:2]
-    )
+    if not candidates:
+        for similar in difflib.get_close_matches(name, by_name, n=1, cutoff=0.8):
+            candidates = by_name[similar]
+    nearest = sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, key, known).ratio())
+    return _meant(nearest[:2])
 
 
 def _meant(candidates: Iterable[str], prefix: str = "") -> str:
-    """Return a sentence end and, where there are candidates, the question."""
+    """A sentence end and, where there are candidates, the question."""
     quoted = [repr(prefix + candidate) for candidate in dict.fromkeys(candidates)]
     return f". Did you mean {' or '.join(quoted)}?" if quoted else "."

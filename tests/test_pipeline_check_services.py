@@ -28,7 +28,7 @@ from pipeline.errors import CheckError
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.tool_calls import render_tool_call
 
-ASKED = ProbeQuestion("Who came?", "Vell", "Town\nVell came to town.", 1)
+ASKED = ProbeQuestion("Who came?", "Vell", "Town\nVell came to town.")
 PASSAGE = {"title": "Town", "text": "Vell came.", "contents": "Town\nVell came."}
 PROBES = ["search", "solver turn", "tool call", "answer", "reward"]
 
@@ -136,9 +136,7 @@ def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
     with pytest.raises(ProbeFailed, match=r"no integrity.*\+question="):
-        asyncio.run(
-            probe_stage(config, "challenger", ProbeQuestion("Who is Vell?", "Vell", "d", 1), Probes())
-        )
+        asyncio.run(probe_stage(config, "challenger", ProbeQuestion("Who is Vell?", "Vell", "d"), Probes()))
 
 
 def test_the_solver_stage_has_no_served_model_to_ask(config: DictConfig, start_peer: StartPeer) -> None:

@@ -16,10 +16,11 @@ from watch import Watch
 
 from ops.process.logs import read_json_lines
 from pipeline.cli import main
-from pipeline.commands.flow_test import FAULTS, _fit, flow_test_overrides, run_flow_test
+from pipeline.commands.flow_test import fit_to_mode, flow_test_overrides, run_flow_test
 from pipeline.compose import compose_stage, resolve
 from pipeline.errors import CheckError
 from pipeline.overrides import OverrideError
+from pipeline.settings.schema import schema_of
 from pipeline.stages.flow import CALLS, COUNTERS_FILE, flow_monitor
 from pipeline.stages.watch import WAITS_ON
 from verl_ext.trainer import flow_counters, flow_load
@@ -59,7 +60,7 @@ def test_a_fault_that_a_synchronous_trainer_cannot_have_is_refused(tmp_path: Pat
 
 def test_parent_and_child_agree_on_names() -> None:
     assert COUNTERS_FILE == flow_counters.COUNTERS_FILE
-    assert FAULTS == flow_load.FAULTS
+    assert schema_of("flow_test")["flow_test.provoke"].limits.choices == flow_load.FAULTS
 
 
 def test_every_flow_point_that_is_waited_on_is_counted() -> None:
@@ -87,7 +88,7 @@ def test_an_asynchronous_run_can_replace_a_single_prompt(tmp_path: Path, mode: s
 
 def test_separate_asynchronous_mode_gets_what_verl_asks_of_its_config(tmp_path: Path) -> None:
     config = resolve(compose(tmp_path, "mode=separate_async"))
-    _fit(config)
+    fit_to_mode(config)
     actor, step = config.actor_rollout_ref.actor, config.trainer.v1.separate_async.parameter_sync_step
     assert config.data.train_batch_size == step * actor.ppo_mini_batch_size
     assert config.actor_rollout_ref.rollout.checkpoint_engine.backend != "naive"

@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from data.gates import GateSettings
 from pipeline.commands.config import NoSuchKey, as_markdown, run_config
-from pipeline.commands.flow_test import FAULTS
 from pipeline.compose import CONFIG_DIR, compose_stage, resolve
 from pipeline.overrides import OverrideError
 from pipeline.settings import verl
@@ -165,7 +164,6 @@ def test_what_changes_conversations_changes_results() -> None:
 
 def test_limits_are_those_of_the_code_that_reads_the_keys() -> None:
     assert MAX_TOPK == SERVED_TOPK
-    assert schema_of("flow_test")["flow_test.provoke"].limits.choices == FAULTS
     schema = schema_of("synthesize")
     assert {field.name: field.default for field in fields(GateSettings)} == {
         name.removeprefix("gates."): key.default

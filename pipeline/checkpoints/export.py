@@ -2,8 +2,7 @@
 
 veRL's own merger gathers the FSDP shards and writes bfloat16, with the tokenizer, chat template and
 generation config that the checkpoint keeps. The folder appears whole and checked
-(`pipeline.checkpoints.verify`) or not at all (`ops.files`): it is made under another name, flushed to disk
-and then renamed; what a killed attempt left goes with the next one.
+(`pipeline.checkpoints.verify`) or not at all (`ops.files`).
 """
 
 from __future__ import annotations
@@ -49,11 +48,21 @@ def export_policy(config: DictConfig, run: Path) -> Path:
     target = Path(config.run.export_dir)
     recover(target)
     checkpoint = FsdpCheckpoint(run)
-    source = _source(checkpoint)
-    if _is_export_of(target, source):
+    step = checkpoint.folder.parent
+    # With the content: a run from the start writes the same step again, and a copy has other times.
+    content = fingerprint_checkpoint(checkpoint.folder)
+    source = {"run": step.parent.name, "step": step.name, "content": content}
+    if target.exists() and _about(target)["source"] == source:
         return target
-    require_time(f"the export {target.name}", _LEAST_S + checkpoint.layout.size / _WEIGHTS_PER_S)
-    _check_room(target, 2 * checkpoint.layout.size)
+    weights = checkpoint.layout.size
+    require_time(f"the export {target.name}", _LEAST_S + weights / _WEIGHTS_PER_S)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    free, size = shutil.disk_usage(target.parent).free, 2 * weights
+    if free < size + _MARGIN_BYTES:
+        raise CheckError(
+            f"{target.parent} has {free / 2**30:.2f} GiB free and the export takes {size / 2**30:.2f}: "
+            "make room, or set run.export_dir"
+        )
     with staging_folder(target) as folder:
         run_supervised(_merger(config, checkpoint.folder, folder), ServiceGroup([]))
         _fold_adapter(checkpoint, folder)
@@ -67,7 +76,16 @@ def export_policy(config: DictConfig, run: Path) -> Path:
 
 def read_check(export: Path) -> ExportCheck:
     """What was checked when the export was made."""
-    return ExportCheck(**json.loads((export / ABOUT).read_text(encoding="utf-8"))["check"])
+    return ExportCheck(**_about(export)["check"])
+
+
+def _about(export: Path) -> dict[str, Any]:
+    if not (export / ABOUT).is_file():
+        raise CheckError(
+            f"{export} is there and is no export of ours (no {ABOUT} in it): move it away, or set "
+            "run.export_dir"
+        )
+    return dict(json.loads((export / ABOUT).read_text(encoding="utf-8")))
 
 
 def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
@@ -82,43 +100,16 @@ def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
     )
 
 
-def _source(checkpoint: FsdpCheckpoint) -> dict[str, Any]:
-    # With the content: a run from the start writes the same step again, and a copy has other times.
-    step = checkpoint.folder.parent
-    return {"run": step.parent.name, "step": step.name, "content": fingerprint_checkpoint(checkpoint.folder)}
-
-
-def _is_export_of(target: Path, source: dict[str, Any]) -> bool:
-    if not target.exists():
-        return False
-    if not (target / ABOUT).is_file():
-        raise CheckError(
-            f"{target} is there and is no export of ours (no {ABOUT} in it): move it away, or set "
-            "run.export_dir"
-        )
-    return bool(json.loads((target / ABOUT).read_text(encoding="utf-8"))["source"] == source)
-
-
 def _fold_adapter(checkpoint: FsdpCheckpoint, export: Path) -> None:
     """Add a LoRA adapter to the weights it is for; the merger puts it beside them, where no server looks."""
-    if not checkpoint.adapted:
+    if not checkpoint.adapters:
         return
     for file in sorted(export.glob("*.safetensors")):
         weights = load_file(file)
-        for name in checkpoint.adapted & set(weights):
+        for name in checkpoint.adapters.keys() & weights.keys():
             weights[name] = checkpoint.tensor(name).to(weights[name].dtype)
         save_file(weights, file, metadata={"format": "pt"})
     shutil.rmtree(export / "lora_adapter")
-
-
-def _check_room(target: Path, size: int) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
-    if free < size + _MARGIN_BYTES:
-        raise CheckError(
-            f"{target.parent} has {free / 2**30:.2f} GiB free and the export takes {size / 2**30:.2f}: "
-            "make room, or set run.export_dir"
-        )
 
 
 def _make_readable(folder: Path) -> None:

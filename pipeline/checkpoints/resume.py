@@ -41,16 +41,9 @@ def find_start(config: DictConfig) -> Path | None:
     """The checkpoint that a training run will start from; raises CheckError for one that cannot be used."""
     if config.trainer.resume_mode != "auto":
         return None
-    if saved_step(Path(config.run.dir)):
-        return _own_checkpoint(config)
-    if config.get("continue_from") is not None:
-        return _last_runs_checkpoint(config)
-    return None
-
-
-def _own_checkpoint(config: DictConfig) -> Path:
-    """Refuse to resume the checkpoint of another run, or of other settings."""
     folder = Path(config.run.dir)
+    if not saved_step(folder):
+        return None if config.get("continue_from") is None else _last_runs_checkpoint(config)
     if (folder / "resolved.yaml").is_file():
         before = OmegaConf.load(folder / "resolved.yaml")
         for key in run_keys():
@@ -94,18 +87,17 @@ def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> No
             f"{checkpoint} is recorded as the last checkpoint, but it is missing or incomplete: restore it, "
             f"or {otherwise}"
         )
-    actor = checkpoint / "actor"
+    actor, path = checkpoint / "actor", config.actor_rollout_ref.model.path
     saved = json.loads((actor / "huggingface" / "config.json").read_text(encoding="utf-8"))
-    path = config.actor_rollout_ref.model.path
     from transformers import AutoConfig  # slow to import, and most starts have no checkpoint
 
     model = AutoConfig.from_pretrained(path).to_dict()
     for name in _IDENTITY:
-        if saved.get(name) != model.get(name):
+        was, now = saved.get(name), model.get(name)
+        if was != now:
             raise CheckError(
-                f"{checkpoint} is of another model than {path}: {name} is {_short(saved.get(name))} there "
-                f"and {_short(model.get(name))} here. Set base_model to the model it was trained from, or "
-                f"{otherwise}"
+                f"{checkpoint} is of another model than {path}: {name} is {_short(was)} there and "
+                f"{_short(now)} here. Set base_model to the model it was trained from, or {otherwise}"
             )
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     world_size = json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"]

@@ -52,17 +52,22 @@ class ExportCheck:
 def check_export(checkpoint: FsdpCheckpoint, export: Path) -> ExportCheck:
     """Compare an export with its checkpoint.
 
-    Raises:
-        CheckError: a file or weight is missing or differs, or a log-probability differs by more than
-            `TOLERANCE`.
+    Raises CheckError if a file or weight is missing or differs, or a log-probability by more than
+    `TOLERANCE`.
     """
     check_files(export)
     dtype = check_weights(checkpoint, HfWeights(export))
-    texts = _encode_texts(checkpoint, export)
+    ids = _ids_of_texts(export)
+    if ids != _ids_of_texts(checkpoint.huggingface):
+        raise CheckError(
+            f"the tokenizer in {export} is not that of {checkpoint.huggingface}: rerun the merge"
+        )
     weights = checkpoint.layout.size
-    skipped = _no_room(weights)
-    if skipped:
+    needed, available = int(4 * weights * _ROOM), psutil.virtual_memory().available
+    if needed > available:
+        skipped = f"needs {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are free"
         return ExportCheck(weights, 0, 0, None, skipped)
+    texts = [torch.tensor(text) for text in ids]
     exported = _log_probs(load_model(str(export))[0], texts)
     trained = _log_probs(_rebuild(checkpoint, dtype), texts)
     difference = max(float((a - b).abs().max()) for a, b in zip(exported, trained, strict=True))
@@ -76,8 +81,7 @@ def check_export(checkpoint: FsdpCheckpoint, export: Path) -> ExportCheck:
 
 def check_files(export: Path) -> None:
     """Check that all files besides the weights exist; raises CheckError."""
-    missing = [name for name in REQUIRED if not (export / name).is_file()]
-    if missing:
+    if missing := [name for name in REQUIRED if not (export / name).is_file()]:
         raise CheckError(
             f"{export} lacks {', '.join(missing)}: the checkpoint's huggingface/ folder was incomplete. Copy "
             "the files from the model that the run started from into it, and rerun the merge"
@@ -87,8 +91,7 @@ def check_files(export: Path) -> None:
 def check_weights(checkpoint: FsdpCheckpoint, export: HfWeights) -> torch.dtype:
     """Check that the export has exactly the checkpoint's weights, rounded; returns their type."""
     layout = checkpoint.layout
-    unknown = export.names - set(layout.shapes)
-    if unknown:
+    if unknown := export.handles.keys() - layout.shapes.keys():
         raise CheckError(
             f"{export.folder} has weights that the checkpoint lacks: {', '.join(sorted(unknown))}"
         )
@@ -108,17 +111,8 @@ def check_weights(checkpoint: FsdpCheckpoint, export: HfWeights) -> torch.dtype:
     return types.pop()
 
 
-def _encode_texts(checkpoint: FsdpCheckpoint, export: Path) -> list[torch.Tensor]:
-    """Token ids of every text, each (T,); the two tokenizers must agree on them."""
-    ids = [_ids_of_texts(folder) for folder in (export, checkpoint.huggingface)]
-    if ids[0] != ids[1]:
-        raise CheckError(
-            f"the tokenizer in {export} is not that of {checkpoint.huggingface}: rerun the merge"
-        )
-    return [torch.tensor(text) for text in ids[0]]
-
-
 def _ids_of_texts(folder: Path) -> list[list[int]]:
+    """Token ids of every text by the tokenizer in a folder."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     if tokenizer.chat_template is None:
         raise CheckError(
@@ -128,13 +122,6 @@ def _ids_of_texts(folder: Path) -> list[list[int]]:
         )
     chat = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], tokenize=False)
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*TEXTS, chat)]
-
-
-def _no_room(weights: int) -> str | None:
-    needed, available = int(4 * weights * _ROOM), psutil.virtual_memory().available
-    if needed <= available:
-        return None
-    return f"needs {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are free"
 
 
 def _rebuild(checkpoint: FsdpCheckpoint, dtype: torch.dtype) -> Any:

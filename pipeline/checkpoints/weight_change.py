@@ -52,11 +52,7 @@ class _Tally:
 
 
 def measure_change(checkpoint: FsdpCheckpoint, export: Path, start: Path) -> WeightChange:
-    """Compare a checkpoint and its export with the model that training started from.
-
-    Raises:
-        CheckError: the start model lacks a weight.
-    """
+    """Compare checkpoint and export with the start model; raises CheckError if that one lacks a weight."""
     exported_weights, start_weights = HfWeights(export), HfWeights(start)
     trained, exported = _Tally(), _Tally()
     product, square = 0.0, 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,42 +56,47 @@ class FsdpCheckpoint:
     """The actor's weights in a run's checkpoint, gathered from its shards, with the adapter added."""
 
     def __init__(self, run: Path) -> None:
-        """Open the last checkpoint of the run folder `run`.
-
-        Raises:
-            CheckError: there is none, or one of its files is missing or damaged.
-        """
-        self.folder = _last_checkpoint(run) / "actor"
+        """Open a run's last checkpoint; raises CheckError if there is none, or a file of it is damaged."""
+        step = saved_step(run)
+        if not step:
+            raise CheckError(
+                f"{run} holds no checkpoint (no {TRACKER}): train that run first, or name another one's "
+                "folder"
+            )
+        self.folder = step_folder(run, step) / "actor"
+        if not self.folder.is_dir():
+            raise CheckError(
+                f"{self.folder} is missing, though {run / TRACKER} names that step: it was removed, perhaps "
+                "after it had been merged. Repeat the run, or use its export"
+            )
         self.huggingface = self.folder / "huggingface"
         """Config and tokenizer, as veRL saved them with the weights."""
         self._shards = [_load_shard(path) for path in _shard_paths(self.folder)]
         self._keys = {_plain_name(key): key for key in self._shards[0] if ".lora_" not in key}
-        self._adapters = {
+        self.adapters = {
             _plain_name(key.replace("lora_A.default.", "")): (key, key.replace(".lora_A.", ".lora_B."))
             for key in self._shards[0]
             if ".lora_A." in key
         }
+        """By name of a weight the keys of its LoRA adapter; empty when whole weights were trained."""
         self.config = load_config(str(self.huggingface), "the checkpoint")
         self.layout = Layout(self.config)
-        self._check_whole()
-
-    @property
-    def adapted(self) -> set[str]:
-        """Names of the weights that a LoRA adapter changes; empty when whole weights were trained."""
-        return set(self._adapters)
+        shapes = {name: tuple(self._shards[0][key].shape) for name, key in self._keys.items()}
+        if difference := first_difference(self.layout.shapes, shapes):
+            raise CheckError(
+                f"the weights in {self.folder} are not those of the model that its "
+                f"{self.huggingface.name}/config.json describes: {difference}. The folder was put together "
+                "from two runs, or the adapter was saved without the model"
+            )
 
     def tensor(self, name: str) -> torch.Tensor:
         """The whole weight `name`, float32, gathered from the shards and with its adapter added."""
         weight = self._gather(self._keys[name]).float()
-        if name in self._adapters:
-            a, b = (self._gather(key).float() for key in self._adapters[name])
-            weight = weight + self._adapter_scale * (b @ a)
+        if name in self.adapters:
+            a, b = (self._gather(key).float() for key in self.adapters[name])
+            meta = _read_json(self.folder / "lora_train_meta.json", "rank and alpha of the adapter")
+            weight = weight + float(meta["lora_alpha"]) / float(meta["r"]) * (b @ a)
         return weight
-
-    @cached_property
-    def _adapter_scale(self) -> float:
-        meta = _read_json(self.folder / "lora_train_meta.json", "rank and alpha of the adapter")
-        return float(meta["lora_alpha"]) / float(meta["r"])
 
     def _gather(self, key: str) -> torch.Tensor:
         parts = [shard[key] for shard in self._shards]
@@ -109,16 +114,6 @@ class FsdpCheckpoint:
             )
         return whole
 
-    def _check_whole(self) -> None:
-        shapes = {name: tuple(self._shards[0][key].shape) for name, key in self._keys.items()}
-        difference = first_difference(self.layout.shapes, shapes)
-        if difference:
-            raise CheckError(
-                f"the weights in {self.folder} are not those of the model that its "
-                f"{self.huggingface.name}/config.json describes: {difference}. The folder was put together "
-                "from two runs, or the adapter was saved without the model"
-            )
-
 
 class HfWeights:
     """The safetensors of a Hugging Face model folder."""
@@ -126,39 +121,26 @@ class HfWeights:
     def __init__(self, folder: Path) -> None:
         """Open a folder; raises CheckError when it holds no safetensors or one of them is damaged."""
         self.folder = folder
-        files = self._files()
+        files = sorted(folder.glob("*.safetensors"))
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            names = set(_read_json(index, "the list of the weight files")["weight_map"].values())
+            files = [folder / name for name in sorted(names)]
+        if not files:
+            raise CheckError(f"{folder} holds no safetensors: save the model in that format")
         try:
             handles = [safe_open(str(file), framework="pt") for file in files]
         except (OSError, SafetensorError) as error:
             raise CheckError(f"a weight file in {folder} is missing or damaged: {error}") from error
-        self._handles = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
+        self.handles = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
+        """By name the file that holds a weight; of tied weights usually one name is there."""
 
-    @property
-    def names(self) -> set[str]:
-        """The names in the files; of tied weights usually one."""
-        return set(self._handles)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """The weight `name` in the type it is stored in."""
-        return self._handles[name].get_tensor(name)
-
-    def find(self, names: Iterable[str]) -> torch.Tensor:
-        """The weight that is stored under any of `names`; raises CheckError when there is none."""
-        names = list(names)
+    def find(self, names: Sequence[str]) -> torch.Tensor:
+        """The weight that is stored under any of `names`, as stored; raises CheckError when there is none."""
         for name in names:
-            if name in self._handles:
-                return self.tensor(name)
+            if name in self.handles:
+                return self.handles[name].get_tensor(name)
         raise CheckError(f"{self.folder} has no weight {' or '.join(names)}: it is no model of that layout")
-
-    def _files(self) -> list[Path]:
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            names = set(_read_json(index, "the list of the weight files")["weight_map"].values())
-            return [self.folder / name for name in sorted(names)]
-        files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
-            raise CheckError(f"{self.folder} holds no safetensors: save the model in that format")
-        return files
 
 
 def model_folder(model: str) -> Path:
@@ -191,28 +173,12 @@ def first_difference(expected: Shapes, found: Shapes) -> str | None:
     return None
 
 
-def _last_checkpoint(run: Path) -> Path:
-    step = saved_step(run)
-    if not step:
-        raise CheckError(
-            f"{run} holds no checkpoint (no {TRACKER}): train that run first, or name another one's folder"
-        )
-    checkpoint = step_folder(run, step)
-    if not (checkpoint / "actor").is_dir():
-        raise CheckError(
-            f"{checkpoint / 'actor'} is missing, though {run / TRACKER} names that step: it was removed, "
-            "perhaps after it had been merged. Repeat the run, or use its export"
-        )
-    return checkpoint
-
-
 def _shard_paths(folder: Path) -> list[Path]:
     world = _read_json(folder / "fsdp_config.json", "the number of shards").get("world_size")
     if not isinstance(world, int) or world < 1:
         raise CheckError(f"{folder / 'fsdp_config.json'} does not say world_size: this is no FSDP checkpoint")
     paths = [folder / f"model_world_size_{world}_rank_{rank}.pt" for rank in range(world)]
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing:
+    if missing := [path.name for path in paths if not path.is_file()]:
         raise CheckError(
             f"{folder} lacks {', '.join(missing)}: a checkpoint of {world} processes has {world} shards. "
             "Copy the missing ones, or repeat the last steps"

@@ -23,19 +23,16 @@ from typing import Any, TypeVar
 import httpx
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from ops.errors import RunFailed
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup, ServiceSpec
-from pipeline.compose import compose_stage, resolve
+from pipeline.compose import compose_stage
 from pipeline.errors import CheckError
-from pipeline.preflight.run import require
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import completions_url, served_agent
-from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.tables import console, new_table
 from search.client import SearchClient, SearchRequestError, SearchUnavailable
 from verl_ext.method.answers import exact_match
 from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity
@@ -48,8 +45,6 @@ from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 _CHECK_EVERY_S = 0.5
 _BLAME_S = 1.5  # a service whose end made a probe fail may take a moment to be seen as ended
-_WORDS = 20
-"""Words of a document's text in a question made from it."""
 
 Result = TypeVar("Result")
 
@@ -77,25 +72,27 @@ class Probes:
 
     done: list[Probe] = field(default_factory=list)
 
-    def add(self, probe: Probe) -> None:
-        """Append one that has ended."""
-        self.done.append(probe)
+    def add(
+        self, name: str, component: str, started: float, outcome: str, sent: int = 0, received: int = 0
+    ) -> None:
+        """Append one that has ended now."""
+        seconds = time.monotonic() - started
+        self.done.append(Probe(name, component, seconds, sent, received, outcome))
 
     def fail(self, name: str, component: str, started: float, answered: str, todo: str) -> ProbeFailed:
         """Append a failed probe; returns the error to raise."""
-        seconds = time.monotonic() - started
-        self.add(Probe(name, component, seconds, 0, 0, f"failed: {answered}", ok=False))
+        self.add(name, component, started, f"failed: {answered}")
+        self.done[-1] = replace(self.done[-1], ok=False)
         return ProbeFailed(f"probe {name!r} failed at {component}: {answered}. {todo}")
 
 
 @dataclass(frozen=True)
 class ProbeQuestion:
-    """The question to ask, its right answer, the document it is about, and the challenger's hop count."""
+    """The question to ask, its right answer, and the document it is about."""
 
     text: str
     answer: str
     document: str
-    hop: int
 
 
 STAGES: Mapping[str, tuple[Callable[[DictConfig], ServiceSpec], ...]] = {
@@ -115,9 +112,7 @@ def run_check_services(arguments: Sequence[str]) -> None:
     stage, overrides = split_stage(arguments)
     # A folder of its own: the stage's may be in use.
     config = compose_stage(stage, ["run.name=check_services", *overrides])
-    require(config, stage)
-    choose_ports(config)
-    config = resolve(config)
+    config = check_and_resolve(config, stage)
     question = choose_question(config)
     # No restarts: a service that needs one is what this command is to find.
     specs = [replace(spec(config), restarts=0) for spec in STAGES[stage]]
@@ -141,16 +136,12 @@ def run_probes(
 
 def split_stage(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """The stage, the challenger by default, and the overrides."""
-    arguments = list(arguments)
     if not arguments or "=" in arguments[0] or arguments[0].startswith(("+", "~")):
-        return "challenger", arguments
-    stage = arguments.pop(0)
+        return "challenger", list(arguments)
+    stage, *overrides = arguments
     if stage not in STAGES:
         raise CheckError(f"check-services knows the services of {', '.join(STAGES)}, not of {stage!r}")
-    return stage, arguments
-
-
-# The question -----------------------------------------------------------------------------------------------
+    return stage, overrides
 
 
 def choose_question(config: DictConfig) -> ProbeQuestion:
@@ -158,41 +149,32 @@ def choose_question(config: DictConfig) -> ProbeQuestion:
 
     A solver's row contains a question; from a challenger's row, one is made from the document.
     """
-    document, question = _first_row(config)
+    files = config.data.train_files
+    path = Path(files if isinstance(files, str) else files[0])
+    batches = pq.ParquetFile(path).iter_batches(1, columns=["extra_info", "reward_model"])
+    row = next(batches).to_pylist()[0]  # preflight has checked that there is one
+    document = str(row["extra_info"].get("document") or "")
     asked, answer = config.get("question"), config.get("answer")
     if (asked is None) != (answer is None):
         raise CheckError("give both +question=… and +answer=…, or neither")
     if asked is not None:
-        return ProbeQuestion(str(asked), str(answer), document or str(answer), 1)
-    return question or _question_about(document)
+        return ProbeQuestion(str(asked), str(answer), document or str(answer))
+    asked = row["extra_info"].get("question")
+    targets = (row["reward_model"].get("ground_truth") or {}).get("target")
+    if asked and targets:
+        return ProbeQuestion(str(asked), str(targets[0]), document)
+    return question_about(document)
 
 
-def _question_about(document: str) -> ProbeQuestion:
+def question_about(document: str) -> ProbeQuestion:
     """A question whose answer is the document's title, and that does not contain the title."""
     title, _, text = document.partition("\n")
     if not text:
         title, text = " ".join(document.split()[:3]), " ".join(document.split()[3:])
     words = [word for word in text.split() if word.strip(".,") not in title.split()]
-    asked = f"What is this about: {' '.join(words[:_WORDS])}?"
+    asked = f"What is this about: {' '.join(words[:20])}?"
     plain = "What is the document about?"
-    return ProbeQuestion(asked if has_integrity(asked, title) else plain, title, document, 1)
-
-
-def _first_row(config: DictConfig) -> tuple[str, ProbeQuestion | None]:
-    """Document and question of the prompt file's first row; preflight has checked that there is one."""
-    files = config.data.train_files
-    path = Path(files if isinstance(files, str) else files[0])
-    batches = pq.ParquetFile(path).iter_batches(1, columns=["extra_info", "reward_model"])
-    row = next(batches).to_pylist()[0]
-    document = str(row["extra_info"].get("document") or "")
-    targets = (row["reward_model"].get("ground_truth") or {}).get("target")
-    asked = row["extra_info"].get("question")
-    if asked and targets:
-        return document, ProbeQuestion(str(asked), str(targets[0]), document, 1)
-    return document, None
-
-
-# The probes -------------------------------------------------------------------------------------------------
+    return ProbeQuestion(asked if has_integrity(asked, title) else plain, title, document)
 
 
 async def watched(work: Awaitable[Result], services: ServiceGroup) -> Result:
@@ -213,9 +195,11 @@ async def watched(work: Awaitable[Result], services: ServiceGroup) -> Result:
 
 async def probe_stage(config: DictConfig, stage: str, question: ProbeQuestion, probes: Probes) -> None:
     """Run all probes of a stage with its resolved config."""
-    await probe_search(config, question, probes)
+    await probe_search(config, [question.text], "search", probes)
     if stage == "solver":
-        await probe_written_call(config, question, probes)
+        # No model is served, so the tool call is written here, in a model's format.
+        call = parse_tool_calls(render_tool_call([question.text]))[0]
+        await probe_search(config, list(call.queries or ()), "tool call", probes)
         probe_solver_reward(question, probes)
         return
     tokenizer = load_chat_tokenizer(str(config.solver.model_path), "solver.model_path")
@@ -224,18 +208,8 @@ async def probe_stage(config: DictConfig, stage: str, question: ProbeQuestion, p
     probe_challenger_reward(question, attempts, probes)
 
 
-async def probe_search(config: DictConfig, question: ProbeQuestion, probes: Probes) -> None:
+async def probe_search(config: DictConfig, queries: list[str], name: str, probes: Probes) -> None:
     """One search through the run's own client."""
-    await _search(config, [question.text], "search", probes)
-
-
-async def probe_written_call(config: DictConfig, question: ProbeQuestion, probes: Probes) -> None:
-    """A tool call in a model's format, parsed and answered; written here, as no model is served."""
-    call = parse_tool_calls(render_tool_call([question.text]))[0]
-    await _search(config, list(call.queries or ()), "tool call", probes)
-
-
-async def _search(config: DictConfig, queries: list[str], name: str, probes: Probes) -> None:
     retrieval = config.retrieval
     address = f"http://{retrieval.host}:{retrieval.port}"
     client = SearchClient(address, topk=retrieval.topk, deadline_s=retrieval.deadline_s)
@@ -247,11 +221,10 @@ async def _search(config: DictConfig, queries: list[str], name: str, probes: Pro
         raise probes.fail(name, f"retrieval ({address})", started, str(error), todo) from error
     finally:
         await client.aclose()
-    seconds = time.monotonic() - started
     sent = _size({"queries": queries, "topk": retrieval.topk, "return_scores": False})
     shown = format_passages(queries, results, retrieval.response_limit)
     outcome = f"{len(results[0])} passages, {len(shown)} characters as the model sees them"
-    probes.add(Probe(name, "retrieval", seconds, sent, _size({"result": results}), outcome))
+    probes.add(name, "retrieval", started, outcome, sent, _size({"result": results}))
 
 
 class RecordingSolver(SolverAgent):
@@ -260,15 +233,13 @@ class RecordingSolver(SolverAgent):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As `SolverAgent`."""
         super().__init__(*args, **kwargs)
-        self.turns: list[Probe] = []
-        self.tool_calls: list[Probe] = []
+        self.turns, self.tool_calls = Probes(), Probes()
 
     async def _post(self, request: dict[str, Any]) -> httpx.Response:
         started = time.monotonic()
         response = await super()._post(request)
-        seconds, tokens = time.monotonic() - started, f"{len(request['prompt'])} tokens in"
-        sizes = _size(request), len(response.content)
-        self.turns.append(Probe("solver turn", "solver", seconds, *sizes, tokens))
+        outcome, sizes = f"{len(request['prompt'])} tokens in", (_size(request), len(response.content))
+        self.turns.add("solver turn", "solver", started, outcome, *sizes)
         return response
 
     async def respond(self, call: SearchCall) -> SearchCall:
@@ -279,10 +250,8 @@ class RecordingSolver(SolverAgent):
         started = time.monotonic()
         answered = await super()._respond(call)
         outcome = "answered" if answered.answered else f"not a search: {answered.error}"
-        seconds, shown = time.monotonic() - started, len((answered.response or "").encode())
-        self.tool_calls.append(
-            Probe("tool call", "retrieval", seconds, len(call.raw.encode()), shown, outcome)
-        )
+        sizes = len(call.raw.encode()), len((answered.response or "").encode())
+        self.tool_calls.add("tool call", "retrieval", started, outcome, *sizes)
         return answered
 
 
@@ -296,42 +265,40 @@ async def probe_attempts(
         attempts = await agent.attempts(question.text, config.solver.attempts)
     except SolverServerError as error:
         raise probes.fail("solver turn", server, started, str(error), todo) from error
-    cut = [attempt for attempt in attempts if not attempt.finished]
-    turns = [turn for attempt in attempts for turn in attempt.trajectory.turns]
+    turns = sum(len(attempt.trajectory.turns) for attempt in attempts)
     if turns:
         tokens = sum(attempt.tokens_out for attempt in attempts)
-        probes.add(
-            _combined(agent.turns, f"{len(turns)} turns of {len(attempts)} attempts, {tokens} tokens out")
-        )
+        outcome = f"{turns} turns of {len(attempts)} attempts, {tokens} tokens out"
+        probes.done.append(_combined(agent.turns.done, outcome))
+    cut = [attempt for attempt in attempts if not attempt.finished]
     by_search = [attempt for attempt in cut if attempt.trajectory.failed_calls]
-    if cut and not by_search:
-        why = f"{len(cut)} of {len(attempts)} attempts were cut short, the first because {cut[0].failure}"
-        raise probes.fail("solver turn", server, started, why, todo)
     if by_search:
         why = f"{len(by_search)} of {len(attempts)} attempts were cut short: {by_search[0].failure}"
-        raise probes.fail(
-            "tool call", "retrieval", started, why, "Read retrieval.log; see its load in /metrics"
-        )
+        todo = "Read retrieval.log; see its load in /metrics"
+        raise probes.fail("tool call", "retrieval", started, why, todo)
+    if cut:
+        why = f"{len(cut)} of {len(attempts)} attempts were cut short, the first because {cut[0].failure}"
+        raise probes.fail("solver turn", server, started, why, todo)
     await probe_tool_call(agent, question, probes)
-    answers = [attempt.answer for attempt in attempts]
-    given = [answer for answer in answers if answer is not None]
+    given = [attempt.answer for attempt in attempts if attempt.answer is not None]
     listed = ", ".join(map(repr, given[:3])) or "none"
-    outcome = f"{len(given)} of {len(answers)} attempts gave one: {listed}"
-    probes.add(Probe("answer", "solver", max(attempt.latency_s for attempt in attempts), 0, 0, outcome))
+    outcome = f"{len(given)} of {len(attempts)} attempts gave one: {listed}"
+    seconds = max(attempt.latency_s for attempt in attempts)
+    probes.done.append(Probe("answer", "solver", seconds, 0, 0, outcome))
     return attempts
 
 
 async def probe_tool_call(agent: RecordingSolver, question: ProbeQuestion, probes: Probes) -> None:
     """The attempts' tool calls, or one search of our own on the same path if the model made none."""
-    started, made = time.monotonic(), [call for call in agent.tool_calls if call.outcome == "answered"]
-    if made:
-        probes.add(_combined(agent.tool_calls, f"{len(made)} of {len(agent.tool_calls)} were searches"))
+    started, calls = time.monotonic(), agent.tool_calls.done
+    if made := sum(call.outcome == "answered" for call in calls):
+        probes.done.append(_combined(calls, f"{made} of {len(calls)} were searches"))
         return
     call = await agent.respond(parse_tool_calls(render_tool_call([question.text]))[0])
     if call.failed:
         raise probes.fail("tool call", "retrieval", started, str(call.error), "Read retrieval.log")
     outcome = "answered; written here, as the solver made no search in its attempts"
-    probes.add(replace(agent.tool_calls[-1], outcome=outcome))
+    probes.done.append(replace(calls[-1], outcome=outcome))
 
 
 def probe_challenger_reward(
@@ -343,20 +310,16 @@ def probe_challenger_reward(
     trajectory = Trajectory((Turn(text),))
     asked, answer = extract_pair(trajectory)
     if not has_integrity(asked, answer):
-        raise probes.fail(
-            "reward",
-            "reward",
-            started,
-            f"the question {asked!r} has no integrity with the answer {answer!r}",
-            "Give another with +question=… and +answer=…: the question must not contain the answer",
-        )
+        why = f"the question {asked!r} has no integrity with the answer {answer!r}"
+        todo = "Give another with +question=… and +answer=…: the question must not contain the answer"
+        raise probes.fail("reward", "reward", started, why, todo)
     right = sum(exact_match(attempt.answer, [question.answer]) for attempt in attempts)
-    score = challenger_reward(trajectory, question.document, question.hop, n=len(attempts), k=right)
+    score = challenger_reward(trajectory, question.document, 1, n=len(attempts), k=right)
     parts = f"difficulty {score.difficulty:.2f}, format {score.format:.2f}"
     outcome = f"{score.score:.3f}: {right} of {score.n} right, {parts}"
     if not score.valid:
         raise probes.fail("reward", "reward", started, str(score.reason_invalid), "See the probes before it")
-    probes.add(Probe("reward", "reward", time.monotonic() - started, 0, 0, outcome))
+    probes.add("reward", "reward", started, outcome)
 
 
 def probe_solver_reward(question: ProbeQuestion, probes: Probes) -> None:
@@ -368,25 +331,20 @@ def probe_solver_reward(question: ProbeQuestion, probes: Probes) -> None:
     if score.score != 1.0:
         todo = "Its answer normalises to nothing: rerun synthesize"
         raise probes.fail("reward", "reward", started, outcome, todo)
-    probes.add(Probe("reward", "reward", time.monotonic() - started, 0, 0, outcome))
-
-
-# What is printed --------------------------------------------------------------------------------------------
+    probes.add("reward", "reward", started, outcome)
 
 
 def print_probes(probes: Probes, question: ProbeQuestion, stage: str) -> None:
     """Print the probes as a table."""
-    table = Table(title=f"{stage}: {question.text}", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("probe", "component"):
-        table.add_column(column, no_wrap=True)
-    for column in ("seconds", "sent", "received"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("outcome", overflow="fold")
+    columns = ("probe", "component", ">seconds", ">sent", ">received", "outcome")
+    table = new_table(f"{stage}: {question.text}", *columns)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     for probe in probes.done:
         sizes = (_bytes(probe.sent), _bytes(probe.received))
         style = None if probe.ok else "bold red"
         table.add_row(probe.name, probe.component, f"{probe.seconds:.2f}", *sizes, probe.outcome, style=style)
-    Console(width=118).print(table)
+    console().print(table)
 
 
 def _combined(probes: Sequence[Probe], outcome: str) -> Probe:

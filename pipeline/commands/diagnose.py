@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ops.errors import UserError
 from ops.process.lock import lock_is_held
-from ops.watchdog.post_mortem import Death, examine
+from ops.watchdog.post_mortem import examine
 from pipeline.stages.watch import CAUSES
 
 _MARKS = ("resolved.yaml", "logs", "heartbeats.jsonl")
@@ -33,31 +33,22 @@ def run_diagnose(arguments: Sequence[str]) -> None:
         inside = sorted(path.parent.name for path in folder.glob("*/logs"))
         hint = f"; runs in it: {', '.join(inside)}" if inside else ""
         raise NotARun(f"{folder} holds no run: none of {', '.join(_MARKS)} is there{hint}")
-    death = examine(folder, CAUSES)
-    _print(folder, death, running=lock_is_held(folder / "lock"))
-
-
-def _print(folder: Path, death: Death, running: bool) -> None:
+    death, running = examine(folder, CAUSES), lock_is_held(folder / "lock")
     console = Console(width=110, highlight=False)
-
-    def line(name: str, text: str) -> None:
-        console.print(f"  {name:<14}{text}", markup=False, soft_wrap=True)
-
     state = f"still running; until now: {death.state}" if running else death.state
     console.print(f"{folder}: {state}", markup=False, soft_wrap=True)
     if running and death.state != "stalled":
         return
-    line("what", death.sentence)
-    if death.culprit:
-        line("culprit", death.culprit)
-    if death.first_error:
-        line("first error", death.first_error)
-    if death.advice:
-        line("what to do", death.advice)
-    for place, evidence in enumerate(death.evidence):
-        line("" if place else "evidence", evidence)
-    for name, fact in death.facts.items():
-        line(name, fact)
     log = folder / "logs" / f"{death.culprit}.log"
-    if log.is_file():
-        line("log", str(log))
+    lines = [
+        ("what", death.sentence),
+        ("culprit", death.culprit),
+        ("first error", death.first_error),
+        ("what to do", death.advice),
+        *zip(("evidence", *[""] * len(death.evidence)), death.evidence, strict=False),
+        *death.facts.items(),
+        ("log", str(log) if log.is_file() else None),
+    ]
+    for name, text in lines:
+        if text:
+            console.print(f"  {name:<14}{text}", markup=False, soft_wrap=True)

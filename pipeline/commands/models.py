@@ -19,9 +19,6 @@ from huggingface_hub import list_repo_files, snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 from omegaconf import DictConfig, OmegaConf
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from ops.process.logs import say
 from pipeline.compose import CONFIG_DIR, compose_stage, resolve
@@ -32,6 +29,7 @@ from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.model_shape import load_shape
 from pipeline.preflight.models import HUB_ID, is_offline
 from pipeline.preflight.run import STAGES
+from pipeline.tables import console, new_table
 
 _CONFIGS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 """Files wanted of every repository: configs, tokenizer, chat template, code."""
@@ -49,24 +47,29 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
         raise CheckError("fetch-models: name a stage, for example `drzero fetch-models challenger`")
     stage, *overrides = arguments
     wanted: dict[str, str] = {}
-    for name, config in _configs(stage.replace("-", "_"), overrides):
-        for key, model in _hub_models(name, config):
+    stage = stage.replace("-", "_")
+    if stage not in (*STAGES, "evolve"):
+        raise CheckError(f"there is no stage {stage!r}: stages are {', '.join((*STAGES, 'evolve'))}")
+    runs = [(stage, overrides)]
+    if stage == "evolve":
+        runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(overrides))]
+    for name, of_stage in runs:
+        for key, model in _hub_models(name, resolve(compose_stage(name, of_stage))):
             wanted.setdefault(model, key)
     if is_offline():
         say("fetch-models", "HF_HUB_OFFLINE is set: nothing is downloaded")
         return
     for model, key in wanted.items():
-        _fetch(key, model)
-
-
-def _configs(stage: str, overrides: Sequence[str]) -> Iterator[tuple[str, DictConfig]]:
-    if stage not in (*STAGES, "evolve"):
-        raise CheckError(f"there is no stage {stage!r}: stages are {', '.join((*STAGES, 'evolve'))}")
-    if stage != "evolve":
-        yield stage, resolve(compose_stage(stage, overrides))
-        return
-    for run in plan_loop(compose_loop(overrides)):
-        yield run.stage, resolve(compose_stage(run.stage, run.overrides))
+        try:
+            files = wanted_files(list_repo_files(model))
+            say("fetch-models", f"{model}: {len(files)} files from the hub, or from the cache")
+            snapshot_download(model, allow_patterns=files)
+        # The hub client's errors are OSError or ValueError; a failed connection is httpx's.
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            raise CheckError(
+                f"{key}: {model} could not be downloaded from the hub: {' '.join(str(error).split())}. "
+                "Correct the name, sign its licence and set HF_TOKEN, or name a folder that has it"
+            ) from error
 
 
 def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
@@ -83,19 +86,6 @@ def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
             yield key, model
 
 
-def _fetch(key: str, model: str) -> None:
-    try:
-        files = wanted_files(list_repo_files(model))
-        say("fetch-models", f"{model}: {len(files)} files from the hub, or from the cache")
-        snapshot_download(model, allow_patterns=files)
-    # The hub client's errors are OSError or ValueError; a failed connection is httpx's.
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        raise CheckError(
-            f"{key}: {model} could not be downloaded from the hub: {' '.join(str(error).split())}. Correct "
-            "the name, sign its licence and set HF_TOKEN, or name a folder that has it"
-        ) from error
-
-
 def wanted_files(names: Sequence[str]) -> list[str]:
     """The files of a repository that our programs load: configs, and the weights in one format."""
     own = [name for name in names if not name.startswith(_OTHER_FORMATS)]
@@ -104,8 +94,7 @@ def wanted_files(names: Sequence[str]) -> list[str]:
     return sorted({*configs, *(weights or [name for name in own if name.endswith(".bin")])})
 
 
-BYTES_PER_WEIGHT = 2
-"""bfloat16, as most weights on the hub are."""
+BYTES_PER_WEIGHT = 2  # bfloat16, as most weights on the hub are
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
@@ -115,53 +104,47 @@ class ListedModel:
 
     name: str
     base_model: str
-    place: Path | None
-    """The folder of its weights; None if they are not on this machine."""
+    state: str
+    """Whether its weights are on this machine, else how they get here."""
     gb: float | None
     """Size on disk, or of the download; None if its shape is unknown."""
-    from_hub: bool
 
 
 def run_list_models(overrides: Sequence[str]) -> None:
     """Print the table of models."""
-    table = Table(title="models", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("model=", "weights", "state", "GB"):
-        table.add_column(column, justify="right" if column == "GB" else "left", overflow="fold")
+    table = new_table("models", "model=", "weights", "state", ">GB")
     for model in list_models(overrides):
-        table.add_row(model.name, model.base_model, _state(model), f"{model.gb:.1f}" if model.gb else "–")
-    Console(width=118).print(table)
+        table.add_row(model.name, model.base_model, model.state, f"{model.gb:.1f}" if model.gb else "–")
+    console().print(table)
 
 
-def list_models(overrides: Sequence[str]) -> list[ListedModel]:
+def list_models(overrides: Sequence[str]) -> Iterator[ListedModel]:
     """Every option of the group model/, with the paths that `overrides` set."""
     paths = {"paths": compose_stage("merge", overrides).paths}
-    options = sorted((CONFIG_DIR / "model").glob("*.yaml"))
-    return [_listed(file.stem, OmegaConf.merge(paths, OmegaConf.load(file)).base_model) for file in options]
+    for file in sorted((CONFIG_DIR / "model").glob("*.yaml")):
+        yield listed_model(file.stem, OmegaConf.merge(paths, OmegaConf.load(file)).base_model)
 
 
-def _listed(name: str, base_model: str) -> ListedModel:
+def listed_model(name: str, base_model: str) -> ListedModel:
+    """How an option stands on this machine, from its `base_model`, a folder or a hub id."""
     from_hub = not Path(base_model).is_absolute()
     folder = Path(base_model)
     if from_hub:
         folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=base_model, repo_type="model") / "snapshots"
     if size := weights_bytes(folder):
-        return ListedModel(name, base_model, folder, size / 1e9, from_hub)
+        return ListedModel(name, base_model, "cached" if from_hub else "local", size / 1e9)
     shape = load_shape(base_model)
     gb = shape.parameters * BYTES_PER_WEIGHT / 1e9 if shape else None
-    return ListedModel(name, base_model, None, gb, from_hub)
+    if from_hub:
+        state = "to be downloaded from the hub"
+    elif name in ("demo-policy", "smollm2-135m"):
+        state = "unpacked by drzero demo-data"
+    else:
+        state = "missing: copy it there"
+    return ListedModel(name, base_model, state, gb)
 
 
 def weights_bytes(folder: Path) -> int:
     """Bytes of the weight files below a folder; 0 if there are none."""
     files = [file for pattern in _WEIGHTS for file in folder.rglob(pattern)] if folder.is_dir() else []
     return sum(file.stat().st_size for file in files)
-
-
-def _state(model: ListedModel) -> str:
-    if model.place is not None:
-        return "cached" if model.from_hub else "local"
-    if model.from_hub:
-        return "to be downloaded from the hub"
-    if model.name in ("demo-policy", "smollm2-135m"):
-        return "unpacked by drzero demo-data"
-    return "missing: copy it there"

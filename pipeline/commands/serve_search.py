@@ -13,16 +13,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from ops.services.services import ServiceGroup
-from pipeline.compose import resolve
-from pipeline.preflight.run import require
-from pipeline.stages.services import choose_ports, retrieval_spec
+from pipeline.stages.services import check_and_resolve, retrieval_spec
 
 
 def run_serve_search(config: DictConfig) -> None:
     """Serve until interrupted; raises PreflightFailed before the start, ServiceDied if the service ends."""
-    require(config, "serve_search")
-    choose_ports(config)
-    config = resolve(config)
+    config = check_and_resolve(config, "serve_search")
     Path(config.run.dir).mkdir(parents=True, exist_ok=True)
     with ServiceGroup([retrieval_spec(config)]) as services:
         while True:

@@ -61,7 +61,8 @@ def run_evolve(arguments: Sequence[str]) -> None:
         for place in (folder, *(Path(config.run.dir) for config in configs.values())):
             remove_temporaries(place)
         if loop.prepare_demo:
-            _prepare_demo(plan[0], folder)
+            roots = [override for override in plan[0].overrides if override.startswith("paths.")]
+            _run_child("demo-data", ("demo-data", *roots), folder)
         manifest = Manifest(folder / "manifest.json")
         recover(manifest, configs, folder)
         again = stages_from(redo_from, plan, manifest) if redo_from else []
@@ -80,11 +81,6 @@ def run_evolve(arguments: Sequence[str]) -> None:
         )
 
 
-def _prepare_demo(first: StageRun, folder: Path) -> None:
-    roots = [override for override in first.overrides if override.startswith("paths.")]
-    _run_child("demo-data", ("demo-data", *roots), folder)
-
-
 def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Path) -> None:
     say("evolve", f"{run.name} {'starts' if not manifest.entry(run.name).starts else 'resumes'}")
     # A result marks a finished stage, so an old one must not remain while the stage runs.
@@ -96,7 +92,18 @@ def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Pa
     except (ChildError, OutOfTime, KeyboardInterrupt, SystemExit) as error:
         manifest.end(run.name, "failed", _reason(error))
         raise
-    _record(run, config, manifest)
+    result = read_result(Path(config.run.dir))
+    if result is None:
+        raise FileNotFoundError(f"{run.name} exited with 0 but left no {RESULT} in {config.run.dir}")
+    entry = manifest.entry(run.name)
+    entry.outputs = {
+        name: {"path": str(path), "identity": identity(path), "pruned": False}
+        for name, path in result.outputs.items()
+    }
+    # Computed a second time: what the stage downloaded or merged has a content identity only now.
+    entry.inputs = input_identities(run.stage, config)
+    entry.tokens, entry.figures = result.tokens, result.figures
+    manifest.end(run.name, "complete")
 
 
 def _reason(error: BaseException) -> str:
@@ -123,19 +130,3 @@ def _run_child(name: str, arguments: Sequence[str], folder: Path) -> None:
         except Unfinished as stopped:
             reason = _reason(stopped).removeprefix(f"drzero {arguments[0]}: ")
             raise OutOfTime(reason if reason.startswith(name) else f"{name}: {reason}") from stopped
-
-
-def _record(run: StageRun, config: DictConfig, manifest: Manifest) -> None:
-    """Record a finished stage's result in the manifest."""
-    result = read_result(Path(config.run.dir))
-    if result is None:
-        raise FileNotFoundError(f"{run.name} exited with 0 but left no {RESULT} in {config.run.dir}")
-    entry = manifest.entry(run.name)
-    entry.outputs = {
-        name: {"path": str(path), "identity": identity(path), "pruned": False}
-        for name, path in result.outputs.items()
-    }
-    # Computed a second time: what the stage downloaded or merged has a content identity only now.
-    entry.inputs = input_identities(run.stage, config)
-    entry.tokens, entry.figures = result.tokens, result.figures
-    manifest.end(run.name, "complete")

@@ -1,9 +1,7 @@
 """What a stage's results depend on: its settings and its inputs, in a form that can be compared.
 
-Of a config's hundreds of keys few change results; where something runs, how fast, in which batches and with
-how much memory does not. Which of our keys count is part of their declaration (`pipeline.settings`,
-`drzero config`); of veRL's keys those in `pipeline.settings.verl`, and any other that the command line sets.
-Inputs are compared by content, not by name.
+Which of our keys count is part of their declaration (`pipeline.settings`, `drzero config`); of veRL's keys
+those in `pipeline.settings.verl`, and any other that the command line sets. Inputs are compared by content.
 """
 
 from __future__ import annotations
@@ -25,9 +23,7 @@ from pipeline.fingerprint import (
 from pipeline.overrides import for_stage, key_of
 from pipeline.settings import verl
 from pipeline.settings.schema import schema_of
-from pipeline.stages.summary import saved_step
-
-_CHECKPOINT = "global_step_"
+from verl_ext.checkpoints import saved_step, step_folder
 
 
 def significant_config(stage: str, config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -43,49 +39,45 @@ def significant_config(stage: str, config: DictConfig, overrides: Sequence[str])
             for key in _flatten(OmegaConf.to_container(config, resolve=False))
             if key not in schema and key.startswith(counting) and not key.startswith(verl.NEVER)
         ]
-    return {name: _plain(OmegaConf.select(config, name)) for name in names}
+    values = {name: OmegaConf.select(config, name) for name in names}
+    return {
+        name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for name, value in values.items()
+    }
 
 
 def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`key: was → is` for every setting that differs."""
     missing = "(not set)"
-    return [
-        f"{key}: {before.get(key, missing)!r} → {now.get(key, missing)!r}"
-        for key in sorted({*before, *now})
-        if before.get(key, missing) != now.get(key, missing)
-    ]
+    values = {key: (before.get(key, missing), now.get(key, missing)) for key in sorted({*before, *now})}
+    return [f"{key}: {was!r} → {new!r}" for key, (was, new) in values.items() if was != new]
 
 
 def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
     """Content identity of everything that a stage reads; None for what is not there (yet)."""
-    named: dict[str, Any] = {
-        "challenger": lambda: {
-            "prompts": identity(config.data.train_files),
-            "collection": _collection(config),
-            "base model": identity(config.base_model),
-            "opponent": identity(config.solver.model_path),
-            "last challenger": checkpoint_identity(config.continue_from),
-        },
-        "synthesize": lambda: {
-            "prompts": identity(config.data.train_files),
-            "collection": _collection(config),
-            "challenger": identity(config.challenger),
-            **{f"benchmark {source}": identity(source) for source in config.gates.benchmarks},
-        },
-        "solver": lambda: {
+    if stage == "merge":
+        return {"run": checkpoint_identity(config.source)}
+    collection = fingerprint_collection(config.chroma.path, config.chroma.collection)
+    if stage == "solver":
+        return {
             "train": identity(config.data.train_files),
             "val": identity(config.data.val_files),
-            "collection": _collection(config),
+            "collection": collection,
             "start model": identity(config.actor_rollout_ref.model.path),
-        },
-        "merge": lambda: {"run": checkpoint_identity(config.source)},
-        "evaluate": lambda: {
-            "model": identity(config.solver.model_path),
-            "collection": _collection(config),
-            **{f"benchmark {source}": identity(source) for source in config.benchmarks},
-        },
+        }
+    if stage == "evaluate":
+        benchmarks = {f"benchmark {source}": identity(source) for source in config.benchmarks}
+        return {"model": identity(config.solver.model_path), "collection": collection, **benchmarks}
+    prompts = {"prompts": identity(config.data.train_files), "collection": collection}
+    if stage == "synthesize":
+        benchmarks = {f"benchmark {source}": identity(source) for source in config.gates.benchmarks}
+        return {**prompts, "challenger": identity(config.challenger), **benchmarks}
+    return {
+        **prompts,
+        "base model": identity(config.base_model),
+        "opponent": identity(config.solver.model_path),
+        "last challenger": checkpoint_identity(config.continue_from),
     }
-    return dict(named[stage]())
 
 
 def same_input(was: str | None, now: str | None) -> bool:
@@ -100,38 +92,26 @@ def identity(source: str | Path) -> str | None:
     if str(source).startswith(HUB_PREFIX):
         return str(source)
     path = Path(source)
-    if path.name.startswith(_CHECKPOINT) and path.is_dir():
+    if path.name.startswith("global_step_") and path.is_dir():
         is_empty = not any(file.is_file() for file in path.rglob("*"))
         return None if is_empty else f"{path.name} {fingerprint_checkpoint(path)}"
     if path.exists():
-        return _content(path, _stat_signature(path))
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        stats = [(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        return _content(path, tuple(stats))
     return None if path.is_absolute() else fingerprint_model(str(path))
 
 
 def checkpoint_identity(run: str | None) -> str | None:
     """That of a run's last checkpoint; None when there is none (any more)."""
     step = saved_step(Path(run)) if run else 0
-    return identity(Path(str(run)) / f"{_CHECKPOINT}{step}") if step else None
-
-
-def _collection(config: DictConfig) -> str:
-    return fingerprint_collection(config.chroma.path, config.chroma.collection)
+    return identity(step_folder(Path(str(run)), step)) if step else None
 
 
 @functools.cache
-def _content(path: Path, signature: str) -> str:
+def _content(path: Path, signature: tuple[Any, ...]) -> str:
     """The content hash, computed once a process as long as no file's size or time changes."""
     return fingerprint(path)
-
-
-def _stat_signature(path: Path) -> str:
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return str(hash(tuple(stats)))
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:

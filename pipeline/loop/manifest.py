@@ -1,14 +1,13 @@
 """The loop's manifest: one JSON file that records each stage's state, inputs and outputs.
 
-It makes the loop resumable and its results traceable. Each entry records a stage's state, the settings that
-can change its results, its inputs and outputs by content, versions, time and tokens spent. The file is
-replaced atomically on every change.
+It makes the loop resumable and its results traceable, and is replaced atomically on every change.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -50,6 +49,11 @@ class StageEntry:
     error: str | None = None
     """Why the last start failed, in one line."""
 
+    @property
+    def is_pruned(self) -> bool:
+        """Whether its checkpoint has been removed, or is being removed."""
+        return any(output["pruned"] for output in self.outputs.values())
+
 
 class Manifest:
     """The entries by stage run, and their file."""
@@ -81,7 +85,10 @@ class Manifest:
         """Record that a stage starts now."""
         entry = self.entry(name)
         entry.state, entry.config, entry.inputs, entry.error = "running", config, inputs, None
-        entry.versions, entry.started = installed_versions(), time.time()
+        entry.versions, entry.started = {}, time.time()
+        for package in PACKAGES:
+            with suppress(PackageNotFoundError):
+                entry.versions[package] = version(package)
         entry.starts += 1
         self.save()
 
@@ -91,14 +98,3 @@ class Manifest:
         entry.state, entry.error = state, error
         entry.seconds += time.time() - (entry.started or time.time())
         self.save()
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of the installed packages that results depend on."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

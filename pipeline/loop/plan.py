@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.compose import CONFIG_DIR, compose_plain
-from pipeline.overrides import OverrideError, check_overrides
+from pipeline.overrides import OverrideError, check_overrides, key_of
 from pipeline.settings.schema import schema_of
 
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
@@ -61,20 +61,25 @@ def compose_loop(arguments: Sequence[str]) -> DictConfig:
 
     Raises OverrideError for an override that the loop does not allow.
     """
-    own = last_of_each_key([argument for argument in arguments if _key(argument) in _OWN_KEYS])
+    own = last_of_each_key([argument for argument in arguments if key_of(argument) in _OWN_KEYS])
     check_overrides(list(own), CONFIG_DIR, "evolve", schema_of("evolve"))
     config = compose_plain("evolve", own)
-    rest = [argument for argument in arguments if _key(argument) not in _OWN_KEYS]
-    of_stages = [argument for argument in rest if _STAGE_OVERRIDE.fullmatch(argument)]
+    rest = [argument for argument in arguments if key_of(argument) not in _OWN_KEYS]
+    of_stages = [match for argument in rest if (match := _STAGE_OVERRIDE.fullmatch(argument))]
+    of_all = [argument for argument in rest if not _STAGE_OVERRIDE.fullmatch(argument)]
     # Later overrides win: first those of the loop's files, then those typed for all stages, then for one.
-    for argument in rest:
-        if argument not in of_stages:
-            _refuse_chained(argument)
-            for stage in STAGES:
-                config.stages[stage].append(argument)
-    for argument in of_stages:
-        stage, override = _for_stage(argument)
-        _refuse_chained(override)
+    chosen = [(stage, argument) for argument in of_all for stage in STAGES]
+    for match in of_stages:
+        if match["stage"] not in STAGES:
+            near = difflib.get_close_matches(match["stage"], STAGES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OverrideError(
+                f"{match[0]!r}: there is no stage {match['stage']!r}: {hint}stages are {', '.join(STAGES)}"
+            )
+        chosen.append((match["stage"], match["sign"] + match["rest"]))
+    for stage, override in chosen:
+        if reason := _CHAINED.get(key_of(override)):
+            raise OverrideError(f"{override!r} cannot be set for a loop: {reason}")
         config.stages[stage].append(override)
     return config
 
@@ -93,27 +98,5 @@ def plan_loop(config: DictConfig) -> list[StageRun]:
 
 def last_of_each_key(overrides: Sequence[str]) -> tuple[str, ...]:
     """The last override of each key: Hydra refuses two choices of one group."""
-    last = {_key(override): place for place, override in enumerate(overrides)}
-    return tuple(override for place, override in enumerate(overrides) if last[_key(override)] == place)
-
-
-def _key(argument: str) -> str:
-    return argument.partition("=")[0].lstrip("+~")
-
-
-def _for_stage(argument: str) -> tuple[str, str]:
-    """Stage and override of an argument such as `stages.solver.data.seed=1`."""
-    match = _STAGE_OVERRIDE.fullmatch(argument)
-    assert match is not None
-    if match["stage"] not in STAGES:
-        near = difflib.get_close_matches(match["stage"], STAGES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise OverrideError(
-            f"{argument!r}: there is no stage {match['stage']!r}: {hint}stages are {', '.join(STAGES)}"
-        )
-    return match["stage"], match["sign"] + match["rest"]
-
-
-def _refuse_chained(argument: str) -> None:
-    if reason := _CHAINED.get(_key(argument)):
-        raise OverrideError(f"{argument!r} cannot be set for a loop: {reason}")
+    last = {key_of(override): place for place, override in enumerate(overrides)}
+    return tuple(overrides[place] for place in sorted(last.values()))

@@ -1,7 +1,7 @@
 """Preflight of all stages of a loop before the first one runs.
 
-Each stage runs preflight itself when it starts, but by then earlier ones have been paid for. The same checks
-run here for all of them; outputs that earlier stages will create are not reported as missing.
+Each stage runs preflight itself when it starts, but by then earlier ones have been paid for. Outputs that
+earlier stages will create are not reported as missing here.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from pipeline.preflight.run import Report, preflight, refused_override, unresolv
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
     """Check the stages that will run; raises PreflightFailed with all errors, each listed once."""
     readings = Readings()
-    errors: dict[tuple[str, str], Finding] = {}
-    others: dict[tuple[str, str], Finding] = {}
+    # The same stage of several iterations has the same findings: the first of a stage and key counts.
+    found: dict[tuple[bool, str, str], Finding] = {}
     estimates = []
 
     def sort_in(stage: str, findings: Iterable[Finding]) -> None:
         for finding in findings:
-            # The same stage of several iterations has the same findings.
-            kind = errors if finding.severity is Severity.ERROR else others
-            kind.setdefault((stage, finding.key), finding)
+            found.setdefault((finding.severity is Severity.ERROR, stage, finding.key), finding)
 
     for run in runs:
         report = preflight(configs[run.name], run.stage, starting=True, ahead=True, readings=readings)
@@ -44,13 +42,14 @@ def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> Non
         estimates.append(report.estimate)
     if runs:
         sort_in("evolve", check_together(configs[runs[-1].name].compute, estimates))
-    if errors:
-        raise PreflightFailed(list({str(finding): finding for finding in errors.values()}.values()))
-    for finding in {str(finding): finding for finding in others.values()}.values():
-        if finding.severity is Severity.WARNING:
-            say("preflight", f"{finding.severity}: {finding}")
-    if cost := others.get(("evolve", "cost")):
-        say("preflight", f"{cost.severity}: {cost}")
+    once = {(finding.severity, str(finding)): finding for finding in found.values()}.values()
+    if errors := [finding for finding in once if finding.severity is Severity.ERROR]:
+        raise PreflightFailed(errors)
+    shown = [finding for finding in once if finding.severity is Severity.WARNING]
+    if cost := found.get((False, "evolve", "cost")):
+        shown.append(cost)
+    for finding in shown:
+        say("preflight", f"{finding.severity}: {finding}")
 
 
 def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:

@@ -7,20 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from pipeline.loop.manifest import Manifest, StageEntry
+from pipeline.tables import console, new_table
 
-_WIDTH = 118
-_STATES = {
-    "complete": "complete",
-    "failed": "stopped",
-    "forgotten": "to redo",
-    "pending": "–",
-    "running": "running",
-}
+_STATES = {"failed": "stopped", "forgotten": "to redo", "pending": "–"}
+"""What the table calls a state; the others by their own name."""
 
 
 def print_loop(manifest: Manifest, names: Sequence[str], *, running: bool) -> None:
@@ -28,22 +19,27 @@ def print_loop(manifest: Manifest, names: Sequence[str], *, running: bool) -> No
 
     `running`: whether a loop runs now. If none does, a stage recorded as running was killed.
     """
-    table = Table(title="self-evolution loop", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("stage", "state", "starts", "minutes", "tokens", "figures"):
-        table.add_column(column, justify="right" if column in ("starts", "minutes", "tokens") else "left")
+    columns = ("stage", "state", ">starts", ">minutes", ">tokens", "figures")
+    table = new_table("self-evolution loop", *columns)
     for name in names:
         entry = manifest.entries.get(name, StageEntry())
-        state = "killed" if entry.state == "running" and not running else _STATES[entry.state]
+        state = _STATES.get(entry.state, entry.state)
+        if state == "running" and not running:
+            state = "killed"
         seconds = entry.seconds + (time.time() - (entry.started or 0) if state == "running" else 0)
+        figures = (
+            f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in entry.figures.items()
+        )
         table.add_row(
             name,
             state,
             str(entry.starts or "–"),
             f"{seconds / 60:.1f}" if seconds else "–",
             f"{entry.tokens:,}" if entry.tokens else "–",
-            entry.error or ", ".join(f"{key} {_short(value)}" for key, value in entry.figures.items()),
+            entry.error or ", ".join(figures),
         )
-    Console(width=_WIDTH).print(table)
+    console().print(table)
 
 
 def print_scores(folders: Mapping[int, Path]) -> None:
@@ -57,22 +53,15 @@ def print_scores(folders: Mapping[int, Path]) -> None:
         iteration: json.loads((folder / "report.json").read_text(encoding="utf-8"))["benchmarks"]
         for iteration, folder in folders.items()
     }
-    table = Table(title="exact match, 95 % interval", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("benchmark")
-    table.add_column("n", justify="right")
-    for iteration in reports:
-        table.add_column(f"iteration {iteration}" if iteration else "base", justify="right")
-    for benchmark in reports[min(reports)]:
+    columns = (f">iteration {iteration}" if iteration else ">base" for iteration in reports)
+    table = new_table("exact match, 95 % interval", "benchmark", ">n", *columns)
+    for benchmark, first in reports[min(reports)].items():
         cells = [_score(report.get(benchmark)) for report in reports.values()]
-        table.add_row(benchmark, str(reports[min(reports)][benchmark]["n"]), *cells)
-    Console(width=_WIDTH).print(table)
+        table.add_row(benchmark, str(first["n"]), *cells)
+    console().print(table)
 
 
 def _score(row: Mapping[str, float | None] | None) -> str:
     if row is None or row["em"] is None:  # not asked, or every question lost to a failing service
         return "–"
     return f"{row['em']:.3f} [{row['em_low']:.3f}, {row['em_high']:.3f}]"
-
-
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

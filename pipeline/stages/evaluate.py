@@ -12,7 +12,6 @@ identifies the model.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from typing import Any
 
 import httpx
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from data.benchmarks import BenchmarkQuestion, benchmark_file
 from data.journal import Journal
@@ -30,32 +28,29 @@ from ops.files import atomic_write
 from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
-from pipeline.compose import resolve
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
 from pipeline.preflight.finding import refusal
 from pipeline.preflight.inputs import load_questions
-from pipeline.preflight.run import require
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.settings.schema import schema_of
 from pipeline.stages.conversations import (
-    LAST_BEGIN_S,
     Failed,
     check_failed_share,
     completions_url,
     play_all,
     served_agent,
+    with_services,
 )
-from pipeline.stages.result import RESULT, write_result
+from pipeline.stages.result import write_result
 from pipeline.stages.scores import evaluation_table, score_all
-from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.tables import console
 from verl_ext.artefacts import announce
 from verl_ext.method.answers import exact_match, f1
 from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
-from verl_ext.stop_time import require_time
 
 ANSWERS, REPORT = "answers.jsonl", "report.json"
 _ENDPOINT_TIMEOUT_S = 10.0
-_WIDTH = 118
 
 
 @dataclass(frozen=True)
@@ -79,9 +74,7 @@ def run_evaluate(config: DictConfig) -> None:
     Raises PreflightFailed or AlreadyRunning before anything starts, OutOfTime if the stop time comes before
     all are asked, ServiceDied if a service ends, ConversationsFailed if too many questions got no answer.
     """
-    require(config, "evaluate")
-    choose_ports(config)
-    config = resolve(config)
+    config = check_and_resolve(config, "evaluate")
     model = check_model(config)
     questions = load_questions(config)
     folder, conditions = Path(config.run.dir), answer_conditions(config, model.identity)
@@ -95,17 +88,14 @@ def run_evaluate(config: DictConfig) -> None:
 
 
 def check_model(config: DictConfig) -> _Served:
-    """The model to evaluate, checked to exist and to speak ChatML with tools; raises PreflightFailed."""
+    """The model to evaluate, checked to exist and to speak ChatML with tools; raises PreflightFailed.
+
+    Preflight has seen to it that an endpoint comes with a tokenizer.
+    """
     if config.endpoint is None:
         path = config.solver.model_path
         tokenizer = load_chat_tokenizer(path, "solver.model_path")
         return _Served(completions_url(config), "solver", tokenizer, fingerprint_model(path), path)
-    if config.tokenizer is None:
-        raise refusal(
-            "tokenizer",
-            "an endpoint takes token ids, so its model's tokenizer is needed here too",
-            "set tokenizer= to the folder or hub id of the model that it serves",
-        )
     tokenizer = load_chat_tokenizer(config.tokenizer, "tokenizer")
     base = config.endpoint.rstrip("/").removesuffix("/completions").removesuffix("/v1") + "/v1"
     name = _served_name(base, config.endpoint_model)
@@ -159,41 +149,22 @@ def _ask_missing(
     print(f"{len(questions)} questions, {len(waiting)} of them still to ask, {model.shown}")
     if not waiting:
         return []
-    require_time(config.run.name, LAST_BEGIN_S)
-    folder = Path(config.run.dir)
-    # The old result would pass for that of unfinished work.
-    (folder / RESULT).unlink(missing_ok=True)
-    atomic_write(folder / "resolved.yaml", OmegaConf.to_yaml(config))
-    try:
-        failed = _ask(config, model, waiting, journal)
-    finally:
-        announce(journal.path)
-    check_failed_share(failed, len(questions), config.run.max_failed_share)
-    return failed
-
-
-def _ask(
-    config: DictConfig, model: _Served, questions: Sequence[BenchmarkQuestion], journal: Journal
-) -> list[Failed[BenchmarkQuestion]]:
-    """Ask the questions, append the answers to the journal, and return the questions that failed twice."""
-    specs = [retrieval_spec(config), *([] if config.endpoint else [solver_spec(config)])]
-
-    def keep(question: BenchmarkQuestion, attempt: SolverAttempt) -> None:
-        journal.append(answer_record(question, attempt))
 
     async def play(services: ServiceGroup) -> list[Failed[BenchmarkQuestion]]:
         async with served_agent(SolverAgent, config, model.url, model.name, model.tokenizer) as agent:
             return await play_all(
-                questions,
+                waiting,
                 lambda question: agent.attempt(question.question),
-                keep,
+                lambda question, attempt: journal.append(answer_record(question, attempt)),
                 services,
                 concurrency=config.solver.concurrency,
                 description="evaluate",
             )
 
-    with ServiceGroup(specs) as services:
-        return asyncio.run(play(services))
+    specs = [retrieval_spec(config), *([] if config.endpoint else [solver_spec(config)])]
+    failed = with_services(config, specs, journal.path, play)
+    check_failed_share(failed, len(questions), config.run.max_failed_share)
+    return failed
 
 
 def _report(
@@ -208,16 +179,17 @@ def _report(
     folder = Path(config.run.dir)
     benchmarks = list(dict.fromkeys(question.benchmark for question in questions))
     failures = Counter(failure.job.benchmark for failure in failed)
+    reasons = Counter(failure.reason for failure in failed)
     scores, averages = score_all(records, failures, benchmarks)
-    Console(width=_WIDTH).print(evaluation_table(f"{config.run.name}: {model}", scores, averages))
-    for reason, times in Counter(failure.reason for failure in failed).most_common(3):
+    console().print(evaluation_table(f"{config.run.name}: {model}", scores, averages))
+    for reason, times in reasons.most_common(3):
         print(f"failed {times} times: {reason}")
     report = {
         "model": model,
         "conditions": conditions,
         "benchmarks": {name: asdict(row) for name, row in scores.items()},
         "averages": {name: asdict(row) for name, row in averages.items()},
-        "failures": Counter(failure.reason for failure in failed),
+        "failures": reasons,
     }
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     announce(folder / REPORT)

@@ -46,24 +46,17 @@ def flow_monitor(config: DictConfig, *, services: bool = True) -> FlowMonitor:
         counters_source(folder / COUNTERS_FILE, since),
         workers_source(folder / PROGRESS, CALLS, since, WORK),
     ]
+    retrieval, solver, flow = config.retrieval, config.solver, config.flow
     if services:
-        sources += _services(config)
-    flow = config.flow
+        url = f"http://{retrieval.host}:{retrieval.port}/metrics"
+        sources.append(service_source("retrieval queue", url, _RETRIEVAL))
+    # The solver stage has no solver server: its own policy is the solver.
+    if services and config.method == "hrpo":
+        url = f"http://{solver.host}:{solver.port}/metrics"
+        sources.append(service_source("solver queue", url, _SOLVER[solver.engine]))
     return FlowMonitor(
         folder / FLOW_FILE,
         sources,
         WAITS_ON,
         FlowTimes(every_s=flow.every_s, log_every_s=flow.log_every_s, floor_s=config.watchdog.floor_s),
     )
-
-
-def _services(config: DictConfig) -> list[Source]:
-    retrieval, solver = config.retrieval, config.solver
-    sources = [
-        service_source("retrieval queue", f"http://{retrieval.host}:{retrieval.port}/metrics", _RETRIEVAL)
-    ]
-    # The solver stage has no solver server: its own policy is the solver.
-    if config.method == "hrpo":
-        url = f"http://{solver.host}:{solver.port}/metrics"
-        sources.append(service_source("solver queue", url, _SOLVER[solver.engine]))
-    return sources

@@ -13,9 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import DictConfig
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from ops.files import atomic_write
 from pipeline.checkpoints.export import export_policy, read_check
@@ -26,8 +23,8 @@ from pipeline.compose import resolve
 from pipeline.errors import CheckError
 from pipeline.preflight.run import require
 from pipeline.stages.result import write_result
+from pipeline.tables import console, new_table
 
-# Compared before the weights' shapes, since users know these names.
 _SIZES = (
     *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
@@ -72,41 +69,35 @@ def run_merge(config: DictConfig) -> Path:
 def check_same_model(checkpoint: FsdpCheckpoint, start: Path) -> None:
     """Raise CheckError with the first difference unless the checkpoint is of the start model."""
     config = load_config(str(start), "start_model")
-    for field in _SIZES:
-        ours, theirs = (getattr(c, field, None) for c in (checkpoint.config, config))
-        if ours != theirs:
-            raise _another_model(checkpoint, start, f"its {field} is {ours}, not {theirs}")
-    difference = first_difference(Layout(config).shapes, checkpoint.layout.shapes)
-    if difference:
-        raise _another_model(checkpoint, start, difference)
-
-
-def _another_model(checkpoint: FsdpCheckpoint, start: Path, difference: str) -> CheckError:
-    return CheckError(
-        f"{checkpoint.huggingface / 'config.json'} is of another model than the start model {start}: "
-        f"{difference}. Set source= to the run that was trained from it, or start_model= to the model that "
-        "this run started from"
+    sizes = (
+        (field, getattr(checkpoint.config, field, None), getattr(config, field, None)) for field in _SIZES
     )
+    differing = (f"its {field} is {ours}, not {theirs}" for field, ours, theirs in sizes if ours != theirs)
+    # Shapes last: building the layout takes long, and users know the sizes' names.
+    difference = next(differing, None) or first_difference(Layout(config).shapes, checkpoint.layout.shapes)
+    if difference:
+        raise CheckError(
+            f"{checkpoint.huggingface / 'config.json'} is of another model than the start model {start}: "
+            f"{difference}. Set source= to the run that was trained from it, or start_model= to the model "
+            "that this run started from"
+        )
 
 
 def _print_report(export: Path, check: ExportCheck, change: WeightChange) -> None:
-    table = Table(title=f"change of {change.weights:,} weights", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for column in ("changed", "largest", "mean"):
-        table.add_column(column, justify="right")
+    table = new_table(f"change of {change.weights:,} weights", "", ">changed", ">largest", ">mean")
     table.add_row("checkpoint, float32", *_cells(change.trained))
     table.add_row("export, bfloat16", *_cells(change.exported))
-    console = Console(width=118)
-    console.print(table)
+    out = console()
+    out.print(table)
     if change.kept is not None:
-        console.print(f"  the export has {change.kept:.1%} of the step that training made (docs/merge.md)")
-    console.print(f"  every weight of the export is the checkpoint's, rounded ({check.weights:,} compared)")
+        out.print(f"  the export has {change.kept:.1%} of the step that training made (docs/merge.md)")
+    out.print(f"  every weight of the export is the checkpoint's, rounded ({check.weights:,} compared)")
     if check.skipped:
-        console.print(f"  log-probabilities not compared: {check.skipped}")
+        out.print(f"  log-probabilities not compared: {check.skipped}")
     else:
         difference = f"{check.max_log_prob_difference:.2g}"
-        console.print(f"  log-probabilities of {check.texts} texts differ by {difference} at most")
-    console.print(f"  export: {export}", soft_wrap=True)
+        out.print(f"  log-probabilities of {check.texts} texts differ by {difference} at most")
+    out.print(f"  export: {export}", soft_wrap=True)
 
 
 def _cells(change: Change) -> tuple[str, str, str]:

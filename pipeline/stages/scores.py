@@ -3,11 +3,11 @@
     scores, averages = score_all(journal.records, failed, ["nq", "popqa"])
     Console().print(evaluation_table("solver_iter2", scores, averages))
 
-A question that failed because of a service is in no score; it is counted under `failed`. *Macro* averages
-weigh each benchmark alike, as the paper does; *micro* averages weigh each question alike. The interval is the
-percentile bootstrap over questions. `scipy.stats.bootstrap` gives the interval of one sample alone; here the
-resampled means are kept, because the averages' intervals combine those of several benchmarks, and a draw over
-counts of distinct values takes milliseconds for 50,000 questions of which each is right or wrong.
+A question that failed because of a service is in no score. *Macro* averages weigh each benchmark alike, as
+the paper does; *micro* averages weigh each question alike. The interval is the percentile bootstrap over
+questions. `scipy.stats.bootstrap` keeps no resampled means, which the averages' intervals combine over
+benchmarks; and a draw over counts of distinct values takes milliseconds for 50,000 questions of which each is
+right or wrong.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.table import Table
+
+from pipeline.tables import new_table
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -114,8 +115,10 @@ def score_all(
     same interval, whichever others are evaluated with it.
     """
     groups = {name: [record for record in records if record["benchmark"] == name] for name in benchmarks}
+    # A generator of its own for each benchmark, so that its interval does not depend on the others.
+    rngs = {name: np.random.default_rng([_BOOTSTRAP_SEED, *name.encode()]) for name in benchmarks}
     resampled = {
-        name: resampled_means([float(record["right"]) for record in group], _rng_of(name))
+        name: resampled_means([float(record["right"]) for record in group], rngs[name])
         for name, group in groups.items()
         if group
     }
@@ -127,11 +130,6 @@ def score_all(
     micro = score(records, sum(failed.values()), weights @ means_BR / weights.sum())
     answered = [scores[name] for name in resampled]
     return scores, {_MICRO: micro, _MACRO: _macro(answered, sum(failed.values()), means_BR.mean(axis=0))}
-
-
-def _rng_of(benchmark: str) -> np.random.Generator:
-    """A generator of its own for each benchmark, so that its interval does not depend on the others."""
-    return np.random.default_rng([_BOOTSTRAP_SEED, *benchmark.encode()])
 
 
 def _macro(scores: Sequence[Score], failed: int, resampled: NDArray[np.float64]) -> Score:
@@ -146,36 +144,34 @@ def _macro(scores: Sequence[Score], failed: int, resampled: NDArray[np.float64])
         em_low=low,
         em_high=high,
         failed=failed,
-        **{
-            name: mean(name)
-            for name in ("em", "f1", "searches", "truncated_turn_share", "invalid_call_share")
-        },
+        em=mean("em"),
+        f1=mean("f1"),
+        searches=mean("searches"),
+        truncated_turn_share=mean("truncated_turn_share"),
+        invalid_call_share=mean("invalid_call_share"),
     )
 
 
 def evaluation_table(title: str, scores: Mapping[str, Score], averages: Mapping[str, Score]) -> Table:
     """The scores as a table; with the paper's figures if it has any for these benchmarks."""
-    with_paper = any(name in PAPER_BENCHMARKS for name in scores)
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
+    paper: dict[str, Sequence[float]] = dict(
+        zip(PAPER_BENCHMARKS, zip(*PAPER.values(), strict=True), strict=True)
+    )
+    with_paper = any(name in paper for name in scores)
+    if set(scores) == set(paper):
+        paper[_MACRO] = PAPER_MACRO
+    headings = ("n", "EM", "95 %\ninterval", "F1", "searches", "turns\ncut off", "invalid\ncalls", "failed")
+    table = new_table(
+        title,
+        *("", *(f">{heading}" for heading in (*headings, *(PAPER if with_paper else ())))),
         padding=(0, 0, 0, 1),
         caption=f"The paper's figures: {PAPER_SOURCE}" if with_paper else None,
         caption_justify="left",
     )
-    table.add_column("")
-    headings = ("n", "EM", "95 %\ninterval", "F1", "searches", "turns\ncut off", "invalid\ncalls", "failed")
-    for heading in (*headings, *(PAPER if with_paper else ())):
-        table.add_column(heading, justify="right")
-    for name, row in scores.items():
-        table.add_row(name, *_cells(row), *(_paper_cells(name) if with_paper else ()))
-    for number, (name, row) in enumerate(averages.items()):
-        if number == 0:
+    for name, row in {**scores, **averages}.items():
+        if name == _MICRO:
             table.add_section()
-        is_papers = name == _MACRO and set(scores) == set(PAPER_BENCHMARKS)
-        paper = [_number(value) if is_papers else "" for value in PAPER_MACRO]
-        table.add_row(name, *_cells(row), *(paper if with_paper else ()))
+        table.add_row(name, *_cells(row), *map(_number, paper.get(name, ())))
     return table
 
 
@@ -184,12 +180,6 @@ def _cells(row: Score) -> list[str]:
     searches = "–" if row.searches is None else f"{row.searches:.2f}"
     shares = [_number(row.truncated_turn_share), _number(row.invalid_call_share)]
     return [str(row.n), _number(row.em), between, _number(row.f1), searches, *shares, str(row.failed)]
-
-
-def _paper_cells(benchmark: str) -> list[str]:
-    if benchmark not in PAPER_BENCHMARKS:
-        return [""] * len(PAPER)
-    return [_number(row[PAPER_BENCHMARKS.index(benchmark)]) for row in PAPER.values()]
 
 
 def _number(value: float | None) -> str:

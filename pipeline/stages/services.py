@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
@@ -10,11 +11,22 @@ from omegaconf import DictConfig, open_dict
 from ops.process.ports import PortTaken, reserve_port
 from ops.services.health import HealthCheck
 from ops.services.services import ServiceSpec
-from pipeline.compose import process_env
+from pipeline.compose import process_env, resolve
+from pipeline.preflight.run import require
 from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
 
 RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
 """The default ports, used if they are free and no port is set."""
+
+
+def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
+    """Run a stage's preflight and choose its ports; returns the resolved config.
+
+    Raises PreflightFailed, or PortTaken.
+    """
+    require(config, stage)
+    choose_ports(config)
+    return resolve(config)
 
 
 def choose_ports(config: DictConfig) -> None:
@@ -31,14 +43,10 @@ def choose_ports(config: DictConfig) -> None:
 
 
 def _port(asked: int | None, usual: int, host: str, other: int | None) -> int:
-    if asked is not None:
-        return reserve_port(asked, host)
-    if usual == other:
-        return reserve_port(None, host)
-    try:
-        return reserve_port(usual, host)
-    except PortTaken:
-        return reserve_port(None, host)
+    if asked is None and usual != other:
+        with suppress(PortTaken):
+            return reserve_port(usual, host)
+    return reserve_port(asked, host)
 
 
 def retrieval_spec(config: DictConfig) -> ServiceSpec:
@@ -77,53 +85,37 @@ def solver_spec(config: DictConfig, name: str = "solver") -> ServiceSpec:
     `name` is the name of the service and of its model in requests: synthesize serves the challenger with it.
     """
     solver = config.solver
-    command = _sglang_command(config) if solver.engine == "sglang" else _reference_command(config)
     url = f"http://{solver.host}:{solver.port}"
+    if solver.engine == "sglang":
+        command = (
+            *_module("sglang.launch_server"),
+            *("--model-path", solver.model_path, "--dtype", solver.dtype),
+            *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
+            *("--mem-fraction-static", str(solver.mem_fraction_static)),
+            *("--context-length", str(solver.max_context_tokens + OWN_POSITIONS)),
+            *SOLVER_ARGUMENTS,
+            *("--log-level", str(config.log_level).lower(), "--enable-metrics"),
+        )
+        probe, work = "health_generate", "sglang:generation_tokens_total"
+    else:
+        command = (
+            *_module("verl_ext.engine.api_server"),
+            *("--model", solver.model_path, "--dtype", solver.dtype),
+            *("--device", config.machine.device, "--threads", str(solver.threads)),
+            *("--max-batch-size", str(solver.max_batch_size)),
+            *("--max-seq-len", str(solver.max_context_tokens)),
+        )
+        probe, work = "health", "engine_generated_tokens_total"
     return ServiceSpec(
         name=name,
         command=(*command, "--served-model-name", name, "--host", solver.host, "--port", str(solver.port)),
         log_path=_log(config, name),
         health_url=f"{url}/health",
-        liveness=_solver_liveness(solver.engine, url),
+        # The probe generates one token.
+        liveness=HealthCheck(url=f"{url}/{probe}", metrics_url=f"{url}/metrics", work=(work,)),
         startup_budget_s=solver.startup_budget_s,
         restarts=solver.restarts,
         env=process_env(config),
-    )
-
-
-def _solver_liveness(engine: str, url: str) -> HealthCheck:
-    """A probe that generates one token: SGLang has its own endpoint for it, the reference engine /health."""
-    if engine == "sglang":
-        return HealthCheck(
-            url=f"{url}/health_generate",
-            metrics_url=f"{url}/metrics",
-            work=("sglang:generation_tokens_total",),
-        )
-    return HealthCheck(
-        url=f"{url}/health", metrics_url=f"{url}/metrics", work=("engine_generated_tokens_total",)
-    )
-
-
-def _sglang_command(config: DictConfig) -> tuple[str, ...]:
-    solver = config.solver
-    return (
-        *_module("sglang.launch_server"),
-        *("--model-path", solver.model_path, "--dtype", solver.dtype),
-        *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
-        *("--mem-fraction-static", str(solver.mem_fraction_static)),
-        *("--context-length", str(solver.max_context_tokens + OWN_POSITIONS)),
-        *SOLVER_ARGUMENTS,
-        *("--log-level", str(config.log_level).lower(), "--enable-metrics"),
-    )
-
-
-def _reference_command(config: DictConfig) -> tuple[str, ...]:
-    solver = config.solver
-    return (
-        *_module("verl_ext.engine.api_server"),
-        *("--model", solver.model_path, "--dtype", solver.dtype),
-        *("--device", config.machine.device, "--threads", str(solver.threads)),
-        *("--max-batch-size", str(solver.max_batch_size), "--max-seq-len", str(solver.max_context_tokens)),
     )
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from ops.files import atomic_write
 from pipeline.metrics import Steps, is_training, read_metrics
+from pipeline.tables import console, new_table
 from verl_ext.checkpoints import saved_step, step_folder
 
 _ALARMS = "drzero/collapse/alarms"
 """Only steps that end a whole window of steps have it."""
+
+_ROWS = "drzero/rollout/rows"
 
 _CHALLENGER_COLUMNS = {
     "reward": "drzero/reward/score",
@@ -55,7 +54,7 @@ def summarise(steps: Steps, method: str) -> dict[str, float]:
     """
     trained = {number: step for number, step in steps.items() if is_training(step)}
     figures = _solver_figures(steps) if method == "grpo" else _challenger_figures(trained)
-    figures["token_drift_rate"] = _weighted(trained, "drzero/rollout/token_drift_rate", _ROWS)
+    figures["token_drift_rate"] = _weighted(trained, "drzero/rollout/token_drift_rate")
     figures["steps"] = len(trained)
     figures["rollouts"] = _sum(trained, _ROWS)
     for name in ("rollouts_lost", "rows_invalid", "searches"):
@@ -67,15 +66,12 @@ def summarise(steps: Steps, method: str) -> dict[str, float]:
     return figures
 
 
-_ROWS = "drzero/rollout/rows"
-
-
 def _challenger_figures(steps: Steps) -> dict[str, float]:
     multi_hop = "drzero/rollout/rows_multi_hop"
     k_of_n = [(name.split("_of_"), count) for name, count in _k_of_n(steps).items()]
     return {
-        "reward": _weighted(steps, "drzero/reward/score", _ROWS),
-        "valid_question_share": _weighted(steps, "drzero/questions/valid_share", _ROWS),
+        "reward": _weighted(steps, "drzero/reward/score"),
+        "valid_question_share": _weighted(steps, "drzero/questions/valid_share"),
         "searched_share_multi_hop": _weighted(steps, "drzero/rollout/searched_share_multi_hop", multi_hop),
         "questions_some_but_not_all_solve": sum(count for (k, n), count in k_of_n if 0 < int(k) < int(n)),
     }
@@ -85,9 +81,9 @@ def _solver_figures(steps: Steps) -> dict[str, float]:
     """With the first and the last validation that have a score, if any has one."""
     validated = [step for step in steps.values() if "drzero/val/em" in step]
     figures = {
-        "exact_match": _weighted(steps, "drzero/reward/em", _ROWS),
-        "f1": _weighted(steps, "drzero/reward/f1", _ROWS),
-        "searched_share": _weighted(steps, "drzero/rollout/searched_share", _ROWS),
+        "exact_match": _weighted(steps, "drzero/reward/em"),
+        "f1": _weighted(steps, "drzero/reward/f1"),
+        "searched_share": _weighted(steps, "drzero/rollout/searched_share"),
     }
     if validated:
         first, last = validated[0], validated[-1]
@@ -99,27 +95,31 @@ def _solver_figures(steps: Steps) -> dict[str, float]:
     return figures
 
 
-def print_summary(config: DictConfig) -> None:
-    """Print the run's table and figures, and write them to `summary.json`."""
+def print_summary(config: DictConfig) -> dict[str, float]:
+    """Print the run's table and figures, and write them to `summary.json`; returns the figures."""
     folder = Path(config.run.dir)
     steps = read_metrics(folder)
     figures = summarise(steps, config.method)
     atomic_write(folder / "summary.json", json.dumps({"figures": figures, "steps": steps}, indent=1))
-    console = Console(width=118)
-    console.print(_table(steps, config.run.name, COLUMNS[config.method]))
+    columns = COLUMNS[config.method]
+    title = f"{config.run.name}: {figures['steps']} steps"
+    table = new_table(title, ">step", *(f">{column}" for column in columns))
+    for number, step in steps.items():
+        table.add_row(str(number), *(f"{step[key]:.3g}" if key in step else "–" for key in columns.values()))
+    out = console()
+    out.print(table)
     for name, value in figures.items():
-        console.print(f"  {name.replace('_', ' '):<34} {value:.3g}")
+        out.print(f"  {name.replace('_', ' '):<34} {value:.3g}")
     if "steps_with_collapse_alarms" not in figures:
         too_short = "not judged: every start was shorter than the window of steps that an alarm needs"
-        console.print(f"  {'collapse alarms':<34} {too_short}")
+        out.print(f"  {'collapse alarms':<34} {too_short}")
+    places = {"checkpoint": step_folder(folder, saved_step(folder))}
     if config.method == "hrpo":
         counts = [f"{name.replace('_of_', '/')}: {count:.0f}" for name, count in _k_of_n(steps).items()]
-        console.print(f"  {'solver attempts right (k of n)':<34} {', '.join(counts) or 'none'}")
-    # A solver has no export yet: the merge stage makes it.
-    export = {"export": Path(config.run.export_dir)} if config.method == "hrpo" else {}
-    places = {
-        "checkpoint": step_folder(folder, saved_step(folder)),
-        **export,
+        out.print(f"  {'solver attempts right (k of n)':<34} {', '.join(counts) or 'none'}")
+        # A solver has no export yet: the merge stage makes it.
+        places["export"] = Path(config.run.export_dir)
+    places |= {
         "rollout dumps": folder / "dumps",
         "metrics": folder / "metrics",
         "logs": folder / "logs",
@@ -127,26 +127,13 @@ def print_summary(config: DictConfig) -> None:
     }
     for name, path in places.items():
         shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        console.print(f"  {name:<34} {shown}", soft_wrap=True)
+        out.print(f"  {name:<34} {shown}", soft_wrap=True)
+    return figures
 
 
-def _table(steps: Steps, name: str, columns: Mapping[str, str]) -> Table:
-    trained = sum(map(is_training, steps.values()))
-    table = Table(title=f"{name}: {trained} steps", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("step", justify="right")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for number, step in steps.items():
-        cells = (f"{step[key]:.3g}" if key in step else "–" for key in columns.values())
-        table.add_row(str(number), *cells)
-    return table
-
-
-def _weighted(steps: Steps, key: str, weight: str) -> float:
-    total = _sum(steps, weight)
-    return (
-        sum(step.get(key, 0.0) * step.get(weight, 0.0) for step in steps.values()) / total if total else 0.0
-    )
+def _weighted(steps: Steps, key: str, weight: str = _ROWS) -> float:
+    weighted = sum(step.get(key, 0.0) * step.get(weight, 0.0) for step in steps.values())
+    return weighted / (_sum(steps, weight) or 1.0)
 
 
 def _sum(steps: Steps, key: str) -> float:
@@ -155,10 +142,6 @@ def _sum(steps: Steps, key: str) -> float:
 
 def _k_of_n(steps: Steps) -> dict[str, float]:
     """How many questions k of the solver's n attempts answered right, by `k_of_n`, over all steps."""
-    counts: dict[str, float] = {}
-    for step in steps.values():
-        for key, value in step.items():
-            if key.startswith("drzero/solved/") and "_of_" in key:
-                name = key.removeprefix("drzero/solved/")
-                counts[name] = counts.get(name, 0.0) + value
-    return dict(sorted(counts.items()))
+    prefix = "drzero/solved/"
+    keys = {key for step in steps.values() for key in step if key.startswith(prefix) and "_of_" in key}
+    return {key.removeprefix(prefix): _sum(steps, key) for key in sorted(keys)}

@@ -12,20 +12,17 @@ samples it has.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from data.benchmarks import load_benchmark
 from data.gates import Gates
@@ -37,30 +34,25 @@ from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
 from pipeline.checkpoints.export import export_policy
-from pipeline.compose import resolve, write_resolved
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
 from pipeline.preflight.inputs import gate_settings, partition_rows
-from pipeline.preflight.run import require
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.settings.schema import schema_of
 from pipeline.stages.conversations import (
-    LAST_BEGIN_S,
     Failed,
     check_failed_share,
     completions_url,
     play_all,
     served_agent,
+    with_services,
 )
 from pipeline.stages.result import RESULT, write_result
-from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.tables import console, new_table
 from search.embedders import Embedder, EmbedderSpec
 from verl_ext.artefacts import announce
 from verl_ext.method.prompts import Message
 from verl_ext.method.search_agent import Conversation, SearchAgent
-from verl_ext.stop_time import require_time
-
-_WIDTH = 118
-
 
 SAMPLES, REPORT = "samples.jsonl", "report.json"
 SERVICE = "challenger"
@@ -88,9 +80,7 @@ def run_synthesize(config: DictConfig) -> None:
     Raises PreflightFailed before anything starts, OutOfTime if the stop time comes before all is sampled,
     ServiceDied or ConversationsFailed if sampling cannot continue, DataError if no prompt gave a pair.
     """
-    require(config, "synthesize")
-    choose_ports(config)
-    config = resolve(config)
+    config = check_and_resolve(config, "synthesize")
     rows = partition_rows(config)
     folder = Path(config.run.dir)
     with HeldLock(folder / "lock"):
@@ -100,7 +90,14 @@ def run_synthesize(config: DictConfig) -> None:
         benchmark_questions = [q.question for file in config.gates.benchmarks for q in load_benchmark(file)]
         identity = fingerprint_model(model)
         with Journal(folder / SAMPLES, journal_identity(config, identity)) as journal:
-            _sample(config, rows, tokenizer, journal)
+            missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
+            drawn = f"{total} samples, {len(missing)} of them still to draw"
+            print(f"{len(rows)} prompts, {drawn}, {config.challenger}")
+            specs = [retrieval_spec(config), solver_spec(config, SERVICE)]
+            play = partial(play_samples, config, tokenizer, missing, journal)
+            failed = with_services(config, specs, journal.path, play) if missing else []
+            for reason, times in Counter(failure.reason for failure in failed).most_common(3):
+                print(f"failed {times} times, to be retried by the next run: {reason}")
             records = journal.records
         _select(config, rows, records, generator_name(config, identity), benchmark_questions)
 
@@ -162,25 +159,6 @@ def generator_name(config: DictConfig, identity: str) -> str:
     return f"{shown}@{identity[:_SHORT]}"
 
 
-def _sample(config: DictConfig, rows: Sequence[Row], tokenizer: Any, journal: Journal) -> None:
-    """Serve the challenger and run the missing conversations."""
-    missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
-    print(f"{len(rows)} prompts, {total} samples, {len(missing)} of them still to draw, {config.challenger}")
-    if not missing:
-        return
-    require_time(config.run.name, LAST_BEGIN_S)
-    # The old result would pass for that of unfinished work.
-    (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
-    write_resolved(config)
-    try:
-        with ServiceGroup([retrieval_spec(config), solver_spec(config, SERVICE)]) as services:
-            failed = asyncio.run(play_samples(config, tokenizer, missing, journal, services))
-    finally:
-        announce(journal.path)
-    for reason, times in Counter(failure.reason for failure in failed).most_common(3):
-        print(f"failed {times} times, to be retried by the next run: {reason}")
-
-
 async def play_samples(
     config: DictConfig,
     tokenizer: Any,
@@ -218,13 +196,13 @@ def _select(
     for name in (RESULT, REPORT, TRAIN, VAL, REJECTS):
         (folder / name).unlink(missing_ok=True)
     samples = [record for record in records if record["sample"] < config.samples]
+    by_prompt: dict[int, list[Row]] = defaultdict(list)
+    for sample in samples:
+        by_prompt[sample["prompt_index"]].append(sample)
     embedder = Embedder(EmbedderSpec(config.retrieval.embedder, config.retrieval.device))
     gates = Gates(
         gate_settings(config), embed=embedder.encode_queries, benchmark_questions=benchmark_questions
     )
-    by_prompt: dict[int, list[Row]] = defaultdict(list)
-    for sample in samples:
-        by_prompt[sample["prompt_index"]].append(sample)
     selection = select(by_prompt, rows, gates)
     write_rejects(selection.rejected, folder)
     split = write_solver_split(
@@ -249,7 +227,9 @@ def _select(
     written = {name: path for name, path in outputs.items() if path is not None}
     for path in (*written.values(), folder / REPORT):
         announce(path)
-    write_result(config, written, report["tokens_in"] + report["tokens_out"], figures(report))
+    shown = ("prompts", "accepted", "rejected", "samples", "missing_samples", "train_rows", "val_rows")
+    tokens = report["tokens_in"] + report["tokens_out"]
+    write_result(config, written, tokens, {name: report[name] for name in shown})
 
 
 def synthesis_report(
@@ -265,9 +245,15 @@ def synthesis_report(
     """
     sampled = Counter(record["prompt_index"] for record in records)
     indices = [row["extra_info"]["index"] for row in rows]
+    prompts = Counter(row["extra_info"]["hop"] for row in rows)
+    accepted = Counter(pair.hop for pair in selection.accepted)
+    rejected = Counter(rejection.hop for rejection in selection.rejected)
     return {
         **selection.counts,
-        "per_hop": _per_hop(rows, selection),
+        "per_hop": {
+            str(hop): {"prompts": prompts[hop], "accepted": accepted[hop], "rejected": rejected[hop]}
+            for hop in sorted(prompts)
+        },
         "missing_samples": len(rows) * samples_per_prompt - len(records),
         "prompts_without_sample": sum(sampled[index] == 0 for index in indices),
         "tokens_in": sum(record["tokens_in"] for record in records),
@@ -277,24 +263,16 @@ def synthesis_report(
     }
 
 
-def figures(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a report that the loop's table shows."""
-    names = ("prompts", "accepted", "rejected", "samples", "missing_samples", "train_rows", "val_rows")
-    return {name: report[name] for name in names}
-
-
 def print_report(report: Mapping[str, Any], name: str) -> None:
     """Print accepted and rejected prompts per hop, and how many pairs each gate refused."""
-    hops = _table(f"{name}: prompts", "hops", "prompts", "accepted", "rejected")
+    hops = new_table(f"{name}: prompts", "hops", ">prompts", ">accepted", ">rejected")
     for hop, counts in report["per_hop"].items():
         hops.add_row(hop, *(str(counts[key]) for key in ("prompts", "accepted", "rejected")))
-    gates = _table("gates, over the samples that are pairs", "gate", "judged", "refused", "share")
+    gates = new_table("gates, over the samples that are pairs", "gate", ">judged", ">refused", ">share")
     for gate, counts in report["gates"].items():
         share = f"{counts['refused'] / counts['judged']:.1%}" if counts["judged"] else "–"
         gates.add_row(gate, str(counts["judged"]), str(counts["refused"]), counts.get("note", share))
-    console = Console(width=_WIDTH)
-    console.print(hops)
-    console.print(gates)
+    console().print(hops, gates)
     print(f"{report['samples']} samples, {report['pairs']} of them pairs of a question and an answer")
     if report["missing_samples"]:
         print(
@@ -302,21 +280,3 @@ def print_report(report: Mapping[str, Any], name: str) -> None:
             f"({report['prompts_without_sample']} prompts have none): rerun to draw them"
         )
     print(f"{report['accepted']} of {report['prompts']} prompts gave a pair")
-
-
-def _per_hop(rows: Sequence[Mapping[str, Any]], selection: Selection) -> dict[str, dict[str, int]]:
-    prompts = Counter(row["extra_info"]["hop"] for row in rows)
-    accepted = Counter(pair.hop for pair in selection.accepted)
-    rejected = Counter(rejection.hop for rejection in selection.rejected)
-    return {
-        str(hop): {"prompts": prompts[hop], "accepted": accepted[hop], "rejected": rejected[hop]}
-        for hop in sorted(prompts)
-    }
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column(first)
-    for column in others:
-        table.add_column(column, justify="right")
-    return table

@@ -26,14 +26,13 @@ from ops.services.services import ServiceGroup, ServiceSpec
 from ops.supervisor import NothingDone, Stalled, run_supervised
 from pipeline.checkpoints.export import export_policy
 from pipeline.checkpoints.resume import choose_start
-from pipeline.compose import RESOLVED, process_env, resolve, write_resolved
+from pipeline.compose import RESOLVED, process_env, write_resolved
 from pipeline.metrics import metrics_path, read_metrics, spent_tokens
 from pipeline.preflight.data import use_train_for_missing_val
-from pipeline.preflight.run import require
 from pipeline.stages.flow import flow_monitor
 from pipeline.stages.result import write_result
-from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
-from pipeline.stages.summary import print_summary, summarise
+from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.stages.summary import print_summary
 from pipeline.stages.watch import FLIGHT, PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
 from verl_ext.stop_time import NOTE, require_time, take_note
@@ -47,7 +46,7 @@ def run_challenger(config: DictConfig) -> None:
 
     Raises PreflightFailed before anything starts, ServiceDied or ChildFailed when a part of the run ends.
     """
-    config = _check_and_resolve(config, "challenger")
+    config = _prepare(config, "challenger")
     train(config, [retrieval_spec(config), solver_spec(config)])
     finish(config, {"export": export_policy(config, Path(config.run.dir))})
 
@@ -57,16 +56,14 @@ def run_solver(config: DictConfig) -> None:
 
     Raises PreflightFailed before anything starts, ServiceDied or ChildFailed when a part of the run ends.
     """
-    config = _check_and_resolve(config, "solver")
+    config = _prepare(config, "solver")
     train(config, [retrieval_spec(config)])
     finish(config, {})
 
 
-def _check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
+def _prepare(config: DictConfig, stage: str) -> DictConfig:
     """Run preflight, then choose ports, validation file and checkpoint; returns the resolved config."""
-    require(config, stage)
-    choose_ports(config)
-    config = resolve(config)
+    config = check_and_resolve(config, stage)
     use_train_for_missing_val(config)
     choose_start(config)
     return config
@@ -110,10 +107,7 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
         except Stalled as stalled:
             if not left:
                 raise
-            say(
-                "watchdog",
-                f"{stalled.summary}; restarting from the last checkpoint ({left - 1} left)",
-            )
+            say("watchdog", f"{stalled.summary}; restarting from the last checkpoint ({left - 1} left)")
         require_time(config.run.name, START_S)
         _tidy(folder)
         _plan_validation(config, folder)
@@ -134,12 +128,8 @@ def _raise_if_out_of_time(config: DictConfig, folder: Path, services: ServiceGro
 def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
     """Print the summary and write the stage's result: the last checkpoint and `outputs`."""
     folder = Path(config.run.dir)
-    print_summary(config)
-    steps = read_metrics(folder)
     checkpoint = step_folder(folder, saved_step(folder))
-    write_result(
-        config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), summarise(steps, config.method)
-    )
+    write_result(config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), print_summary(config))
 
 
 def _tidy(folder: Path) -> None:
@@ -173,6 +163,7 @@ def _plan_validation(config: DictConfig, folder: Path) -> None:
 
 
 def _trainer(config: DictConfig, folder: Path) -> Command:
+    root = str(Path(__file__).resolve().parents[2])
     return Command(
         name="trainer",
         command=(
@@ -182,26 +173,21 @@ def _trainer(config: DictConfig, folder: Path) -> Command:
             *("hydra.run.dir=" + str(folder / "logs"), "hydra.output_subdir=null", "hydra/job_logging=none"),
         ),
         log_path=folder / "logs" / "trainer.log",
-        env=_trainer_env(config, folder),
+        env={
+            "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
+            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            # veRL warns in every process of engines that are not installed.
+            "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
+            # Ray's usage reports would be the only thing that leaves the machine.
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "TENSORBOARD_DIR": str(folder / "tensorboard"),
+            "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
+            "WANDB_DIR": str(folder),
+            "WANDB_MODE": os.environ.get("WANDB_MODE")
+            or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
+            **watched_env(config),
+            **process_env(config),
+        },
     )
-
-
-def _trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[2])
-    return {
-        "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        # veRL warns in every process of engines that are not installed.
-        "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
-        # Ray's usage reports would be the only thing that leaves the machine.
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "TENSORBOARD_DIR": str(folder / "tensorboard"),
-        "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
-        "WANDB_DIR": str(folder),
-        "WANDB_MODE": os.environ.get("WANDB_MODE")
-        or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
-        **watched_env(config),
-        **process_env(config),
-    }

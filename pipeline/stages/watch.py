@@ -16,15 +16,8 @@ from ops.watchdog.diagnosis import Landmarks
 from ops.watchdog.movement import Patience
 from ops.watchdog.watchdog import WatchPlan
 
-HEARTBEATS = "heartbeats.jsonl"
 PROGRESS = "progress"
 FLIGHT = "flight"
-
-COUNTED_PHASES = frozenset({"rollout", "validation"})
-"""Only there does finished work count: in an asynchronous mode rollouts continue while an update may hang."""
-
-WRITING_PHASES = {"save": "global_step_*"}
-"""There a growing checkpoint counts as movement: a large one takes longer than any limit on silence."""
 
 WAITS_ON = {
     "buffer": ("prompts",),
@@ -112,14 +105,16 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
     fixed = {str(phase): float(limit) for phase, limit in watchdog.limits.items() if limit is not None}
     return WatchPlan(
         folder=folder,
-        heartbeats=folder / HEARTBEATS,
+        heartbeats=folder / "heartbeats.jsonl",
         progress=folder / PROGRESS,
         patience=Patience(
             cold_start_s=watchdog.cold_start_s, floor_s=watchdog.floor_s, factor=watchdog.factor, fixed=fixed
         ),
         flow=flow.snapshot if flow else lambda: None,
-        counted_phases=COUNTED_PHASES,
-        writing_phases=WRITING_PHASES,
+        # Only there does finished work count: asynchronous rollouts continue while an update may hang.
+        counted_phases=frozenset({"rollout", "validation"}),
+        # A growing checkpoint is movement: a large one takes longer than any limit on silence.
+        writing_phases={"save": "global_step_*"},
         landmarks=LANDMARKS,
         stall_action=watchdog.policy,
         native=watchdog.native_stacks,
