@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from ops.causes import first_cause
+from ops.causes import Cause, first_cause
 from ops.process.child import Child, ChildError, Command, describe_exit
 from ops.process.logs import OUT_OF_TIME, say
 from ops.services.services import ServiceGroup
@@ -62,8 +62,8 @@ def run_supervised(
     try:
         return _until_its_end(child, services, watchdog)
     except BaseException as error:
-        from_outside = isinstance(error, KeyboardInterrupt | SystemExit)
-        events.add("end", main.name, _how_it_ended(error), **({"from_outside": True} if from_outside else {}))
+        from_outside = {"from_outside": True} if isinstance(error, KeyboardInterrupt | SystemExit) else {}
+        events.add("end", main.name, _how_it_ended(error), **from_outside)
         raise
     finally:
         if watchdog:
@@ -78,24 +78,31 @@ def _how_it_ended(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "ended from outside: Ctrl-C"
     if isinstance(error, SystemExit):
-        return (
-            f"ended from outside: {describe_exit(error.code) if isinstance(error.code, int) else error.code}"
-        )
+        code = error.code
+        return f"ended from outside: {describe_exit(code) if isinstance(code, int) else code}"
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -> int:
+    name = child.spec.name
     while True:
         code = child.poll()
         if code == 0:
-            return _ended_well(child, services, watchdog)
+            services.events.add("exit", name, "ended without an error", code=0)
+            if watchdog and watchdog.plan.must_begin and not watchdog.has_begun():
+                raise NothingDone(
+                    f"{name!r} ended without an error and without a single step: its data may be "
+                    "empty, its last step already behind it, or an exception was swallowed on the way",
+                    child,
+                )
+            return 0
         services.check()  # first: a command that fails because its service died is not the cause
         if code is not None:
             time.sleep(_BLAME_S)
             services.check()
             if code == os.EX_TEMPFAIL:
-                text = f"{child.spec.name!r} stopped before its work was done; a rerun resumes it"
-                services.events.add(OUT_OF_TIME, child.spec.name, text)
+                text = f"{name!r} stopped before its work was done; a rerun resumes it"
+                services.events.add(OUT_OF_TIME, name, text)
                 raise Unfinished(text, child)
             raise _failed(child, code, services, watchdog)
         if watchdog:
@@ -109,24 +116,14 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
         time.sleep(_POLL_S)
 
 
-def _ended_well(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -> int:
-    services.events.add("exit", child.spec.name, "ended without an error", code=0)
-    if watchdog and watchdog.plan.must_begin:
-        watchdog.movement.clock.read()
-        marks = watchdog.plan.landmarks
-        if watchdog.movement.clock.entered <= marks.start_phases | marks.end_phases:
-            raise NothingDone(
-                f"{child.spec.name!r} ended without an error and without a single step: its data may be "
-                "empty, its last step already behind it, or an exception was swallowed on the way",
-                child,
-            )
-    return 0
-
-
 def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog | None) -> ChildFailed:
     """The error of a main command that failed by itself, with the cause that its log shows."""
-    text = f"{child.spec.name!r} failed: {describe_exit(code)}{_kernel_says(code, watchdog)}"
-    known = watchdog.plan.landmarks.causes if watchdog else ()
+    ended = describe_exit(code)
+    known: tuple[Cause, ...] = ()
+    if watchdog:
+        ended = watchdog.oom.describe_exit(code, watchdog.sampler.pids)
+        known = watchdog.plan.landmarks.causes
+    text = f"{child.spec.name!r} failed: {ended}"
     blamed: dict[str, str] = {}
     if found := first_cause(error_lines(child.spec.log_path, child.log_offset), known):
         _, cause = found
@@ -135,11 +132,3 @@ def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog 
     event = text.replace("\n", "; ")
     services.events.add("exit", child.spec.name, event, code=code, first_error=child.first_error, **blamed)
     return ChildFailed(text, child)
-
-
-def _kernel_says(code: int, watchdog: Watchdog | None) -> str:
-    if watchdog is None or code not in (-9, 137):
-        return ""
-    pids = {process.pid for tree in watchdog.sampler.processes.values() for process in tree}
-    why = watchdog.oom.explain(pids)
-    return f": {why}" if why else ""

@@ -88,7 +88,7 @@ def gone(pid: int) -> bool:
 def test_services_answer_inside_the_group_and_no_process_of_theirs_is_left_after_it(tmp_path: Path) -> None:
     with ServiceGroup([service(tmp_path, "retrieval"), service(tmp_path, "solver")]) as group:
         assert [one.probe() for one in group.services] == [None, None]
-        assert group.dead() == []
+        assert [one.poll() for one in group.services] == [None, None]
         run_ids = [one.run_id for one in group.services]
         assert all(marked_processes(run_id) for run_id in run_ids)
     assert [marked_processes(run_id) for run_id in run_ids] == [[], []]

@@ -48,13 +48,13 @@ def test_every_phase_has_a_key_for_a_limit_of_its_own(config: DictConfig) -> Non
 def test_services_are_watched_by_real_work_and_only_retrieval_is_started_again(config: DictConfig) -> None:
     retrieval, solver = retrieval_spec(config), solver_spec(config)
     assert (retrieval.restarts, solver.restarts) == (3, 0)
-    assert retrieval.check.url.endswith("/health") and retrieval.check.metrics_url
-    assert solver.check.work == ("engine_generated_tokens_total",)
+    assert retrieval.liveness.url.endswith("/health") and retrieval.liveness.metrics_url
+    assert solver.liveness.work == ("engine_generated_tokens_total",)
 
 
 def test_sglang_is_asked_for_a_token(hang: DictConfig) -> None:
     solver = solver_spec(hang)
-    assert solver.check.url.endswith("/health_generate")
+    assert solver.liveness.url.endswith("/health_generate")
     assert "--enable-metrics" in solver.command
 
 

@@ -109,10 +109,10 @@ def test_the_list_has_exactly_the_arguments_of_the_solvers_command_line(gpu_conf
 
 def test_the_solvers_health_checks_use_routes_and_a_metric_of_the_list(gpu_config: Any) -> None:
     spec = solver_spec(gpu_config)
-    assert {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.check.url)} == used_by(
+    assert {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.liveness.url)} == used_by(
         SERVER, "route"
     )
-    assert set(spec.check.work) == used_by(SERVER, "metric")
+    assert set(spec.liveness.work) == used_by(SERVER, "metric")
 
 
 def test_the_list_has_exactly_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:

@@ -36,49 +36,29 @@ def find_symptoms(before: Snapshot, now: Snapshot, waits_on: WaitsOn, floor_s: f
     """The symptoms between two snapshots; a first batch may take `floor_s` seconds before it is judged."""
     if now.ended:
         return []
-    return [
-        *_warmup_dropping(before, now, floor_s),
-        *_filling_up(before, now),
-        *_errors(before, now),
-        *_dropping(before, now),
-        *_lost(before, now, waits_on),
-    ]
+    return [*_at_points(before, now, floor_s), *_lost(before, now, waits_on)]
 
 
-def _warmup_dropping(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symptom]:
-    """The first batch does not fill up, because what arrives is dropped."""
-    waiting = now.waiting
-    if waiting is None or not now.warmup or not waiting.is_short or waiting.since_s < floor_s:
-        return
-    drops = _grown(before, now, "dropped")
-    fills = before.waiting is None or waiting.have > before.waiting.have
-    if drops and not fills:
+def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symptom]:
+    drops, waiting = _grown(before, now, "dropped"), now.waiting
+    is_late = now.warmup and waiting and waiting.is_short and waiting.since_s >= floor_s
+    if drops and is_late and waiting and before.waiting and waiting.have <= before.waiting.have:
+        # The first batch does not fill up, because what arrives is dropped.
         name, count = max(drops.items(), key=lambda item: item[1])
         text = f"{waiting}; {count:.0f} more were dropped since the last snapshot"
         yield Symptom("warm-up stalled", name, text, "Find out why this point drops what it is given")
-
-
-def _filling_up(before: Snapshot, now: Snapshot) -> Iterator[Symptom]:
-    """A bounded point is almost full and does not empty: what comes next is refused or dropped."""
     for name, point in now.points.items():
+        # A bounded point is almost full and does not empty: what comes next is refused or dropped.
         earlier = before.points.get(name)
         if not point.capacity or point.depth is None or earlier is None or earlier.depth is None:
             continue
         if point.depth >= _FULL_SHARE * point.capacity and point.depth >= earlier.depth:
             text = f"{point.depth:g} of {point.capacity:g} places are taken, {earlier.depth:g} before"
             yield Symptom("queue near capacity", name, text, "Speed up the next point, or give it more room")
-
-
-def _errors(before: Snapshot, now: Snapshot) -> Iterator[Symptom]:
-    """Something has failed in a point since the last snapshot."""
     for name, count in _grown(before, now, "errors").items():
         text = f"{count:.0f} more have failed, {now.points[name].errors:.0f} in all"
         yield Symptom("errors", name, text, "The log of its component has the exception")
-
-
-def _dropping(before: Snapshot, now: Snapshot) -> Iterator[Symptom]:
-    """Much of what a point is given is dropped."""
-    for name, dropped in _grown(before, now, "dropped").items():
+    for name, dropped in drops.items():
         left = dropped + max(now.points[name].out - before.points[name].out, 0.0)
         if dropped > _DROPPED_SHARE * left:
             text = f"{dropped:.0f} of the {left:.0f} that left it were dropped"
@@ -101,11 +81,10 @@ def _lost(before: Snapshot, now: Snapshot, waits_on: WaitsOn) -> Iterator[Sympto
             f"{samples.invalid:.0f} + failed {samples.failed:.0f} + stale {samples.stale:.0f} + filtered "
             f"{samples.filtered:.0f} + in flight {samples.in_flight:.0f} is {lost:.0f} fewer"
         )
-        between = next(
-            (f"between {feeders[0]} and {name}" for name, feeders in waits_on.items() if name in now.points),
-            "unknown",
+        known = (
+            f"between {feeders[0]} and {name}" for name, feeders in waits_on.items() if name in now.points
         )
-        yield Symptom("samples lost", between, text, "Look for a worker that died in between")
+        yield Symptom("samples lost", next(known, "unknown"), text, "Look for a worker that died in between")
 
 
 def _grown(before: Snapshot, now: Snapshot, count: str) -> dict[str, float]:

@@ -29,20 +29,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ops.flow.checks import Symptom, find_symptoms
-from ops.flow.snapshot import SUSPENDED_S, FlowPoint, Snapshot, WaitsOn, follow
+from ops.flow.snapshot import SUSPENDED_S, Snapshot, WaitsOn, follow
 from ops.flow.sources import Source, merge
 from ops.process.logs import say
 
 FLOW_FILE = "flow.jsonl"
-_RATES = ("produced", "accepted", "invalid", "stale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +84,7 @@ class FlowMonitor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the thread."""
         self._end.set()
         self._thread.join(5.0)
@@ -119,7 +115,11 @@ class FlowMonitor:
         suspended = before is not None and taken.time - before.time > SUSPENDED_S + self._times.every_s
         snapshot = self.last = follow(before, taken, suspended=suspended)
         symptoms = find_symptoms(before, snapshot, self._waits_on, self._times.floor_s) if before else []
-        self._write(before, snapshot, symptoms)
+        record = to_record(before, snapshot) | {"symptoms": [asdict(symptom) for symptom in symptoms]}
+        with suppress(OSError):  # a full disk loses lines, never the run
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
         if not snapshot.ended:
             self._log_symptoms(symptoms, now)
         if now - self._logged_at >= self._times.log_every_s:
@@ -139,13 +139,6 @@ class FlowMonitor:
             if now - seen > self._times.log_every_s:
                 del self._lasting[check, point]
                 self._log("flow", f"{check}, {point}: over")
-
-    def _write(self, before: Snapshot | None, now: Snapshot, symptoms: Sequence[Symptom]) -> None:
-        record = to_record(before, now) | {"symptoms": [asdict(symptom) for symptom in symptoms]}
-        with suppress(OSError):  # a full disk loses lines, never the run
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
 
 
 def to_record(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
@@ -174,7 +167,7 @@ def rates(before: Snapshot | None, now: Snapshot) -> dict[str, float] | None:
     seconds = now.time - before.time
     return {
         name: round(max(getattr(now.samples, name) - getattr(before.samples, name), 0.0) / seconds, 3)
-        for name in _RATES
+        for name in ("produced", "accepted", "invalid", "stale")
     }
 
 
@@ -183,25 +176,20 @@ def line(before: Snapshot | None, now: Snapshot) -> str:
     parts = []
     if per_second := rates(before, now):
         parts.append(" ".join(f"{name} {rate:.2g}/s" for name, rate in per_second.items()))
-    held = [_held(name, point) for name, point in now.points.items() if point.depth is not None]
+    held = []
+    for name, point in now.points.items():
+        if point.depth is not None:
+            room = f"/{point.capacity:g}" if point.capacity else ""
+            age = f" ({point.oldest_age_s:.0f} s)" if point.depth and point.oldest_age_s is not None else ""
+            held.append(f"{name} {point.depth:g}{room}{age}")
     parts.append(", ".join(held) or "no point is known yet")
     if waiting := now.waiting:
         what = "warm-up" if now.warmup else "next batch"
         parts.append(f"{what} {waiting.have:g}/{waiting.want:g} for {waiting.since_s:.0f} s")
     if staleness := now.about.get("staleness"):
-        parts.append(_staleness(staleness))
+        # Off-policy lag in steps: the most in the buffer, the last batch's mean, the limit; groups evicted.
+        limit = "no limit" if staleness.get("limit") is None else f"limit {staleness['limit']}"
+        lag = f"behind {staleness.get('waiting_max', 0):g}, trained {staleness.get('trained_mean', 0):.2g}"
+        parts.append(f"{lag} ({limit}), evicted {staleness.get('evicted', 0):g}")
     step = now.about.get("step")
     return (f"step {step}: " if step is not None else "") + " | ".join(parts)
-
-
-def _held(name: str, point: FlowPoint) -> str:
-    room = f"/{point.capacity:g}" if point.capacity else ""
-    age = f" ({point.oldest_age_s:.0f} s)" if point.depth and point.oldest_age_s is not None else ""
-    return f"{name} {point.depth:g}{room}{age}"
-
-
-def _staleness(staleness: Mapping[str, Any]) -> str:
-    """Off-policy lag in steps: the most in the buffer, the last batch's mean, the limit; groups evicted."""
-    limit = "no limit" if staleness.get("limit") is None else f"limit {staleness['limit']}"
-    waiting, trained = staleness.get("waiting_max", 0), staleness.get("trained_mean", 0)
-    return f"behind {waiting:g}, trained {trained:.2g} ({limit}), evicted {staleness.get('evicted', 0):g}"

@@ -71,11 +71,8 @@ class FlowPoint:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], at: float) -> FlowPoint:
         """Read the JSON form written at that time; unknown keys are ignored."""
-        known = {name: data[name] for name in _POINT_KEYS if name in data}
-        return cls(came=data.get("in", 0.0), at=at, **known)
-
-
-_POINT_KEYS = ("depth", "oldest_age_s", "out", "dropped", "errors", "capacity", "work", "role")
+        known = ("depth", "oldest_age_s", "out", "dropped", "errors", "capacity", "work", "role")
+        return cls(came=data.get("in", 0.0), at=at, **{name: data[name] for name in known if name in data})
 
 
 @dataclass(frozen=True)
@@ -147,21 +144,17 @@ def follow(before: Snapshot | None, now: Snapshot, *, suspended: bool = False) -
     """`now` with the stillness of each point, counted on from `before`; `suspended` time does not count."""
     if before is None:
         return now
-    points = {
-        name: _followed(before.points.get(name), point, suspended) for name, point in now.points.items()
-    }
+    points = dict(now.points)
+    for name in points.keys() & before.points.keys():
+        earlier, point = before.points[name], points[name]
+        if point.moved != earlier.moved:
+            still, usual = 0.0, max(earlier.usual_s, earlier.still_s)
+        else:
+            elapsed = 0.0 if suspended else point.at - earlier.at
+            # An empty point is not still: nothing in it could move.
+            still, usual = earlier.still_s + elapsed if point.depth else 0.0, earlier.usual_s
+        points[name] = replace(point, still_s=still, usual_s=usual)
     return replace(now, points=points)
-
-
-def _followed(before: FlowPoint | None, now: FlowPoint, suspended: bool) -> FlowPoint:
-    if before is None:
-        return now
-    if now.moved != before.moved:
-        return replace(now, still_s=0.0, usual_s=max(before.usual_s, before.still_s))
-    # An empty point is not still: nothing in it could move.
-    elapsed = 0.0 if suspended else now.at - before.at
-    still = before.still_s + elapsed if now.depth else 0.0
-    return replace(now, still_s=still, usual_s=before.usual_s)
 
 
 def far_end(points: Mapping[str, FlowPoint], waits_on: WaitsOn, *starts: str) -> str | None:
@@ -188,11 +181,11 @@ def _ends(points: Mapping[str, FlowPoint], waits_on: WaitsOn, path: tuple[str, .
     return beyond or ([path] if point is not None and point.depth else [])
 
 
-def undrained(now: Snapshot) -> list[str]:
+def undrained(now: Snapshot) -> dict[str, FlowPoint]:
     """Queues that hold something for the next point to take; one that the trainer waits on is not."""
     awaited = now.waiting.point if now.waiting and now.waiting.is_short else None
-    return [
-        name
+    return {
+        name: point
         for name, point in now.points.items()
         if point.role == "queue" and point.depth and name != awaited
-    ]
+    }

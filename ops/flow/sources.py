@@ -26,28 +26,24 @@ def counters_source(path: Path, since: float) -> Source:
     def read(now: float) -> Snapshot | None:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             record = json.loads(path.read_text(encoding="utf-8"))
-            if record["time"] >= since:
-                return _snapshot(record, now)
+            if (at := record["time"]) < since:
+                return None
+            if (waiting := record.get("waiting")) is not None:
+                waited = max(at - waiting["since"], 0.0)
+                waiting = Waiting(waiting["point"], waiting["have"], waiting["want"], waited)
+            return Snapshot(
+                time=at,
+                points={name: FlowPoint.from_dict(point, at) for name, point in record["points"].items()},
+                samples=Samples(**record["samples"]) if record.get("samples") else None,
+                waiting=waiting,
+                warmup=bool(record.get("warmup")),
+                silent_s=max(now - at, 0.0),
+                ended=bool(record.get("ended")),
+                about=record.get("about", {}),
+            )
         return None
 
     return read
-
-
-def _snapshot(record: Mapping[str, Any], now: float) -> Snapshot:
-    at = record["time"]
-    if (waiting := record.get("waiting")) is not None:
-        waited = max(at - waiting["since"], 0.0)
-        waiting = Waiting(waiting["point"], waiting["have"], waiting["want"], waited)
-    return Snapshot(
-        time=at,
-        points={name: FlowPoint.from_dict(point, at) for name, point in record["points"].items()},
-        samples=Samples(**record["samples"]) if record.get("samples") else None,
-        waiting=waiting,
-        warmup=bool(record.get("warmup")),
-        silent_s=max(now - at, 0.0),
-        ended=bool(record.get("ended")),
-        about=record.get("about", {}),
-    )
 
 
 def workers_source(folder: Path, kinds: Collection[str], since: float, work: Mapping[str, str]) -> Source:
@@ -91,19 +87,12 @@ def service_source(name: str, url: str, metrics: QueueMetrics) -> Source:
         counters = read_counters(url)
         if metrics.depth not in counters:
             return None
-
-        def count(metric: str | None) -> float:
-            return counters.get(metric, 0.0) if metric else 0.0
-
-        depth, out, dropped = count(metrics.depth), count(metrics.out), count(metrics.dropped)
-        point = FlowPoint(
-            depth=depth,
-            came=depth + out + dropped,
-            out=out,
-            dropped=dropped,
-            errors=count(metrics.errors),
-            at=now,
+        depth, out, dropped, errors = (
+            counters.get(metric, 0.0) if metric else 0.0
+            for metric in (metrics.depth, metrics.out, metrics.dropped, metrics.errors)
         )
+        came = depth + out + dropped
+        point = FlowPoint(depth=depth, came=came, out=out, dropped=dropped, errors=errors, at=now)
         return Snapshot(time=now, points={name: point})
 
     return read

@@ -8,11 +8,10 @@ Each worker keeps one file in the run's progress folder and updates it every sec
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ops.flow.snapshot import FlowPoint
 
@@ -49,28 +48,27 @@ def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) 
         for path in sorted(folder.glob("*.json")):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 record = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-                if pids is None or record["pid"] in pids:
-                    workers.append(_worker(record, now))
+                if pids is not None and record["pid"] not in pids:
+                    continue
+                # Ages are those at the time of writing: a stopped worker is not waiting for others.
+                written, pid = float(record["time"]), int(record["pid"])
+                ticks = [float(tick) for tick in record["loops"]]
+                calls = tuple(
+                    OpenCall(str(kind), pid, max(written - since, 0.0), limit)
+                    for kind, since, limit in record["open"]
+                )
+                workers.append(
+                    Worker(
+                        pid=pid,
+                        title=str(record["title"]),
+                        done={str(kind): float(count) for kind, count in record["done"].items()},
+                        failed={str(kind): float(count) for kind, count in record["failed"].items()},
+                        calls=calls,
+                        silent_s=max(now - written, 0.0),
+                        loop_silent_s=max(written - min(ticks), 0.0) if ticks else None,
+                    )
+                )
     return workers
-
-
-def _worker(record: dict[str, Any], now: float) -> Worker:
-    # Ages are those at the time of writing: a stopped worker is not waiting for others.
-    written = float(record["time"])
-    pid = int(record["pid"])
-    ticks = [float(tick) for tick in record["loops"]]
-    return Worker(
-        pid=pid,
-        title=str(record["title"]),
-        done={str(kind): float(count) for kind, count in record["done"].items()},
-        failed={str(kind): float(count) for kind, count in record["failed"].items()},
-        calls=tuple(
-            OpenCall(str(kind), pid, max(written - since, 0.0), limit)
-            for kind, since, limit in record["open"]
-        ),
-        silent_s=max(now - written, 0.0),
-        loop_silent_s=max(written - min(ticks), 0.0) if ticks else None,
-    )
 
 
 def finished(workers: Sequence[Worker]) -> dict[str, float]:
@@ -87,15 +85,25 @@ def open_calls(workers: Sequence[Worker]) -> list[OpenCall]:
     return sorted((call for worker in workers for call in worker.calls), key=lambda call: -call.age_s)
 
 
+def ages(calls: Iterable[OpenCall]) -> dict[str, list[float]]:
+    """The ages of calls in seconds, by kind."""
+    found: dict[str, list[float]] = {}
+    for call in calls:
+        found.setdefault(call.kind, []).append(call.age_s)
+    return found
+
+
 def call_point(workers: Sequence[Worker], kind: str, now: float) -> FlowPoint:
     """The calls of one kind as a flow point."""
-    ages = [call.age_s + worker.silent_s for worker in workers for call in worker.calls if call.kind == kind]
+    waited = [
+        call.age_s + worker.silent_s for worker in workers for call in worker.calls if call.kind == kind
+    ]
     done = sum(worker.done.get(kind, 0.0) for worker in workers)
     failed = sum(worker.failed.get(kind, 0.0) for worker in workers)
     return FlowPoint(
-        depth=len(ages),
-        oldest_age_s=max(ages, default=None),
-        came=done + failed + len(ages),
+        depth=len(waited),
+        oldest_age_s=max(waited, default=None),
+        came=done + failed + len(waited),
         out=done,
         errors=failed,
         at=now,

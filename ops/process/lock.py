@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
 
 from ops.errors import UserError
 
@@ -46,9 +45,7 @@ class HeldLock:
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release it; the file stays, since removing it would let two processes lock two files."""
         os.close(self._descriptor)
 

@@ -13,10 +13,12 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
+
+from ops.process.child import describe_exit
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -67,12 +69,16 @@ class OomWatch:
     def explain(self, pids: Collection[int]) -> str | None:
         """The kernel's reason for killing one of `pids` (a process tree's), None if it did not."""
         self._read_log()
-        named = sorted(self._killed & set(pids))
-        if named:
-            return f"the kernel killed pid {named[0]} for lack of memory"
+        if named := self._killed & set(pids):
+            return f"the kernel killed pid {min(named)} for lack of memory"
         if count := self.kills():
             return f"the kernel has killed {count} process(es) of this cgroup for lack of memory meanwhile"
         return None
+
+    def describe_exit(self, code: int, pids: Collection[int]) -> str:
+        """How the process tree `pids` ended, in words, with the kernel's reason if it was killed."""
+        why = self.explain(pids) if code in (-9, 137) else None
+        return describe_exit(code) + (f": {why}" if why else "")
 
     def _count(self) -> int:
         """The kills counted so far in this process's own cgroup of each hierarchy."""
@@ -100,8 +106,7 @@ class OomWatch:
             self._killed.update(int(pid) for pid in _KILLED.findall(record.decode(errors="replace")))
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Files(NamedTuple):
     """The names of a cgroup's files, and of the file cache's line in memory.stat."""
 
     limit: str

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 
@@ -31,52 +31,38 @@ class Gpus:
 
     def __init__(self) -> None:
         """Load NVML once."""
-        self._nvml: Any = _load()
+        self._nvml: Any = None
+        with suppress(ImportError):
+            import pynvml
+
+            with suppress(pynvml.NVMLError):  # the package is there, the driver is not
+                pynvml.nvmlInit()
+                self._nvml = pynvml
 
     def read(self) -> list[GpuSample]:
         """One reading of each GPU; one that has fallen off the bus is left out."""
-        if self._nvml is None:
+        if (nvml := self._nvml) is None:
             return []
-        try:
-            count = self._nvml.nvmlDeviceGetCount()
-        except self._nvml.NVMLError:
-            return []
-        return [gpu for index in range(count) if (gpu := self._read_one(index)) is not None]
-
-    def _read_one(self, index: int) -> GpuSample | None:
-        nvml = self._nvml
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-        except nvml.NVMLError:
-            return None
-        try:
-            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            of = {process.pid: (process.usedGpuMemory or 0) >> 20 for process in running}
-        except nvml.NVMLError:
-            of = {}
-        return GpuSample(index, memory.used >> 20, memory.total >> 20, busy, of)
-
-
-def _load() -> ModuleType | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # the package is there, the driver is not
-        return None
-    module: ModuleType = pynvml
-    return module
+        count, found = 0, []
+        with suppress(nvml.NVMLError):
+            count = nvml.nvmlDeviceGetCount()
+        for index in range(count):
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                of: dict[int, int] = {}
+                with suppress(nvml.NVMLError):
+                    running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                    of = {process.pid: (process.usedGpuMemory or 0) >> 20 for process in running}
+                found.append(GpuSample(index, memory.used >> 20, memory.total >> 20, busy, of))
+        return found
 
 
 def gpus_here() -> int:
     """The number of GPUs of this machine, as nvidia-smi lists them; 0 without it."""
     if shutil.which("nvidia-smi") is None:
         return 0
-    listing = subprocess.run(
-        ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False
-    ).stdout
+    command = ["nvidia-smi", "--list-gpus"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return sum(line.startswith("GPU ") for line in listing.splitlines())

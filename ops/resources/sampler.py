@@ -34,15 +34,29 @@ class Sampler:
         self._gpus = Gpus()
         self._before: dict[str, tuple[float, float]] = {}
         self.last: dict[str, dict[str, Any]] = {}
-        self.processes: dict[str, list[Process]] = {}
+        self.pids: set[int] = set()
+        """Of all components, when last sampled."""
 
     def sample(self, roots: Mapping[str, int], now: float) -> None:
         """Sample the process trees of `roots` (pid by component) once; what cannot be written is dropped."""
         trees = descendants(roots.values())
-        self.processes = {name: trees[pid] for name, pid in roots.items()}
+        self.pids = {process.pid for tree in trees.values() for process in tree}
         gpus = self._gpus.read()
-        records = [self._component(name, processes, gpus, now) for name, processes in self.processes.items()]
-        records.append(self._host(gpus, now))
+        records = [self._component(name, trees[pid], gpus, now) for name, pid in roots.items()]
+        received, sent = _network_bytes()
+        shown = ("used_mb", "total_mb", "busy_percent")
+        records.append(
+            {
+                "time": round(now, 2),
+                "component": "host",
+                "load": os.getloadavg()[0],
+                "memory_free_mb": memory_free() // _MB,
+                "disk_free_gb": disk_free_gb(self._path.parent),
+                "net_in_mb": received // _MB,
+                "net_out_mb": sent // _MB,
+                "gpus": [{name: getattr(gpu, name) for name in shown} for gpu in gpus],
+            }
+        )
         self.last = {record["component"]: record for record in records}
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,22 +84,6 @@ class Sampler:
             "read_mb": sum(read for read, _ in moved) // _MB,
             "write_mb": sum(written for _, written in moved) // _MB,
             "gpu_mb": sum(mb for gpu in gpus for pid, mb in gpu.memory_mb_of.items() if pid in pids),
-        }
-
-    def _host(self, gpus: list[GpuSample], now: float) -> dict[str, Any]:
-        received, sent = _network_bytes()
-        return {
-            "time": round(now, 2),
-            "component": "host",
-            "load": os.getloadavg()[0],
-            "memory_free_mb": memory_free() // _MB,
-            "disk_free_gb": disk_free_gb(self._path.parent),
-            "net_in_mb": received // _MB,
-            "net_out_mb": sent // _MB,
-            "gpus": [
-                {"used_mb": gpu.used_mb, "total_mb": gpu.total_mb, "busy_percent": gpu.busy_percent}
-                for gpu in gpus
-            ],
         }
 
 

@@ -20,11 +20,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
-from ops.process.child import Child, ChildError, Command, describe_exit
+from ops.process.child import Child, ChildError, Command
 from ops.process.logs import EVENTS_FILE, EventLog, say
 from ops.process.tree import descendants
 from ops.resources.cgroup import OomWatch
@@ -49,11 +48,6 @@ class ServiceSpec(Command):
     """How it is watched once it is ready; by default `health_url` is probed."""
     restarts: int = 0
     """How often in a series of crashes or hangs it is restarted; 0 ends the run instead."""
-
-    @property
-    def check(self) -> HealthCheck:
-        """How it is watched."""
-        return self.liveness or HealthCheck(url=self.health_url)
 
 
 class ServiceDied(ChildError):
@@ -89,8 +83,10 @@ class Service(Child):
 
     def set_ready(self) -> None:
         """Watch its health from now on."""
+        self.cpu_s()
         self.ready_at = time.monotonic()
-        self.monitor = HealthMonitor(self.spec.name, self.spec.check, self.cpu_s)
+        check = self.spec.liveness or HealthCheck(url=self.spec.health_url)
+        self.monitor = HealthMonitor(self.spec.name, check, self.cpu_s)
 
     def cpu_s(self) -> float:
         """CPU seconds that its processes have used so far."""
@@ -148,7 +144,8 @@ class ServiceGroup:
         """
         self._specs = tuple(specs)
         self._grace_s = grace_s
-        self.events = events or EventLog(_next_to_logs(self._specs))
+        logs = [spec.log_path.parent / EVENTS_FILE for spec in self._specs]
+        self.events = events or EventLog(logs[0] if logs else None)
         self.services: list[Service] = []
         self._series: defaultdict[str, _Series] = defaultdict(_Series)
         self.on_hung: Callable[[Service], str | None] = lambda service: None
@@ -165,21 +162,20 @@ class ServiceGroup:
                 say(spec.name, f"starting (at most {spec.startup_budget_s:.0f} s), log: {spec.log_path}")
                 self.events.add("start", spec.name, "starting")
                 self.services.append(Service(spec, self._grace_s))
-            self._wait_for_all()
+            while any(
+                service.ready_at is None or self._series[service.spec.name].again_at is not None
+                for service in self.services
+            ):
+                self.check()
+                time.sleep(_PROBE_EVERY_S)
         except BaseException:  # also Ctrl-C while waiting
             self.stop()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop all services."""
         self.stop()
-
-    def dead(self) -> list[Service]:
-        """Return the services that have ended, in the order of their start."""
-        return [service for service in self.services if service.poll() is not None]
 
     def check(self) -> None:
         """Detect what has crashed or hung: restart it if it has restarts left, else raise.
@@ -195,8 +191,9 @@ class ServiceGroup:
                 if time.monotonic() >= series.again_at:
                     series.again_at = None
                     self.services[place] = Service(service.spec, self._grace_s)
-            elif service.poll() is not None:
-                self._fail(service, ServiceDied, "crash", f"died: {self._how_it_ended(service)}")
+            elif (code := service.poll()) is not None:
+                how = self._oom.describe_exit(code, service.seen_pids)
+                self._fail(service, ServiceDied, "crash", f"died: {how}")
             elif service.ready_at is None:
                 self._poll_start(service)
             elif service.monitor and service.monitor.health.state == "hung":
@@ -238,12 +235,6 @@ class ServiceGroup:
         service.stop()  # its remaining processes would hold the port
         series.again_at = time.monotonic() + pause
 
-    def _how_it_ended(self, service: Service) -> str:
-        code = service.poll()
-        assert code is not None
-        why = self._oom.explain(service.seen_pids) if code in (-9, 137) else None
-        return f"{describe_exit(code)}{f': {why}' if why else ''}"
-
     def _poll_start(self, service: Service) -> None:
         """Probe a service that was started or restarted, without waiting for it."""
         spec, problem = service.spec, service.probe()
@@ -251,7 +242,10 @@ class ServiceGroup:
         if service.poll() is not None:  # a stranger answered on the port of a dead service
             return
         if problem is None:
-            self._ready(service)
+            text = f"ready after {waited:.1f} s"
+            say(spec.name, text)
+            self.events.add("ready", spec.name, text, seconds=round(waited, 2))
+            service.set_ready()
         elif waited > spec.startup_budget_s:
             what = (
                 f"was not healthy within {spec.startup_budget_s:g} s: {spec.health_url} answered: {problem}. "
@@ -264,26 +258,6 @@ class ServiceGroup:
             say(
                 spec.name, f"not ready yet: {waited:.0f} of at most {spec.startup_budget_s:.0f} s ({problem})"
             )
-
-    def _ready(self, service: Service) -> None:
-        waited = time.monotonic() - service.started
-        say(service.spec.name, f"ready after {waited:.1f} s")
-        self.events.add("ready", service.spec.name, f"ready after {waited:.1f} s", seconds=round(waited, 2))
-        service.cpu_s()
-        service.set_ready()
-
-    def _wait_for_all(self) -> None:
-        """Wait until each has been healthy; one that crashes afterwards is restarted as at any other time."""
-        while any(service.ready_at is None or self._is_down(service) for service in self.services):
-            self.check()
-            time.sleep(_PROBE_EVERY_S)
-
-    def _is_down(self, service: Service) -> bool:
-        return self._series[service.spec.name].again_at is not None
-
-
-def _next_to_logs(specs: tuple[ServiceSpec, ...]) -> Path | None:
-    return specs[0].log_path.parent / EVENTS_FILE if specs else None
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> None:

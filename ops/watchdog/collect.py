@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ops.causes import find_cause
+from ops.causes import first_cause
 from ops.process.child import Child
 from ops.process.logs import looks_like_error
 from ops.process.tree import STOPPED, descendants
@@ -17,7 +17,6 @@ from ops.watchdog.diagnosis import ServiceFact
 from ops.watchdog.stacks import Stack, dump_stacks
 
 _TAIL_BYTES = 1 << 20
-_MOST_ERRORS = 200
 
 
 def run_stacks(roots: Mapping[str, int], deadline_s: float, native: bool) -> list[Stack]:
@@ -62,7 +61,7 @@ def first_errors(children: Sequence[Child], since: Mapping[str, int] | None = No
         name = child.spec.name
         lines = error_lines(child.spec.log_path, max((since or {}).get(name, 0), child.log_offset))
         if lines:
-            found[name] = next((line for line in lines if find_cause(line)), lines[0])
+            found[name] = (first_cause(lines) or lines)[0]
     return found
 
 
@@ -72,19 +71,16 @@ def error_lines(path: Path, offset: int = 0) -> list[str]:
         file.seek(max(offset, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if looks_like_error(line)]
-        return lines[:_MOST_ERRORS]
+        return lines[:200]
     return []
 
 
-def trigger_flight_recorders(folder: Path) -> int:
+def trigger_flight_recorders(folder: Path) -> None:
     """Make every rank dump its Flight Recorder now, through the pipes that torch opened in `folder`."""
-    asked = 0
     for pipe in folder.glob("*.pipe"):
         with suppress(OSError):  # its rank has gone
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             try:
                 os.write(descriptor, b"1\n")
-                asked += 1
             finally:
                 os.close(descriptor)
-    return asked

@@ -10,12 +10,12 @@ and the Flight Recorder's dump has the rest.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ops.process.tree import ZOMBIE
 from ops.watchdog.stacks import Frame, Stack
 
 Kind = Literal["collective", "clean-up", "init", "loading", "pipeline", "device", "ended", "elsewhere"]
@@ -58,8 +58,7 @@ _LOADING_FILES = (
     "safetensors/",
     "torch/serialization.py",
 )
-_DEVICE = re.compile(r"torch/(cuda|npu)/.*")
-_WRAPPERS = ("torch/distributed/c10d_logger.py",)
+_DEVICE_FILES = ("torch/cuda/", "torch/npu/")
 
 
 def call(frame: Frame) -> str:
@@ -82,21 +81,23 @@ class Place:
 def place_of(stack: Stack) -> Place:
     """Classify a rank."""
     frames = stack.main
-    if stack.has_ended or not frames:
+    if stack.state == ZOMBIE or not frames:
         return Place("ended", "", "no Python frames")
     site = str(next((frame for frame in frames if not _is_library(frame)), frames[-1]))
-    operation = _operation(frames)
+    # The collective that was called is the outermost of torch.distributed's own functions.
+    ours = [call(f) for f in frames if f.file.startswith(_COLLECTIVE_FILES) and call(f) not in _GROUP_BEGIN]
+    operation = ours[-1] if ours else ""
     if signs := [call(frame) for frame in frames if _cleans_up(frame)]:
         return Place("clean-up", operation or signs[0], site)
     if any(frame.file.startswith(_PIPELINE_FILES) for frame in frames):
         return Place("pipeline", operation or call(frames[0]), site)
-    if any(call(frame) in _GROUP_BEGIN for frame in frames):
-        return Place("init", next(call(frame) for frame in frames if call(frame) in _GROUP_BEGIN), site)
+    if begun := [call(frame) for frame in frames if call(frame) in _GROUP_BEGIN]:
+        return Place("init", begun[0], site)
     if operation:
         return Place("collective", operation, site)
     if any(call(frame) in _LOADING or frame.file.startswith(_LOADING_FILES) for frame in frames):
         return Place("loading", call(frames[0]), site)
-    if _DEVICE.match(frames[0].file):
+    if frames[0].file.startswith(_DEVICE_FILES):
         return Place("device", call(frames[0]), site)
     return Place("elsewhere", "", site)
 
@@ -111,9 +112,8 @@ class Divergence:
     """How ranks differ: the pattern, the ranks at fault, and where each stands."""
 
     pattern: str
-    suspects: tuple[Stack, ...]
-    waiting: tuple[Stack, ...]
-    places: tuple[tuple[Stack, Place], ...]
+    suspects: Sequence[Stack]
+    places: Sequence[tuple[Stack, Place]]
 
 
 def compare(ranks: Sequence[Stack], has_error: bool, ending: bool, starting: bool) -> Divergence | None:
@@ -122,41 +122,35 @@ def compare(ranks: Sequence[Stack], has_error: bool, ending: bool, starting: boo
     `has_error` is whether the ranks' log has an error, `ending` and `starting` whether the run is cleaning up
     or still starting.
     """
-    places = tuple((stack, place_of(stack)) for stack in ranks)
+    places = [(stack, place_of(stack)) for stack in ranks]
     of: dict[str, list[Stack]] = {}
     for stack, place in places:
         of.setdefault(place.kind, []).append(stack)
     waiting = [*of.get("collective", ()), *of.get("pipeline", ()), *of.get("device", ())]
     rest = [*of.get("elsewhere", ()), *of.get("ended", ())]
-
-    def found(pattern: str, suspects: Sequence[Stack]) -> Divergence:
-        others = tuple(stack for stack in ranks if stack not in suspects)
-        return Divergence(pattern, tuple(suspects), others, places)
-
     if "clean-up" in of and (len(of["clean-up"]) < len(ranks) or ending):
-        return found("clean-up deadlock", of["clean-up"])
+        return Divergence("clean-up deadlock", of["clean-up"], places)
     begun = [*of.get("init", ()), *(waiting if starting else ())]
     if begun and ("loading" in of or rest or ("init" in of and len(of["init"]) == len(ranks))):
         late = of.get("loading") or rest or of["init"]
         if starting or "init" in of:
-            return found("initialisation deadlock", late)
+            return Divergence("initialisation deadlock", late, places)
     if waiting and rest:
-        return found(
-            "exception on some ranks" if has_error or "ended" in of else "mismatched collectives", rest
-        )
+        has_raised = has_error or "ended" in of
+        return Divergence("exception on some ranks" if has_raised else "mismatched collectives", rest, places)
     if "pipeline" in of and len(waiting) == len(ranks):
-        return found("shape mismatch between pipeline stages", of["pipeline"])
-    if waiting and len(waiting) == len(ranks) and len(ranks) > 1:
-        if len({(place.operation, place.site) for _, place in places}) == 1:
-            return found("same-collective time-out", ())
-        return found("mismatched collectives", _fewest(places))
+        return Divergence("shape mismatch between pipeline stages", of["pipeline"], places)
+    if len(waiting) == len(ranks) > 1:
+        groups: dict[tuple[str, str], list[Stack]] = {}
+        for stack, place in places:
+            groups.setdefault((place.operation, place.site), []).append(stack)
+        if len(groups) == 1:
+            return Divergence("same-collective time-out", (), places)
+        # Of equally large groups the first rank's is the one that is right.
+        largest = max(groups.values(), key=len)
+        fewer = [stack for group in groups.values() if group is not largest for stack in group]
+        return Divergence("mismatched collectives", fewer, places)
     return None
-
-
-def _operation(frames: Sequence[Frame]) -> str:
-    """The collective that was called: the outermost of torch.distributed's own functions on the stack."""
-    names = [call(f) for f in frames if f.file.startswith(_COLLECTIVE_FILES) and call(f) not in _GROUP_BEGIN]
-    return names[-1] if names else ""
 
 
 def _is_library(frame: Frame) -> bool:
@@ -171,12 +165,3 @@ def _cleans_up(frame: Frame) -> bool:
     if name not in _CLEAN_UP or frame.file.split("/")[0].removesuffix(".py") in sys.stdlib_module_names:
         return False
     return name != "__exit__" or not _is_library(frame)
-
-
-def _fewest(places: Sequence[tuple[Stack, Place]]) -> list[Stack]:
-    """The ranks of the smaller groups; of equal ones all but the first rank's."""
-    groups: dict[tuple[str, str], list[Stack]] = {}
-    for stack, place in places:
-        groups.setdefault((place.operation, place.site), []).append(stack)
-    largest = max(groups.values(), key=len)
-    return [stack for group in groups.values() if group is not largest for stack in group]

@@ -13,33 +13,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ops.causes import Cause, find_cause
 from ops.flow.snapshot import Snapshot, WaitsOn, far_end, undrained
-from ops.flow.workers import OpenCall, Worker, call_point, open_calls
+from ops.flow.workers import OpenCall, Worker, ages, call_point, open_calls
+from ops.process.tree import STOPPED
 from ops.watchdog.collectives import call, compare, is_in_distributed, place_of
 from ops.watchdog.movement import Stall
 from ops.watchdog.stacks import Frame, Stack, Thread, minorities
 
-DISK_FULL = "disk full"
-OUT_OF_MEMORY = "out of memory"
-DEAD = "dead process"
-STOPPED = "stopped process"
 HUNG_SERVICE = "hung service"
-STARVATION = "rollout starvation"
-NOT_DRAINING = "consumer not draining"
-COUNTS_STOPPED = "counts stopped"
-BLOCKED_LOOP = "event loop blocked"
-NO_DEADLINE = "tool call without deadline"
-DATA_LOADER = "data loader stuck"
 UNKNOWN = "unknown"
 
 _FULL_GB = 0.05
 _LOOP_SILENT_S = 5.0
-_OVERDUE = 1.5
-"""Times its own deadline, after which an open call has no deadline that works."""
+_LOADER_FILES = (
+    "torch/utils/data/dataloader.py",
+    "torch/utils/data/_utils/fetch.py",
+    "torchdata/stateful_dataloader/",
+)
+_LOADER_CALLS = {"_next_data", "_try_get_data", "_get_data", "__next__", "fetch"}
+_WAITING_CALLS = {"wait", "select", "poll", "get", "acquire", "main_loop", "accept", "recv", "read"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +72,12 @@ class Landmarks:
             if re.search(pattern, stack.title):
                 return name.format(component=stack.component)
         return stack.component
+
+    def who(self, stack: Stack) -> str:
+        """A process for a reader: which rank, else its name and pid."""
+        if found := re.search(self.ranks, stack.title):
+            return found.group()
+        return f"{self.role(stack)} (pid {stack.pid})"
 
 
 @dataclass(frozen=True)
@@ -117,265 +120,226 @@ class Diagnosis:
     advice: str = ""
 
 
-Rule = Callable[[Situation, Landmarks], Diagnosis | None]
+Rule = Callable[[Situation, Landmarks], Iterator[Diagnosis]]
 
 
 def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
-    """The diagnosis; `UNKNOWN` with the suspects when no rule finds its evidence."""
-    for rule in _RULES:
-        if diagnosis := rule(situation, landmarks):
-            return diagnosis
-    return _unknown(situation, landmarks)
+    """The first diagnosis that a rule finds evidence for; `UNKNOWN` with the suspects when none does."""
+    rules: tuple[Rule, ...] = (
+        _exhausted,
+        _dead_or_stopped,
+        _ranks,
+        _driver,
+        _loops_and_calls,
+        _starvation,
+        _service_log_or_queue,
+        _unknown,
+    )
+    return next(chain.from_iterable(rule(situation, landmarks) for rule in rules))
 
 
-def _disk_full(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
-    free = situation.disk_free_gb
+def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """The disk is full, or there is no memory left."""
+    free, kills = situation.disk_free_gb, situation.oom_kills
     error = _error_of(situation, "disk full")
-    if error is None and (free is None or free > _FULL_GB):
-        return None
-    component, line = error or (landmarks.driver, "")
-    evidence = [line] if line else []
-    if free is not None:
-        evidence.append(f"{free:.3f} GB free where the run writes")
-    return Diagnosis(
-        DISK_FULL,
-        component,
-        f"the disk is full, and {component} cannot write",
-        tuple(evidence),
-        "make room (old runs' folders), then rerun: it resumes at the last checkpoint",
-    )
-
-
-def _out_of_memory(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
+    if error or (free is not None and free <= _FULL_GB):
+        component, *evidence = error or (landmarks.driver,)
+        if free is not None:
+            evidence.append(f"{free:.3f} GB free where the run writes")
+        yield Diagnosis(
+            "disk full",
+            component,
+            f"the disk is full, and {component} cannot write",
+            tuple(evidence),
+            "make room (old runs' folders), then rerun: it resumes at the last checkpoint",
+        )
     error = _error_of(situation, "out of memory")
-    if error is None and not situation.oom_kills:
-        return None
-    component = error[0] if error else landmarks.driver
-    evidence = [error[1]] if error else []
-    if situation.oom_kills:
-        evidence.append(f"the kernel has killed {situation.oom_kills} process(es) for lack of memory")
-    return Diagnosis(
-        OUT_OF_MEMORY,
-        component,
-        f"{component} ran out of memory",
-        tuple(evidence),
-        "smaller micro-batches or shorter responses; on a GPU also a smaller share for the engines",
-    )
+    if error or kills:
+        component, *evidence = error or (landmarks.driver,)
+        if kills:
+            evidence.append(f"the kernel has killed {kills} process(es) for lack of memory")
+        yield Diagnosis(
+            "out of memory",
+            component,
+            f"{component} ran out of memory",
+            tuple(evidence),
+            "smaller micro-batches or shorter responses; on a GPU also a smaller share for the engines",
+        )
 
 
-def _dead(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
+def _dead_or_stopped(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
     for service in situation.services:
         if service.state == "dead":
             error = situation.errors.get(service.name)
             evidence = (f"first error: {error}",) if error else ()
-            return Diagnosis(DEAD, service.name, f"{service.name} has ended", evidence, "read its log")
-    return None
+            yield Diagnosis(
+                "dead process", service.name, f"{service.name} has ended", evidence, "read its log"
+            )
+    if stopped := [stack for stack in situation.stacks if stack.state in (STOPPED, "t")]:
+        name, pid = landmarks.role(stopped[0]), stopped[0].pid
+        yield Diagnosis(
+            "stopped process",
+            name,
+            f"{name} (pid {pid}) is stopped by a signal",
+            tuple(map(_stands, stopped)),
+            f"kill -CONT {pid} resumes it; find out what sent SIGSTOP (a debugger, a job's suspension)",
+        )
 
 
-def _stopped(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
-    stopped = [stack for stack in situation.stacks if stack.is_stopped]
-    if not stopped:
-        return None
-    first = stopped[0]
-    name = landmarks.role(first)
-    return Diagnosis(
-        STOPPED,
-        name,
-        f"{name} (pid {first.pid}) is stopped by a signal",
-        tuple(map(_stands, stopped)),
-        f"kill -CONT {first.pid} resumes it; find out what sent SIGSTOP (a debugger, a job's suspension)",
-    )
+_RANKS = {
+    "clean-up deadlock": (
+        "clean-up deadlock: {} cleans up while others wait",
+        "the cause is the error that sent the first rank to its clean-up: fix that one",
+    ),
+    "initialisation deadlock": (
+        "initialisation deadlock: the others wait for {}",
+        "one rank is late or never joined: see its log and what it still loads",
+    ),
+    "exception on some ranks": (
+        "an exception took {} out; the others wait in a collective",
+        "fix the error: the other ranks only wait for those that raised it",
+    ),
+    "mismatched collectives": (
+        "mismatched collectives: {} is not where the other ranks wait",
+        "a branch differs between ranks: make the condition the same on all of them",
+    ),
+    "shape mismatch between pipeline stages": (
+        "pipeline stages wait for each other: {}",
+        "a stage sends another shape than the next expects: check the model's split and the micro-batch",
+    ),
+    "same-collective time-out": (
+        "all ranks wait in the same collective",
+        "all ranks agree, so it is the network, a GPU or a slow rank: see the Flight Recorder's dumps in "
+        "flight/, NCCL_DEBUG=INFO (debug=hang) and the GPUs' state",
+    ),
+}
+"""By pattern, the sentence with `{}` for the culprit, and what to do."""
 
 
-def _ranks(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
-    ranks = _group_of_ranks(situation.stacks, landmarks)
-    if not ranks:
-        return None
+def _ranks(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """The ranks by their titles; if there are none, the processes in torch.distributed."""
+    # Other processes in a collective belong to another group, and are no evidence about the ranks.
+    ranks = [stack for stack in situation.stacks if re.search(landmarks.ranks, stack.title)] or [
+        stack
+        for stack in situation.stacks
+        if is_in_distributed(stack) and not re.search(landmarks.engines, stack.title)
+    ]
     components = {rank.component for rank in ranks}
     errors = [line for name, line in situation.errors.items() if name in components]
     ending, starting = situation.phase in landmarks.end_phases, situation.phase in landmarks.start_phases
-    found = compare(ranks, bool(errors), ending, starting)
-    if found is None:
-        return None
-    evidence = [f"{_who(stack, landmarks)}: {place}" for stack, place in found.places]
-    evidence += [f"first error in its log: {line}" for line in errors]
-    culprit = _join(_who(stack, landmarks) for stack in found.suspects) or "all ranks"
-    return Diagnosis(
-        found.pattern,
-        culprit,
-        _about_ranks(found.pattern, culprit),
-        tuple(evidence),
-        _RANK_ADVICE[found.pattern],
-    )
+    if found := compare(ranks, bool(errors), ending, starting):
+        evidence = [f"{landmarks.who(stack)}: {place}" for stack, place in found.places]
+        evidence += [f"first error in its log: {line}" for line in errors]
+        culprit = ", ".join(dict.fromkeys(map(landmarks.who, found.suspects))) or "all ranks"
+        sentence, advice = _RANKS[found.pattern]
+        yield Diagnosis(found.pattern, culprit, sentence.format(culprit), tuple(evidence), advice)
 
 
-def _group_of_ranks(stacks: Sequence[Stack], landmarks: Landmarks) -> list[Stack]:
-    """The processes whose titles say that they are ranks; if there are none, those in torch.distributed.
-
-    Other processes in a collective belong to another group, and are no evidence about these.
-    """
-    named = [stack for stack in stacks if re.search(landmarks.ranks, stack.title)]
-    return named or [
-        stack
-        for stack in stacks
-        if is_in_distributed(stack) and not re.search(landmarks.engines, stack.title)
-    ]
-
-
-_RANK_ADVICE = {
-    "clean-up deadlock": "the cause is the error that sent the first rank to its clean-up: fix that one",
-    "initialisation deadlock": "one rank is late or never joined: see its log and what it still loads",
-    "exception on some ranks": "fix the error: the other ranks only wait for those that raised it",
-    "mismatched collectives": "a branch differs between ranks: make the condition the same on all of them",
-    "shape mismatch between pipeline stages": (
-        "a stage sends another shape than the next expects: check the model's split and the micro-batch"
-    ),
-    "same-collective time-out": (
-        "all ranks agree, so it is the network, a GPU or a slow rank: see the Flight Recorder's dumps in "
-        "flight/, NCCL_DEBUG=INFO (debug=hang) and the GPUs' state"
-    ),
-}
-
-
-def _about_ranks(pattern: str, culprit: str) -> str:
-    return {
-        "clean-up deadlock": f"clean-up deadlock: {culprit} cleans up while others wait",
-        "initialisation deadlock": f"initialisation deadlock: the others wait for {culprit}",
-        "exception on some ranks": f"an exception took {culprit} out; the others wait in a collective",
-        "mismatched collectives": f"mismatched collectives: {culprit} is not where the other ranks wait",
-        "shape mismatch between pipeline stages": f"pipeline stages wait for each other: {culprit}",
-        "same-collective time-out": "all ranks wait in the same collective",
-    }[pattern]
-
-
-def _clean_up(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
-    if situation.phase not in landmarks.end_phases:
-        return None
-    for stack in situation.stacks:
-        if stack.component != landmarks.driver or place_of(stack).kind != "clean-up":
+def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """The driver waits to end, or for a batch of prompts."""
+    drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver]
+    for stack in drivers if situation.phase in landmarks.end_phases else ():
+        if place_of(stack).kind != "clean-up":
             continue
         others = [t for t in stack.threads if t.name != "MainThread" and t.frames and not _is_idle_pool(t)]
         evidence = [_stands(stack), *(f"thread {t.name!r}: {_user_frame(t.frames)}" for t in others[:4])]
-        name = _who(stack, landmarks)
-        return Diagnosis(
+        name = landmarks.who(stack)
+        yield Diagnosis(
             "clean-up deadlock",
             name,
             f"clean-up deadlock: {name} waits in {_user_frame(stack.main)} to end",
             tuple(evidence),
             "the run's work is done and saved; what it waits for is in the evidence",
         )
-    return None
+    for stack, thread in _threads(drivers):
+        for frame in thread.frames:
+            is_loader = frame.file.startswith(_LOADER_FILES) and call(frame) in _LOADER_CALLS
+            if is_loader or _is_at(frame, landmarks.data_fetch):
+                inside = f"pid {stack.pid}, thread {thread.name}: {thread.frames[0]}, called by {frame}"
+                yield Diagnosis(
+                    "data loader stuck",
+                    f"data loader ({landmarks.who(stack)})",
+                    f"the data loader is stuck in {_user_frame(thread.frames)}",
+                    (inside,),
+                    "check the file system that holds the data, and the dataset's own code",
+                )
 
 
-def _data_loader(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
-    for stack in situation.stacks:
-        for thread in stack.threads:
-            place = next((f for f in thread.frames if _fetches(f, landmarks)), None)
-            if place is None or stack.component != landmarks.driver:
-                continue
-            inside = thread.frames[0]
-            return Diagnosis(
-                DATA_LOADER,
-                f"data loader ({_who(stack, landmarks)})",
-                f"the data loader is stuck in {_user_frame(thread.frames)}",
-                (f"pid {stack.pid}, thread {thread.name}: {inside}, called by {place}",),
-                "check the file system that holds the data, and the dataset's own code",
-            )
-    return None
-
-
-def _fetches(frame: Frame, landmarks: Landmarks) -> bool:
-    if _is_at(frame, landmarks.data_fetch):
-        return True
-    loaders = (
-        "torch/utils/data/dataloader.py",
-        "torch/utils/data/_utils/fetch.py",
-        "torchdata/stateful_dataloader/",
-    )
-    names = {"_next_data", "_try_get_data", "_get_data", "__next__", "fetch"}
-    return frame.file.startswith(loaders) and call(frame) in names
-
-
-def _blocked_loop(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
+def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """An event loop is blocked, or a tool call has outlived any deadline."""
     silent = {worker.pid: max(worker.silent_s, worker.loop_silent_s or 0.0) for worker in situation.workers}
     hung = {service.name for service in situation.services if service.state == "hung"}
-    for stack in situation.stacks:
-        if silent.get(stack.pid, 0.0) < _LOOP_SILENT_S and stack.component not in hung:
-            continue
-        for thread in stack.threads:
-            if blocker := loop_blocker(thread):
-                name = _who(stack, landmarks)
-                since = f" for {silent[stack.pid]:.0f} s" if stack.pid in silent else ""
-                return Diagnosis(
-                    BLOCKED_LOOP,
-                    name,
-                    f"the event loop of {name} is blocked{since} by {blocker}",
-                    (f"pid {stack.pid}, thread {thread.name}: {thread.frames[0]}", f"called by {blocker}"),
-                    "a blocking call in a coroutine: await it, or run it in a thread (asyncio.to_thread)",
-                )
-    return None
+    for stack, thread in _threads(situation.stacks):
+        is_silent = silent.get(stack.pid, 0.0) >= _LOOP_SILENT_S or stack.component in hung
+        if is_silent and (blocker := loop_blocker(thread)):
+            name = landmarks.who(stack)
+            since = f" for {silent[stack.pid]:.0f} s" if stack.pid in silent else ""
+            yield Diagnosis(
+                "event loop blocked",
+                name,
+                f"the event loop of {name} is blocked{since} by {blocker}",
+                (f"pid {stack.pid}, thread {thread.name}: {thread.frames[0]}", f"called by {blocker}"),
+                "a blocking call in a coroutine: await it, or run it in a thread (asyncio.to_thread)",
+            )
+    calls = open_calls(situation.workers)
+    for one in calls:
+        # Half as long again as its own deadline: no deadline works there.
+        longest_s = situation.stall.limit_s / 2 if one.limit_s is None else 1.5 * one.limit_s
+        if one.kind in landmarks.tools and one.age_s > longest_s:
+            component = landmarks.answered_by.get(one.kind, one.kind)
+            limit = (
+                f"its deadline of {one.limit_s:g} s has no effect" if one.limit_s else "it has no deadline"
+            )
+            yield Diagnosis(
+                "tool call without deadline",
+                component,
+                f"a {one.kind} call to {component} has been open for {one.age_s:.0f} s: {limit}",
+                tuple(_describe_calls(calls)),
+                f"give the call a deadline, and find out why {component} accepts it and does not answer",
+            )
 
 
 def loop_blocker(thread: Thread) -> Frame | None:
     """The innermost call of the coroutine that this thread's event loop runs; None while the loop waits."""
-    place = next((i for i, frame in enumerate(thread.frames) if _turns_loop(frame)), None)
-    if place is None:
-        return None
-    above = [frame for frame in thread.frames[:place] if not frame.file.startswith(("asyncio/", "uvloop/"))]
+    loop = ("asyncio/", "uvloop/")
+    turns = ("_run_once", "run_forever", "run_until_complete", "run")
+    frames = thread.frames
+    place = next((i for i, f in enumerate(frames) if f.file.startswith(loop) and call(f) in turns), 0)
+    above = [frame for frame in frames[:place] if not frame.file.startswith(loop)]
     if not above or (len(above) == 1 and call(above[0]) in ("select", "poll")):
         return None
     return next((frame for frame in above if not _is_standard(frame)), above[-1])
 
 
-def _turns_loop(frame: Frame) -> bool:
-    is_loop = frame.file.startswith(("asyncio/", "uvloop/"))
-    return is_loop and call(frame) in ("_run_once", "run_forever", "run_until_complete", "run")
-
-
-def _no_deadline(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
-    calls = open_calls(situation.workers)
-    overdue = [one for one in calls if one.kind in landmarks.tools and _is_overdue(one, situation)]
-    if not overdue:
-        return None
-    oldest = overdue[0]
-    component = landmarks.answered_by.get(oldest.kind, oldest.kind)
-    limit = f"its deadline of {oldest.limit_s:g} s has no effect" if oldest.limit_s else "it has no deadline"
-    return Diagnosis(
-        NO_DEADLINE,
-        component,
-        f"a {oldest.kind} call to {component} has been open for {oldest.age_s:.0f} s: {limit}",
-        tuple(_describe_calls(calls)),
-        f"give the call a deadline, and find out why {component} accepts it and does not answer",
-    )
-
-
-def _is_overdue(one: OpenCall, situation: Situation) -> bool:
-    if one.limit_s is None:
-        return one.age_s > situation.stall.limit_s / 2
-    return one.age_s > _OVERDUE * one.limit_s
-
-
-def _starvation(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
+def _starvation(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """The trainer does not count samples any more, or waits for them."""
+    if situation.stall.kind == "no counts":
+        yield Diagnosis(
+            "counts stopped",
+            landmarks.driver,
+            f"{situation.stall.text}, though a thread of its own does that",
+            tuple(_stands(stack) for stack in situation.stacks if stack.component == landmarks.driver),
+            "it is stopped, or something holds its interpreter: see the stacks",
+        )
     evidence = [
-        f"{_who(stack, landmarks)} waits in {place}"
-        for stack in situation.stacks
-        for thread in stack.threads
+        f"{landmarks.who(stack)} waits in {place}"
+        for stack, thread in _threads(situation.stacks)
         if (place := next((f for f in thread.frames if _is_at(f, landmarks.batch_wait)), None))
     ][:1]
     if situation.flow and (waiting := situation.flow.waiting) and waiting.is_short:
         evidence.append(f"of the samples it waits for, {waiting}")
     if not evidence:
-        return None
+        return
     calls = open_calls(situation.workers)
     culprit, why = _who_starves(situation, landmarks, calls)
-    failed = Counter[str]()
-    for worker in situation.workers:
-        failed.update(worker.failed)
     evidence += _describe_calls(calls)
     if not calls:
+        failed = Counter[str]()
+        for worker in situation.workers:
+            failed.update(worker.failed)
         evidence += [f"{count:g} {kind} calls have failed" for kind, count in failed.items()]
-    return Diagnosis(
-        STARVATION,
+    yield Diagnosis(
+        "rollout starvation",
         culprit,
         f"rollout starvation: the trainer waits for a batch because {why}",
         tuple(evidence),
@@ -403,68 +367,45 @@ def _who_starves(situation: Situation, landmarks: Landmarks, calls: Sequence[Ope
     return "rollout workers", "no rollout is under way: its workers died or lost their prompts"
 
 
-def _hung_service(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
+def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """A service hangs, a log shows a known cause, or the driver takes nothing from a queue."""
     for service in situation.services:
         if service.state == "hung":
-            return Diagnosis(
+            yield Diagnosis(
                 HUNG_SERVICE,
                 service.name,
                 f"{service.name} runs but does not work for {service.silent_s:.0f} s: {service.problem}",
                 tuple(_stands(stack) for stack in situation.stacks if stack.component == service.name),
                 "see where it stands in the stacks",
             )
-    return None
-
-
-def _from_log(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
     for component, line in situation.errors.items():
         if cause := find_cause(line, landmarks.causes):
             culprit = cause.culprit or component
-            return Diagnosis(cause.name, culprit, f"{cause.name}: {line[:200]}", (line,), cause.advice)
-    return None
-
-
-def _not_draining(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
+            yield Diagnosis(cause.name, culprit, f"{cause.name}: {line[:200]}", (line,), cause.advice)
     flow, driver = situation.flow, landmarks.driver
-    for name in undrained(flow) if flow else ():
-        assert flow is not None
-        point = flow.points[name]
-        if point.still_s < situation.stall.limit_s / 2:
-            continue
-        own = [stack for stack in situation.stacks if stack.component == driver and stack.main]
-        busy = [stack for stack in own if landmarks.role(stack) != driver] or own
-        return Diagnosis(
-            NOT_DRAINING,
-            driver,
-            f"consumer not draining: {driver} has taken nothing for {point.still_s:.0f} s from {name}, "
-            f"which holds {point.depth:g}",
-            tuple(map(_stands, busy[:6])),
-            f"see what {driver} is busy with in phase {situation.phase}",
-        )
-    return None
+    for name, point in undrained(flow).items() if flow else ():
+        if point.still_s >= situation.stall.limit_s / 2:
+            own = [stack for stack in situation.stacks if stack.component == driver and stack.main]
+            busy = [stack for stack in own if landmarks.role(stack) != driver] or own
+            yield Diagnosis(
+                "consumer not draining",
+                driver,
+                f"consumer not draining: {driver} has taken nothing for {point.still_s:.0f} s from {name}, "
+                f"which holds {point.depth:g}",
+                tuple(map(_stands, busy[:6])),
+                f"see what {driver} is busy with in phase {situation.phase}",
+            )
 
 
-def _counts_stopped(situation: Situation, landmarks: Landmarks) -> Diagnosis | None:
-    if situation.stall.kind != "no counts":
-        return None
-    driver = landmarks.driver
-    return Diagnosis(
-        COUNTS_STOPPED,
-        driver,
-        f"{situation.stall.text}, though a thread of its own does that",
-        tuple(_stands(stack) for stack in situation.stacks if stack.component == driver),
-        "it is stopped, or something holds its interpreter: see the stacks",
-    )
-
-
-def _unknown(situation: Situation, landmarks: Landmarks) -> Diagnosis:
+def _unknown(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
     drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver and stack.main]
-    suspects = minorities(drivers) or [s for s in drivers if s.main and not _is_waiting(s.main[0])] or drivers
-    culprit = _join(_who(stack, landmarks) for stack in suspects[:3]) or landmarks.driver
-    evidence = [f"{_who(stack, landmarks)}: {_user_frame(stack.main)}" for stack in suspects[:6]]
+    active = [stack for stack in drivers if call(stack.main[0]) not in _WAITING_CALLS]
+    suspects = minorities(drivers) or active or drivers
+    culprit = ", ".join(dict.fromkeys(map(landmarks.who, suspects[:3]))) or landmarks.driver
+    evidence = [f"{landmarks.who(stack)}: {_user_frame(stack.main)}" for stack in suspects[:6]]
     evidence += [f"first error of {name}: {line}" for name, line in situation.errors.items()]
     where = f", in {_user_frame(suspects[0].main)}" if suspects else ""
-    return Diagnosis(
+    yield Diagnosis(
         UNKNOWN,
         culprit,
         f"no progress and no known pattern; the suspect is {culprit}{where}",
@@ -473,47 +414,25 @@ def _unknown(situation: Situation, landmarks: Landmarks) -> Diagnosis:
     )
 
 
-_RULES: tuple[Rule, ...] = (
-    _disk_full,
-    _out_of_memory,
-    _dead,
-    _stopped,
-    _ranks,
-    _clean_up,
-    _data_loader,
-    _blocked_loop,
-    _no_deadline,
-    _counts_stopped,
-    _starvation,
-    _hung_service,
-    _from_log,
-    _not_draining,
-)
-
-
-def _error_of(situation: Situation, cause: str) -> tuple[str, str] | None:
-    """The component whose first error has this cause, and the line."""
+def _error_of(situation: Situation, cause: str) -> tuple[str, ...]:
+    """The component whose first error has this cause, and the line; empty without one."""
     for component, line in situation.errors.items():
-        found: Cause | None = find_cause(line)
-        if found is not None and found.name == cause:
+        if (found := find_cause(line)) and found.name == cause:
             return component, line
-    return None
+    return ()
+
+
+def _threads(stacks: Sequence[Stack]) -> Iterator[tuple[Stack, Thread]]:
+    return ((stack, thread) for stack in stacks for thread in stack.threads)
 
 
 def _describe_calls(calls: Sequence[OpenCall]) -> list[str]:
-    kinds = dict.fromkeys(one.kind for one in calls)
-    oldest = {kind: [one for one in calls if one.kind == kind] for kind in kinds}
-    return [f"{len(of)} {kind} calls open, the oldest for {of[0].age_s:.0f} s" for kind, of in oldest.items()]
+    by_kind = ages(calls).items()
+    return [f"{len(of)} {kind} calls open, the oldest for {of[0]:.0f} s" for kind, of in by_kind]
 
 
 def _is_at(frame: Frame, places: Sequence[tuple[str, str]]) -> bool:
     return any(call(frame) == name and frame.file.endswith(file) for name, file in places)
-
-
-def _who(stack: Stack, landmarks: Landmarks) -> str:
-    if found := re.search(landmarks.ranks, stack.title):
-        return found.group()
-    return f"{landmarks.role(stack)} (pid {stack.pid})"
 
 
 def _stands(stack: Stack) -> str:
@@ -522,9 +441,9 @@ def _stands(stack: Stack) -> str:
 
 
 def _user_frame(frames: Sequence[Frame]) -> str:
-    return (
-        str(next((frame for frame in frames if not _is_standard(frame)), frames[0])) if frames else "nowhere"
-    )
+    if not frames:
+        return "nowhere"
+    return str(next((frame for frame in frames if not _is_standard(frame)), frames[0]))
 
 
 def _is_standard(frame: Frame) -> bool:
@@ -535,15 +454,7 @@ def _is_standard(frame: Frame) -> bool:
     }
 
 
-def _is_waiting(frame: Frame) -> bool:
-    return call(frame) in {"wait", "select", "poll", "get", "acquire", "main_loop", "accept", "recv", "read"}
-
-
 def _is_idle_pool(thread: Thread) -> bool:
     """Whether it is a pool or monitor thread that waits for work."""
     idle = ("concurrent/futures/thread.py", "tqdm/_monitor.py", "multiprocessing/")
     return any(frame.file.startswith(idle) for frame in thread.frames[:3])
-
-
-def _join(names: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(names))

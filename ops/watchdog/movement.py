@@ -94,8 +94,7 @@ def flow_stall(
         return Stall("no counts", "trainer", text, now.silent_s, limit_s)
     if now.waiting and now.waiting.is_short:
         return _starved(now, waits_on, patience, patience.fixed.get(phase, 0.0))
-    for name in undrained(now):
-        point = now.points[name]
+    for name, point in undrained(now).items():
         limit_s = max(patience.point_limit_s(point), phase_limit_s)
         if point.still_s >= limit_s:
             text = f"{name} holds {point.depth:g} and nothing has left it for {point.still_s:.0f} s"

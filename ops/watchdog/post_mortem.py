@@ -10,12 +10,13 @@ other log. Without events (an older run, a run of another program) only the logs
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ops.causes import Cause, find_cause
+from ops.causes import Cause, first_cause
 from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, read_json_lines
 from ops.resources.sampler import SAMPLES_FILE
 from ops.watchdog.collect import error_lines
@@ -23,9 +24,9 @@ from ops.watchdog.collect import error_lines
 _LITTLE_DISK_GB = 0.5
 _LITTLE_MEMORY_MB = 500
 _RECENT_S = 60.0
+_RESUMES = "rerun it: it resumes at its last checkpoint"
 
-_FINISHED, _FAILED, _STALLED, _CUT_OFF = "finished", "failed", "stalled", "cut off"
-_OUT_OF_TIME = "out of time"
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,51 +44,44 @@ class Death:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def examine(
-    folder: Path,
-    causes: Sequence[Cause] = (),
-    heartbeats: str = "heartbeats.jsonl",
-    result: str = "result.json",
-) -> Death:
-    """Read what a run left in `folder`; `causes` are those that only its recipe knows.
-
-    `result` is the file that a stage writes last: the only sign of success of a stage that has services and
-    no main command.
-    """
+def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
+    """Read what a run left in `folder`; `causes` are those that only its recipe knows."""
     logs = folder / "logs"
     events = _last_start(read_json_lines(logs / EVENTS_FILE))
-    beats = read_json_lines(folder / heartbeats)
     samples = read_json_lines(folder / SAMPLES_FILE)
+    facts = _facts(read_json_lines(folder / "heartbeats.jsonl"), samples, events)
     errors = _errors(logs, events)
-    facts = _facts(beats, samples, events)
-    blamed = _blamed(events)
-    ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events)
+    has_main = any("offset" in event for event in events)
+    # What a stage writes last is the only sign of success of one that has services and no main command.
+    ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events) or (
+        bool(events) and not has_main and (folder / "result.json").is_file()
+    )
     if stopped := next((event for event in events if event["kind"] == OUT_OF_TIME), None):
         advice = "rerun it with more time: it resumes from there"
-        return Death(_OUT_OF_TIME, str(stopped["text"]), advice=advice, facts=facts)
-    if blamed is not None:
-        return _from_event(blamed, errors, causes, facts, events)
-    has_main = any("offset" in event for event in events)
-    if ended_well or (events and not has_main and (folder / result).is_file()):
-        return Death(_FINISHED, "the run ended without an error", facts=facts)
-    if errors:
-        return _from_logs(errors, causes, facts)
-    if events and not has_main and events[-1]["kind"] == "stopped":
+        death = Death("out of time", str(stopped["text"]), advice=advice)
+    elif blamed := _blamed(events):
+        death = _from_event(blamed, errors, causes, events)
+    elif ended_well:
+        death = Death("finished", "the run ended without an error")
+    elif errors:
+        death = _from_logs(errors, causes)
+    elif events and not has_main and events[-1]["kind"] == "stopped":
         text = "the stage ended its services in order and left no result: the reason is on its console"
-        return Death(_FAILED, text, advice="see there; for a stage of a loop, in evolve/logs/", facts=facts)
-    scarce = _scarce(samples)
-    where = f" in {facts['phase']}" if "phase" in facts else ""
-    return Death(
-        _CUT_OFF,
-        f"the run ended{where} without an error: killed from outside (SIGKILL, a limit), or the host failed"
-        + (f"; {scarce[0]}" if scarce else ""),
-        evidence=tuple(scarce),
-        advice="rerun it: it resumes at its last checkpoint",
-        facts=facts,
-    )
+        death = Death("failed", text, advice="see there; for a stage of a loop, in evolve/logs/")
+    else:
+        scarce = _scarce(samples)
+        where = f" in {facts['phase']}" if "phase" in facts else ""
+        death = Death(
+            "cut off",
+            f"the run ended{where} without an error: killed from outside (SIGKILL, a limit), or the host "
+            "failed" + (f"; {scarce[0]}" if scarce else ""),
+            advice=_RESUMES,
+            evidence=tuple(scarce),
+        )
+    return replace(death, facts=facts | death.facts)
 
 
-def _last_start(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _last_start(events: list[Record]) -> list[Record]:
     """The events of the last start of the run: those from the first `start` after the last end."""
     begin = 0
     for place, event in enumerate(events):
@@ -97,75 +91,60 @@ def _last_start(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return events[begin:]
 
 
-def _blamed(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The event that ended the run; a stall only if the run never moved again."""
-    restarted = {event["component"] for event in events if event["kind"] == "ready"}
+def _blamed(events: Sequence[Record]) -> Record | None:
+    """The event that ended the run; a service's only if it never came back, a stall if nothing ever moved."""
     blamed = None
     for place, event in enumerate(events):
-        later = events[place + 1 :]
-        if event["kind"] in ("crash", "hung"):
-            is_back = event["component"] in restarted and any(
-                e["kind"] == "ready" and e["component"] == event["component"] for e in later
-            )
-            if not is_back:
-                return event
-        if event["kind"] == "exit" and event.get("code"):
+        kind, later = event["kind"], events[place + 1 :]
+        is_back = any(e["kind"] == "ready" and e["component"] == event["component"] for e in later)
+        if (kind in ("crash", "hung") and not is_back) or (kind == "exit" and event.get("code")):
             return event
-        if event["kind"] == "stall" and not any(e["kind"] in ("progress", "exit") for e in later):
+        if kind == "stall" and not any(e["kind"] in ("progress", "exit") for e in later):
             blamed = event
-        if event["kind"] == "end" and blamed is None:
+        if kind == "end" and blamed is None:
             blamed = event
     return blamed
 
 
 def _from_event(
-    event: dict[str, Any],
-    errors: dict[str, list[str]],
-    causes: Sequence[Cause],
-    facts: dict[str, str],
-    events: Sequence[dict[str, Any]],
+    event: Record, errors: dict[str, list[str]], causes: Sequence[Cause], events: Sequence[Record]
 ) -> Death:
     if event.get("from_outside"):
-        advice = "rerun it: it resumes at its last checkpoint"
-        return Death(_CUT_OFF, f"the run was {event['text']}", advice=advice, facts=facts)
-    component = str(event["component"])
+        return Death("cut off", f"the run was {event['text']}", advice=_RESUMES)
+    component, sentence = str(event["component"]), str(event["text"])
     own = errors.get(component, [])
-    first_error = event.get("first_error") or (own[0] if own else None)
-    known = next(((line, c) for line in [*own, str(event["text"])] if (c := find_cause(line, causes))), None)
-    culprit = event.get("culprit") or (known and known[1].culprit) or component
-    sentence = f"{component} {event['text']}" if event["kind"] in ("crash", "hung") else str(event["text"])
-    if known and known[1].name not in sentence:
-        sentence += f"; cause: {known[1].name}"
+    line, cause = first_cause([*own, sentence], causes) or (None, None)
+    if event["kind"] in ("crash", "hung"):
+        sentence = f"{component} {sentence}"
+    if cause and cause.name not in sentence:
+        sentence += f"; cause: {cause.name}"
     failures = [
         f"{e['kind']} of {e['component']}: {e['text']}" for e in events if e["kind"] in ("crash", "hung")
     ]
     return Death(
-        _STALLED if event["kind"] == "stall" else _FAILED,
+        "stalled" if event["kind"] == "stall" else "failed",
         sentence,
-        culprit,
-        known[0] if known else first_error,
-        event.get("advice") or (known[1].advice if known else "read the log of the culprit"),
+        event.get("culprit") or (cause and cause.culprit) or component,
+        line or event.get("first_error") or (own[0] if own else None),
+        event.get("advice") or (cause.advice if cause else "read the log of the culprit"),
         tuple(event.get("evidence") or failures),
-        facts | ({"report": str(event["report"])} if event.get("report") else {}),
+        {"report": str(event["report"])} if event.get("report") else {},
     )
 
 
-def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause], facts: dict[str, str]) -> Death:
+def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause]) -> Death:
     """The component whose errors show a cause; of several a service before the main command that used it."""
     for component, lines in errors.items():
-        for line in lines:
-            if cause := find_cause(line, causes):
-                culprit = cause.culprit or component
-                evidence = (f"{component}: {line}",)
-                return Death(
-                    _FAILED, f"{culprit}: {cause.name}", culprit, line, cause.advice, evidence, facts
-                )
+        if found := first_cause(lines, causes):
+            line, cause = found
+            culprit, evidence = cause.culprit or component, (f"{component}: {line}",)
+            return Death("failed", f"{culprit}: {cause.name}", culprit, line, cause.advice, evidence)
     component, lines = next(iter(errors.items()))
     text = f"{component} failed for a reason that is in no table: {lines[0]}"
-    return Death(_FAILED, text, component, lines[0], f"read {component}.log around that line", (), facts)
+    return Death("failed", text, component, lines[0], f"read {component}.log around that line")
 
 
-def _errors(logs: Path, events: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+def _errors(logs: Path, events: Sequence[Record]) -> dict[str, list[str]]:
     """Error lines by component; services first, the main command, which uses them, last."""
     offsets = {e["component"]: int(e.get("offset", 0)) for e in events if e["kind"] == "start"}
     mains = {event["component"] for event in events if "offset" in event} or {"trainer"}
@@ -174,29 +153,27 @@ def _errors(logs: Path, events: Sequence[dict[str, Any]]) -> dict[str, list[str]
     return {name: lines for name, lines in found.items() if lines}
 
 
-def _facts(
-    beats: Sequence[dict[str, Any]], samples: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
-) -> dict[str, str]:
+def _facts(beats: Sequence[Record], samples: Sequence[Record], events: Sequence[Record]) -> dict[str, str]:
     facts = {}
     if beats:
         last = beats[-1]
         facts["phase"] = f"{last['phase']} of step {last['step']}"
         facts["since"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
-    if beats and samples:
-        facts["in that phase"] = f"{max(samples[-1]['time'] - beats[-1]['time'], 0):.0f} s to the last sample"
+        if samples:
+            facts["in that phase"] = f"{max(samples[-1]['time'] - last['time'], 0):.0f} s to the last sample"
     peaks: dict[str, int] = {}
     for sample in samples:
         if "rss_mb" in sample:
             peaks[sample["component"]] = max(peaks.get(sample["component"], 0), sample["rss_mb"])
     if peaks:
         facts["peak memory"] = ", ".join(f"{name} {mb} MB" for name, mb in peaks.items())
-    restarts = [event["component"] for event in events if event["kind"] == "restart"]
+    restarts = Counter(event["component"] for event in events if event["kind"] == "restart")
     if restarts:
-        facts["restarts"] = ", ".join(f"{name} {restarts.count(name)}" for name in dict.fromkeys(restarts))
+        facts["restarts"] = ", ".join(f"{name} {count}" for name, count in restarts.items())
     return facts
 
 
-def _scarce(samples: Sequence[dict[str, Any]]) -> list[str]:
+def _scarce(samples: Sequence[Record]) -> list[str]:
     """What had nearly run out when the last samples were taken."""
     hosts = [sample for sample in samples if sample["component"] == "host"]
     if not hosts:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ops.flow.workers import Worker
+from ops.flow.workers import ages
 from ops.watchdog.diagnosis import Diagnosis, Landmarks, Situation
-from ops.watchdog.stacks import Stack, group_stacks
+from ops.watchdog.stacks import group_stacks
 
-_SHOWN_COUNTERS = 12
 _LONGEST_LINE = 64 * 1024
 
 
@@ -39,19 +38,12 @@ def stall_report(
         f"{situation.stall.silent_s:.0f} s without progress (limit {situation.stall.limit_s:.0f} s); "
         f"collected in {collected_s:.1f} s.",
         f"{situation.stall.text[:1].upper()}{situation.stall.text[1:]}." if situation.stall.text else "",
-        "## Services",
-        _services(situation),
-        "## Workers",
-        _workers(situation.workers),
-        "## Resources",
-        _resources(samples),
+        *_facts(situation),
+        *_resources(samples),
         *(f"## {name}\n\n```\n{line}\n```" for name, line in streams.items() if line),
         "## First errors",
         _bullets(f"{name}: `{line}`" for name, line in situation.errors.items()) or "none in the logs",
-        "## Stacks, grouped",
-        _groups(situation.stacks, landmarks),
-        "## All stacks",
-        "\n\n".join(_stack(stack) for stack in situation.stacks) or "no Python process was found",
+        *_stacks(situation, landmarks),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -71,88 +63,73 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _services(situation: Situation) -> str:
-    rows = []
+def _facts(situation: Situation) -> Iterator[str]:
+    """What is known of the services and the workers."""
+    rows: list[Sequence[str]] = []
     for service in situation.services:
-        shown = {
-            name: value
+        shown = [
+            f"{name} {value:g}"
             for name, value in service.counters.items()
-            if not name.endswith(("_created", "_bucket")) and value
-        }
-        counters = ", ".join(f"{name} {value:g}" for name, value in list(shown.items())[:_SHOWN_COUNTERS])
-        rows.append(
-            (service.name, service.state, f"{service.silent_s:.0f} s", service.problem or "", counters)
-        )
-    return _table(("service", "state", "last work", "problem", "counters"), rows)
-
-
-def _workers(workers: Sequence[Worker]) -> str:
+            if value and not name.endswith(("_created", "_bucket"))
+        ]
+        silent = f"{service.silent_s:.0f} s"
+        rows.append((service.name, service.state, silent, service.problem or "", ", ".join(shown[:12])))
+    yield "## Services"
+    yield _table(("service", "state", "last work", "problem", "counters"), rows)
     rows = []
-    for worker in workers:
-        open_calls = ", ".join(
-            f"{kind} {count} (oldest {age:.0f} s)" for kind, (count, age) in _open(worker).items()
-        )
-        loop = "–" if worker.loop_silent_s is None else f"{worker.loop_silent_s:.0f} s"
+    for worker in situation.workers:
+        calls = [f"{kind} {len(of)} (oldest {max(of):.0f} s)" for kind, of in ages(worker.calls).items()]
         rows.append(
             (
                 f"{worker.pid} {worker.title[:40]}",
                 f"{worker.silent_s:.0f} s",
-                loop,
+                "–" if worker.loop_silent_s is None else f"{worker.loop_silent_s:.0f} s",
                 ", ".join(f"{kind} {count:g}" for kind, count in worker.done.items()),
                 ", ".join(f"{kind} {count:g}" for kind, count in worker.failed.items()),
-                open_calls,
+                ", ".join(calls),
             )
         )
-    return _table(("worker", "last sign", "loop silent", "done", "failed", "open"), rows)
+    yield "## Workers"
+    yield _table(("worker", "last sign", "loop silent", "done", "failed", "open"), rows)
 
 
-def _open(worker: Worker) -> dict[str, tuple[int, float]]:
-    found: dict[str, tuple[int, float]] = {}
-    for one in worker.calls:
-        count, age = found.get(one.kind, (0, 0.0))
-        found[one.kind] = count + 1, max(age, one.age_s)
-    return found
-
-
-def _resources(samples: Mapping[str, Mapping[str, Any]]) -> str:
+def _resources(samples: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     columns = ("cpu_share", "cpu_s", "rss_mb", "threads", "read_mb", "write_mb", "gpu_mb")
-    rows = [
-        (name, *(str(sample[column]) for column in columns))
-        for name, sample in samples.items()
-        if name != "host"
-    ]
-    host = samples.get("host", {})
-    about = ", ".join(
-        f"{key} {value}" for key, value in host.items() if key not in ("time", "component", "gpus")
+    used = {name: sample for name, sample in samples.items() if name != "host"}
+    yield "## Resources"
+    yield _table(
+        ("component", *columns),
+        [(name, *(str(sample[column]) for column in columns)) for name, sample in used.items()],
     )
-    gpus = "\n".join(
-        f"GPU {place}: {gpu['used_mb']} of {gpu['total_mb']} MB, busy {gpu['busy_percent']} %"
-        for place, gpu in enumerate(host.get("gpus", ()))
-    )
-    return "\n\n".join(
-        filter(None, [_table(("component", *columns), rows), f"Host: {about}" if about else "", gpus])
-    )
+    if host := samples.get("host"):
+        shown = {key: value for key, value in host.items() if key not in ("time", "component", "gpus")}
+        yield "Host: " + ", ".join(f"{key} {value}" for key, value in shown.items())
+        yield "\n".join(
+            f"GPU {place}: {gpu['used_mb']} of {gpu['total_mb']} MB, busy {gpu['busy_percent']} %"
+            for place, gpu in enumerate(host["gpus"])
+        )
 
 
-def _groups(stacks: Sequence[Stack], landmarks: Landmarks) -> str:
-    lines = []
-    for group in group_stacks(stacks):
+def _stacks(situation: Situation, landmarks: Landmarks) -> Iterator[str]:
+    yield "## Stacks, grouped"
+    groups = []
+    for group in group_stacks(situation.stacks):
         who = ", ".join(f"{landmarks.role(stack)} {stack.pid}" for stack in group[:8])
         more = f" and {len(group) - 8} more" if len(group) > 8 else ""
-        lines.append(f"{len(group)} × `{group[0].main[0]}`: {who}{more}")
-    return _bullets(lines)
-
-
-def _stack(stack: Stack) -> str:
-    head = f"### {stack.component}, pid {stack.pid}, state {stack.state}\n\n`{stack.title[:160]}`"
-    if stack.failure:
-        return f"{head}\n\n{stack.failure}"
-    threads = [
-        f"Thread {thread.name} ({'active' if thread.active else 'idle'})\n"
-        + "\n".join(f"    {frame}" for frame in thread.frames)
-        for thread in stack.threads
-    ]
-    return f"{head}\n\n```\n" + "\n".join(threads) + "\n```" if threads else head
+        groups.append(f"{len(group)} × `{group[0].main[0]}`: {who}{more}")
+    yield _bullets(groups)
+    yield "## All stacks"
+    if not situation.stacks:
+        yield "no Python process was found"
+    for stack in situation.stacks:
+        yield f"### {stack.component}, pid {stack.pid}, state {stack.state}"
+        yield f"`{stack.title[:160]}`"
+        threads = [
+            f"Thread {thread.name} ({'active' if thread.active else 'idle'})\n"
+            + "\n".join(f"    {frame}" for frame in thread.frames)
+            for thread in stack.threads
+        ]
+        yield stack.failure or ("```\n" + "\n".join(threads) + "\n```" if threads else "")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -18,14 +18,11 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ops.process.tree import STOPPED, ZOMBIE, Process, descendants
-
-_SIDE_BY_SIDE = 8
-_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Stack:
     """The part of the run it belongs to: the service or the main command."""
     title: str
     state: str = "S"
-    """The kernel's letter: T is stopped, D waits for a disk, Z has ended."""
+    """The kernel's letter: T is stopped (t by a debugger), D waits for a disk, Z has ended uncollected."""
     threads: tuple[Thread, ...] = ()
     failure: str | None = None
 
@@ -69,16 +66,6 @@ class Stack:
             if thread.name == "MainThread":
                 return thread.frames
         return self.threads[0].frames if self.threads else ()
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal (SIGSTOP) or a debugger holds it."""
-        return self.state in (STOPPED, "t")
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended and its parent has not collected it."""
-        return self.state == ZOMBIE
 
 
 def find_py_spy() -> str | None:
@@ -92,14 +79,13 @@ def dump_stacks(
 ) -> list[Stack]:
     """Dump each (component, process), several in parallel, all within `deadline_s` seconds."""
     end = time.monotonic() + deadline_s
-    wanted = list(processes)
-    with ThreadPoolExecutor(_SIDE_BY_SIDE, thread_name_prefix="py-spy") as pool:
-        return list(pool.map(lambda one: _dump(one[0], one[1], end, native), wanted))
+    with ThreadPoolExecutor(8, thread_name_prefix="py-spy") as pool:
+        return list(pool.map(lambda one: _dump(*one, end, native), processes))
 
 
 def why_unreadable() -> str | None:
     """Why py-spy cannot read processes on this machine, None if it can; tried on this process."""
-    own = next(process for process in descendants([os.getpid()])[os.getpid()] if process.pid == os.getpid())
+    own = descendants([os.getpid()])[os.getpid()][0]
     return dump_stacks([("self", own)])[0].failure
 
 
@@ -107,31 +93,23 @@ def _dump(component: str, process: Process, end: float, native: bool) -> Stack:
     known = Stack(process.pid, component, process.title, process.state)
     py_spy, problem = find_py_spy(), "py-spy is not installed"
     if process.state == ZOMBIE or not process.is_python or py_spy is None:
-        return _without(known, None if py_spy or not process.is_python else problem)
+        return replace(known, failure=None if py_spy or not process.is_python else problem)
     # Native frames need a pause, and a stopped process cannot be paused.
     paused = native and process.state != STOPPED
-    for mode in [["--native"]] * paused + [["--nonblocking"]] * _TRIES:
+    for mode in ["--native"] * paused + ["--nonblocking"] * 2:
         left = end - time.monotonic()
         if left <= 0:
-            return _without(known, f"no time left; {problem}")
+            return replace(known, failure=f"no time left; {problem}")
         try:
-            command = [py_spy, "dump", "--json", *mode, "--pid", str(process.pid)]
+            command = [py_spy, "dump", "--json", mode, "--pid", str(process.pid)]
             answer = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             problem = f"py-spy: {error}"
             continue
         if answer.returncode == 0:
-            return _with(known, parse_dump(answer.stdout))
+            return replace(known, threads=parse_dump(answer.stdout))
         problem = "py-spy: " + " ".join(answer.stderr.split("Stack backtrace")[0].split())[:300]
-    return _without(known, problem)
-
-
-def _with(known: Stack, threads: tuple[Thread, ...]) -> Stack:
-    return Stack(known.pid, known.component, known.title, known.state, threads)
-
-
-def _without(known: Stack, failure: str | None) -> Stack:
-    return Stack(known.pid, known.component, known.title, known.state, (), failure)
+    return replace(known, failure=problem)
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:

@@ -122,6 +122,12 @@ class Watchdog:
         except Exception as error:  # one reason less in a message; see the module's last paragraph
             return f"(its stacks could not be read: {error!r})"
 
+    def has_begun(self) -> bool:
+        """Whether any phase has begun but those of the start and the end."""
+        self.movement.clock.read()
+        marks = self.plan.landmarks
+        return not self.movement.clock.entered <= marks.start_phases | marks.end_phases
+
     def warn_if_stuck(self) -> None:
         """Warn once if the watchdog's own poll hangs; called from another thread than its own."""
         began = self._poll_began
@@ -212,14 +218,13 @@ class Watchdog:
 
     def _situation(self, now: float, stall: Stall) -> Situation:
         """All but the stacks."""
-        pids = {process.pid for tree in self.sampler.processes.values() for process in tree}
         beat = self.movement.clock.beat
         return Situation(
             phase=beat.phase,
             step=beat.step,
             stall=stall,
             services=collect.service_facts(self._services.services),
-            workers=read_workers(self.plan.progress, now, pids),
+            workers=read_workers(self.plan.progress, now, self.sampler.pids),
             errors=collect.first_errors(self._children(), self._log_sizes[0][1]),
             flow=self.plan.flow(),
             disk_free_gb=disk_free_gb(self.plan.folder),
