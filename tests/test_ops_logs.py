@@ -54,7 +54,7 @@ def test_a_progress_bar_is_printed_in_its_last_state(
 
 
 def test_only_the_last_lines_are_remembered(tmp_path: Path) -> None:
-    assert tee(tmp_path, b"1\n2\n3\n", keep=2).tail() == ["2", "3"]
+    assert list(tee(tmp_path, b"1\n2\n3\n", keep=2).tail) == ["2", "3"]
 
 
 def test_output_without_line_ends_is_read_to_its_end(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def stopped_terminal() -> Iterator[tuple[int, int]]:
 def test_a_stopped_terminal_does_not_stop_the_log(tmp_path: Path) -> None:
     content = b"a line of it\n" * 50_000
     with stopped_terminal():
-        assert tee(tmp_path, content).tail()[-1] == "a line of it"
+        assert tee(tmp_path, content).tail[-1] == "a line of it"
     assert (tmp_path / "logs" / "main.log").read_bytes() == content
 
 
@@ -96,14 +96,14 @@ def test_a_pipe_that_nobody_reads_does_not_stop_the_log(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     with open(reader, "rb"), open(writer, "w") as stdout, redirect_stdout(stdout):
         content = b"x" * 500 + b"y" * 500_000 + b"\nlast\n"
-        assert tee(tmp_path, content).tail()[-1] == "last"
+        assert tee(tmp_path, content).tail[-1] == "last"
 
 
 def test_a_closed_terminal_does_not_stop_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stdout", closed)
-    assert tee(tmp_path, b"one\ntwo\n").tail() == ["one", "two"]
+    assert list(tee(tmp_path, b"one\ntwo\n").tail) == ["one", "two"]
 
 
 def test_the_first_error_is_the_end_of_the_first_traceback(tmp_path: Path) -> None:

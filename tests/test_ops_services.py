@@ -193,9 +193,9 @@ def test_a_command_may_end_in_order_within_its_grace(tmp_path: Path) -> None:
         time.sleep(300)
     """
     child = Child(command(tmp_path, code))
-    assert eventually(lambda: child.tail() == ["up"])
+    assert eventually(lambda: list(child.tail) == ["up"])
     child.stop()
-    assert (child.poll(), child.tail()) == (0, ["up", "saved"])
+    assert (child.poll(), list(child.tail)) == (0, ["up", "saved"])
 
 
 def test_no_orphan_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:

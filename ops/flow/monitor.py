@@ -26,11 +26,9 @@ long as they last. A flow that stands still is a stall: the watchdog reads the l
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ from typing import Any
 from ops.flow.checks import Symptom, find_symptoms
 from ops.flow.snapshot import SUSPENDED_S, Snapshot, WaitsOn, follow
 from ops.flow.sources import Source, merge
-from ops.process.logs import say
+from ops.process.logs import append_json_lines, say
 
 FLOW_FILE = "flow.jsonl"
 
@@ -116,10 +114,7 @@ class FlowMonitor:
         snapshot = self.last = follow(before, taken, suspended=suspended)
         symptoms = find_symptoms(before, snapshot, self._waits_on, self._times.floor_s) if before else []
         record = to_record(before, snapshot) | {"symptoms": [asdict(symptom) for symptom in symptoms]}
-        with suppress(OSError):  # a full disk loses lines, never the run
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+        append_json_lines(self._path, record)
         if not snapshot.ended:
             self._log_symptoms(symptoms, now)
         if now - self._logged_at >= self._times.log_every_s:

@@ -29,7 +29,6 @@ from ops.process import keeper
 from ops.process.logs import LogTee, say
 
 RUN_ID_VARIABLE = "DRZERO_RUN_ID"
-_KEEPER_MARGIN_S = 5.0  # what the keeper needs beyond its command's grace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class ChildError(RunFailed):
         self.name = failed.spec.name
         self.first_error = failed.first_error
         self.log_path = failed.spec.log_path
-        self.tail = failed.tail()[-15:]
+        self.tail = list(failed.tail)[-15:]
         lines = [message]
         if self.first_error:
             lines.append(f"first error: {self.first_error}")
@@ -77,6 +76,10 @@ class Child:
             start_new_session=True,  # Ctrl-C is for the supervisor, which stops all parts in order
         )
         self._tee = LogTee(spec.name, cast(BufferedReader, self._keeper.stdout), spec.log_path)
+        self.log_offset = self._tee.offset
+        """Where its output begins in its log."""
+        self.tail = self._tee.tail
+        """The last lines of output, oldest first."""
 
     @property
     def pid(self) -> int:
@@ -87,15 +90,6 @@ class Child:
     def first_error(self) -> str | None:
         """The first line of output that looks like an error."""
         return self._tee.first_error
-
-    @property
-    def log_offset(self) -> int:
-        """Where its output begins in its log."""
-        return self._tee.offset
-
-    def tail(self) -> list[str]:
-        """Return the last lines of output, oldest first."""
-        return self._tee.tail()
 
     def poll(self) -> int | None:
         """Return None while it runs, then the exit code (negative: the signal that ended it)."""
@@ -109,7 +103,7 @@ class Child:
         if self._keeper.poll() is None:
             self._keeper.send_signal(signal.SIGTERM)
             try:
-                self._keeper.wait(self._grace_s + _KEEPER_MARGIN_S)
+                self._keeper.wait(self._grace_s + 5)  # for the keeper itself
             except subprocess.TimeoutExpired:
                 say(self.spec.name, "did not end in time; killing it")
                 self._keeper.kill()

@@ -73,47 +73,34 @@ def _keep(child: subprocess.Popen[bytes], grace_s: float) -> int:
     while True:
         ending = deadline < float("inf")
         caught = signal.sigtimedwait(_STOP | {signal.SIGCHLD}, 0.05 if ending else 60)
-        ended = _reap(child.pid)
-        if ended is not None:
-            status = ended
+        has_ended = False
+        with suppress(ChildProcessError):  # no child is left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # adopted ones too
+                if ended[0] == child.pid:
+                    has_ended, status = True, ended[1]
+        if has_ended:
             deadline = min(deadline, time.monotonic() + min(grace_s, _LEFTOVER_GRACE_S))
-            for process in _descendants():
-                _send(process, signal.SIGTERM)
+            _signal_all(signal.SIGTERM)
         elif caught and caught.si_signo in _STOP and not ending:
             deadline = time.monotonic() + grace_s
             os.killpg(child.pid, signal.SIGTERM)
-        if status is not None and not _descendants():
+        if status is not None and not psutil.Process().children():
             return status
         if time.monotonic() > deadline:
-            for process in _descendants():
-                _send(process, signal.SIGKILL)
+            _signal_all(signal.SIGKILL)
 
 
-def _reap(pid: int) -> int | None:
-    """Collect every ended child, adopted ones too; return the wait status of `pid` if it is among them."""
-    status = None
-    with suppress(ChildProcessError):  # no child is left
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == pid:
-                status = ended[1]
-    return status
-
-
-def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
-def _send(process: psutil.Process, signum: signal.Signals) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(signum)
+def _signal_all(signum: signal.Signals) -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
 
 
 def _exit_like(status: int) -> None:
     """End this process with the wait status `status`."""
     if os.WIFSIGNALED(status):
-        resource.setrlimit(
-            resource.RLIMIT_CORE, (0, 0)
-        )  # the command dumped its core; the keeper's says nothing
+        # The command dumped its core; the keeper's says nothing.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signum = os.WTERMSIG(status)
         with suppress(OSError):  # SIGKILL has no handler to reset
             signal.signal(signum, signal.SIG_DFL)

@@ -6,8 +6,6 @@ The children of a killed supervisor end within seconds (`ops.process.keeper`). T
 for what is left when the keepers themselves were killed.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from pathlib import Path

@@ -24,12 +24,10 @@ class HeldLock:
     """Context manager around an exclusive lock on `path`; raises `AlreadyRunning` at once when it is held."""
 
     def __init__(self, path: Path) -> None:
-        """Prepare the lock; nothing is touched yet."""
         self._path = path
         self._descriptor = -1
 
     def __enter__(self) -> HeldLock:
-        """Take the lock."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -37,16 +35,14 @@ class HeldLock:
         except BlockingIOError:
             holder = os.read(self._descriptor, 32).decode() or "unknown"
             os.close(self._descriptor)
-            raise AlreadyRunning(
-                f"{self._path.parent} is in use by process {holder}: wait for it, or end it first "
-                f"(kill {holder})"
-            ) from None
+            text = f"is in use by process {holder}: wait for it, or end it first (kill {holder})"
+            raise AlreadyRunning(f"{self._path.parent} {text}") from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release it; the file stays, since removing it would let two processes lock two files."""
+        # The file stays, since removing it would let two processes lock two files.
         os.close(self._descriptor)
 
 
@@ -54,11 +50,9 @@ def lock_is_held(path: Path) -> bool:
     """Whether some process holds the lock now."""
     if not path.is_file():
         return False
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -98,7 +99,8 @@ class LogTee:
         """Start reading at once; `keep` is how many of the last lines are remembered."""
         self.name = name
         self.first_error: str | None = None
-        self._tail: deque[str] = deque(maxlen=keep)
+        self.tail: deque[str] = deque(maxlen=keep)
+        """The last lines, oldest first."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = log_path.open("ab", buffering=0)
         self.offset = self._log.tell()
@@ -106,10 +108,6 @@ class LogTee:
         self._source = source
         self._thread = threading.Thread(target=self._pump, name=f"tee-{name}", daemon=True)
         self._thread.start()
-
-    def tail(self) -> list[str]:
-        """Return the last lines, oldest first."""
-        return list(self._tail)
 
     def join(self, timeout_s: float = 5.0) -> None:
         """Wait until the source has ended, at most `timeout_s` (another process may keep the pipe open)."""
@@ -133,7 +131,7 @@ class LogTee:
     def _line(self, raw: bytes) -> None:
         # A progress bar rewrites its line with carriage returns: only its last state is printed.
         line = raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-        self._tail.append(line)
+        self.tail.append(line)
         if self.first_error is None and looks_like_error(line):
             self.first_error = line.strip()
         say(self.name, line)
@@ -144,21 +142,25 @@ OUT_OF_TIME = "out_of_time"
 
 
 class EventLog:
-    """Appends events to a file, or drops them; a full disk loses lines, never the run."""
+    """Appends events to a file, or drops them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Append to `path`, creating its folder; None drops all events."""
+        """Append to `path`; None drops all events."""
         self._path = path
 
     def add(self, kind: str, component: str, text: str, **details: Any) -> None:
         """Append one event."""
-        if self._path is None:
-            return
-        record = {"time": time.time(), "kind": kind, "component": component, "text": text, **details}
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+        if self._path is not None:
+            record = {"time": time.time(), "kind": kind, "component": component, "text": text, **details}
+            append_json_lines(self._path, record)
+
+
+def append_json_lines(path: Path, *records: Mapping[str, Any]) -> None:
+    """Append to a file and create its folder; a full disk loses lines, never the run."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -25,16 +25,10 @@ class PortTaken(UserError):
 
 
 def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
-    """Return a TCP port on which a server can listen at `host`.
+    """Return `preferred`, else any free TCP port, on which a server can listen at `host` (IPv4 or IPv6).
 
-    The port is not held: between this call and the server's own bind another process could take it.
-
-    Args:
-        preferred: the port the user set, or None for any free one.
-        host: the address the server will bind, IPv4 or IPv6.
-
-    Raises:
-        PortTaken: `preferred` is in use; the message names the holder where the system shows it.
+    The port is not held: between this call and the server's own bind another process could take it. Raises
+    PortTaken when `preferred` is in use; the message names the holder where the system shows it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -53,27 +47,20 @@ def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
 
 
 def reserve_port(preferred: int | None, host: str = "127.0.0.1") -> int:
-    """Like `free_port`; and no other run of this user gets the port while this process lives.
-
-    Raises:
-        PortTaken: `preferred` is in use, or reserved by another run.
-    """
+    """Like `free_port`; and no other run of this user gets the port while this process lives."""
     while True:
         port = free_port(preferred, host)
-        if port in _reserved:
-            if preferred is None:  # one of our own, whose service has not bound it yet
+        if port in _reserved:  # one of our own, whose service has not bound it yet
+            if preferred is None:
                 continue
             return port
         try:
-            _reserved[port] = HeldLock(_reservation(port)).__enter__()
+            folder = Path(tempfile.gettempdir()) / f"drzero-ports-{os.getuid()}"
+            _reserved[port] = HeldLock(folder / f"{port}.lock").__enter__()
             return port
         except AlreadyRunning as held:
             if preferred is not None:
                 raise PortTaken(f"port {port} is reserved by another run on this machine: {held}") from None
-
-
-def _reservation(port: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"drzero-ports-{os.getuid()}" / f"{port}.lock"
 
 
 def _holder(port: int | None) -> str:

@@ -67,10 +67,13 @@ def descendants(roots: Iterable[int]) -> dict[int, list[Process]]:
 
     A process below two roots belongs to the nearer one.
     """
-    everyone = {process.pid: process for process in _processes()}
+    everyone: dict[int, Process] = {}
     children: dict[int, list[Process]] = {}
-    for process in everyone.values():
-        children.setdefault(process.parent, []).append(process)
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        # It may end between the listing and the reading.
+        with suppress(OSError, ValueError, IndexError):
+            everyone[pid] = _read(pid)
+            children.setdefault(everyone[pid].parent, []).append(everyone[pid])
     wanted = list(dict.fromkeys(roots))
     return {
         root: list(_below(everyone[root], children, set(wanted) - {root})) if root in everyone else []
@@ -85,15 +88,8 @@ def _below(process: Process, children: dict[int, list[Process]], others: set[int
             yield from _below(child, children, others)
 
 
-def _processes() -> Iterator[Process]:
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            # It may end between the listing and the reading.
-            with suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                yield _parse(int(name), file.read())
-
-
-def _parse(pid: int, stat: bytes) -> Process:
+def _read(pid: int) -> Process:
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
     # The second field is the name in parentheses, which may itself hold spaces and parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return Process(

@@ -8,7 +8,6 @@ A line a component: `{"time", "component", "pids", "cpu_s", "cpu_share", "rss_mb
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from ops.process.logs import append_json_lines
 from ops.process.tree import Process, descendants
 from ops.resources.cgroup import memory_free
 from ops.resources.gpu import Gpus, GpuSample
@@ -58,10 +58,7 @@ class Sampler:
             }
         )
         self.last = {record["component"]: record for record in records}
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(record) + "\n" for record in records))
+        append_json_lines(self._path, *records)
 
     def _component(
         self, name: str, processes: list[Process], gpus: list[GpuSample], now: float

@@ -171,16 +171,18 @@ class PhaseClock:
             for line in whole.splitlines():
                 with suppress(ValueError, KeyError, TypeError):
                     record = json.loads(line)
-                    self._enter(Beat(float(record["time"]), int(record["step"]), str(record["phase"])))
+                    beat = Beat(float(record["time"]), int(record["step"]), str(record["phase"]))
+                    self.moved(beat.time)
+                    self._durations[self.beat.phase].append(beat.time - self.beat.time)
+                    self._silences[self.beat.phase].append(self._longest)
+                    self._longest = 0.0
+                    self.entered.add(beat.phase)
+                    self.beat = beat
 
     def moved(self, now: float) -> None:
         """Something moved within the phase."""
         self._longest = max(self._longest, now - self.last_movement)
         self.last_movement = now
-
-    def forgive(self, seconds: float) -> None:
-        """Do not count this time as silence."""
-        self.last_movement += seconds
 
     def silent_s(self, now: float) -> float:
         """Seconds without movement."""
@@ -190,14 +192,6 @@ class PhaseClock:
         """How many of them the present phase may have."""
         phase = self.beat.phase
         return self._patience.phase_limit_s(phase, self._durations[phase], self._silences[phase])
-
-    def _enter(self, beat: Beat) -> None:
-        self.moved(beat.time)
-        self._durations[self.beat.phase].append(beat.time - self.beat.time)
-        self._silences[self.beat.phase].append(self._longest)
-        self._longest = 0.0
-        self.entered.add(beat.phase)
-        self.beat, self.last_movement = beat, beat.time
 
 
 class NewLines:
@@ -288,12 +282,25 @@ class Movement:
     def poll(self, now: float, services: Sequence[Service]) -> None:
         """Read what has moved since the last call."""
         self.clock.read()
-        if self._has_moved(now, services):
+        phase, signs, has_moved = self.clock.beat.phase, self.signs, False
+        if phase in self._start_phases:
+            has_moved = self._lines.have_come()
+        elif pattern := signs.writing_phases.get(phase):
+            before, self._written = self._written, _size(signs.folder, pattern)
+            has_moved = self._written > before
+        elif phase in signs.counted_phases:
+            counts = finished(read_workers(signs.progress, now))
+            for service in services:
+                if service.monitor:
+                    counts[f"service {service.spec.name}"] = service.monitor.health.worked
+            earlier, self._counts = self._counts, counts
+            has_moved = any(count > earlier.get(kind, 0.0) for kind, count in counts.items())
+        if has_moved:
             self.clock.moved(now)
 
     def forgive(self, seconds: float, now: float) -> None:
         """Do not count the last `seconds` as silence: the machine was suspended."""
-        self.clock.forgive(seconds)
+        self.clock.last_movement += seconds
         self._flow_from = now
 
     def stall(self, now: float) -> Stall | None:
@@ -310,19 +317,3 @@ class Movement:
             return None
         self.is_hidden = stall is not None and now - self._flow_from < stall.limit_s
         return None if self.is_hidden else stall
-
-    def _has_moved(self, now: float, services: Sequence[Service]) -> bool:
-        phase, signs = self.clock.beat.phase, self.signs
-        if phase in self._start_phases:
-            return self._lines.have_come()
-        if pattern := signs.writing_phases.get(phase):
-            before, self._written = self._written, _size(signs.folder, pattern)
-            return self._written > before
-        if phase not in signs.counted_phases:
-            return False
-        counts = finished(read_workers(signs.progress, now))
-        for service in services:
-            if service.monitor:
-                counts[f"service {service.spec.name}"] = service.monitor.health.worked
-        earlier, self._counts = self._counts, counts
-        return any(count > earlier.get(kind, 0.0) for kind, count in counts.items())

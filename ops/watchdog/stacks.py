@@ -80,7 +80,7 @@ def dump_stacks(
     """Dump each (component, process), several in parallel, all within `deadline_s` seconds."""
     end = time.monotonic() + deadline_s
     with ThreadPoolExecutor(8, thread_name_prefix="py-spy") as pool:
-        return list(pool.map(lambda one: _dump(*one, end, native), processes))
+        return list(pool.map(lambda one: _dump(one[0], one[1], end, native), processes))
 
 
 def why_unreadable() -> str | None:

@@ -33,6 +33,7 @@ from ops.watchdog import collect
 from ops.watchdog.diagnosis import HUNG_SERVICE, UNKNOWN, Diagnosis, Landmarks, Situation, diagnose
 from ops.watchdog.movement import Movement, Signs, Stall
 from ops.watchdog.report import last_line, stall_report
+from ops.watchdog.stacks import Stack
 
 StallAction = Literal["report", "stop", "resume"]
 
@@ -106,10 +107,10 @@ class Watchdog:
             stacks = collect.run_stacks({name: service.pid}, _HUNG_DUMP_S, native=False)
             now = time.time()
             clock = self.movement.clock
-            situation = self._situation(now, Stall("phase", name, "", clock.silent_s(now), clock.limit_s()))
+            stall = Stall("phase", name, "", clock.silent_s(now), clock.limit_s())
+            situation = self._situation(now, stall, stacks)
             situation = replace(
                 situation,
-                stacks=stacks,
                 errors=collect.first_errors([service]),
                 services=[fact for fact in situation.services if fact.name == name],
                 workers=(),
@@ -162,7 +163,13 @@ class Watchdog:
             self.sampler.sample({child.spec.name: child.pid for child in self._children()}, now)
         movement.poll(now, self._services.services)
         if movement.clock.silent_s(now) < _POLL_S:
-            self._note_log_sizes(now)
+            # Note where the logs end while the run moves: an error before that did not cause a later stall.
+            # Of two notes the older counts, since the cause may come some time before the last movement.
+            self._oom_before = self.oom.kills()
+            if now - self._log_sizes[-1][0] >= _BEFORE_S:
+                logs = {child.spec.name: child.spec.log_path for child in self._children()}
+                sizes = {name: path.stat().st_size for name, path in logs.items() if path.exists()}
+                self._log_sizes.append((now, sizes))
         stall = movement.stall(now)
         if stall and (self.diagnosis is None or now - self._reported_at >= _REPEAT_S):
             self._report(stall, now)
@@ -172,27 +179,13 @@ class Watchdog:
             say("watchdog", f"the run moves again, in {beat.phase} of step {beat.step}")
             self._events.add("progress", self._main.spec.name, "the run moves again")
 
-    def _note_log_sizes(self, now: float) -> None:
-        """Note where the logs end while the run moves: an error before that did not cause a later stall.
-
-        Of two notes the older counts, since the cause may come some time before the last movement.
-        """
-        self._oom_before = self.oom.kills()
-        if now - self._log_sizes[-1][0] >= _BEFORE_S:
-            sizes = {
-                child.spec.name: child.spec.log_path.stat().st_size
-                for child in self._children()
-                if child.spec.log_path.exists()
-            }
-            self._log_sizes.append((now, sizes))
-
     def _report(self, stall: Stall, now: float) -> None:
         began, self._reported_at = time.monotonic(), now
         if self.plan.flight:
             collect.trigger_flight_recorders(self.plan.flight)
         pids = {child.spec.name: child.pid for child in self._children()}
         stacks = collect.run_stacks(pids, _DUMP_S, self.plan.native)
-        situation = replace(self._situation(now, stall), stacks=stacks)
+        situation = self._situation(now, stall, stacks)
         diagnosis = diagnose(situation, self.plan.landmarks)
         self.report = self._write(situation, diagnosis, time.monotonic() - began, "stall")
         say(
@@ -216,13 +209,13 @@ class Watchdog:
         )
         self.diagnosis = diagnosis
 
-    def _situation(self, now: float, stall: Stall) -> Situation:
-        """All but the stacks."""
+    def _situation(self, now: float, stall: Stall, stacks: list[Stack]) -> Situation:
         beat = self.movement.clock.beat
         return Situation(
             phase=beat.phase,
             step=beat.step,
             stall=stall,
+            stacks=stacks,
             services=collect.service_facts(self._services.services),
             workers=read_workers(self.plan.progress, now, self.sampler.pids),
             errors=collect.first_errors(self._children(), self._log_sizes[0][1]),
