@@ -102,7 +102,7 @@ def test_a_removed_key_is_refused_with_todays_name(removed: str, today: str) -> 
 
 def stalled(folder: Path) -> Stalled:
     spec = Command(name="trainer", command=("true",), log_path=folder / "trainer.log")
-    child: Any = SimpleNamespace(spec=spec, poll=lambda: None, first_error=None, tail=lambda: [])
+    child: Any = SimpleNamespace(spec=spec, poll=lambda: None, first_error=None, tail=[])
     return Stalled("the run stalled", child)
 
 
