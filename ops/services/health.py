@@ -83,10 +83,10 @@ def ask(check: HealthCheck) -> str | None:
 
 
 def _fetch(url: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-    """Status and body of an answer, to a POST if there is a body, else to a GET; never through a proxy.
+    """Status and body of an answer, to a POST if there is a body; never through a proxy.
 
-    Raises TimeoutError when the answer is not complete within `timeout_s`. A socket's own time-out would not
-    do: it restarts with every byte, and a server may send one now and then for ever.
+    Raises TimeoutError when the answer is not complete within `timeout_s`: a socket's own time-out restarts
+    with every byte, and a server may send one now and then for ever.
     """
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -105,9 +105,8 @@ def _fetch(url: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
         timer.start()
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            connection.request(
-                "GET" if body is None else "POST", path, body, {"Content-Type": "application/json"}
-            )
+            method = "GET" if body is None else "POST"
+            connection.request(method, path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException):
@@ -183,14 +182,16 @@ class HealthMonitor:
         """Check once and update the state."""
         health, check = self.health, self._check
         worked = self._has_worked()
-        problem = None if worked else self._probe()
+        problem = None
+        if not worked:
+            self._probes += 1
+            problem = ask(check)
         if problem is None:
             self._failed, health.problem = 0, None
             health.silent_since, health.state = time.monotonic(), "healthy"
             return
         if not self._failed:
-            self._cpu_at_silence = self._cpu_s()
-            self._silence_seen = time.monotonic()
+            self._cpu_at_silence, self._silence_seen = self._cpu_s(), time.monotonic()
         self._failed += 1
         health.problem = problem
         if isinstance(problem, Away):
@@ -202,14 +203,12 @@ class HealthMonitor:
         silent = time.monotonic() - health.silent_since
         if self._failed < 2 or silent < check.silent_s:
             health.state = "failing"
-        elif silent < check.busy_s and self._is_busy():
-            health.state = "busy"
         else:
-            health.state = "hung"
-
-    def _probe(self) -> str | None:
-        self._probes += 1
-        return ask(self._check)
+            # A server that neither serves its counters nor uses CPU waits for something.
+            serves = self._answers or check.metrics_url is None
+            seconds = max(time.monotonic() - self._silence_seen, 1e-9)
+            is_busy = serves and (self._cpu_s() - self._cpu_at_silence) / seconds > _BUSY_SHARE
+            health.state = "busy" if silent < check.busy_s and is_busy else "hung"
 
     def _has_worked(self) -> bool:
         """Whether finished work was counted since the last poll."""
@@ -225,10 +224,3 @@ class HealthMonitor:
         grown = sum(max(counters.get(name, 0.0) - before.get(name, 0.0) - own, 0.0) for name in check.work)
         self.health.worked += grown
         return grown > 0
-
-    def _is_busy(self) -> bool:
-        """Whether it serves its counters and uses CPU; a server that does neither waits for something."""
-        if self._check.metrics_url is not None and not self._answers:
-            return False
-        seconds = time.monotonic() - self._silence_seen
-        return seconds > 0 and (self._cpu_s() - self._cpu_at_silence) / seconds > _BUSY_SHARE

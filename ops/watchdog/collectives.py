@@ -1,6 +1,6 @@
 """What the ranks of a process group wait for, read from their stacks: which rank is in which collective.
 
-    divergence = compare(ranks, has_error=False, ending=False, starting=False)
+    pattern, suspects = compare(ranks, has_error=False, ending=False, starting=False)
 
 Most hangs of distributed training have one cause: some ranks are not where the others wait for them. So each
 rank's main thread is classified by the calls on its stack, and the classes are compared. On GPUs the call
@@ -107,49 +107,41 @@ def is_in_distributed(stack: Stack) -> bool:
     return any(frame.file.startswith("torch/distributed/") for frame in stack.main)
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """How ranks differ: the pattern, the ranks at fault, and where each stands."""
-
-    pattern: str
-    suspects: Sequence[Stack]
-    places: Sequence[tuple[Stack, Place]]
-
-
-def compare(ranks: Sequence[Stack], has_error: bool, ending: bool, starting: bool) -> Divergence | None:
-    """The pattern by which ranks differ; None when no rank waits for another.
+def compare(
+    ranks: Sequence[Stack], has_error: bool, ending: bool, starting: bool
+) -> tuple[str, Sequence[Stack]] | None:
+    """The pattern by which ranks differ and those at fault; None when no rank waits for another.
 
     `has_error` is whether the ranks' log has an error, `ending` and `starting` whether the run is cleaning up
     or still starting.
     """
-    places = [(stack, place_of(stack)) for stack in ranks]
     of: dict[str, list[Stack]] = {}
-    for stack, place in places:
+    groups: dict[tuple[str, str], list[Stack]] = {}
+    for stack in ranks:
+        place = place_of(stack)
         of.setdefault(place.kind, []).append(stack)
+        groups.setdefault((place.operation, place.site), []).append(stack)
     waiting = [*of.get("collective", ()), *of.get("pipeline", ()), *of.get("device", ())]
     rest = [*of.get("elsewhere", ()), *of.get("ended", ())]
     if "clean-up" in of and (len(of["clean-up"]) < len(ranks) or ending):
-        return Divergence("clean-up deadlock", of["clean-up"], places)
+        return "clean-up deadlock", of["clean-up"]
     begun = [*of.get("init", ()), *(waiting if starting else ())]
     if begun and ("loading" in of or rest or ("init" in of and len(of["init"]) == len(ranks))):
         late = of.get("loading") or rest or of["init"]
         if starting or "init" in of:
-            return Divergence("initialisation deadlock", late, places)
+            return "initialisation deadlock", late
     if waiting and rest:
         has_raised = has_error or "ended" in of
-        return Divergence("exception on some ranks" if has_raised else "mismatched collectives", rest, places)
+        return "exception on some ranks" if has_raised else "mismatched collectives", rest
     if "pipeline" in of and len(waiting) == len(ranks):
-        return Divergence("shape mismatch between pipeline stages", of["pipeline"], places)
+        return "shape mismatch between pipeline stages", of["pipeline"]
     if len(waiting) == len(ranks) > 1:
-        groups: dict[tuple[str, str], list[Stack]] = {}
-        for stack, place in places:
-            groups.setdefault((place.operation, place.site), []).append(stack)
         if len(groups) == 1:
-            return Divergence("same-collective time-out", (), places)
+            return "same-collective time-out", ()
         # Of equally large groups the first rank's is the one that is right.
         largest = max(groups.values(), key=len)
         fewer = [stack for group in groups.values() if group is not largest for stack in group]
-        return Divergence("mismatched collectives", fewer, places)
+        return "mismatched collectives", fewer
     return None
 
 

@@ -36,6 +36,8 @@ _LOADER_FILES = (
     "torchdata/stateful_dataloader/",
 )
 _LOADER_CALLS = {"_next_data", "_try_get_data", "_get_data", "__next__", "fetch"}
+_POOL_FILES = ("concurrent/futures/thread.py", "tqdm/_monitor.py", "multiprocessing/")
+"""Of pool and monitor threads, which wait for work."""
 _WAITING_CALLS = {"wait", "select", "poll", "get", "acquire", "main_loop", "accept", "recv", "read"}
 
 
@@ -228,11 +230,12 @@ def _ranks(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
     errors = [line for name, line in situation.errors.items() if name in components]
     ending, starting = situation.phase in landmarks.end_phases, situation.phase in landmarks.start_phases
     if found := compare(ranks, bool(errors), ending, starting):
-        evidence = [f"{landmarks.who(stack)}: {place}" for stack, place in found.places]
+        pattern, suspects = found
+        evidence = [f"{landmarks.who(stack)}: {place_of(stack)}" for stack in ranks]
         evidence += [f"first error in its log: {line}" for line in errors]
-        culprit = ", ".join(dict.fromkeys(map(landmarks.who, found.suspects))) or "all ranks"
-        sentence, advice = _RANKS[found.pattern]
-        yield Diagnosis(found.pattern, culprit, sentence.format(culprit), tuple(evidence), advice)
+        culprit = ", ".join(dict.fromkeys(map(landmarks.who, suspects))) or "all ranks"
+        sentence, advice = _RANKS[pattern]
+        yield Diagnosis(pattern, culprit, sentence.format(culprit), tuple(evidence), advice)
 
 
 def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
@@ -241,14 +244,19 @@ def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
     for stack in drivers if situation.phase in landmarks.end_phases else ():
         if place_of(stack).kind != "clean-up":
             continue
-        others = [t for t in stack.threads if t.name != "MainThread" and t.frames and not _is_idle_pool(t)]
-        evidence = [_stands(stack), *(f"thread {t.name!r}: {_user_frame(t.frames)}" for t in others[:4])]
+        others = [
+            f"thread {thread.name!r}: {_user_frame(thread.frames)}"
+            for thread in stack.threads
+            if thread.name != "MainThread"
+            and thread.frames
+            and not any(frame.file.startswith(_POOL_FILES) for frame in thread.frames[:3])
+        ]
         name = landmarks.who(stack)
         yield Diagnosis(
             "clean-up deadlock",
             name,
             f"clean-up deadlock: {name} waits in {_user_frame(stack.main)} to end",
-            tuple(evidence),
+            (_stands(stack), *others[:4]),
             "the run's work is done and saved; what it waits for is in the evidence",
         )
     for stack, thread in _threads(drivers):
@@ -452,9 +460,3 @@ def _is_standard(frame: Frame) -> bool:
         *("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "time.py"),
         *("asyncio", "concurrent", "multiprocessing", "uvloop", "http", "urllib"),
     }
-
-
-def _is_idle_pool(thread: Thread) -> bool:
-    """Whether it is a pool or monitor thread that waits for work."""
-    idle = ("concurrent/futures/thread.py", "tqdm/_monitor.py", "multiprocessing/")
-    return any(frame.file.startswith(idle) for frame in thread.frames[:3])
