@@ -45,13 +45,9 @@ def run_supervised(
     then, `grace_s` seconds after SIGTERM at the latest. The services are left to their group. With a `plan`
     the run is watched for stalls (`ops.watchdog.watchdog`).
 
-    Raises:
-        ServiceDied: a service ended first; the command was stopped, as its results could not be trusted.
-        ServiceHung: a service stopped working, and has no restarts (left).
-        Unfinished: the command ended with EX_TEMPFAIL, 75: a rerun resumes it.
-        ChildFailed: the command ended with any other code than 0 while all services lived.
-        NothingDone: it ended with 0 before its first phase, where the plan requires one.
-        Stalled: it stalled, and the plan's stall action is not `report`.
+    Raises Unfinished (exit code 75), ChildFailed (any other but 0), NothingDone (0 before its first phase,
+    where the plan requires one) or Stalled (where the plan's stall action is not `report`); and what
+    `ServiceGroup.check` raises: the command is then stopped, as its results could not be trusted.
     """
     events = services.events
     say(main.name, f"starting, log: {main.log_path}")

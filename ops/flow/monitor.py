@@ -3,25 +3,9 @@
     with FlowMonitor(run_dir / FLOW_FILE, sources, waits_on) as flow:
         run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
 
-A thread of the supervisor reads the sources (`ops.flow.sources`) every `every_s` seconds. It appends one JSON
-object per snapshot to `RUN_DIR/flow.jsonl`:
-
-    {"time": unix seconds,
-     "points": {NAME: {"depth": held now or null, "oldest_age_s": of them or null, "in": so far,
-                       "out": so far, "dropped": so far, "errors": so far,
-                       "capacity"?: …, "work"?: …, "still_s"?: …}},
-     "samples": {"asked", "produced", "accepted", "invalid", "failed", "stale", "filtered", "in_flight",
-                 "lost"},
-     "rates": {"produced": a second, "accepted", "invalid", "stale"},
-     "waiting": {"point", "have", "want", "since_s"} or null,     # what the trainer waits for
-     "warmup": true until something has been trained on,
-     "ended": whether the trainer has ended,
-     "about": {"step", "mode", "staleness": {…}, …},
-     "silent_s": since the trainer last wrote its counts,
-     "symptoms": [{"check", "point", "text", "action"}, …]}       # see ops.flow.checks
-
-`samples` and `rates` are null as long as nothing counts them. Symptoms are logged at once, and once for as
-long as they last. A flow that stands still is a stall: the watchdog reads the last snapshot and reports it.
+A thread of the supervisor reads the sources (`ops.flow.sources`) every `every_s` seconds and appends one JSON
+object per snapshot to `RUN_DIR/flow.jsonl` (docs/flow.md has its format). Symptoms are logged at once, and
+once for as long as they last. A flow that stands still is a stall, which the watchdog reports.
 """
 
 from __future__ import annotations
@@ -61,7 +45,6 @@ class FlowMonitor:
         times: FlowTimes | None = None,
         log: Callable[[str, str], None] = say,
     ) -> None:
-        """Append to `path`; `waits_on` says which points each point waits on."""
         self._path = path
         self._sources = tuple(sources)
         self._waits_on = waits_on
@@ -77,13 +60,11 @@ class FlowMonitor:
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
 
     def __enter__(self) -> FlowMonitor:
-        """Start the thread."""
         self._logged_at = time.time()
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop the thread."""
         self._end.set()
         self._thread.join(5.0)
 
@@ -137,7 +118,7 @@ class FlowMonitor:
 
 
 def to_record(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
-    """The JSON form of a snapshot, see the module."""
+    """The JSON form of a snapshot, but for its symptoms."""
     samples = None
     if now.samples:
         samples = {name: value for name, value in asdict(now.samples).items() if name != "settled"}

@@ -4,9 +4,8 @@
     while child.poll() is None: …
     child.stop()
 
-Every child and all its descendants carry `DRZERO_RUN_ID`, a fresh id, in their environment. The keeper
-(`ops.process.keeper`) ends the process tree; if the keeper itself was killed, descendants are found by the
-id, whatever their session or parent is by then. The id cannot replace the keeper, since a process that sets
+The keeper (`ops.process.keeper`) ends the process tree. Should it be killed itself, descendants are found by
+`DRZERO_RUN_ID`, a fresh id in their environment. The id cannot replace the keeper, since a process that sets
 its own title (Ray's Python workers do) overwrites the environment that the system shows.
 """
 
@@ -42,7 +41,7 @@ class Command:
 
 
 class ChildError(RunFailed):
-    """A child process is at fault: which, how it ended, its first error, its last lines, its log."""
+    """A child process is at fault; the message ends with its first error, its last lines and its log."""
 
     def __init__(self, message: str, failed: "Child") -> None:
         self.summary = message

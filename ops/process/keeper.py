@@ -7,9 +7,8 @@ A supervisor starts the keeper, never the command itself, since only a parent ca
 * **No orphan when the supervisor is killed.** The kernel sends the keeper SIGTERM when its parent dies
   (PR_SET_PDEATHSIG), even by SIGKILL; the keeper then ends the command as on any stop. Should the keeper
   itself be killed, the command gets SIGKILL in the same way.
-* **No escape.** The keeper is a *subreaper*: descendants that leave the process group or start a session of
-  their own (Ray's raylet and gcs_server, daemons) become its children when their parent ends, and it ends
-  them too.
+* **No escape.** The keeper is a *subreaper*: descendants that left the process group or started a session
+  (Ray's raylet and gcs_server, daemons) become its children when their parent ends, and it ends them too.
 * **The true exit.** It exits as the command did, with the same code or by the same signal.
 
 On SIGTERM or SIGINT: SIGTERM to the command's process group, SIGKILL after the grace to whatever is left.

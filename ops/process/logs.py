@@ -4,9 +4,8 @@
     tee = LogTee("solver", process.stdout, logs / "solver.log")
     EventLog(logs / EVENTS_FILE).add("crash", "solver", "died: exit code 1")
 
-A child's output is read by a thread, because a child blocks when its pipe is full: every byte goes to its own
-log file, every line also to the console behind its name. The thread keeps what an error message needs later:
-the last lines, and the first line that looks like an error, which is mostly the cause.
+A child's output is read by a thread, because a child blocks when its pipe is full. The thread keeps what an
+error message needs: the last lines, and the first that looks like an error, which is mostly the cause.
 """
 
 import json
@@ -35,8 +34,7 @@ _PIECE = select.PIPE_BUF // 4  # characters, of at most 4 bytes: as many as a pi
 class _Console:
     """Stdout, from several threads. It may be blocked (Ctrl-S, `| less`) or closed (`| head`).
 
-    Neither may stop a run, whose children wait for the readers that print here: a line that cannot be written
-    is dropped here, and counted.
+    Neither may stop the readers of a run's children: a line that cannot be written is dropped and counted.
     """
 
     def __init__(self) -> None:
@@ -82,14 +80,11 @@ def say(name: str, text: str) -> None:
 
 
 def looks_like_error(line: str) -> bool:
-    """Whether a log line reads like an error: the end of a traceback, or a line logged as one.
-
-    Indented lines are a traceback's body (source code may mention an error), so they do not count.
-    """
+    """Whether a log line reads like an error: the end of a traceback, or a line logged as one."""
     text = _ORIGIN.sub("", line)
-    return (
-        not text.startswith((" ", "\t")) and bool(_ERROR.search(text)) and not _LEVEL_BELOW_ERROR.search(text)
-    )
+    if text.startswith((" ", "\t")):  # a traceback's body: source code may mention an error
+        return False
+    return bool(_ERROR.search(text)) and not _LEVEL_BELOW_ERROR.search(text)
 
 
 class LogTee:

@@ -4,9 +4,7 @@
         print(process.pid, process.title, process.cpu_s)
 
 One read of /proc/PID/stat gives parent and use together (psutil reads several files), which makes it cheap
-enough to repeat every few seconds. The tree, not the mark in the environment (`ops.process.child`), decides
-which processes belong to a run: keepers are subreapers, so nothing leaves the tree, while a process that sets
-its own title (Ray's workers do) overwrites the mark. Linux only.
+enough to repeat every few seconds. Keepers are subreapers, so nothing of a run leaves the tree. Linux only.
 """
 
 from __future__ import annotations

@@ -26,10 +26,9 @@ _MB = 1 << 20
 
 
 class Sampler:
-    """Appends samples to a file, and keeps the last ones."""
+    """Appends samples to a file, and keeps the last ones; the disk sampled is the one that holds the file."""
 
     def __init__(self, path: Path) -> None:
-        """Write to `path`; the disk sampled is the one that holds it."""
         self._path = path
         self._gpus = Gpus()
         self._before: dict[str, tuple[float, float]] = {}

@@ -6,8 +6,7 @@
 
 A crash is detected by the next `check`, a hang within 20 seconds (`ops.services.health`). A service that has
 restarts left is then restarted on the same port, after a pause that doubles each time; its clients retry
-within their own deadlines. Otherwise the run ends with an error that names the service, how it ended, its
-first error, its last lines and its log. No process is left running (`ops.process.keeper`).
+within their own deadlines. Otherwise the run ends with an error (`ops.process.child.ChildError`).
 """
 
 from __future__ import annotations
@@ -29,13 +28,9 @@ from ops.process.tree import descendants
 from ops.resources.cgroup import OomWatch
 from ops.services.health import HealthCheck, HealthMonitor, ask
 
-_PROBE_EVERY_S = 0.2
 _LOG_EVERY_S = 10.0
-_PROBE_TIMEOUT_S = 2.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _FORGET_S = 600.0
 """A service that was healthy for this long regains its restarts: they are for a series of failures."""
-_ORDERED = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +63,6 @@ class Service(Child):
     spec: ServiceSpec
 
     def __init__(self, spec: ServiceSpec, grace_s: float) -> None:
-        """Start it; the group polls until it is ready."""
         self.started = time.monotonic()
         self.ready_at: float | None = None
         self.log_after_s = _LOG_EVERY_S
@@ -79,7 +73,7 @@ class Service(Child):
 
     def probe(self) -> str | None:
         """Probe its health once: None when healthy, else the problem."""
-        return ask(HealthCheck(url=self.spec.health_url, timeout_s=_PROBE_TIMEOUT_S))
+        return ask(HealthCheck(url=self.spec.health_url, timeout_s=2.0))
 
     def set_ready(self) -> None:
         """Watch its health from now on."""
@@ -138,10 +132,7 @@ class ServiceGroup:
     def __init__(
         self, specs: Iterable[ServiceSpec], grace_s: float = 10.0, events: EventLog | None = None
     ) -> None:
-        """Prepare the group; `grace_s` is the time each service has between SIGTERM and SIGKILL.
-
-        What happens is written to `events`, by default next to the services' logs.
-        """
+        """Between SIGTERM and SIGKILL a service has `grace_s`; `events` are by default next to the logs."""
         self._specs = tuple(specs)
         self._grace_s = grace_s
         logs = [spec.log_path.parent / EVENTS_FILE for spec in self._specs]
@@ -156,7 +147,8 @@ class ServiceGroup:
     def __enter__(self) -> ServiceGroup:
         """Start all services at once, then wait for each; on any failure all are stopped."""
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {signum: signal.signal(signum, _exit_on_signal) for signum in _ORDERED}
+            orders = (signal.SIGTERM, signal.SIGHUP)
+            self._handlers = {signum: signal.signal(signum, _exit_on_signal) for signum in orders}
         try:
             for spec in self._specs:
                 say(spec.name, f"starting (at most {spec.startup_budget_s:.0f} s), log: {spec.log_path}")
@@ -167,23 +159,20 @@ class ServiceGroup:
                 for service in self.services
             ):
                 self.check()
-                time.sleep(_PROBE_EVERY_S)
+                time.sleep(0.2)
         except BaseException:  # also Ctrl-C while waiting
             self.stop()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop all services."""
         self.stop()
 
     def check(self) -> None:
-        """Detect what has crashed or hung: restart it if it has restarts left, else raise.
+        """Detect what has crashed or hung: restart it if it has restarts left.
 
-        Raises:
-            ServiceDied: a service ended.
-            ServiceHung: a service runs but has not answered its probes for too long.
-            ServiceNotReady: a service was not ready within its budget.
+        Else raises ServiceDied, ServiceHung (no answer to its probes for too long), or ServiceNotReady (not
+        within its start-up budget).
         """
         for place, service in enumerate(self.services):
             series = self._series[service.spec.name]
@@ -225,7 +214,7 @@ class ServiceGroup:
         if not allowed:
             tried = f" (after {series.restarts} restarts)" if series.restarts else ""
             raise error(f"service {spec.name!r} {what}{tried}", service)
-        pause = min(_FIRST_PAUSE_S * 2**series.restarts, _LONGEST_PAUSE_S)
+        pause = min(2.0**series.restarts, 30.0)
         series.restarts += 1
         text = f"restart {series.restarts} of at most {spec.restarts} in {pause:.0f} s"
         say(spec.name, f"{what}; {text}")
@@ -255,9 +244,8 @@ class ServiceGroup:
             self._fail(service, ServiceNotReady, "hung", what)
         elif waited > service.log_after_s:
             service.log_after_s += _LOG_EVERY_S
-            say(
-                spec.name, f"not ready yet: {waited:.0f} of at most {spec.startup_budget_s:.0f} s ({problem})"
-            )
+            budget = f"{waited:.0f} of at most {spec.startup_budget_s:.0f} s"
+            say(spec.name, f"not ready yet: {budget} ({problem})")
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
