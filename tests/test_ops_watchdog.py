@@ -136,18 +136,18 @@ def test_a_growing_checkpoint_is_movement(tmp_path: Path, watchdog: Watchdog) ->
     (tmp_path / "global_step_1" / "actor").mkdir(parents=True)
     for megabytes in (1, 2):
         (tmp_path / "global_step_1" / "actor" / "rank_0.pt").write_bytes(b"x" * (megabytes << 20))
-        watchdog._poll(began + 290 * megabytes)
+        watchdog.poll(began + 290 * megabytes)
         assert watchdog.movement.clock.silent_s(began + 290 * megabytes) == 0
-    watchdog._poll(began + 590)
+    watchdog.poll(began + 590)
     assert watchdog.movement.clock.silent_s(began + 590) == pytest.approx(10)
 
 
 def test_a_machine_that_was_suspended_does_not_count_as_silence(tmp_path: Path, watchdog: Watchdog) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
-    watchdog._poll(began + 2)
+    watchdog.poll(began + 2)
     watchdog._poll_ended = began + 2
-    watchdog._poll(began + 3602)
+    watchdog.poll(began + 3602)
     assert watchdog.diagnosis is None and watchdog.movement.clock.silent_s(began + 3602) == pytest.approx(2)
 
 
@@ -156,10 +156,10 @@ def test_a_stall_is_over_with_the_next_movement_whenever_that_is_seen(
 ) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
-    watchdog._poll(began + 301)
+    watchdog.poll(began + 301)
     assert watchdog.diagnosis is not None
     beats(tmp_path / "heartbeats.jsonl", (began + 302, 2, "rollout"))
-    watchdog._poll(began + 307)
+    watchdog.poll(began + 307)
     assert watchdog.diagnosis is None
 
 
@@ -167,7 +167,7 @@ def test_a_stall_that_lasts_is_reported_again_every_ten_minutes(tmp_path: Path, 
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
     for seconds in (301, 303, 899, 902):
-        watchdog._poll(began + seconds)
+        watchdog.poll(began + seconds)
     assert sorted(path.name for path in (tmp_path / "logs").glob("stall_*.md")) == [
         *("stall_001.md", "stall_002.md")
     ]
@@ -187,14 +187,14 @@ def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience
     search = FlowPoint(depth=4, out=9, oldest_age_s=70, still_s=70)
     flow.append(Snapshot(time=1, points={"search": search}, waiting=Waiting("buffer", 3, 8, 70)))
     for seconds in (71, 73, 310):  # at 310 s the phase's limit of 300 s has passed as well
-        watchdog._poll(began + seconds)
+        watchdog.poll(began + seconds)
     [event] = [e for e in read_json_lines(tmp_path / "events.jsonl") if e["kind"] == "stall"]
     assert (event["pattern"], event["component"]) == ("rollout starvation", "retrieval")
     assert (event["silent_s"], event["limit_s"]) == (70, 60)
     assert len(list((tmp_path / "logs").glob("stall_*.md"))) == 1
     flow.append(Snapshot(time=2, points={"search": replace(search, still_s=0)}))
     beats(tmp_path / "heartbeats.jsonl", (began + 311, 1, "update"))
-    watchdog._poll(began + 312)
+    watchdog.poll(began + 312)
     assert watchdog.diagnosis is None
 
 
@@ -205,9 +205,9 @@ def test_samples_that_stood_still_while_the_machine_was_suspended_do_not_count(
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "rollout"))
     still = Snapshot(time=1, waiting=Waiting("buffer", 3, 8, 3600))
     watchdog.movement.signs = replace(watchdog.plan, flow=lambda: still)
-    watchdog._poll(began + 2)
+    watchdog.poll(began + 2)
     watchdog._poll_ended = began + 2
-    watchdog._poll(began + 3602)
+    watchdog.poll(began + 3602)
     assert watchdog.diagnosis is None
 
 

@@ -36,7 +36,23 @@ def find_symptoms(before: Snapshot, now: Snapshot, waits_on: WaitsOn, floor_s: f
     """The symptoms between two snapshots; a first batch may take `floor_s` seconds before it is judged."""
     if now.ended:
         return []
-    return [*_at_points(before, now, floor_s), *_lost(before, now, waits_on)]
+    symptoms = list(_at_points(before, now, floor_s))
+    # Counts are not taken at one instant, so only what is missing in both snapshots was lost between points.
+    samples, lost = now.samples, 0.0
+    if samples and before.samples:
+        lost = min(before.samples.lost, samples.lost)
+    if samples and lost > 0:
+        text = (
+            f"{samples.asked:.0f} asked for, but accepted {samples.accepted:.0f} + invalid "
+            f"{samples.invalid:.0f} + failed {samples.failed:.0f} + stale {samples.stale:.0f} + filtered "
+            f"{samples.filtered:.0f} + in flight {samples.in_flight:.0f} is {lost:.0f} fewer"
+        )
+        known = (
+            f"between {feeders[0]} and {name}" for name, feeders in waits_on.items() if name in now.points
+        )
+        action = "Look for a worker that died in between"
+        symptoms.append(Symptom("samples lost", next(known, "unknown"), text, action))
+    return symptoms
 
 
 def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symptom]:
@@ -64,27 +80,6 @@ def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symp
             text = f"{dropped:.0f} of the {left:.0f} that left it were dropped"
             action = "If they are stale, request fewer ahead; if they are invalid, check the services"
             yield Symptom("samples dropped", name, text, action)
-
-
-def _lost(before: Snapshot, now: Snapshot, waits_on: WaitsOn) -> Iterator[Symptom]:
-    """The sum does not add up: a sample was lost between two points.
-
-    Counts are not taken at one instant, so only what is missing in both snapshots counts.
-    """
-    if before.samples is None or now.samples is None:
-        return
-    lost = min(before.samples.lost, now.samples.lost)
-    if lost > 0:
-        samples = now.samples
-        text = (
-            f"{samples.asked:.0f} asked for, but accepted {samples.accepted:.0f} + invalid "
-            f"{samples.invalid:.0f} + failed {samples.failed:.0f} + stale {samples.stale:.0f} + filtered "
-            f"{samples.filtered:.0f} + in flight {samples.in_flight:.0f} is {lost:.0f} fewer"
-        )
-        known = (
-            f"between {feeders[0]} and {name}" for name, feeders in waits_on.items() if name in now.points
-        )
-        yield Symptom("samples lost", next(known, "unknown"), text, "Look for a worker that died in between")
 
 
 def _grown(before: Snapshot, now: Snapshot, count: str) -> dict[str, float]:

@@ -97,24 +97,20 @@ class FlowMonitor:
         record = to_record(before, snapshot) | {"symptoms": [asdict(symptom) for symptom in symptoms]}
         append_json_lines(self._path, record)
         if not snapshot.ended:
-            self._log_symptoms(symptoms, now)
+            for symptom in symptoms:
+                if (symptom.check, symptom.point) not in self._lasting:
+                    self.symptoms.append(symptom)
+                    self._log("flow", str(symptom))
+                self._lasting[symptom.check, symptom.point] = now
+            for (check, point), seen in list(self._lasting.items()):
+                if now - seen > self._times.log_every_s:
+                    del self._lasting[check, point]
+                    self._log("flow", f"{check}, {point}: over")
         if now - self._logged_at >= self._times.log_every_s:
             # Rates since the last line: between two snapshots they would jump.
             self._log("flow", line(self._logged or before, snapshot))
             self._logged_at, self._logged = now, snapshot
         return snapshot
-
-    def _log_symptoms(self, symptoms: Sequence[Symptom], now: float) -> None:
-        """A line for each that is new, and one when it was not seen for as long as lines are apart."""
-        for symptom in symptoms:
-            if (symptom.check, symptom.point) not in self._lasting:
-                self.symptoms.append(symptom)
-                self._log("flow", str(symptom))
-            self._lasting[symptom.check, symptom.point] = now
-        for (check, point), seen in list(self._lasting.items()):
-            if now - seen > self._times.log_every_s:
-                del self._lasting[check, point]
-                self._log("flow", f"{check}, {point}: over")
 
 
 def to_record(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:

@@ -56,7 +56,16 @@ def main(parent: int, grace_s: float, command: list[str]) -> None:
     except OSError as error:
         print(f"Error: cannot start {command[0]!r}: {error.strerror}", flush=True)
         sys.exit(127)
-    _exit_like(_keep(child, grace_s))
+    status = _keep(child, grace_s)
+    if os.WIFSIGNALED(status):
+        # The command dumped its core; the keeper's says nothing.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signum = os.WTERMSIG(status)
+        with suppress(OSError):  # SIGKILL has no handler to reset
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
+        os.kill(os.getpid(), signum)
+    sys.exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
 def die_with(parent: int, signum: signal.Signals) -> bool:
@@ -93,19 +102,6 @@ def _signal_all(signum: signal.Signals) -> None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signum)
-
-
-def _exit_like(status: int) -> None:
-    """End this process with the wait status `status`."""
-    if os.WIFSIGNALED(status):
-        # The command dumped its core; the keeper's says nothing.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signum = os.WTERMSIG(status)
-        with suppress(OSError):  # SIGKILL has no handler to reset
-            signal.signal(signum, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
-        os.kill(os.getpid(), signum)
-    sys.exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ class Process:
     """A process as in /proc/PID/stat; `state` is the kernel's letter (R, S, D, T, Z)."""
 
     pid: int
-    parent: int
     state: str
     cpu_s: float
     """CPU seconds of all its threads since it started."""
@@ -70,8 +69,17 @@ def descendants(roots: Iterable[int]) -> dict[int, list[Process]]:
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         # It may end between the listing and the reading.
         with suppress(OSError, ValueError, IndexError):
-            everyone[pid] = _read(pid)
-            children.setdefault(everyone[pid].parent, []).append(everyone[pid])
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            # The second field is the name in parentheses, which may itself hold spaces and parentheses.
+            fields = stat[stat.rindex(b")") + 2 :].split()
+            everyone[pid] = Process(
+                pid=pid,
+                state=fields[0].decode(),
+                cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+                rss_bytes=int(fields[21]) * _PAGE,
+                threads=int(fields[17]),
+            )
+            children.setdefault(int(fields[1]), []).append(everyone[pid])
     wanted = list(dict.fromkeys(roots))
     return {
         root: list(_below(everyone[root], children, set(wanted) - {root})) if root in everyone else []
@@ -84,17 +92,3 @@ def _below(process: Process, children: dict[int, list[Process]], others: set[int
     for child in children.get(process.pid, ()):
         if child.pid not in others:
             yield from _below(child, children, others)
-
-
-def _read(pid: int) -> Process:
-    stat = Path(f"/proc/{pid}/stat").read_bytes()
-    # The second field is the name in parentheses, which may itself hold spaces and parentheses.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return Process(
-        pid=pid,
-        parent=int(fields[1]),
-        state=fields[0].decode(),
-        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
-        rss_bytes=int(fields[21]) * _PAGE,
-        threads=int(fields[17]),
-    )

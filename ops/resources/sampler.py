@@ -42,7 +42,11 @@ class Sampler:
         self.pids = {process.pid for tree in trees.values() for process in tree}
         gpus = self._gpus.read()
         records = [self._component(name, trees[pid], gpus, now) for name, pid in roots.items()]
-        received, sent = _network_bytes()
+        received = sent = 0
+        with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/net/dev, or an odd one
+            # All interfaces, loopback included, as our services are local.
+            if counts := psutil.net_io_counters():
+                received, sent = counts.bytes_recv, counts.bytes_sent
         shown = ("used_mb", "total_mb", "busy_percent")
         records.append(
             {
@@ -81,14 +85,6 @@ class Sampler:
             "write_mb": sum(written for _, written in moved) // _MB,
             "gpu_mb": sum(mb for gpu in gpus for pid, mb in gpu.memory_mb_of.items() if pid in pids),
         }
-
-
-def _network_bytes() -> tuple[int, int]:
-    """Received and sent over all interfaces, loopback included, as our services are local; else zeros."""
-    with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/net/dev, or an odd one
-        if counts := psutil.net_io_counters():
-            return counts.bytes_recv, counts.bytes_sent
-    return 0, 0
 
 
 def disk_free_gb(folder: Path) -> float | None:

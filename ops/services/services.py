@@ -146,9 +146,13 @@ class ServiceGroup:
 
     def __enter__(self) -> ServiceGroup:
         """Start all services at once, then wait for each; on any failure all are stopped."""
+
+        def leave(signum: int, frame: FrameType | None) -> None:
+            raise SystemExit(128 + signum)
+
         if threading.current_thread() is threading.main_thread():
             orders = (signal.SIGTERM, signal.SIGHUP)
-            self._handlers = {signum: signal.signal(signum, _exit_on_signal) for signum in orders}
+            self._handlers = {signum: signal.signal(signum, leave) for signum in orders}
         try:
             for spec in self._specs:
                 say(spec.name, f"starting (at most {spec.startup_budget_s:.0f} s), log: {spec.log_path}")
@@ -246,7 +250,3 @@ class ServiceGroup:
             service.log_after_s += _LOG_EVERY_S
             budget = f"{waited:.0f} of at most {spec.startup_budget_s:.0f} s"
             say(spec.name, f"not ready yet: {budget} ({problem})")
-
-
-def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + signum)

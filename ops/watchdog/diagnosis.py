@@ -135,9 +135,24 @@ def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
         _loops_and_calls,
         _starvation,
         _service_log_or_queue,
-        _unknown,
     )
-    return next(chain.from_iterable(rule(situation, landmarks) for rule in rules))
+    found = next(chain.from_iterable(rule(situation, landmarks) for rule in rules), None)
+    if found is not None:
+        return found
+    drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver and stack.main]
+    active = [stack for stack in drivers if call(stack.main[0]) not in _WAITING_CALLS]
+    suspects = minorities(drivers) or active or drivers
+    culprit = ", ".join(dict.fromkeys(map(landmarks.who, suspects[:3]))) or landmarks.driver
+    evidence = [f"{landmarks.who(stack)}: {_user_frame(stack.main)}" for stack in suspects[:6]]
+    evidence += [f"first error of {name}: {line}" for name, line in situation.errors.items()]
+    where = f", in {_user_frame(suspects[0].main)}" if suspects else ""
+    return Diagnosis(
+        UNKNOWN,
+        culprit,
+        f"no progress and no known pattern; the suspect is {culprit}{where}",
+        tuple(evidence),
+        "see the stacks; debug=hang adds C frames and the collectives' log",
+    )
 
 
 def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
@@ -403,23 +418,6 @@ def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterato
                 tuple(map(_stands, busy[:6])),
                 f"see what {driver} is busy with in phase {situation.phase}",
             )
-
-
-def _unknown(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver and stack.main]
-    active = [stack for stack in drivers if call(stack.main[0]) not in _WAITING_CALLS]
-    suspects = minorities(drivers) or active or drivers
-    culprit = ", ".join(dict.fromkeys(map(landmarks.who, suspects[:3]))) or landmarks.driver
-    evidence = [f"{landmarks.who(stack)}: {_user_frame(stack.main)}" for stack in suspects[:6]]
-    evidence += [f"first error of {name}: {line}" for name, line in situation.errors.items()]
-    where = f", in {_user_frame(suspects[0].main)}" if suspects else ""
-    yield Diagnosis(
-        UNKNOWN,
-        culprit,
-        f"no progress and no known pattern; the suspect is {culprit}{where}",
-        tuple(evidence),
-        "see the stacks; debug=hang adds C frames and the collectives' log",
-    )
 
 
 def _error_of(situation: Situation, cause: str) -> tuple[str, ...]:

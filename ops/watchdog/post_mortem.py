@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ class Death:
 def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     """Read what a run left in `folder`; `causes` are those that only its recipe knows."""
     logs = folder / "logs"
-    events = _last_start(read_json_lines(logs / EVENTS_FILE))
+    events = read_json_lines(logs / EVENTS_FILE)
+    last_start, ends = 0, ("stopped", "end", "exit", "cost")
+    for place, (earlier, event) in enumerate(pairwise(events), 1):
+        if event["kind"] == "start" and earlier["kind"] in ends:
+            last_start = place
+    events = events[last_start:]
     samples = read_json_lines(folder / SAMPLES_FILE)
     facts = _facts(read_json_lines(folder / "heartbeats.jsonl"), samples, events)
     errors = _errors(logs, events)
@@ -79,16 +85,6 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
             evidence=tuple(scarce),
         )
     return replace(death, facts=facts | death.facts)
-
-
-def _last_start(events: list[Record]) -> list[Record]:
-    """The events of the last start of the run: those from the first `start` after the last end."""
-    begin = 0
-    for place, event in enumerate(events):
-        earlier = events[place - 1]["kind"] if place else "stopped"
-        if event["kind"] == "start" and earlier in ("stopped", "end", "exit", "cost"):
-            begin = place
-    return events[begin:]
 
 
 def _blamed(events: Sequence[Record]) -> Record | None:

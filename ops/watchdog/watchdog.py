@@ -146,7 +146,7 @@ class Watchdog:
         while not self._end.wait(_POLL_S):
             self._poll_began = time.monotonic()
             try:
-                self._poll(time.time())
+                self.poll(time.time())
                 self._failure = ""
             except Exception as error:  # see the module's last paragraph
                 if self._failure != repr(error):
@@ -154,7 +154,8 @@ class Watchdog:
                     say("watchdog", f"cannot watch: {error!r}")
             self._poll_began, self._poll_ended = None, time.time()
 
-    def _poll(self, now: float) -> None:
+    def poll(self, now: float) -> None:
+        """Follow and sample the run once, and report what has stalled or moves again."""
         movement = self.movement
         if self._poll_ended is not None and now - self._poll_ended > SUSPENDED_S:
             movement.forgive(now - self._poll_ended, now)
