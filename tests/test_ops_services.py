@@ -157,7 +157,7 @@ def test_a_killed_service_is_named_with_its_signal_by_check(tmp_path: Path) -> N
     with ServiceGroup([service(tmp_path, "retrieval")]) as group:
         [server] = psutil.Process(group.services[0].pid).children()
         server.kill()
-        assert eventually(group.dead)
+        assert eventually(lambda: group.services[0].poll() is not None)
         with pytest.raises(ServiceDied, match="service 'retrieval' died: killed by SIGKILL"):
             group.check()
 
