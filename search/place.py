@@ -61,10 +61,6 @@ class StoreUnavailable(Exception):
     """An open index cannot answer now; the next query tries again."""
 
 
-class FilesDamaged(Exception):
-    """A file is missing or too short; the message names it."""
-
-
 @dataclass(frozen=True)
 class ChromaPlace:
     """A folder (`folder` is set), or a database of a Chroma server (`host` is set)."""
@@ -128,10 +124,7 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
 
 def _open_folder(folder: Path, create: bool) -> Client:
     if (folder / DATABASE_FILE).is_file():
-        try:
-            check_files(folder)
-        except FilesDamaged as error:
-            raise StoreNotReady(f"the Chroma folder {folder} is damaged: {error}. Build it again") from error
+        check_files(folder)
     elif not create:
         raise StoreNotReady(
             f"no Chroma folder at {folder}: build one with `python -m search.index --chroma-path {folder} …`"
@@ -166,6 +159,31 @@ def _open_server(place: ChromaPlace, create: bool) -> Client:
     return cast(Client, client)
 
 
+def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
+    """Raise StoreError unless a Chroma with the database answers in time; its client would wait for ever."""
+    path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
+    try:
+        answer = httpx.get(place.url + path, headers=headers, timeout=timeout)
+    except httpx.HTTPError as error:
+        raise StoreNotReady(
+            f"no Chroma server answers at {place} ({plain(error)}): start one (`chroma run --path … "
+            f"--port {place.port}`), or correct the address"
+        ) from error
+    status = answer.status_code
+    if status in (401, 403):
+        key = "its API key" if headers else f"an API key in {API_KEY_VARIABLE}, which is sent over https only"
+        raise StoreError(f"the Chroma server at {place} refuses access (HTTP {status}): check {key}")
+    if status == 404 and "error" in answer.text:
+        raise StoreError(
+            f"the Chroma server at {place} has no database {place.database!r} of a tenant {place.tenant!r}: "
+            "create it there, or correct the address"
+        )
+    if status == 429 or status >= 500:
+        raise StoreNotReady(f"the Chroma server at {place} is not ready: it answered HTTP {status}")
+    if status != 200:
+        raise StoreError(f"{place} is no Chroma server, or not one of version 1: it answered HTTP {status}")
+
+
 def request_headers(place: ChromaPlace) -> dict[str, str]:
     """Return the headers of requests to a server: the API key, if it cannot be read on the way."""
     key = _api_key()
@@ -193,38 +211,18 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
-    """Raise StoreError unless a Chroma with the database answers in time; its client would wait for ever."""
-    path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
-    try:
-        answer = httpx.get(place.url + path, headers=headers, timeout=timeout)
-    except httpx.HTTPError as error:
-        raise StoreNotReady(
-            f"no Chroma server answers at {place} ({plain(error)}): start one (`chroma run --path … "
-            f"--port {place.port}`), or correct the address"
-        ) from error
-    status = answer.status_code
-    if status in (401, 403):
-        key = "its API key" if headers else f"an API key in {API_KEY_VARIABLE}, which is sent over https only"
-        raise StoreError(f"the Chroma server at {place} refuses access (HTTP {status}): check {key}")
-    if status == 404 and "error" in answer.text:
-        raise StoreError(
-            f"the Chroma server at {place} has no database {place.database!r} of a tenant {place.tenant!r}: "
-            "create it there, or correct the address"
-        )
-    if status == 429 or status >= 500:
-        raise StoreNotReady(f"the Chroma server at {place} is not ready: it answered HTTP {status}")
-    if status != 200:
-        raise StoreError(f"{place} is no Chroma server, or not one of version 1: it answered HTTP {status}")
-
-
 def check_files(folder: Path) -> None:
-    """Raise FilesDamaged unless the database and the vector files of all collections have their sizes."""
+    """Raise StoreNotReady unless the database and the vector files of all collections have their sizes."""
+    for damage in _damages(folder):
+        raise StoreNotReady(f"the Chroma folder {folder} is damaged: {damage}. Build it again")
+
+
+def _damages(folder: Path) -> Iterator[str]:
     path = folder / DATABASE_FILE
     with path.open("rb") as file:
         head = file.read(100)
     if len(head) < 100 or not head.startswith(_SQLITE_MAGIC):
-        raise FilesDamaged(f"{path.name} is no SQLite database")
+        yield f"{path.name} is no SQLite database"
     # A journal is left by an interrupted write, which SQLite rolls back when it opens the file.
     if not path.with_name(f"{path.name}-journal").exists():
         # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page, and pages in the file,
@@ -232,28 +230,24 @@ def check_files(folder: Path) -> None:
         page_size = int.from_bytes(head[16:18])
         wanted = int.from_bytes(head[28:32]) * (65536 if page_size == 1 else page_size)
         if head[24:28] == head[92:96] and (size := path.stat().st_size) < wanted:
-            raise FilesDamaged(f"{path.name} has {size} of its {wanted} bytes")
+            yield f"{path.name} has {size} of its {wanted} bytes"
     for vectors in sorted({path.parent for path in folder.glob("*/*.bin")}):
-        _check_vectors(vectors)
-
-
-def _check_vectors(folder: Path) -> None:
-    missing = [name for name in _VECTOR_FILES if not (folder / name).is_file()]
-    if "header.bin" in missing:
-        raise FilesDamaged(f"{folder.name} lacks header.bin")
-    header = (folder / "header.bin").read_bytes()
-    if len(header) != _VECTOR_HEADER.size:
-        raise FilesDamaged(f"{folder.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes")
-    version, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
-    # Another version is of another Chroma, which knows its own files; few vectors stay in the database.
-    if version != _VECTOR_HEADER_VERSION or elements == 0:
-        return
-    if missing:
-        raise FilesDamaged(f"{folder.name} lacks {', '.join(missing)}")
-    for name, wanted in (("data_level0.bin", elements * element_bytes), ("length.bin", elements * 4)):
-        if (size := (folder / name).stat().st_size) < wanted:
-            raise FilesDamaged(f"{folder.name}/{name} has {size} of its {wanted} bytes")
-    # For each element the size of its links above the first level, then those links, one block per level.
-    above = (folder / "link_lists.bin").stat().st_size - elements * 4
-    if above < 0 or above % (links * 4 + 4):
-        raise FilesDamaged(f"{folder.name}/link_lists.bin is cut off")
+        missing = [name for name in _VECTOR_FILES if not (vectors / name).is_file()]
+        if "header.bin" in missing:
+            yield f"{vectors.name} lacks header.bin"
+        header = (vectors / "header.bin").read_bytes()
+        if len(header) != _VECTOR_HEADER.size:
+            yield f"{vectors.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes"
+        version, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
+        # Another version is of another Chroma, which knows its own files; few vectors stay in the database.
+        if version != _VECTOR_HEADER_VERSION or elements == 0:
+            continue
+        if missing:
+            yield f"{vectors.name} lacks {', '.join(missing)}"
+        for name, wanted in (("data_level0.bin", elements * element_bytes), ("length.bin", elements * 4)):
+            if (size := (vectors / name).stat().st_size) < wanted:
+                yield f"{vectors.name}/{name} has {size} of its {wanted} bytes"
+        # For each element the size of its links above the first level, then those links, a block per level.
+        above = (vectors / "link_lists.bin").stat().st_size - elements * 4
+        if above < 0 or above % (links * 4 + 4):
+            yield f"{vectors.name}/link_lists.bin is cut off"

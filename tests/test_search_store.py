@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from search.place import (
     DATABASE_FILE,
     ChromaPlace,
-    FilesDamaged,
     StoreError,
+    StoreNotReady,
     StoreUnavailable,
     check_files,
     connect,
@@ -138,7 +138,7 @@ def test_file_cut_off_anywhere_is_detected(
     whole = path.read_bytes()
     try:
         path.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(FilesDamaged, match=name):
+        with pytest.raises(StoreNotReady, match=name):
             check_files(template[0])
     finally:
         path.write_bytes(whole)

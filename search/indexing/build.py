@@ -23,6 +23,8 @@ itself holds a folder's vectors in memory while it builds their graph.
 """
 
 import errno
+import hashlib
+import json
 import shutil
 import sqlite3
 import tempfile
@@ -42,22 +44,20 @@ from search.embedders import Embedder, EmbedderSpec
 from search.indexing.chunking import Chunk, Chunker, Chunking
 from search.indexing.collection import (
     Collection,
-    Contents,
     Embedded,
-    IndexSettings,
+    settings_of,
     with_progress,
+    write,
     write_folder,
-    write_server,
 )
 from search.indexing.corpus import Corpus, Document
-from search.indexing.journal import Changes, IndexJournal, Survey, read_unsplit, survey
+from search.indexing.journal import Changes, IndexJournal, read_unsplit, survey
 from search.place import ChromaPlace, StoreError
-from search.store import BEING_WRITTEN, CollectionInfo
+from search.store import BEING_WRITTEN, SCHEMA_VERSION, CollectionInfo
 
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256
 """Documents whose chunks are written to the journal together."""
-NO_CHANGES = Changes()
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class IndexReport:
     built: bool
     duplicates: int
     seconds: float
-    changes: Changes = NO_CHANGES
+    changes: Changes | None = None
     embedded: int = 0
     resumed: int = 0
 
@@ -84,7 +84,7 @@ class IndexReport:
         ]
         if not self.built:
             lines.append("exists with the same content and embedder: left unchanged")
-        elif changes.existing:
+        elif changes and changes.existing:
             lines.append(
                 f"{changes.added} documents added, {changes.changed} changed, {changes.removed} removed, "
                 f"{changes.kept} unchanged; {self.embedded} chunks embedded"
@@ -178,28 +178,43 @@ class _Build:
             surveyed = survey(self.corpus, journal)
             existing = self.target.metadata()
             encoder, chunking = self.encoder, self.chunking
-            settings = IndexSettings(encoder.name, encoder.revision, chunking.tokens, chunking.overlap)
+            settings: dict[str, Any] = {
+                "embedder": encoder.name,
+                "revision": encoder.revision,
+                "chunk_tokens": chunking.tokens,
+                "chunk_overlap": chunking.overlap,
+                "schema_version": SCHEMA_VERSION,
+            }
+            content = json.dumps([surveyed.version, chunking.tokens, chunking.overlap, SCHEMA_VERSION])
+            version = hashlib.sha256(content.encode()).hexdigest()
+            is_alike = existing is not None and settings_of(existing) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
-            if info and settings.match(existing or {}) and info.version == settings.version(surveyed):
+            if info and is_alike and info.version == version:
                 return IndexReport(info, False, surveyed.duplicates, time.monotonic() - started)
             # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
-            changes, update = self._compare(journal, existing, settings, surveyed, replace)
+            changes = self._compare(journal, existing, is_alike, version, replace)
             chunker = Chunker(encoder, chunking)
-            if dropped := journal.use_settings(settings.identity()):
+            if dropped := journal.use_settings(settings_of(settings) or {}):
                 print(f"dropped {dropped} chunks that a run with another model or chunk size had embedded")
             self._split(journal, chunker)
             resumed, chunks = journal.vector_count(), journal.chunk_count()
-            contents = Contents(journal, settings, surveyed, chunks + journal.kept_chunk_count(), update)
-            info = contents.info(encoder)
-            units = journal.make_units()
-            embedded = self._embed(journal, folder / JOURNAL, units)
-            embedded = with_progress(embedded, "embedding", chunks - resumed)
+            info = CollectionInfo(
+                **settings,
+                dimension=encoder.dimension,
+                query_prefix=encoder.prefixes.query,
+                passage_prefix=encoder.prefixes.passage,
+                documents=surveyed.documents,
+                chunks=chunks + journal.kept_chunk_count(),
+                version=version,
+            )
+            units, update = journal.make_units(), changes is not None
+            embedded = with_progress(self._embed(journal, units), "embedding", chunks - resumed)
             if self.target.place.folder is None:
-                write_server(self.target, contents, info, embedded)
+                write(self.target, self.target.place, journal, info, update, embedded)
             else:
                 for rows, vectors in embedded:
                     journal.add_vectors(rows, vectors)
-                write_folder(self.target, contents, info, units, folder / "chroma")
+                write_folder(self.target, journal, info, update, units, folder / "chroma")
         seconds = time.monotonic() - started
         return IndexReport(info, True, surveyed.duplicates, seconds, changes, chunks - resumed, resumed)
 
@@ -207,22 +222,19 @@ class _Build:
         self,
         journal: IndexJournal,
         existing: Mapping[str, Any] | None,
-        settings: IndexSettings,
-        surveyed: Survey,
+        is_alike: bool,
+        version: str,
         replace: bool,
-    ) -> tuple[Changes, bool]:
-        """Return the changes, and whether the existing collection is updated; raises StoreError."""
+    ) -> Changes | None:
+        """Return the changes to the existing collection, None to write it from scratch; raises StoreError."""
         if existing is None:
-            return NO_CHANGES, False
-        if not settings.match(existing):
-            why = "of another embedder or chunk size, or one that search.index did not build"
-        else:
-            journal.add_existing(self.target.chunks())
-            changes = journal.compare()
+            return None
+        why = "of another embedder or chunk size, or one that search.index did not build"
+        if is_alike:
+            changes = journal.compare(self.target.chunks())
             # On a server, the collection may be one that an interrupted run has written in part.
-            is_partial = existing.get(BEING_WRITTEN) == settings.version(surveyed)
-            if is_partial or 2 * changes.kept >= changes.existing:
-                return changes, True
+            if existing.get(BEING_WRITTEN) == version or 2 * changes.kept >= changes.existing:
+                return changes
             why = (
                 f"of other content, only {changes.kept} of its {changes.existing} documents are the same in "
                 f"{self.corpus.source}"
@@ -233,7 +245,7 @@ class _Build:
                 "replace=true (or --replace) to rebuild it, or choose another collection name"
             )
         journal.forget_existing()
-        return NO_CHANGES, False
+        return None
 
     def _split(self, journal: IndexJournal, chunker: Chunker) -> None:
         """Split the documents that are not in the journal yet; one at a time is in memory."""
@@ -253,12 +265,12 @@ class _Build:
             for _ in range(0, count, SPLIT_DOCUMENTS):
                 journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))
 
-    def _embed(self, journal: IndexJournal, path: Path, units: int) -> Embedded:
+    def _embed(self, journal: IndexJournal, units: int) -> Embedded:
         """Yield the chunks that lack vectors, with their vectors, a unit at a time."""
         if self.workers > 1:
             from search.indexing.distributed import embed_with_ray
 
-            yield from embed_with_ray(journal, path, units, self.spec, self.workers)
+            yield from embed_with_ray(journal, units, self.spec, self.workers)
             return
         for unit in range(units):
             if rows := journal.unembedded(unit):

@@ -172,14 +172,13 @@ class IndexJournal:
         ).fetchone()
         return earlier
 
-    def add_existing(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> None:
-        """Record existing chunks: id, document, digest, number of chunks of the document."""
+    def compare(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> Changes:
+        """Find the documents that stay unchanged: same digest, and all their chunks exist.
+
+        `chunks` are the existing ones: id, document, its digest, and its number of chunks.
+        """
         with self.transaction():
             self._db.executemany("INSERT INTO existing VALUES (?, ?, ?, ?)", chunks)
-
-    def compare(self) -> Changes:
-        """Find the documents that stay unchanged: same digest, and all their chunks exist."""
-        with self.transaction():
             self._db.execute(
                 "INSERT INTO kept SELECT s.id FROM source s JOIN existing e ON e.document = s.id AND "
                 "e.digest = s.digest GROUP BY s.id HAVING count(*) = max(e.parts)"

@@ -44,7 +44,7 @@ DEFAULT_TOPK = 3
 INDEX_UNAVAILABLE = 424
 """Status of `/health` while a restart of the server would not help: Failed Dependency."""
 CLIENT_GONE = 499
-"""As nginx logs a client that closed its connection before the answer."""
+"""As nginx logs a client that closed its connection before the answer; it is not sent."""
 _CLOSE = (b"connection", b"close")
 
 Scope = MutableMapping[str, Any]
@@ -82,36 +82,6 @@ class Refused(Exception):
         self.status, self.headers = status, headers
 
 
-class _ClientGone(Exception):
-    """The client has closed its connection."""
-
-
-@dataclass
-class _Record:
-    """One request, for the access log and the metrics."""
-
-    status: int = 0
-    queries: int = 0
-    topk: int = 0
-    size: int = 0
-
-    def log(self, scope: Scope, seconds: float) -> None:
-        """Write a line to stdout, without the queries and headers."""
-        client = scope.get("client")
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "client": client[0] if client else None,
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": self.status,
-            "seconds": round(seconds, 6),
-            "queries": self.queries,
-            "topk": self.topk,
-            "bytes": self.size,
-        }
-        print(json.dumps(line), flush=True)
-
-
 _decode = msgspec.json.Decoder(RetrieveRequest).decode
 
 
@@ -128,12 +98,13 @@ class RetrievalApp:
         """Answer one request."""
         if scope["type"] != "http":  # there are no websockets, and nothing to do at start and end
             return await self._rest(scope, receive, send)
-        started, record = time.perf_counter(), _Record()
+        started = time.perf_counter()
+        record = {"status": 0, "queries": 0, "topk": 0, "bytes": 0}
 
         async def recorded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
-            record.size += len(message.get("body", b""))
+                record["status"] = message["status"]
+            record["bytes"] += len(message.get("body", b""))
             await send(message)
 
         is_retrieve = scope["path"] == "/retrieve"
@@ -143,32 +114,43 @@ class RetrievalApp:
             else:
                 await self._rest(scope, receive, recorded)
         finally:
-            seconds, metrics = time.perf_counter() - started, self.retrieval.metrics
+            seconds, status = time.perf_counter() - started, record["status"]
             if is_retrieve:
+                metrics = self.retrieval.metrics
                 metrics.requests.inc()
                 metrics.seconds.observe(seconds)
-                if record.status == CLIENT_GONE:
+                if status == CLIENT_GONE:
                     metrics.gone.inc()
-                elif record.status >= 400:
-                    metrics.errors.labels(str(record.status)).inc()
-            if self._access_log:
-                record.log(scope, seconds)
+                elif status >= 400:
+                    metrics.errors.labels(str(status)).inc()
+            if self._access_log:  # without the queries and headers
+                client = scope.get("client")
+                line = {
+                    "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "client": client[0] if client else None,
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "seconds": round(seconds, 6),
+                    **record,
+                }
+                print(json.dumps(line), flush=True)
 
-    async def _retrieve(self, scope: Scope, receive: Receive, send: Send, record: _Record) -> None:
+    async def _retrieve(self, scope: Scope, receive: Receive, send: Send, record: dict[str, int]) -> None:
         status, headers = 200, [(b"content-type", b"application/json")]
         try:
             body = await self._answer(scope, receive, record)
         except Refused as refusal:
             status, body = refusal.status, msgspec.json.encode(Failure(str(refusal)))
             headers += refusal.headers
-        except _ClientGone:
-            record.status = CLIENT_GONE
+        if status == CLIENT_GONE:
+            record["status"] = status
             return
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive, record: _Record) -> bytes:
+    async def _answer(self, scope: Scope, receive: Receive, record: dict[str, int]) -> bytes:
         batcher = self.retrieval.batcher
         batcher.expect()
         try:
@@ -179,7 +161,7 @@ class RetrievalApp:
         finally:
             batcher.arrived()
         topk = int(request.topk or DEFAULT_TOPK)
-        record.queries, record.topk = len(request.queries), topk
+        record |= {"queries": len(request.queries), "topk": topk}
         if len(request.queries) * topk > MAX_PASSAGES:
             raise Refused(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
         task = asyncio.current_task()
@@ -198,7 +180,7 @@ class RetrievalApp:
         except asyncio.CancelledError:
             if not watcher.done():
                 raise  # not by the watcher: the server is closing
-            raise _ClientGone from None
+            raise Refused(CLIENT_GONE, "") from None
         except Exception as error:  # the model or the index failed on these queries
             raise Refused(500, f"retrieval failed: {_plain(error)}") from error
         finally:
@@ -235,7 +217,7 @@ class RetrievalApp:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _ClientGone
+                        raise Refused(CLIENT_GONE, "")
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY_BYTES:
                         raise _too_large()

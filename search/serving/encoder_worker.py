@@ -1,93 +1,26 @@
 """One encoder replica: a process that turns texts into vectors, started and fed by `search.serving.encoders`.
 
-Its stdin is one end of a socket pair that carries frames in both directions (`pack`, `unpack`). The first
-frame in is the `LoadRequest`, the first out a `ModelInfo` or a `Failure`; then each `EncodeRequest` is
-answered by its `Vectors` or a `Failure`. The end of the stream ends the process, and the kernel kills it when
-the server dies in the middle of a batch. It ignores SIGTERM and SIGINT, which are the server's to handle: a
-stop of the whole process group must not kill the encoder of requests that the server still answers.
+Requests are pickles on stdin: first the `LoadRequest`, answered by a `ModelInfo`, then texts to encode.
+An answer is eight bytes of length and a pickle, of an exception if there is none. The end of stdin ends the
+process, and the kernel kills it when the server dies in the middle of a batch. It ignores SIGTERM and SIGINT,
+which are the server's to handle: a stop of the whole process group must not kill the encoder of requests that
+the server still answers.
 """
 
 import json
 import os
+import pickle
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 import numpy as np
 from setproctitle import setproctitle
 
 from ops.process.keeper import die_with
-from search.embedders import Embedder, EmbedderError, EmbedderSpec
-
-CANARY = "canary"
-_HEADER = struct.Struct("!I")
-
-
-class LoadRequest(msgspec.Struct, tag=True):
-    """What to load. Of several replicas on `cuda`, each takes the next of the devices."""
-
-    spec: dict[str, Any]
-    replica: int
-    threads: int
-    server_pid: int
-
-
-class ModelInfo(msgspec.Struct, tag=True):
-    """A loaded model. `folds`: `search.serving.cache.fold` does not change its tokens."""
-
-    name: str
-    revision: str
-    dimension: int
-    query_prefix: str
-    passage_prefix: str
-    folds: bool
-
-
-class EncodeRequest(msgspec.Struct, tag=True):
-    """Texts to encode, as queries or as passages."""
-
-    texts: list[str]
-    passages: bool = False
-
-
-class Vectors(msgspec.Struct, tag=True):
-    """float32 rows, one per text, in the order of the request."""
-
-    rows: bytes
-
-
-class Failure(msgspec.Struct, tag=True):
-    """Why there is no answer, in one line."""
-
-    reason: str
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    LoadRequest | ModelInfo | EncodeRequest | Vectors | Failure
-)
-
-
-def pack(message: msgspec.Struct) -> bytes:
-    """Return a message as a frame: four bytes of length, then MessagePack."""
-    payload = _encoder.encode(message)
-    return _HEADER.pack(len(payload)) + payload
-
-
-def unpack(buffer: bytearray) -> Iterator[Any]:
-    """Remove the complete frames from the front of `buffer` and yield their messages."""
-    while len(buffer) >= _HEADER.size:
-        end = _HEADER.size + _HEADER.unpack_from(buffer)[0]
-        if len(buffer) < end:
-            return
-        payload = bytes(buffer[_HEADER.size : end])
-        del buffer[:end]
-        yield _decoder.decode(payload)
+from search.embedders import Embedder, EmbedderError
+from search.serving.encoders import CANARY, EncodeFailed, EncodeRequest, LoadRequest, ModelInfo
 
 
 def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
@@ -129,70 +62,63 @@ def tokenizer_folds(embedder: Embedder) -> bool:
 
 
 def main() -> int:
-    """Serve until the server closes the socket; return the exit code."""
+    """Serve until the server closes stdin; return the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as link:
-        messages = _receive(link)
-        request = next(messages, None)
-        if not isinstance(request, LoadRequest) or not die_with(request.server_pid, signal.SIGKILL):
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not come between the answers
+
+    def send(answer: ModelInfo | np.ndarray | Exception) -> None:
+        payload = pickle.dumps(answer)
+        answers.write(len(payload).to_bytes(8) + payload)
+        answers.flush()
+
+    try:
+        request: LoadRequest = pickle.load(sys.stdin.buffer)
+        if not die_with(request.server_pid, signal.SIGKILL):
             return 1
         setproctitle(f"drzero: retrieval encoder {request.replica}")
         try:
             embedder = _load(request)
-            prefixes = embedder.prefixes
-            info = ModelInfo(
-                embedder.name,
-                embedder.revision,
-                embedder.dimension,
-                prefixes.query,
-                prefixes.passage,
-                tokenizer_folds(embedder),
-            )
+            folds = tokenizer_folds(embedder)
+            info = ModelInfo(embedder.name, embedder.revision, embedder.dimension, embedder.prefixes, folds)
         except Exception as error:  # torch has no common type for a missing device or one without memory
-            reason = f"embedder {request.spec['name']!r} could not be loaded: {_one_line(error)}"
-            link.sendall(pack(Failure(str(error) if isinstance(error, EmbedderError) else reason)))
+            reason = f"embedder {request.spec.name!r} could not be loaded: {_one_line(error)}"
+            send(error if isinstance(error, EmbedderError) else EmbedderError(reason))
             return 2
-        link.sendall(pack(info))
-        for job in messages:
-            answer = _answer(embedder, job)
-            link.sendall(pack(answer))
-            canary = EncodeRequest([CANARY])
-            if isinstance(answer, Failure) and isinstance(_answer(embedder, canary), Failure):
-                print(f"encoder {request.replica}: beyond repair, exits: {answer.reason}", file=sys.stderr)
+        send(info)
+        while True:
+            answer = _answer(embedder, pickle.load(sys.stdin.buffer))
+            send(answer)
+            is_failure = isinstance(answer, EncodeFailed)
+            if is_failure and isinstance(_answer(embedder, EncodeRequest([CANARY])), EncodeFailed):
+                print(f"encoder {request.replica}: beyond repair, exits: {answer}", file=sys.stderr)
                 return 3
-    return 0
-
-
-def _receive(link: socket.socket) -> Iterator[Any]:
-    buffer = bytearray()
-    while chunk := link.recv(1 << 20):
-        buffer += chunk
-        yield from unpack(buffer)
+    except (EOFError, BrokenPipeError):  # the server is gone
+        return 0
 
 
 def _load(request: LoadRequest) -> Embedder:
     import torch
 
     torch.set_num_threads(request.threads)
-    spec = EmbedderSpec(**request.spec)
+    spec = request.spec
     if spec.device in (None, "cuda") and (devices := torch.cuda.device_count()):
         spec = replace(spec, device=f"cuda:{request.replica % devices}")
     embedder = Embedder(spec)
-    embedder.load()
     embedder.encode_queries([CANARY])  # the first call is slow, and no request should pay for it
     return embedder
 
 
-def _answer(embedder: Embedder, request: EncodeRequest) -> Vectors | Failure:
+def _answer(embedder: Embedder, request: EncodeRequest) -> np.ndarray | EncodeFailed:
     encode = embedder.encode_passages if request.passages else embedder.encode_queries
     try:
         vectors = np.empty((len(request.texts), embedder.dimension), dtype=np.float32)
         for positions in split_by_length(request.texts):
             vectors[positions] = encode([request.texts[position] for position in positions])
     except Exception as error:  # a text or a device that fails: the server finds out which by repeating
-        return Failure(_one_line(error))
-    return Vectors(vectors.tobytes())
+        return EncodeFailed(_one_line(error))
+    return vectors
 
 
 def _one_line(error: Exception) -> str:

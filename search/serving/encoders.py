@@ -4,44 +4,32 @@
         vectors = await pool.encode(["who founded Orrin"])
 
 A model in the server's own process would share Python's lock with the HTTP layer and take the server with it
-when it crashes. So each replica is a separate process (`search.serving.encoder_worker`) at the other end of a
-socket pair, and the server imports no torch. The death of a replica is noticed at once, because its end of
-the socket closes; its batch raises `EncoderDied`, and a new process is started, with growing pauses between
-attempts, until one is ready.
+when it crashes. So each replica is a separate process (`search.serving.encoder_worker`), and the server
+imports no torch. When a replica dies, its batch raises `EncoderDied`, and a new process is started, with
+growing pauses between attempts, until one is ready.
 """
 
 import asyncio
 import logging
 import os
-import socket
-import subprocess
+import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import cast
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
 
-import msgspec
 import numpy as np
 
 from search.embedders import EmbedderError, EmbedderSpec, Prefixes
-from search.serving.encoder_worker import (
-    EncodeRequest,
-    Failure,
-    LoadRequest,
-    ModelInfo,
-    Vectors,
-    pack,
-    unpack,
-)
 from search.serving.metrics import Metrics
 
+CANARY = "canary"
 HUNG_S = 120.0
 """A batch that takes longer means that the device hangs: the process is killed and replaced."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_POLL_S = 0.02
 _END_S = 1.0
-"""How long to wait for killed processes to exit when the pool closes."""
+"""How long to wait for killed processes to exit when the pool closes: a device driver may keep one."""
 
 log = logging.getLogger(__name__)
 
@@ -54,120 +42,64 @@ class EncodeFailed(Exception):
     """The model failed on these texts; the replica still works."""
 
 
-class _Link(asyncio.Protocol):
-    """Our end of a replica's socket: at most one request is open at a time."""
+class LoadRequest(NamedTuple):
+    """What to load. Of several replicas on `cuda`, each takes the next of the devices."""
 
-    def __init__(self, lost: Callable[[], None]) -> None:
-        self._lost = lost
-        self._buffer = bytearray()
-        self._reply: asyncio.Future[msgspec.Struct] | None = None
-        self._transport: asyncio.Transport | None = None
+    spec: EmbedderSpec
+    replica: int
+    threads: int
+    server_pid: int
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the other end is open."""
-        return self._transport is not None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+class ModelInfo(NamedTuple):
+    """A loaded model. `folds`: `search.serving.cache.fold` does not change its tokens."""
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        for message in unpack(self._buffer):
-            if self._reply is not None and not self._reply.done():
-                self._reply.set_result(message)
+    name: str
+    revision: str
+    dimension: int
+    prefixes: Prefixes
+    folds: bool
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(EncoderDied())
-        self._lost()
 
-    async def ask(self, request: msgspec.Struct) -> msgspec.Struct:
-        """Send a request, return its answer; raises EncoderDied if the other end closes first."""
-        if self._transport is None:
-            raise EncoderDied
-        self._reply = asyncio.get_running_loop().create_future()
-        self._transport.write(pack(request))
-        try:
-            return await self._reply
-        except asyncio.CancelledError:  # the answer would be taken for the next request's
-            self.close()
-            raise
+class EncodeRequest(NamedTuple):
+    """Texts to encode, as queries or as passages; answered by float32 rows, one per text."""
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
+    texts: list[str]
+    passages: bool = False
 
 
 class _Replica:
-    """One process, from its start to its exit."""
+    """One process; at most one request is open at a time."""
 
-    def __init__(self, number: int, lost: Callable[["_Replica"], None]) -> None:
+    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
         self.number = number
-        self.loaded = False
-        self._link = _Link(lambda: lost(self))
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process = process
+        self.ready = False
+        """Whether it answers, busy or idle."""
 
-    async def start(self, spec: EmbedderSpec, threads: int) -> ModelInfo:
-        """Start the process and load the model.
-
-        Raises EmbedderError, EncoderDied if the process exits meanwhile, OSError if it cannot be started.
-        """
-        ours, theirs = socket.socketpair()
+    async def ask(self, request: LoadRequest | EncodeRequest) -> Any:
+        """Return the answer; raises EncoderDied if the process exits first, or the error it answers with."""
+        stdin = cast(asyncio.StreamWriter, self.process.stdin)
+        stdout = cast(asyncio.StreamReader, self.process.stdout)
         try:
-            with theirs:
-                # Not in a thread: the kernel's parent-death signal is sent when the starting thread ends.
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "search.serving.encoder_worker"],
-                    stdin=theirs.fileno(),
-                    # The tokenizer's threads, one per core, would compete with the other replicas.
-                    env={"TOKENIZERS_PARALLELISM": "false", **os.environ},
-                )
-            ours.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: self._link, sock=ours)
-        except BaseException:
-            ours.close()
+            if stdin.is_closing():
+                raise EncoderDied
+            stdin.write(pickle.dumps(request))
+            size = int.from_bytes(await stdout.readexactly(8))
+            answer = pickle.loads(await stdout.readexactly(size))
+        except BaseException as error:
+            self.kill()  # also when cancelled: the answer would be taken for the next request's
+            if isinstance(error, (asyncio.IncompleteReadError, ConnectionError)):
+                raise EncoderDied from None
             raise
-        request = LoadRequest(asdict(spec), self.number, threads, os.getpid())
-        answer = await self._link.ask(request)
-        if isinstance(answer, Failure):
-            raise EmbedderError(answer.reason)
-        assert isinstance(answer, ModelInfo)
-        if not self._link.is_open:  # it died right after its answer
-            raise EncoderDied
-        self.loaded = True
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
-    @property
-    def ready(self) -> bool:
-        """Whether it answers, busy or idle."""
-        return self.loaded and self._link.is_open
-
-    async def encode(self, texts: list[str], passages: bool) -> bytes:
-        """Return the float32 rows of the texts; raises EncoderDied, or EncodeFailed with the reason."""
-        try:
-            async with asyncio.timeout(HUNG_S):
-                answer = await self._link.ask(EncodeRequest(texts, passages))
-        except TimeoutError:
-            log.error("encoder %d gave no answer for %g s", self.number, HUNG_S)
-            raise EncoderDied from None
-        if isinstance(answer, Failure):
-            raise EncodeFailed(answer.reason)
-        assert isinstance(answer, Vectors)
-        return answer.rows
-
-    async def end(self) -> int | None:
-        """Kill the process if it runs, and return its exit code; None if it was never started."""
-        self._link.close()
-        if self._process is None:
-            return None
-        self._process.kill()
-        # Not `wait`, which would block the event loop while a device driver keeps the process from exiting.
-        while (code := self._process.poll()) is None:
-            await asyncio.sleep(_POLL_S)
-        return code
+    def kill(self) -> None:
+        self.ready = False
+        with suppress(ProcessLookupError):
+            self.process.kill()
 
 
 class EncoderPool:
@@ -180,8 +112,7 @@ class EncoderPool:
         self._metrics = metrics
         self._replicas: set[_Replica] = set()
         self._idle: list[_Replica] = []
-        self._restarts: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self._watches: set[asyncio.Task[None]] = set()
         self.on_ready: Callable[[], None] = lambda: None
 
     @property
@@ -195,17 +126,15 @@ class EncoderPool:
         starts = [asyncio.create_task(self._start(number)) for number in range(self.size)]
         try:
             self.model = (await asyncio.gather(*starts))[0]
-        except EncoderDied:
+        except BaseException as error:  # also a cancellation: no process may be left
             await self._stop(starts)
-            raise EmbedderError(
-                f"the encoder process of {self.spec.name!r} died while it loaded the model: "
-                "its last output is above; the usual reason is lack of memory"
-            ) from None
-        except OSError as error:
-            await self._stop(starts)
-            raise EmbedderError(f"an encoder process cannot be started ({error})") from error
-        except BaseException:  # also a cancellation: no process may be left
-            await self._stop(starts)
+            if isinstance(error, EncoderDied):
+                raise EmbedderError(
+                    f"the encoder process of {self.spec.name!r} died while it loaded the model: "
+                    "its last output is above; the usual reason is lack of memory"
+                ) from None
+            if isinstance(error, OSError):
+                raise EmbedderError(f"an encoder process cannot be started ({error})") from error
             raise
         return self
 
@@ -222,34 +151,43 @@ class EncoderPool:
             raise EncoderDied
         replica = self._idle.pop()
         try:
-            rows = await replica.encode(list(texts), passages)
+            async with asyncio.timeout(HUNG_S):
+                vectors: np.ndarray = await replica.ask(EncodeRequest(list(texts), passages))
+        except TimeoutError:
+            log.error("encoder %d gave no answer for %g s", replica.number, HUNG_S)
+            raise EncoderDied from None
         finally:
             if replica.ready:
                 self._idle.append(replica)
-        return np.frombuffer(rows, dtype=np.float32).reshape(len(texts), self.model.dimension)
+        return vectors
 
     async def _start(self, number: int) -> ModelInfo:
-        replica = _Replica(number, self._on_lost)
+        """Start a process and load the model; raises EmbedderError, EncoderDied or OSError."""
+        # Not in a thread: the kernel's parent-death signal is sent when the starting thread ends.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "search.serving.encoder_worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # The tokenizer's threads, one per core, would compete with the other replicas.
+            env={"TOKENIZERS_PARALLELISM": "false", **os.environ},
+        )
+        replica = _Replica(number, process)
         self._replicas.add(replica)
         try:
-            model = await replica.start(self.spec, self._threads)
+            model: ModelInfo = await replica.ask(LoadRequest(self.spec, number, self._threads, os.getpid()))
         except Exception:  # a cancellation comes from `_stop`, which ends all remaining ones
             await self._end(replica)
             raise
+        replica.ready = True
         self._idle.append(replica)
         self.on_ready()
+        watch = asyncio.create_task(self._replace_when_dead(replica))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
         return model
 
-    def _on_lost(self, replica: _Replica) -> None:
-        """Restart a replica whose socket has closed; called once for each."""
-        if replica in self._idle:
-            self._idle.remove(replica)
-        if replica.loaded and not self._closing:  # for one that is loading, `_start` reports it
-            task = asyncio.create_task(self._replace(replica))
-            self._restarts.add(task)
-            task.add_done_callback(self._restarts.discard)
-
-    async def _replace(self, replica: _Replica) -> None:
+    async def _replace_when_dead(self, replica: _Replica) -> None:
+        await replica.process.wait()
         self._metrics.encoder_restarts.inc()
         code = await self._end(replica)
         log.error("encoder %d died (exit code %s): starting another", replica.number, code)
@@ -269,18 +207,19 @@ class EncoderPool:
                 return
 
     async def _stop(self, starts: Sequence[asyncio.Task[ModelInfo]]) -> None:
-        self._closing = True
-        tasks = [*starts, *self._restarts]
+        tasks = [*starts, *self._watches]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._idle.clear()
-        ends = [asyncio.create_task(self._end(replica)) for replica in self._replicas]
-        if ends:
+        if ends := [asyncio.create_task(self._end(replica)) for replica in self._replicas]:
             await asyncio.wait(ends, timeout=_END_S)
 
-    async def _end(self, replica: _Replica) -> int | None:
-        code = await replica.end()
+    async def _end(self, replica: _Replica) -> int:
+        """Kill the process if it runs, and return its exit code."""
+        replica.kill()
+        if replica in self._idle:
+            self._idle.remove(replica)
+        code = await replica.process.wait()
         self._replicas.discard(replica)
         return code
 
@@ -291,11 +230,7 @@ class PooledEmbedder:
     def __init__(self, pool: EncoderPool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
         self._loop = loop
-        model = pool.model
-        self.name = model.name
-        self.revision = model.revision
-        self.dimension = model.dimension
-        self.prefixes = Prefixes(model.query_prefix, model.passage_prefix)
+        self.name, self.revision, self.dimension, self.prefixes, _ = pool.model
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors of the passages; raises EmbedderError if the model or its process fails."""

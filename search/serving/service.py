@@ -18,7 +18,7 @@ import numpy as np
 
 from search.serving.batching import Batcher, BatchLimits, Encoders, QueueFull, Unavailable
 from search.serving.cache import Flight, ResultCache, SingleFlight, fold
-from search.serving.encoder_worker import CANARY
+from search.serving.encoders import CANARY
 from search.serving.metrics import Metrics
 from search.store import Store
 
