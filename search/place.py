@@ -113,8 +113,19 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
     created, and calls to a server may take longer.
     """
     place = ChromaPlace.parse(place)
+    folder = place.folder
+    if folder and (folder / DATABASE_FILE).is_file():
+        check_files(folder)
+    elif folder and not create:
+        raise StoreNotReady(
+            f"no Chroma folder at {folder}: build one with `python -m search.index --chroma-path {folder} …`"
+        )
     try:
-        with _open_folder(place.folder, create) if place.folder else _open_server(place, create) as client:
+        if folder:
+            client = chromadb.PersistentClient(str(folder), settings=Settings(anonymized_telemetry=False))
+        else:
+            client = _open_server(place, create)
+        with cast(Client, client):
             yield client
     except httpx.HTTPError as error:
         raise StoreNotReady(f"Chroma at {place} failed: {plain(error)}") from error
@@ -122,17 +133,7 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
         raise StoreError(f"Chroma at {place} failed: {plain(error)}") from error
 
 
-def _open_folder(folder: Path, create: bool) -> Client:
-    if (folder / DATABASE_FILE).is_file():
-        check_files(folder)
-    elif not create:
-        raise StoreNotReady(
-            f"no Chroma folder at {folder}: build one with `python -m search.index --chroma-path {folder} …`"
-        )
-    return cast(Client, chromadb.PersistentClient(str(folder), settings=Settings(anonymized_telemetry=False)))
-
-
-def _open_server(place: ChromaPlace, create: bool) -> Client:
+def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
     timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     headers = request_headers(place)
     if _is_loopback(place.host):
@@ -156,7 +157,7 @@ def _open_server(place: ChromaPlace, create: bool) -> Client:
         raise StoreError(f"the Chroma server at {place} refuses us: {plain(error)}") from error
     # chromadb (1.5.9) waits for ever and has no setting for it; a test fails when it has one.
     cast(Any, client)._server._session.timeout = timeout
-    return cast(Client, client)
+    return client
 
 
 def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:

@@ -7,9 +7,8 @@ Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canar
 `search.serving.service` (cache, single flight, deadline), `search.serving.batching` (the scheduler),
 `search.serving.encoders` (the processes that hold the model), `search.store` (Chroma).
 
-* `--encoders N` starts N encoder processes with `--threads` torch threads each; on `cuda` they share the GPUs
-  in turn. `--max-batch`, `--window-ms` and `--max-queue` are the scheduler's; `--cache-mb 0` disables the
-  cache and single flight; `--access-log` writes a JSON line per request to stdout.
+* `--help` describes the flags. On `cuda` several encoders take turns on the GPUs; without a cache there is no
+  single flight either.
 * A bearer token is required if RETRIEVAL_TOKEN is set in the environment; there is no flag for it, because
   anyone on the machine can read a command line.
 * It refuses to start, with exit code 2 and one line, if the embedder does not fit the collection, the port is

@@ -17,7 +17,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -150,11 +150,9 @@ def iter_documents(
                 yield key, str((metadata or {}).get("title") or ""), text or ""
 
 
-@contextmanager
-def open_collection(place: ChromaPlace | Path | str, name: str) -> Iterator["Store"]:
+def open_collection(place: ChromaPlace | Path | str, name: str) -> "closing[Store]":
     """Open a collection; raises StoreError if it or its Chroma is missing, or it was not built by us."""
-    with closing(Store(ChromaPlace.parse(place), name)) as store:
-        yield store
+    return closing(Store(ChromaPlace.parse(place), name))
 
 
 class Store:
@@ -306,26 +304,18 @@ class _OpenCollection:
             metadata = self.collection.metadata or {}
             schema = metadata.get("schema_version", SCHEMA_VERSION)
             info = CollectionInfo.from_metadata(metadata)
+            this = f"collection {name!r} in {place}"
             rebuild = f"rebuild it: `python -m search.index --source {place} --source-collection {name} …`"
             if BEING_WRITTEN in metadata:
                 raise StoreError(
-                    f"collection {name!r} in {place} is being indexed, or its indexing was interrupted: wait "
-                    "for it, or run it again"
+                    f"{this} is being indexed, or its indexing was interrupted: wait for it, or run it again"
                 )
             if schema != SCHEMA_VERSION:
-                raise StoreError(
-                    f"collection {name!r} in {place} has schema {schema}, not {SCHEMA_VERSION}: {rebuild}"
-                )
+                raise StoreError(f"{this} has schema {schema}, not {SCHEMA_VERSION}: {rebuild}")
             if info is None:
-                raise StoreError(
-                    f"collection {name!r} in {place} was not built by search.index (no metadata): {rebuild}"
-                )
+                raise StoreError(f"{this} was not built by search.index (no metadata): {rebuild}")
             self.info = info
-            self._release = stack.pop_all()
-
-    def release(self) -> None:
-        """Close the client."""
-        self._release.close()
+            self.release = stack.pop_all().close
 
     def load(self) -> None:
         """Have Chroma read the vectors of a folder; raises StoreUnavailable if it cannot."""

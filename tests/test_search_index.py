@@ -19,7 +19,6 @@ from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
 from search.indexing.corpus import Corpus, CorpusError, Document
 from search.indexing.journal import IndexJournal, Survey
-from search.indexing.journal import survey as survey_into
 from search.place import StoreError, connect
 from search.store import CollectionInfo, iter_documents, open_collection
 
@@ -39,7 +38,7 @@ def write_jsonl(path: Path, records: list[Any]) -> Path:
 
 def survey(corpus: Corpus) -> Survey:
     with tempfile.TemporaryDirectory() as folder:
-        return survey_into(corpus, IndexJournal(Path(folder) / "journal"))
+        return IndexJournal(Path(folder) / "journal").survey(corpus)
 
 
 def rows(path: Path, collection: str = "wiki") -> list[tuple[str, str, str]]:

@@ -51,7 +51,7 @@ from search.indexing.collection import (
     write_folder,
 )
 from search.indexing.corpus import Corpus, Document
-from search.indexing.journal import Changes, IndexJournal, read_unsplit, survey
+from search.indexing.journal import Changes, IndexJournal
 from search.place import ChromaPlace, StoreError
 from search.store import BEING_WRITTEN, SCHEMA_VERSION, CollectionInfo
 
@@ -175,7 +175,7 @@ class _Build:
     def run(self, folder: Path, replace: bool, started: float) -> IndexReport:
         """Build in `folder`; return the report, with the seconds since `started`."""
         with closing(IndexJournal(folder / JOURNAL)) as journal:
-            surveyed = survey(self.corpus, journal)
+            surveyed = journal.survey(self.corpus)
             existing = self.target.metadata()
             encoder, chunking = self.encoder, self.chunking
             settings: dict[str, Any] = {
@@ -253,7 +253,7 @@ class _Build:
         if dropped:
             print(f"dropped {dropped} chunks that an interrupted run had embedded of other documents")
         with (
-            closing(read_unsplit(self.corpus, journal)) as documents,  # closed before the journal it reads
+            closing(journal.read_unsplit(self.corpus)) as documents,  # closed before the journal it reads
             tqdm(total=count, desc="splitting", unit=" docs", mininterval=1.0, delay=1.0) as progress,
         ):
 

@@ -1,7 +1,7 @@
 """The journal of one index build, on disk: the corpus, the existing collection, and what is embedded so far.
 
     journal = IndexJournal(folder / "journal.sqlite3")
-    surveyed = survey(corpus, journal)
+    surveyed = journal.survey(corpus)
 
 It answers three questions without holding a corpus's ids in memory: does an id occur twice, which documents
 are new, changed or removed, and which chunks still lack vectors. SQLite keeps the answers in one file, of
@@ -161,16 +161,31 @@ class IndexJournal:
 
     # --- the corpus against the existing collection ---
 
-    def add_document(self, position: int, document: Document, digest: str) -> tuple[int, str] | None:
-        """Record a document; return position and digest of an earlier one with the same id, if any."""
-        if self._db.execute(
-            "INSERT OR IGNORE INTO source VALUES (?, ?, ?)", (position, document.id, digest)
-        ).rowcount:
-            return None
-        earlier: tuple[int, str] = self._db.execute(
-            "SELECT position, digest FROM source WHERE id = ?", (document.id,)
-        ).fetchone()
-        return earlier
+    def survey(self, corpus: Corpus) -> Survey:
+        """Read a whole corpus; raises CorpusError if it is empty, has a bad record, or two texts of one id."""
+        total = documents = duplicates = 0
+        with self.transaction():
+            for number, document in tqdm(
+                corpus.read(), desc="reading", unit=" docs", mininterval=1.0, delay=1.0
+            ):
+                digest = document.digest()
+                record = (number, document.id, digest.hex())
+                if self._db.execute("INSERT OR IGNORE INTO source VALUES (?, ?, ?)", record).rowcount:
+                    total += int.from_bytes(digest)
+                    documents += 1
+                    continue
+                earlier, its_digest = self._db.execute(
+                    "SELECT position, digest FROM source WHERE id = ?", (document.id,)
+                ).fetchone()
+                if its_digest != digest.hex():
+                    raise CorpusError(
+                        f"{corpus.place(number)} has the id {document.id!r} of {corpus.place(earlier)}, "
+                        "but another text or title"
+                    )
+                duplicates += 1
+        if not documents:
+            raise CorpusError(f"{corpus.source} holds no documents")
+        return Survey(f"{total % 2**256:064x}", documents, duplicates)
 
     def compare(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> Changes:
         """Find the documents that stay unchanged: same digest, and all their chunks exist.
@@ -232,9 +247,24 @@ class IndexJournal:
             )
         return self._number("SELECT count(*) FROM unsplit"), dropped
 
-    def unsplit(self) -> Iterator[tuple[int, str]]:
-        """Yield position and digest of the documents to split, in corpus order."""
-        yield from self._db.execute("SELECT position, digest FROM unsplit ORDER BY position")
+    def read_unsplit(self, corpus: Corpus) -> Generator[tuple[Document, str], None, None]:
+        """Yield the documents to split, with digests; raises CorpusError if the corpus has changed since."""
+        unsplit = self._db.execute("SELECT position, digest FROM unsplit ORDER BY position")
+        expected = unsplit.fetchone()
+        if expected is None:
+            return
+        for number, document in corpus.read():
+            if number != expected[0]:
+                continue
+            if document.digest().hex() != expected[1]:
+                raise CorpusError(
+                    f"{corpus.place(number)} changed while the corpus was indexed: run it again"
+                )
+            yield document, expected[1]
+            expected = unsplit.fetchone()
+            if expected is None:
+                return
+        raise CorpusError(f"{corpus.source} lost documents while it was indexed: run it again")
 
     def add_chunks(self, documents: Iterable[tuple[Document, str, Sequence[Chunk]]]) -> None:
         """Store the chunks of some documents (with their digests), all or none."""
@@ -310,43 +340,3 @@ class IndexJournal:
 
     def _number(self, query: str) -> int:
         return int(self._db.execute(query).fetchone()[0])
-
-
-def survey(corpus: Corpus, journal: IndexJournal) -> Survey:
-    """Read a whole corpus; raises CorpusError if it is empty, has a bad record or two texts under one id."""
-    total = documents = duplicates = 0
-    with journal.transaction():
-        for number, document in tqdm(corpus.read(), desc="reading", unit=" docs", mininterval=1.0, delay=1.0):
-            digest = document.digest()
-            earlier = journal.add_document(number, document, digest.hex())
-            if earlier is None:
-                total += int.from_bytes(digest)
-                documents += 1
-            elif earlier[1] == digest.hex():
-                duplicates += 1
-            else:
-                raise CorpusError(
-                    f"{corpus.place(number)} has the id {document.id!r} of {corpus.place(earlier[0])}, "
-                    "but another text or title"
-                )
-    if not documents:
-        raise CorpusError(f"{corpus.source} holds no documents")
-    return Survey(f"{total % 2**256:064x}", documents, duplicates)
-
-
-def read_unsplit(corpus: Corpus, journal: IndexJournal) -> Generator[tuple[Document, str], None, None]:
-    """Yield the documents to split, with digests; raises CorpusError if the corpus has changed since."""
-    unsplit = journal.unsplit()
-    expected = next(unsplit, None)
-    if expected is None:
-        return
-    for number, document in corpus.read():
-        if number != expected[0]:
-            continue
-        if document.digest().hex() != expected[1]:
-            raise CorpusError(f"{corpus.place(number)} changed while the corpus was indexed: run it again")
-        yield document, expected[1]
-        expected = next(unsplit, None)
-        if expected is None:
-            return
-    raise CorpusError(f"{corpus.source} lost documents while it was indexed: run it again")

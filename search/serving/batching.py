@@ -33,7 +33,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -223,7 +223,6 @@ class Batcher(Generic[Answer]):
             self._encoding += 1
             task = self._loop.create_task(self._work(batch))
             self._underway[task] = batch
-            task.add_done_callback(self._finished)
 
     def _hold_s(self) -> float:
         """Return the seconds to wait for more; 0 if the batch is full or no more is known to be coming."""
@@ -259,9 +258,20 @@ class Batcher(Generic[Answer]):
                     _fail(query, Unavailable("the encoder died twice over this query"))
                 query.retried = True
             self._put_first([query for query in batch if not query.future.done()])
-        except StoreUnavailable as error:
+        except Exception as error:  # of a failure of any kind, callers must not wait for the deadline
+            is_index = isinstance(error, StoreUnavailable)
+            reason = IndexUnavailable(f"the index does not answer: {error}") if is_index else error
             for query in batch:
-                _fail(query, IndexUnavailable(f"the index does not answer: {error}"))
+                _fail(query, reason)
+        finally:
+            now = time.monotonic()
+            self._underway.pop(cast(asyncio.Task[None], asyncio.current_task()))
+            self._done.append((now, len(batch)))
+            requests = len({query.request for query in batch if query not in self._queue})
+            if requests > 1:
+                self._due = requests + (self._due if now < self._due_until else 0)
+                self._due_until = now + self._limits.window_s
+            self._wake()
 
     async def _each(
         self, batch: list[Query[Answer]], step: Callable[[list[Query[Answer]]], Awaitable[None]]
@@ -299,18 +309,6 @@ class Batcher(Generic[Answer]):
         for query, answer in zip(batch, answers, strict=True):
             if not query.future.done():
                 query.future.set_result(answer)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        batch, now = self._underway.pop(task), time.monotonic()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            for query in batch:
-                _fail(query, error)
-        self._done.append((now, len(batch)))
-        requests = len({query.request for query in batch if query not in self._queue})
-        if requests > 1:
-            self._due = requests + (self._due if now < self._due_until else 0)
-            self._due_until = now + self._limits.window_s
-        self._wake()
 
 
 def _fail(query: Query[Answer], error: BaseException) -> None:
