@@ -336,7 +336,7 @@ def test_a_cancelled_query_is_not_encoded_and_frees_its_place() -> None:
         bench = Bench(queue=2)
         await bench.occupy()
         given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
-        bench.batcher.cancel(given_up)
+        bench.batcher.leave(given_up)
         bench.batcher.check_room(1)
         bench.encoders.gate.set()
         await kept.future
@@ -351,7 +351,7 @@ def test_cancelled_queries_are_forgotten_although_no_encoder_is_ready() -> None:
         futures = []
         for _ in range(100):
             (query,) = bench.batcher.submit(["given up"], 1)
-            bench.batcher.cancel(query)
+            bench.batcher.leave(query)
             futures.append(weakref.ref(query.future))
         del query
         gc.collect()
@@ -366,7 +366,7 @@ def test_a_query_cancelled_while_it_is_encoded_is_not_searched() -> None:
         bench.encoders.gate.clear()
         given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
         await turns()
-        bench.batcher.cancel(given_up)
+        bench.batcher.leave(given_up)
         bench.encoders.gate.set()
         await kept.future
         assert bench.index.calls == [(1, 1)]

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from search.embedders import Embedder
 from search.place import StoreUnavailable
 from search.serving.batching import BatchLimits, QueueFull, Unavailable
-from search.serving.cache import Flight, ResultCache, SingleFlight, fold
+from search.serving.cache import ResultCache, fold
 from search.serving.encoder_worker import tokenizer_folds
 from search.serving.metrics import Metrics
 from search.serving.service import Hits, Retrieval, ServiceLimits
@@ -199,20 +199,17 @@ def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(
     run(ask())
 
 
-def test_the_last_caller_that_leaves_cancels_the_query() -> None:
+def test_the_last_caller_that_leaves_cancels_the_query(embedder: Embedder, store: Store) -> None:
     async def ask() -> None:
-        cancelled: list[bool] = []
-        flights: SingleFlight[int] = SingleFlight(ResultCache(0, lambda _: 1))
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        first = Flight(future, lambda: cancelled.append(future.cancel()))
-        flights.add("salt", 3, first)
-        second = flights.join("salt", 3)
-        assert second is first
-        first.leave()
-        assert not cancelled
-        second.leave()
-        assert cancelled == [True]
-        assert flights.join("salt", 3) is None  # a later caller starts a new query
+        service = serve(store, embedder)
+        asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(2)]
+        await asyncio.sleep(0)
+        (query,) = service._flights.values()
+        for task, is_cancelled in zip(asked, (False, True), strict=True):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert query.future.cancelled() == is_cancelled
+        assert len((await service.search(["salt"], 3))[0].documents) == 3  # a later caller starts a new query
 
     run(ask())
 
@@ -243,7 +240,7 @@ def test_a_refused_request_leaves_the_flights_that_it_had_joined(embedder: Embed
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
             await service.search(["salt", "another"], 3)
-        assert service._flights._flights["salt", 3].waiters == 1
+        assert service._flights["salt", 3].waiters == 1
         await first
 
     run(ask())

@@ -162,7 +162,7 @@ class IndexJournal:
     # --- the corpus against the existing collection ---
 
     def survey(self, corpus: Corpus) -> Survey:
-        """Read a whole corpus; raises CorpusError if it is empty, has a bad record, or two texts of one id."""
+        """Read a whole corpus; raises CorpusError for an empty one, a bad record, or two texts of one id."""
         total = documents = duplicates = 0
         with self.transaction():
             for number, document in tqdm(

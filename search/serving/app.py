@@ -204,7 +204,7 @@ class RetrievalApp:
             raise _too_large()
         if length > SMALL_BODY_BYTES:
             try:
-                self.retrieval.check_room(1)
+                self.retrieval.batcher.check_room(1)
             except Unavailable as error:
                 raise _busy(str(error), error.retry_after_s, _CLOSE) from error
 

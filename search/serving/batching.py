@@ -81,13 +81,17 @@ class Encoders(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Query(Generic[Answer]):
-    """One submitted query; `future` gives its answer, `retried` is set once its encoder has died."""
+    """One submitted query and the number of callers that wait for it; `future` gives its answer.
+
+    `retried` is set once its encoder has died.
+    """
 
     text: str
     topk: int
     request: int
     future: "asyncio.Future[Answer]"
     queued_at: float
+    waiters: int = 1
     retried: bool = False
     vector: np.ndarray | None = None
 
@@ -145,9 +149,10 @@ class Batcher(Generic[Answer]):
             self._wake()
 
     def check_room(self, count: int) -> None:
-        """Raise QueueFull unless `count` queries fit into the queue; into an empty one any number does."""
+        """Raise QueueFull, and count it, unless `count` queries fit; an empty queue takes any number."""
         waiting = len(self._queue)
         if waiting and waiting + count > self._limits.queue:
+            self._metrics.rejected.inc()
             raise QueueFull(
                 f"overloaded: {waiting} queries wait, at most {self._limits.queue} may",
                 self.retry_after_s(),
@@ -168,10 +173,12 @@ class Batcher(Generic[Answer]):
         self._wake()
         return queries
 
-    def cancel(self, query: Query[Answer]) -> None:
-        """Cancel a query; if it is still queued, it is never encoded."""
-        self._queue.pop(query, None)
-        query.future.cancel()
+    def leave(self, query: Query[Answer]) -> None:
+        """Stop waiting for a query; the last caller to leave cancels it, and a queued one is not encoded."""
+        query.waiters -= 1
+        if not query.waiters:
+            self._queue.pop(query, None)
+            query.future.cancel()
 
     def retry_after_s(self) -> int:
         """Return the seconds until the queue of now will be answered, at the rate of the last batches."""
@@ -186,7 +193,7 @@ class Batcher(Generic[Answer]):
         """Fail all queries that are queued or in progress."""
         for query in (*self._queue, *(query for batch in self._underway.values() for query in batch)):
             _fail(query, Unavailable(reason))
-            self.cancel(query)
+        self._queue.clear()
 
     async def close(self) -> None:
         """Fail all queries and wait for the batches in progress, for `CLOSE_S` seconds at most.

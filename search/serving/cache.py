@@ -1,16 +1,11 @@
-"""Repeated queries: a cache of answers bounded in bytes, and single flight.
+"""Repeated queries: a cache of answers, bounded in bytes.
 
     cache = ResultCache(max_bytes=256 << 20, size=size_of)
-    flights = SingleFlight(cache)
 
 An answer depends on the collection's version, the model with its revision, the query (after `fold`, if the
-model allows it) and topk. A server's collection and model never change, so a key holds the last two. The five
-attempts at a question ask alike, often at the same moment: of identical queries in progress, one is executed
-and all get its answer. A caller that leaves does not cancel it for the others; the last one does. Failures
-are not cached.
+model allows it) and topk. A server's collection and model never change, so a key holds the last two.
 """
 
-import asyncio
 import re
 import sys
 from collections.abc import Callable
@@ -60,46 +55,3 @@ class ResultCache(Generic[Answer]):
         size = sys.getsizeof(query) + self._size(answer) + _ENTRY_BYTES
         if size <= self._entries.maxsize:
             self._entries[query, topk] = answer, size
-
-
-class Flight(Generic[Answer]):
-    """A query in progress and the number of callers that wait for it."""
-
-    def __init__(self, future: "asyncio.Future[Answer]", cancel: Callable[[], None]) -> None:
-        self.future = future
-        self._cancel = cancel
-        self.waiters = 1
-
-    def leave(self) -> None:
-        """Stop waiting; the last caller to leave before the answer arrives cancels the query."""
-        self.waiters -= 1
-        if not self.waiters and not self.future.done():
-            self._cancel()
-
-
-class SingleFlight(Generic[Answer]):
-    """The flights that can be joined, by query and topk; their answers are stored in `cache`."""
-
-    def __init__(self, cache: ResultCache[Answer]) -> None:
-        self._cache = cache
-        self._flights: dict[tuple[str, int], Flight[Answer]] = {}
-
-    def join(self, query: str, topk: int) -> Flight[Answer] | None:
-        """Join the flight of an identical query; None without one."""
-        flight = self._flights.get((query, topk))
-        if flight is None or flight.future.cancelled():
-            return None
-        flight.waiters += 1
-        return flight
-
-    def add(self, query: str, topk: int, flight: Flight[Answer]) -> None:
-        """Let others join a flight until its future is done."""
-
-        def land(future: "asyncio.Future[Answer]") -> None:
-            if self._flights.get((query, topk)) is flight:
-                del self._flights[query, topk]
-            if not future.cancelled() and future.exception() is None:
-                self._cache.put(query, topk, future.result())
-
-        self._flights[query, topk] = flight
-        flight.future.add_done_callback(land)

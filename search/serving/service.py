@@ -3,6 +3,10 @@
     retrieval = Retrieval(store, encoders, Metrics())
     (hits,) = await retrieval.search(["who founded Orrin"], topk=3)
 
+The five attempts at a question ask alike, often at the same moment: of identical queries in progress, one is
+executed and all get its answer. A caller that leaves does not cancel it for the others; the last one does.
+Failures are not cached.
+
 The index thread converts answers to JSON, so that an answer from the cache costs a join of bytes, and the
 cache's size is exact.
 """
@@ -11,13 +15,14 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from search.serving.batching import Batcher, BatchLimits, Encoders, QueueFull, Unavailable
-from search.serving.cache import Flight, ResultCache, SingleFlight, fold
+from search.serving.batching import Batcher, BatchLimits, Encoders, Query, QueueFull, Unavailable
+from search.serving.cache import ResultCache, fold
 from search.serving.encoders import CANARY
 from search.serving.metrics import Metrics
 from search.store import Store
@@ -80,7 +85,7 @@ class Retrieval:
         self.batcher: Batcher[Hits] = Batcher(encoders, self._find, metrics, self.limits.batch)
         self._fold = fold if folds else str
         self._cache: ResultCache[Hits] = ResultCache(self.limits.cache_bytes, Hits.size)
-        self._flights = SingleFlight(self._cache)
+        self._flights: dict[tuple[str, int], Query[Hits]] = {}
         self._canary: asyncio.Task[None] | None = None
         metrics.cache_bytes.set_function(lambda: self._cache.bytes)
 
@@ -88,10 +93,10 @@ class Retrieval:
         """Return the hits of each query, in order."""
         self.metrics.queries.inc(len(queries))
         if not self.limits.cache_bytes:
-            self.check_room(len(queries))
-            flights = self._submit(queries, topk)
-            await self._wait(flights)
-            return [flight.future.result() for flight in flights]
+            self.batcher.check_room(len(queries))
+            submitted = self.batcher.submit(queries, topk)
+            await self._wait(submitted)
+            return [query.future.result() for query in submitted]
         keys = [self._fold(query) for query in queries]
         found = {key: hits for key in keys if (hits := self._cache.get(key, topk)) is not None}
         misses = sum(key not in found for key in keys)
@@ -103,14 +108,6 @@ class Retrieval:
             await self._wait(list(joined.values()))
             found.update((key, flight.future.result()) for key, flight in joined.items())
         return [found[key] for key in keys]
-
-    def check_room(self, count: int) -> None:
-        """Raise QueueFull, and count the refusal, unless `count` queries fit into the queue."""
-        try:
-            self.batcher.check_room(count)
-        except QueueFull:
-            self.metrics.rejected.inc()
-            raise
 
     async def check(self) -> None:
         """Answer a canary query, without cache and queue; raises what queries raise. Callers share one."""
@@ -124,7 +121,7 @@ class Retrieval:
             except TimeoutError:
                 raise Unavailable(f"no answer within {deadline_s:g} s to a canary query") from None
             finally:
-                self.batcher.cancel(query)
+                self.batcher.leave(query)
 
         if self._canary is None or self._canary.done():
             self._canary = asyncio.create_task(ask())
@@ -138,41 +135,45 @@ class Retrieval:
                 limit_s, self.batcher.give_up, "the server is shutting down"
             )
 
-    def _join(self, missing: dict[str, str], topk: int) -> dict[str, Flight[Hits]]:
-        """Join the flights of identical queries, start the others; `missing` maps key to query."""
-        flights = {key: flight for key in missing if (flight := self._flights.join(key, topk)) is not None}
-        new = {key: query for key, query in missing.items() if key not in flights}
+    def _join(self, missing: dict[str, str], topk: int) -> dict[str, Query[Hits]]:
+        """Join the identical queries in progress, submit the others; `missing` maps key to query."""
+        flights: dict[str, Query[Hits]] = {}
+        for key in missing:
+            query = self._flights.get((key, topk))
+            if query is not None and not query.future.cancelled():
+                query.waiters += 1
+                flights[key] = query
         self.metrics.joins.inc(len(flights))
-        if new:
-            try:
-                self.check_room(len(new))
-            except QueueFull:
-                for flight in flights.values():
-                    flight.leave()
-                raise
-            for key, flight in zip(new, self._submit(list(new.values()), topk), strict=True):
-                self._flights.add(key, topk, flight)
-                flights[key] = flight
+        new = {key: text for key, text in missing.items() if key not in flights}
+        try:
+            if new:
+                self.batcher.check_room(len(new))
+        except QueueFull:
+            for query in flights.values():
+                self.batcher.leave(query)
+            raise
+        for key, query in zip(new, self.batcher.submit(list(new.values()), topk), strict=True):
+            flights[key] = self._flights[key, topk] = query
+            query.future.add_done_callback(partial(self._land, key, query))
         return flights
 
-    def _submit(self, queries: Sequence[str], topk: int) -> list[Flight[Hits]]:
-        batcher = self.batcher
-        return [
-            Flight(query.future, lambda query=query: batcher.cancel(query))  # type: ignore[misc]
-            for query in batcher.submit(queries, topk)
-        ]
+    def _land(self, key: str, query: Query[Hits], future: "asyncio.Future[Hits]") -> None:
+        if self._flights.get((key, query.topk)) is query:
+            del self._flights[key, query.topk]
+        if not future.cancelled() and future.exception() is None:
+            self._cache.put(key, query.topk, future.result())
 
-    async def _wait(self, flights: Sequence[Flight[Hits]]) -> None:
-        """Wait for all flights until the deadline, then leave them; raises the first failure."""
+    async def _wait(self, queries: Sequence[Query[Hits]]) -> None:
+        """Wait for all queries until the deadline, then leave them; raises the first failure."""
         try:
             done, pending = await asyncio.wait(
-                {flight.future for flight in flights},
+                {query.future for query in queries},
                 timeout=self.limits.deadline_s,
                 return_when=asyncio.FIRST_EXCEPTION,
             )
         finally:
-            for flight in flights:
-                flight.leave()
+            for query in queries:
+                self.batcher.leave(query)
         for future in done:
             future.result()
         if pending:
