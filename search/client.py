@@ -18,13 +18,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_before_delay,
-    wait_random_exponential,
-)
 
 from search.wire import Passage, read_token
 
@@ -103,38 +96,30 @@ class SearchClient:
             return []
         body = {"queries": list(queries), "topk": topk or self.topk, "return_scores": False}
         started, failures = time.monotonic(), list[httpx.TransportError | _ServerFailure]()
-        too_late = stop_before_delay(self.deadline_s)
-
-        def is_hopeless(state: RetryCallState) -> bool:
-            last = failures[-SAME_FAILURES:]
-            is_500 = all(isinstance(error, _ServerFailure) and error.status == 500 for error in last)
-            is_same = len(last) == SAME_FAILURES and len(set(map(str, last))) == 1
-            return too_late(state) or (is_500 and is_same)
-
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type((httpx.TransportError, _ServerFailure)),
-            wait=self._wait,
-            stop=is_hopeless,
-            reraise=True,
-        )
         try:
             async with asyncio.timeout(self.deadline_s):
-                async for attempt in retrying:
-                    with attempt:
-                        try:
-                            return await self._post(body)
-                        except (httpx.TransportError, _ServerFailure) as error:
-                            failures.append(error)
-                            raise
+                while True:
+                    try:
+                        return await self._post(body)
+                    except (httpx.TransportError, _ServerFailure) as error:
+                        failures.append(error)
+                    last = failures[-SAME_FAILURES:]
+                    is_500 = all(isinstance(error, _ServerFailure) and error.status == 500 for error in last)
+                    is_same = len(last) == SAME_FAILURES and len(set(map(str, last))) == 1
+                    left_s = self.deadline_s - (time.monotonic() - started)
+                    pause_s = self._pause_s(failures, left_s)
+                    if (is_500 and is_same) or pause_s >= left_s:
+                        break
+                    await asyncio.sleep(pause_s)
         except UnicodeEncodeError as error:  # lone surrogates, which a model can write as JSON escapes
             raise SearchRequestError(f"a query is not valid Unicode: {error}") from error
-        except (TimeoutError, httpx.TransportError, _ServerFailure):
+        except TimeoutError:
             pass
         elapsed = time.monotonic() - started
-        last = f"{type(failures[-1]).__name__}: {failures[-1]}".lstrip("_") if failures else "no answer"
+        reason = f"{type(failures[-1]).__name__}: {failures[-1]}".lstrip("_") if failures else "no answer"
         raise SearchUnavailable(
             f"{self.url} did not answer: {len(failures)} attempts in {elapsed:.1f} s "
-            f"(deadline {self.deadline_s:g} s), last: {last}"
+            f"(deadline {self.deadline_s:g} s), last: {reason}"
         )
 
     async def aclose(self) -> None:
@@ -143,16 +128,14 @@ class SearchClient:
         if pool is not None:
             await pool.aclose()
 
-    def _wait(self, state: RetryCallState) -> float:
-        """Return the seconds to wait before the next attempt."""
-        error = state.outcome.exception() if state.outcome else None
-        requested = error.retry_after_s if isinstance(error, _ServerFailure) else 0.0
+    def _pause_s(self, failures: Sequence[Exception], left_s: float) -> float:
+        """Return the seconds to wait before the next attempt; `left_s` is until the deadline."""
+        requested = getattr(failures[-1], "retry_after_s", 0.0)
         if not requested:
-            return _backoff(state)
-        left = self.deadline_s - (state.seconds_since_start or 0.0)
-        wait = requested * random.uniform(1.0, 1.0 + JITTER)
+            return random.uniform(0.0, min(BACKOFF_FIRST_S * 2 ** (len(failures) - 1), BACKOFF_MAX_S))
+        pause_s = requested * random.uniform(1.0, 1.0 + JITTER)
         # If it exceeds the time left, a last attempt is made while there is time for one.
-        return wait if wait < left else max(left - self._attempt_s, 0.0) or wait
+        return pause_s if pause_s < left_s else max(left_s - self._attempt_s, 0.0) or pause_s
 
     async def _post(self, body: dict[str, Any]) -> list[list[Passage]]:
         response = await self._pool().post(self.url, json=body)
@@ -196,9 +179,6 @@ class SearchClient:
                 trust_env=False,
             )
         return self._pools[loop]
-
-
-_backoff = wait_random_exponential(multiplier=BACKOFF_FIRST_S, max=BACKOFF_MAX_S)
 
 
 def _detail(response: httpx.Response) -> str:

@@ -108,7 +108,14 @@ class Corpus:
         place = ChromaPlace.parse(self.source)
         path = place.folder
         if path is None or (path / DATABASE_FILE).is_file():
-            for number, (key, title, text) in enumerate(self._chroma_documents(place), start=1):
+            with connect(place) as client:
+                names = [self.collection] if self.collection is not None else collection_names(client)
+            if len(names) != 1:
+                raise CorpusError(
+                    f"{self.source} holds {len(names)} collections ({', '.join(names)}): "
+                    "name one (source_collection=…, or --source-collection)"
+                )
+            for number, (key, title, text) in enumerate(iter_documents(place, names[0]), start=1):
                 yield number, {"id": key, "title": title, "text": text}
         elif not path.exists():
             raise CorpusError(f"no corpus at {path}")
@@ -127,19 +134,6 @@ class Corpus:
             yield from enumerate(_read_parquet(path), start=1)
         else:
             raise CorpusError(f"{path}: {KINDS}")
-
-    def _chroma_documents(self, place: ChromaPlace) -> Iterator[tuple[str, str, str]]:
-        collection = self.collection
-        if collection is None:
-            with connect(place) as client:
-                names = collection_names(client)
-            if len(names) != 1:
-                raise CorpusError(
-                    f"{self.source} holds {len(names)} collections ({', '.join(names)}): "
-                    "name one (source_collection=…, or --source-collection)"
-                )
-            collection = names[0]
-        return iter_documents(place, collection)
 
 
 def _unreadable(path: Path | str, error: OSError) -> CorpusError:
