@@ -214,16 +214,15 @@ def _is_loopback(host: str) -> bool:
 
 def check_files(folder: Path) -> None:
     """Raise StoreNotReady unless the database and the vector files of all collections have their sizes."""
-    for damage in _damages(folder):
-        raise StoreNotReady(f"the Chroma folder {folder} is damaged: {damage}. Build it again")
 
+    def damaged(what: str) -> StoreNotReady:
+        return StoreNotReady(f"the Chroma folder {folder} is damaged: {what}. Build it again")
 
-def _damages(folder: Path) -> Iterator[str]:
     path = folder / DATABASE_FILE
     with path.open("rb") as file:
         head = file.read(100)
     if len(head) < 100 or not head.startswith(_SQLITE_MAGIC):
-        yield f"{path.name} is no SQLite database"
+        raise damaged(f"{path.name} is no SQLite database")
     # A journal is left by an interrupted write, which SQLite rolls back when it opens the file.
     if not path.with_name(f"{path.name}-journal").exists():
         # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page, and pages in the file,
@@ -231,24 +230,24 @@ def _damages(folder: Path) -> Iterator[str]:
         page_size = int.from_bytes(head[16:18])
         wanted = int.from_bytes(head[28:32]) * (65536 if page_size == 1 else page_size)
         if head[24:28] == head[92:96] and (size := path.stat().st_size) < wanted:
-            yield f"{path.name} has {size} of its {wanted} bytes"
+            raise damaged(f"{path.name} has {size} of its {wanted} bytes")
     for vectors in sorted({path.parent for path in folder.glob("*/*.bin")}):
         missing = [name for name in _VECTOR_FILES if not (vectors / name).is_file()]
         if "header.bin" in missing:
-            yield f"{vectors.name} lacks header.bin"
+            raise damaged(f"{vectors.name} lacks header.bin")
         header = (vectors / "header.bin").read_bytes()
         if len(header) != _VECTOR_HEADER.size:
-            yield f"{vectors.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes"
+            raise damaged(f"{vectors.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes")
         version, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
         # Another version is of another Chroma, which knows its own files; few vectors stay in the database.
         if version != _VECTOR_HEADER_VERSION or elements == 0:
             continue
         if missing:
-            yield f"{vectors.name} lacks {', '.join(missing)}"
+            raise damaged(f"{vectors.name} lacks {', '.join(missing)}")
         for name, wanted in (("data_level0.bin", elements * element_bytes), ("length.bin", elements * 4)):
             if (size := (vectors / name).stat().st_size) < wanted:
-                yield f"{vectors.name}/{name} has {size} of its {wanted} bytes"
+                raise damaged(f"{vectors.name}/{name} has {size} of its {wanted} bytes")
         # For each element the size of its links above the first level, then those links, a block per level.
         above = (vectors / "link_lists.bin").stat().st_size - elements * 4
         if above < 0 or above % (links * 4 + 4):
-            yield f"{vectors.name}/link_lists.bin is cut off"
+            raise damaged(f"{vectors.name}/link_lists.bin is cut off")

@@ -3,9 +3,7 @@
     python -m search.server --chroma-path chromadb --collection wiki --port 8000
 
 Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canary query has been answered),
-`GET /metrics` (Prometheus text), `GET /docs`. The parts, from the outside in: `search.serving.app` (HTTP),
-`search.serving.service` (cache, single flight, deadline), `search.serving.batching` (the scheduler),
-`search.serving.encoders` (the processes that hold the model), `search.store` (Chroma).
+`GET /metrics` (Prometheus text), `GET /docs`. Its parts are in `search.serving`.
 
 * `--help` describes the flags. On `cuda` several encoders take turns on the GPUs; without a cache there is no
   single flight either.

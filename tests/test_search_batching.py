@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.place import StoreUnavailable
-from search.serving.batching import Batcher, BatchLimits, QueueFull, Unavailable
+from search.serving.batching import Batcher, BatchLimits, Unavailable
 from search.serving.encoder_worker import split_by_length
 from search.serving.encoders import EncodeFailed, EncoderDied
 from search.serving.metrics import Metrics
@@ -311,7 +311,7 @@ def test_a_full_queue_refuses_at_once_with_the_seconds_to_wait() -> None:
         bench.batcher.check_room(100)  # nothing waits: one request may be larger than the queue
         bench.batcher.submit(["a", "b"], 1)
         bench.batcher.check_room(1)
-        with pytest.raises(QueueFull, match="2 queries wait, at most 3 may") as refusal:
+        with pytest.raises(Unavailable, match="2 queries wait, at most 3 may") as refusal:
             bench.batcher.check_room(2)
         assert refusal.value.retry_after_s >= 1
 

@@ -187,14 +187,14 @@ class _Build:
             }
             content = json.dumps([surveyed.version, chunking.tokens, chunking.overlap, SCHEMA_VERSION])
             version = hashlib.sha256(content.encode()).hexdigest()
-            is_alike = existing is not None and settings_of(existing) == settings_of(settings)
+            is_alike = settings_of(existing or {}) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
             if info and is_alike and info.version == version:
                 return IndexReport(info, False, surveyed.duplicates, time.monotonic() - started)
             # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
             changes = self._compare(journal, existing, is_alike, version, replace)
             chunker = Chunker(encoder, chunking)
-            if dropped := journal.use_settings(settings_of(settings) or {}):
+            if dropped := journal.use_settings(settings_of(settings)):
                 print(f"dropped {dropped} chunks that a run with another model or chunk size had embedded")
             self._split(journal, chunker)
             resumed, chunks = journal.vector_count(), journal.chunk_count()

@@ -1,8 +1,4 @@
-"""The Chroma collection that an index build writes: its existing state, and how it is updated.
-
-A folder is written to a work folder and renamed into place (`write_folder`); a server's collection is written
-in place. Until it is complete it is marked as being written.
-"""
+"""The Chroma collection that an index build writes: its existing state, and how it is updated."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,13 +27,13 @@ Embedded = Iterator[tuple[list[Row], np.ndarray]]
 """Chunks with their vectors (n, dimension), a unit at a time."""
 
 
-def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the settings of a collection that is or is being built, None for one of another tool.
+def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in a collection's metadata, empty for one of another tool.
 
     A model has the same name there wherever it is stored.
     """
     if any(name not in metadata for name in SETTINGS):
-        return None
+        return {}
     return {name: metadata[name] for name in SETTINGS} | {"embedder": model_identity(metadata["embedder"])}
 
 

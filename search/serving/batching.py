@@ -64,10 +64,6 @@ class IndexUnavailable(Unavailable):
     """The server works, but its index does not answer."""
 
 
-class QueueFull(Unavailable):
-    """The queue is full; refused at once."""
-
-
 class Encoders(Protocol):
     """The part of `search.serving.encoders.EncoderPool` that the scheduler uses."""
 
@@ -149,11 +145,11 @@ class Batcher(Generic[Answer]):
             self._wake()
 
     def check_room(self, count: int) -> None:
-        """Raise QueueFull, and count it, unless `count` queries fit; an empty queue takes any number."""
+        """Raise Unavailable, and count it, unless `count` queries fit; an empty queue takes any number."""
         waiting = len(self._queue)
         if waiting and waiting + count > self._limits.queue:
             self._metrics.rejected.inc()
-            raise QueueFull(
+            raise Unavailable(
                 f"overloaded: {waiting} queries wait, at most {self._limits.queue} may",
                 self.retry_after_s(),
             )

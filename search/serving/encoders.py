@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -112,7 +112,7 @@ class EncoderPool:
         self._metrics = metrics
         self._replicas: set[_Replica] = set()
         self._idle: list[_Replica] = []
-        self._watches: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.on_ready: Callable[[], None] = lambda: None
 
     @property
@@ -123,11 +123,11 @@ class EncoderPool:
     async def __aenter__(self) -> "EncoderPool":
         """Start all replicas at once; raises EmbedderError if the model cannot be loaded."""
         self._metrics.encoders_ready.set_function(lambda: self.ready)
-        starts = [asyncio.create_task(self._start(number)) for number in range(self.size)]
+        starts = [self._run(self._start(number)) for number in range(self.size)]
         try:
             self.model = (await asyncio.gather(*starts))[0]
         except BaseException as error:  # also a cancellation: no process may be left
-            await self._stop(starts)
+            await self.__aexit__()
             if isinstance(error, EncoderDied):
                 raise EmbedderError(
                     f"the encoder process of {self.spec.name!r} died while it loaded the model: "
@@ -140,7 +140,12 @@ class EncoderPool:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop all processes."""
-        await self._stop([])
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if ends := [asyncio.create_task(self._end(replica)) for replica in self._replicas]:
+            await asyncio.wait(ends, timeout=_END_S)
 
     async def encode(self, texts: Sequence[str], passages: bool = False) -> np.ndarray:
         """Return unit vectors, float32, shape (len(texts), dimension).
@@ -161,6 +166,12 @@ class EncoderPool:
                 self._idle.append(replica)
         return vectors
 
+    def _run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def _start(self, number: int) -> ModelInfo:
         """Start a process and load the model; raises EmbedderError, EncoderDied or OSError."""
         # Not in a thread: the kernel's parent-death signal is sent when the starting thread ends.
@@ -175,15 +186,13 @@ class EncoderPool:
         self._replicas.add(replica)
         try:
             model: ModelInfo = await replica.ask(LoadRequest(self.spec, number, self._threads, os.getpid()))
-        except Exception:  # a cancellation comes from `_stop`, which ends all remaining ones
+        except Exception:  # a cancellation comes from `__aexit__`, which ends all remaining ones
             await self._end(replica)
             raise
         replica.ready = True
         self._idle.append(replica)
         self.on_ready()
-        watch = asyncio.create_task(self._replace_when_dead(replica))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        self._run(self._replace_when_dead(replica))
         return model
 
     async def _replace_when_dead(self, replica: _Replica) -> None:
@@ -205,14 +214,6 @@ class EncoderPool:
             else:
                 log.info("encoder %d is back after %.1f s", replica.number, time.monotonic() - started)
                 return
-
-    async def _stop(self, starts: Sequence[asyncio.Task[ModelInfo]]) -> None:
-        tasks = [*starts, *self._watches]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if ends := [asyncio.create_task(self._end(replica)) for replica in self._replicas]:
-            await asyncio.wait(ends, timeout=_END_S)
 
     async def _end(self, replica: _Replica) -> int:
         """Kill the process if it runs, and return its exit code."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from search.serving.batching import Batcher, BatchLimits, Encoders, Query, QueueFull, Unavailable
+from search.serving.batching import Batcher, BatchLimits, Encoders, Query, Unavailable
 from search.serving.cache import ResultCache, fold
 from search.serving.encoders import CANARY
 from search.serving.metrics import Metrics
@@ -148,7 +148,7 @@ class Retrieval:
         try:
             if new:
                 self.batcher.check_room(len(new))
-        except QueueFull:
+        except Unavailable:
             for query in flights.values():
                 self.batcher.leave(query)
             raise
