@@ -69,6 +69,8 @@ def resolve(
         override.write_text(_lines(overrides or {}), encoding="utf-8")
         command = [
             *(*_uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
+            # uv would download the images' Python, which a resolution does not need.
+            *("--python", sys.executable),
             *("--python-version", SGLANG_IMAGE.python, "--python-platform", _PLATFORM),
             *("--override", str(override), "-", *([str(project)] if project else [])),
         ]
