@@ -31,7 +31,7 @@ from launch.client import launch_running, run_download, run_logs, run_upload
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
 from launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image
-from launch.request import Request, from_dict, resolve
+from launch.request import Request, resolve
 from launch.runfile import read_runfile
 from launch.secrets import NAMED, dotenv_secret, named_secrets
 from launch.volumes import MOUNTS, volume_names
@@ -96,18 +96,18 @@ def ask(module: str, words: list[str]) -> int:
 
 
 @app.function(image=cpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
-def cpu_stage(request: dict[str, Any]) -> dict[str, Any]:
+def cpu_stage(request: Request) -> dict[str, Any]:
     """A launch, or a part of one, on a machine without a GPU."""
-    return _run(from_dict(request))
+    return _run(request)
 
 
 # Only if it is needed: --action list-models must not wait for the GPU image.
 if PLANNED is None or resolve(PLANNED).compute.type is not None:
 
     @app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
-    def gpu_stage(request: dict[str, Any]) -> dict[str, Any]:
+    def gpu_stage(request: Request) -> dict[str, Any]:
         """A launch, or a part of one, on GPUs; the call sets which (`with_options`)."""
-        return _run(from_dict(request))
+        return _run(request)
 
     @app.function(image=gpu_image(EXTRAS), cpu=4, memory=16384, timeout=ASK_TIMEOUT_S, **_shared)
     def check_gpu_image() -> int:
@@ -133,7 +133,7 @@ def _run(request: Request) -> dict[str, Any]:
     outcome = run_job(request, commit=_commit, app_id=app.app_id)
     result = {"state": outcome.state, "message": outcome.message, "usd": outcome.usd, "next": None}
     if outcome.state == "continue":
-        result["next"] = _on_machine(request).spawn(request.next_part().to_dict()).object_id
+        result["next"] = _on_machine(request).spawn(request.next_part()).object_id
     return result
 
 
@@ -200,7 +200,7 @@ def conduct(request: Request) -> None:
         if request.compute.type and on_cpu.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
             raise LaunchError("a model could not be fetched (see above); no machine was requested")
     # Spawned: with --detach it then survives this terminal, while Modal would cancel a blocking call.
-    call = _on_machine(request).spawn(request.to_dict())
+    call = _on_machine(request).spawn(request)
     print(
         f"[launch] {request.name} is requested (call {call.object_id}); with --detach this terminal may be "
         "closed now",

@@ -164,11 +164,10 @@ def _read_chains(path: Path) -> Iterator[BenchmarkQuestion]:
 def _read_parquet(path: Path) -> Iterator[BenchmarkQuestion]:
     with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
         columns = _benchmark_columns(path, _flat(file.schema_arrow.empty_table()).column_names)
-        number = 0
-        for batch in file.iter_batches(columns=list(columns.values())):
-            for row in _flat(pa.Table.from_batches([batch])).to_pylist():
-                yield _question_of(path, number, {field: row[name] for field, name in columns.items()})
-                number += 1
+        tables = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=[*columns.values()]))
+        rows = (row for table in tables for row in _flat(table).to_pylist())
+        for number, row in enumerate(rows):
+            yield _question_of(path, number, {field: row[name] for field, name in columns.items()})
 
 
 def _flat(table: pa.Table) -> pa.Table:
@@ -197,14 +196,13 @@ def _benchmark_columns(path: Path, names: Sequence[str]) -> dict[str, str]:
 
 def _question_of(path: Path, number: int, fields: Mapping[str, Any]) -> BenchmarkQuestion:
     targets = [fields["targets"]] if isinstance(fields["targets"], str) else fields["targets"]
-    faults = {
-        "no data_source": not _is_text(fields["source"]),
-        "no question": not _is_text(fields["question"]),
-        f"no answers in {_TARGETS} (prompts of a challenger have none)": not _are_texts(targets),
-    }
-    for fault, is_so in faults.items():
-        if is_so:
-            raise DataError(f"{path}, row {number} has {fault}: {_ADVICE}")
+    checks = (
+        ("data_source", _is_text(fields["source"])),
+        ("question", _is_text(fields["question"])),
+        (f"answers in {_TARGETS} (prompts of a challenger have none)", _are_texts(targets)),
+    )
+    if lacks := [what for what, is_there in checks if not is_there]:
+        raise DataError(f"{path}, row {number} has no {lacks[0]}: {_ADVICE}")
     own_id = fields.get("id")
     return BenchmarkQuestion(
         benchmark=fields["source"].removeprefix(_VERL_PREFIX),

@@ -82,12 +82,8 @@ def prepare_challenger_prompts(
     corpus. With `heldout_rows` 0 there is no held-out file.
 
     Raises:
-        DataError: no document has text, or a row count or the ratio is invalid; nothing is written then.
+        DataError: no document has text, or the ratio is invalid; nothing is written then.
     """
-    if rows < 1 or heldout_rows < 0:
-        raise DataError(
-            f"need at least 1 training row and no negative held-out count: {rows}, {heldout_rows}"
-        )
     hop_counts = largest_remainder(rows, hop_ratio)
     sample, seen, blank = _sample(documents, rows + heldout_rows, random.Random(f"{seed}/documents"))
     if not sample:

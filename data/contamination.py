@@ -6,7 +6,6 @@ Questions are compared in SQuAD's normal form, so case, punctuation and articles
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from data.errors import DataError
 from data.pairs import Pair
 from verl_ext.method.answers import normalize_answer
 
@@ -22,11 +21,7 @@ class OverlapIndex:
     """The runs of `ngram` words of benchmark questions."""
 
     def __init__(self, questions: Iterable[str], ngram: int = DEFAULT_NGRAM) -> None:
-        """Index the questions; raises DataError unless `ngram` is at least 2."""
-        if ngram < 2:
-            raise DataError(
-                f"an overlap of {ngram} words proves nothing: contamination_ngram must be at least 2"
-            )
+        """Index the questions; `ngram` is at least 2, as one word in common proves nothing."""
         self.ngram = ngram
         self._normal = sorted({normalize_answer(question) for question in questions} - {""})
         self._runs: set[str] = set()

@@ -9,11 +9,8 @@ answer, and evidence, difficulty and leakage can be measured exactly:
 The passage of an entity states that entity's own facts and no others. The splits `run` (corpus and
 evaluation) and `warmstart` (demonstrations) share no invented word: a hash of each word decides which split
 may use it. The same seed, split and sizes give the same bytes.
-
-    python -m data.demo_world --out outputs/demo_world --seed 0
 """
 
-import argparse
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -130,8 +127,8 @@ def generate_world(
 
 def chain_leaks(chain: Chain, world: World) -> bool:
     """Whether the answer occurs in the question or in a passage before the last one: a shortcut."""
-    early_texts = [f"{world.passages[doc].title}\n{world.passages[doc].text}" for doc in chain.doc_ids[:-1]]
-    return any(contains_answer(text, chain.answer) for text in (chain.question, *early_texts))
+    early = [f"{world.passages[doc].title}\n{world.passages[doc].text}" for doc in chain.doc_ids[:-1]]
+    return any(contains_answer(text, chain.answer) for text in (chain.question, *early))
 
 
 def write_world(world: World, folder: Path) -> None:
@@ -277,21 +274,3 @@ def compose_question(start: str, relations: tuple[str, ...], rng: random.Random)
     for relation in relations[:-1]:
         phrase = rng.choice(RELATIONS[relation].means).format(x=phrase)
     return rng.choice(RELATIONS[relations[-1]].asks).format(x=phrase)
-
-
-def main() -> None:
-    """Command line: write the corpus and the chains of one world."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, required=True, help="folder for corpus.jsonl and chains.jsonl")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--split", choices=SPLITS, default="run")
-    parser.add_argument("--passages", type=int, default=240)
-    parser.add_argument("--chains-per-hop", type=int, default=100)
-    args = parser.parse_args()
-    world = generate_world(args.seed, args.split, passages=args.passages, chains_per_hop=args.chains_per_hop)
-    write_world(world, args.out)
-    print(f"{len(world.passages)} passages and {len(world.chains)} chains of 1 to 4 hops in {args.out}")
-
-
-if __name__ == "__main__":
-    main()

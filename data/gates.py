@@ -18,9 +18,8 @@ catches and what it refuses wrongly.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from data.contamination import DEFAULT_NGRAM, OverlapIndex, contamination
 from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
@@ -38,7 +37,7 @@ NO_BENCHMARK = "no benchmark given"
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Which gates are on, and their thresholds: the config's `gates`."""
+    """Which gates are on, and their thresholds: the config's `gates`, whose ranges pipeline/settings has."""
 
     evidence: bool = True
     integrity: bool = True
@@ -52,27 +51,6 @@ class GateSettings:
     contamination_ngram: int = DEFAULT_NGRAM
     """Words in a row that a question may not share with a benchmark question."""
     pairing: bool = True
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, bool) and not isinstance(value, bool):
-                raise DataError(f"gates.{field.name} is on or off (true or false), not {value!r}")
-        for name, least in (("max_answer_words", 1), ("contamination_ngram", 2)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise DataError(f"gates.{name} is a whole number of at least {least}, not {value!r}")
-        cosine = self.near_duplicate_cosine
-        if cosine is not None and not (isinstance(cosine, float | int) and 0 < cosine <= 1):
-            raise DataError(f"gates.near_duplicate_cosine is above 0 and at most 1, or null, not {cosine!r}")
-
-    @classmethod
-    def from_config(cls, gates: Mapping[str, Any]) -> "GateSettings":
-        """Settings from the config's `gates` mapping; raises DataError at an unknown key or a bad value."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(map(str, gates)) - set(known)):
-            raise DataError(f"gates has no {', '.join(unknown)}; it has {', '.join(known)}")
-        return cls(**{str(key): value for key, value in gates.items()})
 
 
 def evidence(pair: Pair) -> str | None:

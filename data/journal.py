@@ -32,14 +32,17 @@ class Journal:
         """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _whole_lines(path)
-        header = {"identity": dict(identity)}
-        if lines:
-            _check_identity(path, lines[0], header["identity"])
-        self.records: list[dict[str, Any]] = [_parse(path, line) for line in lines[1:]]
+        content = path.read_bytes() if path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+        records = [_parse(path, line) for line in content[:whole].splitlines()]
+        if records:
+            _check_identity(path, records[0].get("identity"), identity)
+        self.records = records[1:]
         self._file = path.open("ab", buffering=0)
-        if not lines:
-            self._write(header)
+        if not records:
+            self._write({"identity": dict(identity)})
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one record; it is on disk when this returns.
@@ -67,19 +70,7 @@ class Journal:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    """The complete lines of the file; an incomplete last one is cut off on disk too."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    return content[:whole].splitlines()
-
-
-def _check_identity(path: Path, line: bytes, identity: Mapping[str, Any]) -> None:
-    was = _parse(path, line).get("identity")
+def _check_identity(path: Path, was: Any, identity: Mapping[str, Any]) -> None:
     if not isinstance(was, dict):
         raise DataError(f"{path} is no journal: its first line has no identity. Move it away to start over")
     differing = [key for key in sorted({*was, *identity}) if was.get(key) != identity.get(key)]

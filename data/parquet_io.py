@@ -166,17 +166,16 @@ def _null_faults(column: pa.ChunkedArray, wanted: pa.Field, prefix: str = "") ->
 def check_training_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """Raise DataError at the first row that breaks the contract of training rows, naming row and field."""
     for number, row in enumerate(rows):
-        fault = _fault(row)
-        if fault:
+        if fault := _fault(row):
             raise DataError(f"training row {number}: {fault}")
 
 
 def _fault(row: Mapping[str, Any]) -> str | None:
     """The first way in which a row breaks the contract, or None."""
-    missing = _missing_fields(row, TRAINING_SCHEMA)
-    if missing:
+    if missing := _missing_fields(row, TRAINING_SCHEMA):
         return f"missing {', '.join(missing)}"
     source = _SOURCE.fullmatch(str(row["data_source"]))
+    hop = source and source["hop"]
     extra = row["extra_info"]
     target = row["reward_model"]["ground_truth"]["target"]
     prompt = row["prompt"] if isinstance(row["prompt"], list) else []
@@ -192,11 +191,9 @@ def _fault(row: Mapping[str, Any]) -> str | None:
         "reward_model.ground_truth.target must be null or a non-empty list of strings": not (
             target is None or _is_texts(target)
         ),
-        "data_source and extra_info.hop must name the same hop": bool(source and source["hop"])
-        and int(source["hop"]) != extra["hop"],  # type: ignore[index]  # source is a match here
-        "a challenger row needs extra_info.document": bool(source and source["hop"])
-        and not extra["document"],
-        "a row without target must be a challenger row": target is None and not (source and source["hop"]),
+        "data_source and extra_info.hop must name the same hop": bool(hop) and hop != str(extra["hop"]),
+        "a challenger row needs extra_info.document": bool(hop) and not extra["document"],
+        "a row without target must be a challenger row": target is None and not hop,
         "extra_info.index must be an integer": not isinstance(extra["index"], int),
         "extra_info.need_tools_kwargs must be true": extra["need_tools_kwargs"] is not True,
         f"agent_name must be {AGENT_NAME!r}": row["agent_name"] != AGENT_NAME,

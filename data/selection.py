@@ -16,7 +16,6 @@ from data.gates import Gates
 from data.pairs import Pair, pair_of, question_and_answer, trajectory_of
 
 Record = Mapping[str, Any]  # a sample record, see data/pairs.py
-_NONE_JUDGED = {"judged": 0, "refused": 0}
 
 NO_SAMPLE, ALL_REFUSED = "no sample: services failed", "every sample was refused"
 
@@ -70,6 +69,10 @@ class _Candidates:
     doc_id: str
     pairs: list[Pair] = field(default_factory=list)
     refused: list[RefusedSample] = field(default_factory=list)
+    alone: list[dict[str, str]] = field(default_factory=list)
+    """The reasons, by gate, against each pair alone; {} where it passed."""
+    among: list[dict[str, str]] = field(default_factory=list)
+    """The same against each of `pairs`, given those accepted before it."""
 
 
 def select(
@@ -86,20 +89,29 @@ def select(
             f"there are samples of prompt {strange[0]}, which is not among the {len(rows)} prompts to select "
             "for: the journal and the prompts file do not belong together"
         )
-    tally = _Tally([*gates.alone, *gates.among])
-    candidates = [
-        _candidates(rows[index], records_by_prompt.get(index, ()), gates, tally) for index in sorted(rows)
-    ]
-    accepted, rejected = _choose(candidates, gates, tally)
+    candidates = [_candidates(rows[index], records_by_prompt.get(index, ()), gates) for index in sorted(rows)]
+    accepted, rejected = _choose(candidates, gates)
+    alone = [reasons for found in candidates for reasons in found.alone]
+    among = [reasons for found in candidates for reasons in found.among]
     counts = {
         "prompts": len(rows),
-        "samples": tally.samples,
-        "pairs": tally.pairs,
+        "samples": sum(map(len, records_by_prompt.values())),
+        "pairs": len(alone),
         "accepted": len(accepted),
         "rejected": len(rejected),
-        "gates": tally.gates | {name: {**_NONE_JUDGED, "note": why} for name, why in gates.idle.items()},
+        "gates": {
+            **_counts(gates.alone, alone),
+            **_counts(gates.among, among),
+            **{name: {"judged": 0, "refused": 0, "note": why} for name, why in gates.idle.items()},
+        },
     }
     return Selection(accepted, rejected, counts)
+
+
+def _counts(names: Iterable[str], judged: Sequence[Mapping[str, str]]) -> dict[str, dict[str, int]]:
+    return {
+        name: {"judged": len(judged), "refused": sum(name in reasons for reasons in judged)} for name in names
+    }
 
 
 def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
@@ -112,27 +124,7 @@ def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[
     return {row["extra_info"]["index"]: row for row in prompts}
 
 
-@dataclass
-class _Tally:
-    """Counts of samples, pairs and each gate's judgements."""
-
-    names: list[str]
-    samples: int = 0
-    pairs: int = 0
-    gates: dict[str, dict[str, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gates = {name: dict(_NONE_JUDGED) for name in self.names}
-
-    def add(self, judged: Iterable[str], reasons: Mapping[str, str]) -> None:
-        for name in judged:
-            self.gates[name]["judged"] += 1
-            self.gates[name]["refused"] += name in reasons
-
-
-def _candidates(
-    row: Mapping[str, Any], records: Sequence[Record], gates: Gates, tally: _Tally
-) -> _Candidates:
+def _candidates(row: Mapping[str, Any], records: Sequence[Record], gates: Gates) -> _Candidates:
     """Judge each sample of one prompt alone."""
     extra = row["extra_info"]
     found = _Candidates(extra["index"], extra["hop"], extra["doc_id"])
@@ -144,15 +136,13 @@ def _candidates(
                 "sample again"
             )
     for record in ordered:
-        tally.samples += 1
         pair = pair_of(record, row)
         if isinstance(pair, str):
             question, answer = question_and_answer(trajectory_of(record))
             found.refused.append(RefusedSample(record["sample"], question, answer, (pair,)))
             continue
-        tally.pairs += 1
         reasons = gates.judge(pair)
-        tally.add(gates.alone, reasons)
+        found.alone.append(reasons)
         if reasons:
             found.refused.append(_refused(pair, reasons))
         else:
@@ -160,20 +150,18 @@ def _candidates(
     return found
 
 
-def _choose(
-    candidates: Sequence[_Candidates], gates: Gates, tally: _Tally
-) -> tuple[list[Pair], list[Rejection]]:
+def _choose(candidates: Sequence[_Candidates], gates: Gates) -> tuple[list[Pair], list[Rejection]]:
     """Take the best of each prompt's pairs that duplicates none of those already accepted."""
     before = gates.accepted([pair for found in candidates for pair in found.pairs])
     accepted: list[Pair] = []
     rejected: list[Rejection] = []
     for found in candidates:
-        passed, refused = [], list(found.refused)
+        passed = []
         for pair in found.pairs:
             reasons = gates.judge_among(pair, before)
-            tally.add(gates.among, reasons)
+            found.among.append(reasons)
             if reasons:
-                refused.append(_refused(pair, reasons))
+                found.refused.append(_refused(pair, reasons))
             else:
                 passed.append(pair)
         if passed:
@@ -181,7 +169,7 @@ def _choose(
             before.add(best)
             accepted.append(best)
         else:
-            samples = tuple(sorted(refused, key=lambda sample: sample.sample))
+            samples = tuple(sorted(found.refused, key=lambda sample: sample.sample))
             rejected.append(Rejection(found.index, found.hop, found.doc_id, samples))
     return accepted, rejected
 

@@ -87,7 +87,9 @@ class Compute:
         for key in _KEYS:
             mine = getattr(self, key)
             if mine != getattr(file, key):
-                words.append(f"compute.{key}={_hydra(mine)}")
+                # Hydra's grammar wants quotes around `H100!`.
+                quoted = isinstance(mine, str) and not mine.replace("-", "").isalnum()
+                words.append(f"compute.{key}={'null' if mine is None else repr(mine) if quoted else mine}")
         if self.count and self.count != file.count:
             words.append(f"machine.gpus={self.count}")
         if self.count > 1 and self.count != file.count:
@@ -108,8 +110,7 @@ def compute_names() -> list[str]:
 
 def load_compute(name: str) -> Compute:
     """`config/compute/NAME.yaml`; raises LaunchError for a name without a file."""
-    if name not in compute_names():
-        known = compute_names()
+    if name not in (known := compute_names()):
         raise LaunchError(f"compute={name}: no such machine: {nearest(name, known)}{', '.join(known)}")
     values = yaml.safe_load((CONFIG / "compute" / f"{name}.yaml").read_text(encoding="utf-8"))["compute"]
     wanted = {key: values[key] for key in (*_KEYS, "hardware")}
@@ -153,35 +154,22 @@ def _known_type(name: str) -> str:
     return by_name[name.lower()]
 
 
-def _hydra(value: object) -> str:
-    """The value in Hydra's grammar, where `H100!` needs quotes."""
-    if value is None:
-        return "null"
-    return f"'{value}'" if isinstance(value, str) and not value.replace("-", "").isalnum() else str(value)
-
-
 def _checked(compute: Compute) -> Compute:
-    where = f"compute {compute.name}"
     if compute.type is not None:
         compute = dataclasses.replace(compute, type=_known_type(str(compute.type)))
-    most = MODAL_GPUS.get(compute.type or "", 8)
-    if compute.type and not 1 <= compute.count <= most:
-        raise LaunchError(
-            f"{where}: count is {compute.count}: a machine on Modal has 1 to {most} of {compute.type}"
-        )
-    if not compute.type and compute.count:
-        raise LaunchError(
-            f"{where}: count is {compute.count} and type is not set: choose one of {', '.join(GPUS)}"
-        )
-    if not 1 <= compute.timeout <= MODAL_LIMIT_S:
-        raise LaunchError(
-            f"{where}: timeout is {compute.timeout}: Modal ends a call after 1 to {MODAL_LIMIT_S} seconds; "
-            "a longer run continues in a new call by itself"
-        )
-    if compute.cpu <= 0 or compute.memory < 128:
-        raise LaunchError(f"{where}: cpu={compute.cpu} cores, memory={compute.memory} MiB: both are required")
-    if not 0 <= compute.retries <= 10:
-        raise LaunchError(f"{where}: retries is {compute.retries}: Modal allows 0 to 10")
-    if compute.max_usd is not None and compute.max_usd <= 0:
-        raise LaunchError(f"{where}: max_usd is {compute.max_usd}: it must be above 0, or null for no limit")
+    gpu, count, most = compute.type, compute.count, MODAL_GPUS.get(compute.type or "", 8)
+    faults = {
+        f"count is {count}: a machine on Modal has 1 to {most} of {gpu}": gpu and not 1 <= count <= most,
+        f"count is {count} and type is not set: choose one of {', '.join(GPUS)}": count and not gpu,
+        f"timeout is {compute.timeout}: Modal ends a call after 1 to {MODAL_LIMIT_S} seconds; a longer run "
+        "continues in a new call by itself": not 1 <= compute.timeout <= MODAL_LIMIT_S,
+        f"cpu={compute.cpu} cores, memory={compute.memory} MiB: both are required": compute.cpu <= 0
+        or compute.memory < 128,
+        f"retries is {compute.retries}: Modal allows 0 to 10": not 0 <= compute.retries <= 10,
+        f"max_usd is {compute.max_usd}: it must be above 0, or null for no limit": compute.max_usd is not None
+        and compute.max_usd <= 0,
+    }
+    for fault, is_so in faults.items():
+        if is_so:
+            raise LaunchError(f"compute {compute.name}: {fault}")
     return compute

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from dataclasses import dataclass
-from typing import Any
 
 import yaml
 
@@ -29,7 +28,7 @@ SMOKE_TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that a container needs to know about a launch."""
+    """Everything that a container needs to know about a launch; Modal pickles it."""
 
     id: str
     """Different for every launch; a retried or continued call has the same."""
@@ -51,34 +50,17 @@ class Request:
         """The same launch, in its next call."""
         return dataclasses.replace(self, part=self.part + 1)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for Modal and for YAML."""
-        return dataclasses.asdict(self)
-
     def as_yaml(self) -> str:
         """The resolved launch, for people."""
         values = {
             "launch": f"{self.action}: {self.name}",
             "command": "drzero " + " ".join(self.command),
-            "compute": {key: value for key, value in dataclasses.asdict(self.compute).items()},
+            "compute": dataclasses.asdict(self.compute),
             "usd_per_hour": round(self.compute.usd_per_hour, 2),
         }
         if self.preparations:
             values["preparations"] = ["drzero " + " ".join(words) for words in self.preparations]
         return yaml.safe_dump(values, sort_keys=False, width=110)
-
-
-def from_dict(values: dict[str, Any]) -> Request:
-    """The inverse of `Request.to_dict`."""
-    return Request(
-        **values
-        | {
-            "compute": Compute(**values["compute"]),
-            "command": tuple(values["command"]),
-            "secrets": tuple(values["secrets"]),
-            "preparations": tuple(tuple(words) for words in values["preparations"]),
-        }
-    )
 
 
 def resolve(words: Words) -> Request:
@@ -156,8 +138,7 @@ def _model(name: str) -> str:
 def _command(
     action: Action, words: Words, file: RunFile, shared: list[str], overrides: list[str]
 ) -> tuple[str, ...]:
-    stage, rest = action.stage, [*shared]
-    if stage is None:
+    if action.stage is None:
         return ()
     if action.name == "smoke":
         return _smoke(shared, overrides)
@@ -165,29 +146,28 @@ def _command(
         if words.hop_ratio or overrides:
             raise LaunchError("--env demo brings its own prompts: prepare-data takes nothing else")
         return ("demo-data",)
-    if action.name == "status":
-        return ("status", *overrides)
-    if action.name == "list-models":
-        return ("list-models", *overrides)
+    if action.name in ("status", "list-models"):
+        return (action.name, *overrides)
     if action.name == "diagnose":
         return ("diagnose", run_name(words))
     if action.name == "preflight":
-        stage_action = words.stage or (words.places[0] if words.places else "challenger")
-        rest = [stage_action, *shared]
+        stage = words.stage or (words.places[0] if words.places else "challenger")
+        rest = ["preflight", stage, *shared]
     else:
-        stage_action = action.name
+        stage = action.name
+        rest = [action.stage, *shared]
     iteration = words.iteration if words.iteration is not None else file.iteration
-    if iteration is not None and stage_action != "evolve":
+    if iteration is not None and stage != "evolve":
         rest.append(f"iteration={iteration}")
     steps = words.steps or file.steps
-    if steps and stage_action in ("challenger", "solver", "evolve"):
+    if steps and stage in ("challenger", "solver", "evolve"):
         rest.append(f"steps_per_iteration={steps}")
-    rest += _hops(stage_action, words.hop_ratio or file.hop_ratio)
+    rest += _hops(stage, words.hop_ratio or file.hop_ratio)
     if words.num_examples:
-        if stage_action != "evaluate":
-            raise LaunchError(f"--num-examples is for evaluate, not {stage_action}")
+        if stage != "evaluate":
+            raise LaunchError(f"--num-examples is for evaluate, not {stage}")
         rest.append(f"questions_per_benchmark={words.num_examples}")
-    return (stage, *rest, *overrides)
+    return (*rest, *overrides)
 
 
 def _smoke(shared: list[str], overrides: list[str]) -> tuple[str, ...]:
@@ -220,19 +200,17 @@ def _is_demo_data(action: Action, env: str | None) -> bool:
 
 def _name(action: Action, words: Words, file: RunFile, overrides: list[str]) -> str:
     named = [word.partition("=")[2] for word in overrides if word.startswith("run.name=")]
-    if named:
-        return named[-1]
-    if action.name in ("smoke", "evolve", "prepare-data"):
-        return action.name.replace("-", "_")
     iteration = words.iteration if words.iteration is not None else file.iteration
-    return f"{action.name}_iter{1 if iteration is None else iteration}"
+    return named[-1] if named else _default_name(action.name, iteration)
+
+
+def _default_name(stage: str, iteration: int | None) -> str:
+    stage = stage.replace("-", "_")
+    if stage in ("smoke", "evolve", "prepare_data"):
+        return stage
+    return f"{stage}_iter{1 if iteration is None else iteration}"
 
 
 def run_name(words: Words) -> str:
     """The run that logs and diagnose read: a name, or --stage with --iteration."""
-    if words.places:
-        return words.places[0]
-    stage = words.stage or "challenger"
-    if stage in ("evolve", "smoke", "prepare_data", "prepare-data"):
-        return stage.replace("-", "_")
-    return f"{stage}_iter{1 if words.iteration is None else words.iteration}"
+    return words.places[0] if words.places else _default_name(words.stage or "challenger", words.iteration)

@@ -48,10 +48,8 @@ class RunFile:
 
     def machine(self, default: str) -> Compute:
         """The machine it describes, else the default one of that name."""
-        if self.compute is None:
-            return load_compute(default)
-        if isinstance(self.compute, str):
-            return load_compute(self.compute)
+        if self.compute is None or isinstance(self.compute, str):
+            return load_compute(self.compute or default)
         values = dict(self.compute)
         base = load_compute(str(values.pop("base", default)))
         return base.changed(**values)
@@ -97,15 +95,10 @@ def read_runfile(path: str | None) -> RunFile:
     return RunFile(**values)
 
 
-def options(group: str) -> list[str]:
-    """The options of a config group."""
-    return sorted(file.stem for file in (CONFIG / group).glob("*.yaml"))
-
-
 def check_option(group: str, name: str) -> str:
     """The option of that name; raises LaunchError that names the nearest."""
-    if name not in options(group):
-        known = options(group)
+    known = sorted(file.stem for file in (CONFIG / group).glob("*.yaml"))
+    if name not in known:
         raise LaunchError(f"--{group} {name}: no such {group}: {nearest(name, known)}{', '.join(known)}")
     return name
 

@@ -255,11 +255,6 @@ def test_without_benchmarks_nothing_is_contaminated() -> None:
     assert contamination(pair(), OverlapIndex([])) is None
 
 
-def test_runs_of_one_word_are_refused() -> None:
-    with pytest.raises(DataError, match="at least 2"):
-        OverlapIndex([], ngram=1)
-
-
 # --- duplicates --------------------------------------------------------------------------------------------
 
 
@@ -328,27 +323,6 @@ def test_the_measured_cosine_separates_rephrasings_from_other_questions(embed: E
 
 
 # --- settings ----------------------------------------------------------------------------------------------
-
-
-def test_settings_come_from_the_config() -> None:
-    settings = GateSettings.from_config({"evidence": False, "max_answer_words": 4})
-    assert settings == replace(GateSettings(), evidence=False, max_answer_words=4)
-
-
-@pytest.mark.parametrize(
-    ("gates", "message"),
-    [
-        ({"evidenze": True}, "gates has no evidenze; it has evidence, integrity"),
-        ({"evidence": "yes"}, "gates.evidence is on or off"),
-        ({"max_answer_words": 0}, "gates.max_answer_words is a whole number of at least 1"),
-        ({"max_answer_words": True}, "gates.max_answer_words is a whole number"),
-        ({"contamination_ngram": 1}, "gates.contamination_ngram is a whole number of at least 2"),
-        ({"near_duplicate_cosine": 1.5}, "gates.near_duplicate_cosine is above 0"),
-    ],
-)
-def test_invalid_settings_are_refused(gates: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        GateSettings.from_config(gates)
 
 
 def test_near_duplicates_need_an_embedder() -> None:

@@ -1,12 +1,13 @@
 """A launch resolved: run file < environment default < flag."""
 
 import dataclasses
+import pickle
 
 import pytest
 
 from launch.arguments import parse
 from launch.errors import LaunchError
-from launch.request import from_dict, resolve
+from launch.request import resolve
 from pipeline.compose import compose_stage
 
 
@@ -121,10 +122,10 @@ def test_without_a_flash_attention_wheel_the_actor_gets_torchs_own(monkeypatch):
 
 def test_a_request_survives_the_wire():
     request = launch("evolve --env demo loop=demo")
-    assert from_dict(request.to_dict()) == request
-    assert from_dict(request.to_dict()).next_part().id == request.id
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert pickle.loads(pickle.dumps(request)).next_part().id == request.id
 
 
 def test_the_next_call_gets_the_secrets_that_were_found_at_the_start():
     request = dataclasses.replace(launch("challenger"), secrets=("wandb-secret",))
-    assert from_dict(request.to_dict()).next_part().secrets == ("wandb-secret",)
+    assert pickle.loads(pickle.dumps(request)).next_part().secrets == ("wandb-secret",)

@@ -75,7 +75,7 @@ class TestEveryStage:
         assert {check.function for check in checks} <= {"ask", "check_gpu_image"}
         assert all(check.spec.gpu is None for check in checks)
         assert (call.function, call.spec.gpu, call.spawned) == (function, gpu, True)
-        assert " ".join(call.args[0]["command"]).startswith(command)
+        assert " ".join(call.args[0].command).startswith(command)
         assert "it cost $1.50" in done.stdout
 
 
@@ -167,7 +167,7 @@ class TestOneLaunch:
         assert not [secret.name for secret in call.spec.secrets if secret.name]
 
     def test_flags_and_overrides_reach_the_stage_in_order(self, call: Call) -> None:
-        command = list(call.args[0]["command"])
+        command = list(call.args[0].command)
         assert command[0] == "challenger"
         assert command[command.index("model=qwen2.5-7b") :] == [
             *("model=qwen2.5-7b", "iteration=2", "steps_per_iteration=9"),
@@ -179,7 +179,7 @@ class TestOneLaunch:
         self, plane: ControlPlane, call: Call
     ) -> None:
         checks = [other for other in calls_of(plane) if other.function == "ask"]
-        said = [*ROOTS, *call.args[0]["command"][1:]]
+        said = [*ROOTS, *call.args[0].command[1:]]
         assert [check.args for check in checks] == [
             ("pipeline.cli", [verb, "challenger", *said]) for verb in ("preflight", "fetch-models")
         ]
@@ -231,7 +231,7 @@ class TestRunFiles:
         assert (one.spec.gpu, two.spec.gpu) == (("H100", 1), ("A10G", 1))
         assert one.spec.image.commands == two.spec.image.commands
         assert one.spec.volumes == two.spec.volumes
-        words = [[w for w in call.args[0]["command"] if "compute" not in w] for call in (one, two)]
+        words = [[w for w in call.args[0].command if "compute" not in w] for call in (one, two)]
         assert words[0] == words[1]
 
     def test_packages_and_scripts_of_the_users_own_go_into_the_image(
@@ -253,7 +253,7 @@ class TestDetached:
     def test_the_stage_continues_when_the_client_dies(self, plane: ControlPlane, checkout: Path) -> None:
         released = threading.Event()
 
-        def stage(request: dict[str, Any]) -> dict[str, Any]:
+        def stage(request: Any) -> dict[str, Any]:
             released.wait(60)
             return FINISHED
 
@@ -282,7 +282,7 @@ class TestAppFunctions:
         call = stage_of(plane)
         assert call.spec.gpu == ("A10G", 1)
         assert {"env=demo", "steps_per_iteration=20", "trainer.save_freq=5", "+trainer.foo=1"} <= set(
-            call.args[0]["command"]
+            call.args[0].command
         )
 
     def test_evaluate_takes_a_hub_id_and_a_number_of_questions(
@@ -292,7 +292,7 @@ class TestAppFunctions:
             *(plane, checkout, "evaluate", "--model", "Qwen/Qwen2.5-0.5B-Instruct"), "--num-examples", "50"
         )
         assert done.code == 0, done.stdout + done.stderr
-        command = set(stage_of(plane).args[0]["command"])
+        command = set(stage_of(plane).args[0].command)
         assert {"base_model=Qwen/Qwen2.5-0.5B-Instruct", "questions_per_benchmark=50"} <= command
 
     def test_train_with_config_reads_a_run_file_of_the_checkout(
@@ -352,7 +352,7 @@ class TestRefusals:
         assert fetched.args[1] == ["fetch-models", *preflight.args[1][1:]]
 
     def test_a_call_that_modal_ends_is_one_line_of_error(self, plane: ControlPlane, checkout: Path) -> None:
-        def time_out(request: dict[str, Any]) -> None:
+        def time_out(request: Any) -> None:
             raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
 
         plane.answer("gpu_stage", time_out)
@@ -441,5 +441,5 @@ class TestSecrets:
         ]
         (check,) = [call for call in calls_of(plane) if call.function == "ask"]
         assert "huggingface-secret" in [secret.name for secret in check.spec.secrets]
-        assert stage_of(plane).args[0]["secrets"] == ("huggingface-secret",)
+        assert stage_of(plane).args[0].secrets == ("huggingface-secret",)
         assert "no secret wandb-secret (WANDB_API_KEY): metrics are logged offline" in done.stdout

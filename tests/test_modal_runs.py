@@ -145,8 +145,8 @@ def recorded(seen: list[str], done: Done) -> Done:
 
 def parts(plane: ControlPlane) -> list[Call]:
     """The calls of the first challenger launch."""
-    calls = [call for call in plane.calls if call.function == "cpu_stage" and call.args[0]["name"] == RUN]
-    return [call for call in calls if call.args[0]["id"] == calls[0].args[0]["id"]]
+    calls = [call for call in plane.calls if call.function == "cpu_stage" and call.args[0].name == RUN]
+    return [call for call in calls if call.args[0].id == calls[0].args[0].id]
 
 
 def run_folder(plane: ControlPlane) -> Path:

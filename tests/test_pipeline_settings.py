@@ -13,6 +13,7 @@ from data.gates import GateSettings
 from pipeline.commands.config import NoSuchKey, as_markdown, run_config
 from pipeline.compose import CONFIG_DIR, compose_stage, resolve
 from pipeline.overrides import OverrideError
+from pipeline.preflight.inputs import gate_settings
 from pipeline.settings import verl
 from pipeline.settings.retrieval import MAX_TOPK
 from pipeline.settings.schema import STAGES, WITH_VERL, all_keys, pace_keys, run_keys, schema_of
@@ -81,6 +82,27 @@ def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str
 def test_a_stage_without_a_sample_or_a_partition_is_refused() -> None:
     assert "samples is 0, not a whole number at least 1" in refusal("synthesize", "samples=0")
     assert "partitions is 0" in refusal("synthesize", "partitions=0")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("+gates.evidenze=true", "'gates.evidence'"),
+        ("gates.evidence=perhaps", "gates.evidence is 'perhaps', not true or false"),
+        ("gates.max_answer_words=0", "gates.max_answer_words is 0, not a whole number at least 1"),
+        ("gates.max_answer_words=true", "gates.max_answer_words is True, not a whole number"),
+        ("gates.contamination_ngram=1", "gates.contamination_ngram is 1, not a whole number at least 2"),
+        ("gates.near_duplicate_cosine=1.5", "gates.near_duplicate_cosine is 1.5, not"),
+        ("gates.near_duplicate_cosine=0", "gates.near_duplicate_cosine is 0, not"),
+    ],
+)
+def test_gates_that_cannot_judge_are_refused(override: str, said: str) -> None:
+    assert said in refusal("synthesize", override)
+
+
+def test_the_gates_settings_come_from_the_config() -> None:
+    config = resolve(compose_stage("synthesize", ["gates.evidence=false", "gates.max_answer_words=4"]))
+    assert gate_settings(config) == GateSettings(evidence=False, max_answer_words=4)
 
 
 def test_a_stage_without_verl_takes_no_new_key_at_all() -> None:

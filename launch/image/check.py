@@ -49,12 +49,8 @@ _INCOMPATIBLE = re.compile(r"The package `(?P<package>.+?)` requires `?(?P<wants
 """A line of `uv pip check`."""
 
 
-class IndexUnavailable(UserError):
-    """The package index cannot be reached."""
-
-
 class VersionConflict(RunFailed):
-    """Pinned versions contradict each other; the message is the resolver's explanation."""
+    """Pinned versions contradict each other; the message has the resolver's explanation."""
 
 
 def resolve(
@@ -62,7 +58,8 @@ def resolve(
 ) -> dict[str, str]:
     """Versions of the pins, of the project's dependencies and of all that they require, by package.
 
-    An override replaces every requirement on its package. Raises VersionConflict or IndexUnavailable.
+    An override replaces every requirement on its package. Raises VersionConflict, or UserError if the package
+    index cannot be reached.
     """
     with tempfile.TemporaryDirectory() as folder:
         override = Path(folder) / "overrides.txt"
@@ -78,8 +75,8 @@ def resolve(
     if done.returncode:
         reason = done.stderr.strip()
         if done.returncode != 1 or "Packages were unavailable" in reason:
-            raise IndexUnavailable(reason)
-        raise VersionConflict(reason)
+            raise UserError(f"not checked: {reason}")
+        raise VersionConflict(f"ERROR: {reason}")
     pairs = (line.partition("==") for line in done.stdout.splitlines() if "==" in line)
     return {normalised(name.partition("[")[0]): version.strip() for name, _, version in pairs}
 
@@ -186,10 +183,8 @@ def main(arguments: list[str]) -> int:
     image = parser.parse_args(arguments).installed
     try:
         problems = check_installed(image) if image else _check_table()
-    except (IndexUnavailable, VersionConflict) as error:
-        print(
-            f"{'not checked' if isinstance(error, IndexUnavailable) else 'ERROR'}: {error}", file=sys.stderr
-        )
+    except (UserError, VersionConflict) as error:
+        print(error, file=sys.stderr)
         return error.exit_code
     for problem in problems:
         print(f"ERROR {problem}")

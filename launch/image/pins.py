@@ -19,10 +19,8 @@ This file is imported at the client: standard library only.
 
 from __future__ import annotations
 
-import re
 import urllib.parse
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ops.versions import pinned
 
@@ -68,9 +66,10 @@ class Override:
     by: str
     """The package that requires it."""
     why: str
-    checked_by: str
 
 
+# Checked by a real SGLang 0.5.12 server with transformers 5.9.0 on a CPU (tests/compat/test_sglang_server.py)
+# and by the GPU half of --action smoke.
 OVERRIDES = (
     Override(
         package="transformers",
@@ -78,56 +77,13 @@ OVERRIDES = (
         instead_of="==5.6.0",
         by="sglang",
         why="veRL 0.9.1 excludes 5.6.0; its own extra for SGLang 0.5.12 has 5.9.0",
-        checked_by="a real SGLang 0.5.12 server with transformers 5.9.0 on a CPU "
-        "(tests/compat/test_sglang_server.py), and the GPU half of --action smoke",
     ),
 )
 
 
-class WheelBuild(NamedTuple):
-    """What a flash-attn wheel was built for, by its file name."""
-
-    version: str
-    cuda: str
-    """Major, or major and minor."""
-    torch: str
-    """Major and minor."""
-    cxx11_abi: bool
-    python: str
-    platform: str
-
-
-_WHEEL_NAME = re.compile(
-    r"flash_attn-(?P<version>\d+(\.\d+)*)\+cu(?P<cuda>\d{2,3})torch(?P<torch>\d+\.\d+)"
-    r"(cxx11abi(?P<abi>TRUE|FALSE))?-cp(?P<major>\d)(?P<minor>\d+)-cp(?P=major)(?P=minor)"
-    r"-(?P<platform>linux_x86_64)\.whl",
-    re.ASCII,
-)
-
-
-def parse_wheel_name(name: str) -> WheelBuild:
-    """Read a flash-attn wheel's file name; raises ValueError if it does not name what it was built for."""
-    match = _WHEEL_NAME.fullmatch(name)
-    if match is None:
-        raise ValueError(
-            f"{name!r} does not name one torch, CUDA, CPython and platform that it is built for, as in "
-            "flash_attn-2.8.3+cu130torch2.11-cp312-cp312-linux_x86_64.whl"
-        )
-    cuda = match["cuda"]
-    return WheelBuild(
-        version=match["version"],
-        cuda=f"{cuda[:2]}.{cuda[2]}" if len(cuda) == 3 else cuda,
-        torch=match["torch"],
-        # A name without it is for torch 2.7 or later, which has only this ABI.
-        cxx11_abi=match["abi"] != "FALSE",
-        python=f"{match['major']}.{match['minor']}",
-        platform=match["platform"],
-    )
-
-
 @dataclass(frozen=True)
 class FlashAttnWheel:
-    """A prebuilt wheel."""
+    """A prebuilt wheel, whose name says what it was built for."""
 
     url: str
     sha256: str
@@ -139,18 +95,18 @@ class FlashAttnWheel:
         """The file's name."""
         return urllib.parse.unquote(self.url.rpartition("/")[2])
 
-    @property
-    def build(self) -> WheelBuild:
-        """What it was built for."""
-        return parse_wheel_name(self.name)
-
     def fits(self, base: BaseImage) -> bool:
-        """Whether it was built for what the image has."""
-        build = self.build
-        cuda = base.cuda if "." in build.cuda else base.cuda.partition(".")[0]
-        torch = base.packages["torch"].rpartition(".")[0]
-        wanted = (torch, cuda, base.python, base.cxx11_abi, base.platform)
-        return (build.torch, build.cuda, build.python, build.cxx11_abi, build.platform) == wanted
+        """Whether its name says that it was built for what the image has; a name may leave out CUDA's minor.
+
+        A name without an ABI is for torch 2.7 or later, which has only the C++11 one.
+        """
+        torch, python = base.packages["torch"].rpartition(".")[0], base.python.replace(".", "")
+        return self.name in {
+            f"flash_attn-{pinned('flash-attn', gpu=True)}+cu{cuda}torch{torch}{abi}"
+            f"-cp{python}-cp{python}-{base.platform}.whl"
+            for cuda in (base.cuda.partition(".")[0], base.cuda.replace(".", ""))
+            for abi in (("", "cxx11abiTRUE") if base.cxx11_abi else ("cxx11abiFALSE",))
+        }
 
 
 _RELEASES = "https://github.com/{}/releases/download/{}/{}"
