@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ _CHAIN_FIELDS = {"id": str, "hop": int, "question": str, "answer": str}
 _TARGETS = "reward_model.ground_truth.target"
 # The published file has the question in a column, veRL's copy in extra_info.
 _QUESTION_COLUMNS = ("question", "extra_info.question")
+_OPTIONAL_COLUMNS = {"id": "id", "hop": "extra_info.hop"}
 _ADVICE = (
     "take the demo's chains.jsonl, test.parquet of the published nq_hotpotqa_train, or veRL's preprocessed "
     "copy of it"
@@ -163,7 +164,15 @@ def _read_chains(path: Path) -> Iterator[BenchmarkQuestion]:
 
 def _read_parquet(path: Path) -> Iterator[BenchmarkQuestion]:
     with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
-        columns = _benchmark_columns(path, _flat(file.schema_arrow.empty_table()).column_names)
+        names = _flat(file.schema_arrow.empty_table()).column_names
+        question = next((name for name in _QUESTION_COLUMNS if name in names), None)
+        if question is None or not {"data_source", _TARGETS} <= set(names):
+            raise DataError(
+                f"{path} is not in the layout of nq_hotpotqa_train: expected data_source, {_TARGETS} and "
+                f"{' or '.join(_QUESTION_COLUMNS)}, found {', '.join(sorted(names))}: {_ADVICE}"
+            )
+        columns = {"source": "data_source", "targets": _TARGETS, "question": question}
+        columns |= {field: name for field, name in _OPTIONAL_COLUMNS.items() if name in names}
         tables = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=[*columns.values()]))
         rows = (row for table in tables for row in _flat(table).to_pylist())
         for number, row in enumerate(rows):
@@ -175,23 +184,6 @@ def _flat(table: pa.Table) -> pa.Table:
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     return table
-
-
-def _benchmark_columns(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """The file's column for each field of a question; optional fields that it lacks are left out."""
-    question = next((name for name in _QUESTION_COLUMNS if name in names), None)
-    if question is None or not {"data_source", _TARGETS} <= set(names):
-        raise DataError(
-            f"{path} is not in the layout of nq_hotpotqa_train: expected data_source, {_TARGETS} and "
-            f"{' or '.join(_QUESTION_COLUMNS)}, found {', '.join(sorted(names))}: {_ADVICE}"
-        )
-    optional = {"id": "id", "hop": "extra_info.hop"}
-    return {
-        "source": "data_source",
-        "targets": _TARGETS,
-        "question": question,
-        **{field: name for field, name in optional.items() if name in names},
-    }
 
 
 def _question_of(path: Path, number: int, fields: Mapping[str, Any]) -> BenchmarkQuestion:

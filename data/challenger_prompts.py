@@ -12,12 +12,11 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.parquet_io import ABILITY, AGENT_NAME, write_training_rows
+from data.parquet_io import training_row, write_training_rows
 from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, challenger_messages
 
@@ -200,32 +199,25 @@ class _RowMaker:
         order: list[tuple[str, str]] = []
         while len(order) < len(hops):
             order += rng.sample(shown, len(shown))
-        pairs = zip(hops, order, strict=False)
-        return [self._row(index, split, hop, *document) for index, (hop, document) in enumerate(pairs)]
-
-    def _row(self, index: int, split: str, hop: int, doc_id: str, document: str) -> dict[str, Any]:
-        source = f"search_zero_{hop}"
-        return {
-            "data_source": source,
-            "prompt": challenger_messages(document, hop, self.form, self.max_turns),
-            "ability": ABILITY,
-            "reward_model": {"style": "rule", "ground_truth": {"target": None}},
-            "extra_info": {
-                "index": index,
-                "split": split,
-                "hop": hop,
-                "doc_id": doc_id,
-                "document": document,
-                "question": None,
-                "need_tools_kwargs": True,
-                "tools_kwargs": {"search": {"create_kwargs": {"data_source": source}}},
-            },
-            "agent_name": AGENT_NAME,
-            "metadata": {
-                "corpus_id": self.corpus_id,
-                "document_sha256": sha256(document.encode()).hexdigest(),
-                "generator_checkpoint": None,
-                "seed": self.seed,
-                "trajectory": None,
-            },
-        }
+        return [
+            training_row(
+                f"search_zero_{hop}",
+                challenger_messages(document, hop, self.form, self.max_turns),
+                None,
+                {
+                    "index": index,
+                    "split": split,
+                    "hop": hop,
+                    "doc_id": doc_id,
+                    "document": document,
+                    "question": None,
+                },
+                {
+                    "corpus_id": self.corpus_id,
+                    "generator_checkpoint": None,
+                    "seed": self.seed,
+                    "trajectory": None,
+                },
+            )
+            for index, (hop, (doc_id, document)) in enumerate(zip(hops, order, strict=False))
+        ]

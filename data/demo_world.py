@@ -163,39 +163,28 @@ def _name_entities(world: World, passages: int, rng: random.Random) -> None:
 
 
 def _draw_facts(world: World, rng: random.Random) -> None:
-    special = {"married_to": _marry, "taught_by": _teach, "capital": _name_capitals}
+    facts, people = world.facts, world.of_kind("person")
     for relation, words in RELATIONS.items():
-        if relation in special:
-            special[relation](world, rng)
+        subjects = world.of_kind(words.subject)
+        if relation == "married_to":
+            married = rng.sample(people, 2 * (len(people) // 3))
+            for one, other in zip(married[::2], married[1::2], strict=True):
+                facts[one, relation], facts[other, relation] = other, one
+        elif relation == "taught_by":
+            # A teacher precedes the pupil in the list, so that teaching has no circles.
+            for i, pupil in enumerate(people[1:], start=1):
+                if rng.random() < 0.6:
+                    facts[pupil, relation] = rng.choice(people[:i])
+        elif relation == "capital":
+            for region in subjects:
+                towns = [town for town in world.of_kind("town") if facts[town, "in_region"] == region]
+                facts[region, relation] = rng.choice(towns)
         else:
             objects = world.of_kind(words.object) if isinstance(words.object, str) else list(words.object)
             deck: list[str] = []  # every object is used equally often
-            for subject in world.of_kind(words.subject):
+            for subject in subjects:
                 deck = deck or rng.sample(objects, len(objects))
-                world.facts[subject, relation] = deck.pop(0)
-
-
-def _marry(world: World, rng: random.Random) -> None:
-    people = world.of_kind("person")
-    married = rng.sample(people, 2 * (len(people) // 3))
-    for one, other in zip(married[::2], married[1::2], strict=True):
-        world.facts[one, "married_to"] = other
-        world.facts[other, "married_to"] = one
-
-
-def _teach(world: World, rng: random.Random) -> None:
-    """A teacher precedes the pupil in the list, so that teaching has no circles."""
-    people = world.of_kind("person")
-    for i, pupil in enumerate(people[1:], start=1):
-        if rng.random() < 0.6:
-            world.facts[pupil, "taught_by"] = rng.choice(people[:i])
-
-
-def _name_capitals(world: World, rng: random.Random) -> None:
-    """A region's capital is one of its own towns."""
-    for region in world.of_kind("region"):
-        towns = [town for town in world.of_kind("town") if world.facts[town, "in_region"] == region]
-        world.facts[region, "capital"] = rng.choice(towns)
+                facts[subject, relation] = deck.pop(0)
 
 
 # --- passages ----------------------------------------------------------------------------------------------

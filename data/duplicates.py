@@ -7,7 +7,7 @@ measures it on the demo world, where two questions from one chain of facts are k
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -35,38 +35,33 @@ class AcceptedQuestions:
     def __init__(self, candidates: Sequence[Pair], embed: Embed | None, cosine: float) -> None:
         """Prepare for these candidates; without `embed` nothing is a near-duplicate."""
         self._cosine = cosine
-        self._asked: dict[str, Pair] = {}
-        self._groups = dict(_groups(candidates, embed)) if embed else {}
+        self._by_words: dict[str, Pair] = {}
+        self._by_answer: dict[str, list[Pair]] = defaultdict(list)
+        prompts: dict[str, set[int]] = defaultdict(set)
+        for pair in candidates:
+            prompts[normalize_answer(pair.answer)].add(pair.prompt_index)
+        shared = [pair for pair in candidates if len(prompts[normalize_answer(pair.answer)]) > 1]
+        vectors = embed([pair.question for pair in shared]) if embed and shared else ()
+        self._vectors = dict(zip(map(_key, shared), vectors, strict=False))
 
     def same_words(self, pair: Pair) -> Pair | None:
         """The accepted pair whose question has the same normal form, or None."""
-        return self._asked.get(normalize_answer(pair.question))
+        return self._by_words.get(normalize_answer(pair.question))
 
     def same_meaning(self, pair: Pair) -> tuple[Pair, float] | None:
         """The accepted pair with the same answer and the closest question; None if none is close enough."""
-        group = self._groups.get(normalize_answer(pair.answer))
-        return group.closest(pair, self._cosine) if group else None
+        others = self._by_answer[normalize_answer(pair.answer)]
+        if not others:
+            return None
+        cosines = np.stack([self._vectors[_key(other)] for other in others]) @ self._vectors[_key(pair)]
+        best = int(cosines.argmax())
+        return (others[best], float(cosines[best])) if cosines[best] >= self._cosine else None
 
     def add(self, pair: Pair) -> None:
         """Accept a candidate."""
-        self._asked.setdefault(normalize_answer(pair.question), pair)
-        if group := self._groups.get(normalize_answer(pair.answer)):
-            group.accepted[group.rows[_key(pair)]] = True
-
-
-class _Group:
-    """The candidates with one answer: their unit vectors, and which of them are accepted."""
-
-    def __init__(self, pairs: Sequence[Pair], vectors: np.ndarray) -> None:
-        self.pairs, self.vectors = pairs, vectors
-        self.rows = {_key(pair): row for row, pair in enumerate(pairs)}
-        self.accepted = np.zeros(len(pairs), dtype=bool)
-
-    def closest(self, pair: Pair, cosine: float) -> tuple[Pair, float] | None:
-        similarity = self.vectors @ self.vectors[self.rows[_key(pair)]]
-        similarity[~self.accepted] = -1.0
-        best = int(similarity.argmax())
-        return (self.pairs[best], float(similarity[best])) if similarity[best] >= cosine else None
+        self._by_words.setdefault(normalize_answer(pair.question), pair)
+        if _key(pair) in self._vectors:
+            self._by_answer[normalize_answer(pair.answer)].append(pair)
 
 
 def duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
@@ -100,21 +95,6 @@ def measured_cosine(embed: Embed, *, seed: int = 0, chains_per_hop: int = 100) -
     rephrased = [(one, other) for one, other in zip(*asked, strict=True) if one != other]
     ones, others = (embed(texts) for texts in zip(*rephrased, strict=True))
     return float(np.quantile((ones * others).sum(axis=1), 1 - CAUGHT_SHARE))
-
-
-def _groups(candidates: Sequence[Pair], embed: Embed) -> Iterator[tuple[str, _Group]]:
-    by_answer: dict[str, list[Pair]] = defaultdict(list)
-    for pair in candidates:
-        by_answer[normalize_answer(pair.answer)].append(pair)
-    shared = {
-        answer: pairs for answer, pairs in by_answer.items() if len({pair.prompt_index for pair in pairs}) > 1
-    }
-    texts = [pair.question for pairs in shared.values() for pair in pairs]
-    vectors = embed(texts) if texts else np.empty((0, 0), dtype=np.float32)
-    start = 0
-    for answer, pairs in shared.items():
-        yield answer, _Group(pairs, vectors[start : start + len(pairs)])
-        start += len(pairs)
 
 
 def _key(pair: Pair) -> Hashable:

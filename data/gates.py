@@ -32,8 +32,6 @@ from verl_ext.method.passages import shown_passages
 Alone = Callable[[Pair], str | None]
 Among = Callable[[Pair, AcceptedQuestions], str | None]
 
-NO_BENCHMARK = "no benchmark given"
-
 
 @dataclass(frozen=True)
 class GateSettings:
@@ -119,7 +117,8 @@ class Gates:
             "contamination": partial(contamination, benchmarks=benchmarks),
         }
         self.among = {"duplicates": duplicates, "near_duplicates": near_duplicates}
-        self.idle = {} if len(benchmarks) or not settings.contamination else {"contamination": NO_BENCHMARK}
+        has_nothing = settings.contamination and not len(benchmarks)
+        self.idle = {"contamination": "no benchmark given"} if has_nothing else {}
         off = [name for name in (*self.alone, *self.among) if not getattr(settings, name)]
         for name in (*off, *self.idle):
             self.alone.pop(name, None)
@@ -143,8 +142,6 @@ def _refusals(reasons: Mapping[str, str | None]) -> dict[str, str]:
 
 
 # --- what a question looks like ---------------------------------------------------------------------------
-
-MIN_QUESTION_WORDS = 3
 
 _ASKING = "who|whom|whose|what|which|when|where|why|how"
 # "Will" and "May" begin names too, so without a question mark they prove nothing.
@@ -187,7 +184,7 @@ def is_question(text: str) -> bool:
     Such openings are "Which …", "In which …", "Does …" and "Name the …".
     """
     bare = text.strip(_AROUND)
-    if len(bare.split()) < MIN_QUESTION_WORDS:
+    if len(bare.split()) < 3:
         return False
     return bare.endswith(("?", "？")) or _BEGINS_AS_QUESTION.match(bare) is not None
 

@@ -38,7 +38,21 @@ class Journal:
             os.truncate(path, whole)
         records = [_parse(path, line) for line in content[:whole].splitlines()]
         if records:
-            _check_identity(path, records[0].get("identity"), identity)
+            was = records[0].get("identity")
+            if not isinstance(was, dict):
+                raise DataError(
+                    f"{path} is no journal: its first line has no identity. Move it away to start over"
+                )
+            changes = [
+                f"{key} was {was.get(key)!r} and is {identity.get(key)!r}"
+                for key in sorted({*was, *identity})
+                if was.get(key) != identity.get(key)
+            ]
+            if changes:
+                raise DataError(
+                    f"{path} holds the results of other work: {'; '.join(changes)}. Set another run.name, or "
+                    "remove the file to start over"
+                )
         self.records = records[1:]
         self._file = path.open("ab", buffering=0)
         if not records:
@@ -68,18 +82,6 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
-
-
-def _check_identity(path: Path, was: Any, identity: Mapping[str, Any]) -> None:
-    if not isinstance(was, dict):
-        raise DataError(f"{path} is no journal: its first line has no identity. Move it away to start over")
-    differing = [key for key in sorted({*was, *identity}) if was.get(key) != identity.get(key)]
-    if differing:
-        changes = "; ".join(f"{key} was {was.get(key)!r} and is {identity.get(key)!r}" for key in differing)
-        raise DataError(
-            f"{path} holds the results of other work: {changes}. Set another run.name, or remove the file to "
-            "start over"
-        )
 
 
 def _parse(path: Path, line: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ struct is empty, because parquet cannot store one.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,29 @@ TRAINING_SCHEMA = pa.schema(
 )
 
 _SOURCE = re.compile(r"search_zero_(?P<hop>[1-9]\d*)|search_zero|searchR1_\w+")
+
+
+def training_row(
+    source: str,
+    prompt: Sequence[Mapping[str, str]],
+    target: list[str] | None,
+    extra: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A row of TRAINING_SCHEMA; `extra` and `metadata` lack the fields that are the same for every row."""
+    return {
+        "data_source": source,
+        "prompt": prompt,
+        "ability": ABILITY,
+        "reward_model": {"style": "rule", "ground_truth": {"target": target}},
+        "extra_info": {
+            **extra,
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"search": {"create_kwargs": {"data_source": source}}},
+        },
+        "agent_name": AGENT_NAME,
+        "metadata": {**metadata, "document_sha256": sha256(extra["document"].encode()).hexdigest()},
+    }
 
 
 def write_training_rows(
@@ -133,22 +157,14 @@ def _type_faults(found: pa.DataType, wanted: pa.Field, prefix: str = "") -> Iter
                 yield from _type_faults(found.field(place).type, inner, f"{name}.")
     elif pa.types.is_list(kind) and (pa.types.is_list(found) or pa.types.is_large_list(found)):
         yield from _type_faults(found.value_type, kind.value_field, f"{name}.")
-    elif not _is_scalar_of(found, kind):
+    # Other libraries write the same values in wider or narrower types, and only nulls in one of their own.
+    elif not (
+        found == kind
+        or (pa.types.is_integer(kind) and pa.types.is_integer(found))
+        or (pa.types.is_string(kind) and pa.types.is_large_string(found))
+        or (pa.types.is_null(found) and not pa.types.is_struct(kind))
+    ):
         yield f"{name} is of type {found}, not {'a struct' if pa.types.is_struct(kind) else kind}"
-
-
-def _is_scalar_of(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of type `found` can stand for `wanted`: text, integers, booleans, or only nulls.
-
-    Other libraries write the same values in wider or narrower types.
-    """
-    if pa.types.is_null(found):
-        return not pa.types.is_struct(wanted)
-    if pa.types.is_string(wanted):
-        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
-    if pa.types.is_integer(wanted):
-        return bool(pa.types.is_integer(found))
-    return bool(found == wanted)
 
 
 def _null_faults(column: pa.ChunkedArray, wanted: pa.Field, prefix: str = "") -> Iterator[str]:

@@ -17,8 +17,6 @@ from data.pairs import Pair, pair_of, question_and_answer, trajectory_of
 
 Record = Mapping[str, Any]  # a sample record, see data/pairs.py
 
-NO_SAMPLE, ALL_REFUSED = "no sample: services failed", "every sample was refused"
-
 
 @dataclass(frozen=True)
 class RefusedSample:
@@ -42,7 +40,7 @@ class Rejection:
     @property
     def reason(self) -> str:
         """Why there is no pair, in one phrase; the samples have their own reasons."""
-        return ALL_REFUSED if self.samples else NO_SAMPLE
+        return "every sample was refused" if self.samples else "no sample: services failed"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, a line of the rejects file: the fields and the reason."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.pairing import Ask, check_pairing
+from data.pairing import check_pairing
 from data.pairs import Pair
-from data.parquet_io import ABILITY, AGENT_NAME, read_parquet, write_training_rows
+from data.parquet_io import read_parquet, training_row, write_training_rows
 from data.selection import Rejection, prompts_by_index
 from ops.files import write_jsonl
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, solver_messages
@@ -89,7 +89,28 @@ def write_solver_split(
             path.unlink(missing_ok=True)  # an earlier run may have written one
             continue
         check = partial(check_pairing, pairs=pairs, prompts=rows, ask=ask, shown_as=path)
-        made = [_row(pair, split, rows[pair.prompt_index], ask, generator_checkpoint) for pair in pairs]
+        made = [
+            training_row(
+                SOURCE,
+                ask(pair.question),
+                [pair.answer],
+                {
+                    "index": pair.prompt_index,
+                    "split": split,
+                    "hop": pair.hop,
+                    "doc_id": pair.doc_id,
+                    "document": pair.document,
+                    "question": pair.question,
+                },
+                {
+                    "corpus_id": rows[pair.prompt_index]["metadata"]["corpus_id"],
+                    "generator_checkpoint": generator_checkpoint,
+                    "seed": pair.seed,
+                    "trajectory": json.dumps(pair.trajectory.to_dict(), ensure_ascii=False),
+                },
+            )
+            for pair in pairs
+        ]
         write_training_rows(path, made, check if pairing else None)
     return SolverSplitReport(
         train_path=paths["train"],
@@ -163,30 +184,3 @@ def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
 def _document_key(pair: Pair) -> str:
     """A hash of the text, not the id: a corpus may hold one text under several ids."""
     return sha256(pair.document.encode()).hexdigest()
-
-
-def _row(pair: Pair, split: str, prompt_row: Mapping[str, Any], ask: Ask, checkpoint: str) -> dict[str, Any]:
-    return {
-        "data_source": SOURCE,
-        "prompt": ask(pair.question),
-        "ability": ABILITY,
-        "reward_model": {"style": "rule", "ground_truth": {"target": [pair.answer]}},
-        "extra_info": {
-            "index": pair.prompt_index,
-            "split": split,
-            "hop": pair.hop,
-            "doc_id": pair.doc_id,
-            "document": pair.document,
-            "question": pair.question,
-            "need_tools_kwargs": True,
-            "tools_kwargs": {"search": {"create_kwargs": {"data_source": SOURCE}}},
-        },
-        "agent_name": AGENT_NAME,
-        "metadata": {
-            "corpus_id": prompt_row["metadata"]["corpus_id"],
-            "document_sha256": sha256(pair.document.encode()).hexdigest(),
-            "generator_checkpoint": checkpoint,
-            "seed": pair.seed,
-            "trajectory": json.dumps(pair.trajectory.to_dict(), ensure_ascii=False),
-        },
-    }

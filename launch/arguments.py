@@ -116,16 +116,10 @@ def _build(*, needs_action: bool) -> _Parser:
     parser = _Parser(prog="modal run modal_train.py", allow_abbrev=False, add_help=False)
     if needs_action:
         parser.add_argument("--action", required=True)
-    parser.add_argument("--iteration", type=int)
-    parser.add_argument("--model")
-    parser.add_argument("--env")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--hop-ratio")
-    parser.add_argument("--config-path")
-    parser.add_argument("--gpu-type")
-    parser.add_argument("--gpu-count", type=int)
-    parser.add_argument("--stage")
-    parser.add_argument("--num-examples", type=int)
+    for flag in ("model", "env", "stage", "hop-ratio", "config-path", "gpu-type"):
+        parser.add_argument(f"--{flag}")
+    for flag in ("iteration", "steps", "gpu-count", "num-examples"):
+        parser.add_argument(f"--{flag}", type=int)
     parser.add_argument("--follow", action="store_true")
     return parser
 

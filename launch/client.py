@@ -125,7 +125,12 @@ def upload(volume: modal.Volume, source: Path, target: str) -> tuple[int, int]:
         problem = "is an empty folder" if source.is_dir() else "does not exist"
         raise LaunchError(f"upload {source}: it {problem}")
     present = {entry.path: entry for entry in _remote_files(volume, target)}
-    wanted = [(path, remote) for path, remote in files if not _is_sent(path, present.get(remote.lstrip("/")))]
+
+    def is_sent(path: Path, remote: str) -> bool:
+        entry, stat = present.get(remote.lstrip("/")), path.stat()
+        return entry is not None and entry.size == stat.st_size and entry.mtime >= int(stat.st_mtime)
+
+    wanted = [(path, remote) for path, remote in files if not is_sent(path, remote)]
     with _progress() as progress:
         bar = progress.add_task(f"upload {source.name}", total=sum(path.stat().st_size for path, _ in wanted))
         for batch in _batches(wanted):
@@ -148,7 +153,13 @@ def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]
         )
     root = PurePosixPath(source.strip("/"))
     places = [(entry, target / PurePosixPath(entry.path).relative_to(root)) for entry in entries]
-    wanted = [(entry, path) for entry, path in places if not _is_fetched(path, entry)]
+    here = {path: path.stat() for _, path in places if path.is_file()}
+    wanted = [
+        (entry, path)
+        for entry, path in places
+        if path not in here
+        or (here[path].st_size, int(here[path].st_mtime)) != (entry.size, int(entry.mtime))
+    ]
     with _progress() as progress:
         bar = progress.add_task(f"download {root}", total=sum(entry.size for entry, _ in wanted))
         for entry, path in wanted:
@@ -173,18 +184,6 @@ def _remote_files(volume: modal.Volume, path: str) -> list[FileEntry]:
     except (modal.exception.NotFoundError, FileNotFoundError):
         return []
     return [entry for entry in entries if entry.type is FileEntryType.FILE]
-
-
-def _is_sent(path: Path, entry: FileEntry | None) -> bool:
-    stat = path.stat()
-    return entry is not None and entry.size == stat.st_size and entry.mtime >= int(stat.st_mtime)
-
-
-def _is_fetched(path: Path, entry: FileEntry) -> bool:
-    if not path.is_file():
-        return False
-    stat = path.stat()
-    return (stat.st_size, int(stat.st_mtime)) == (entry.size, int(entry.mtime))
 
 
 def _batches(files: list[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:

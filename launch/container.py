@@ -29,7 +29,7 @@ from typing import Any
 
 from launch.errors import LaunchError
 from launch.request import Request
-from launch.spend import CONTINUES, EVERY_S, Call, Spend, money_ends_at, other_launch_running
+from launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at, other_launch_running
 from launch.status import status_line
 from launch.volumes import MOUNTS, launch_folder, place
 from ops.errors import OutOfTime
@@ -88,8 +88,7 @@ def run_job(
         raise LaunchError(f"{request.name}: {reason}")
     if request.action == "smoke":
         spend.calls.clear()
-    job = _Job(request, folder, commit, clock, spend, app_id)
-    outcome = job.run()
+    outcome = _Job(request, folder, commit, clock, spend, app_id).run()
     if outcome.state == "failed":
         raise LaunchError(outcome.message)
     return outcome
@@ -102,31 +101,28 @@ def _state(folder: Path) -> dict[str, Any] | None:
     return state
 
 
+@dataclass
 class _Job:
-    def __init__(
-        self,
-        request: Request,
-        folder: Path,
-        commit: Callable[[], None],
-        clock: Callable[[], float],
-        spend: Spend,
-        app_id: str | None,
-    ) -> None:
-        self._request, self._folder, self._commit, self._clock = request, folder, commit, clock
-        self._spend, self._app_id = spend, app_id
-        self._began = clock()
-        self._call: Call = spend.begin(request.id, request.part, self._began, request.compute.usd_per_hour)
-        timeout = request.compute.timeout
-        self._call_ends = self._began + timeout - max(MARGIN_S, timeout * MARGIN_SHARE)
-        self._money_ends = money_ends_at(
-            self._began, spend.usd, request.compute.usd_per_hour, request.compute.max_usd
-        )
+    request: Request
+    folder: Path
+    commit: Callable[[], None]
+    clock: Callable[[], float]
+    spend: Spend
+    app_id: str | None
+
+    def __post_init__(self) -> None:
+        request, compute = self.request, self.request.compute
+        self._began = self.clock()
+        self._call = self.spend.begin(request.id, request.part, self._began, compute.usd_per_hour)
+        self._call_ends = self._began + compute.timeout - max(MARGIN_S, compute.timeout * MARGIN_SHARE)
+        self._money_ends = money_ends_at(self._began, self.spend.usd, compute.usd_per_hour, compute.max_usd)
         if self._money_ends < float("inf"):
             self._money_ends -= MARGIN_S
-        self._artefacts = folder / "artefacts.jsonl"
-        self._seen = self._artefacts.stat().st_size if self._artefacts.is_file() else 0
+        self._artefacts = self.folder / "artefacts.jsonl"
+        self._seen = 0
+        self._announced()
         self._grew = False
-        state, before = _state(folder), (request.id, request.part - 1)
+        state, before = _state(self.folder), (request.id, request.part - 1)
         follows = state is not None and (state["launch"], state["part"]) == before
         self._fruitless = int(state["fruitless"]) if state is not None and follows else 0
         """How many calls of this launch directly before this one announced nothing."""
@@ -138,16 +134,16 @@ class _Job:
 
     def run(self) -> Outcome:
         self._write_state(None)
-        atomic_write(self._folder / "request.yaml", self._request.as_yaml())
-        self._commit()
-        if self._clock() >= self._money_ends:
+        atomic_write(self.folder / "request.yaml", self.request.as_yaml())
+        self.commit()
+        if self.clock() >= self._money_ends:
             return self._end(self._decide(OUT_OF_TIME))
         paths = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
-        stage, *rest = self._request.command
+        stage, *rest = self.request.command
         command = Command(
-            name=self._request.name,
+            name=self.request.name,
             command=(sys.executable, "-m", "pipeline.cli", stage, *paths, *rest),
-            log_path=self._folder / "console.log",
+            log_path=self.folder / "console.log",
             env={"DRZERO_STOP_AT": str(self.stop_at), LOG_VARIABLE: str(self._artefacts)},
         )
         child = Child(command, grace_s=STOP_GRACE_S)
@@ -157,9 +153,9 @@ class _Job:
             # A preempted container has half a minute: stop the stage and commit what is complete.
             child.stop()
             self._account()
-            usd = self._spend.usd
-            self._write_state(Outcome("interrupted", f"{self._request.name} was interrupted", usd, 130))
-            self._commit()
+            usd = self.spend.usd
+            self._write_state(Outcome("interrupted", f"{self.request.name} was interrupted", usd, 130))
+            self.commit()
             raise
         finally:
             child.stop()
@@ -167,18 +163,18 @@ class _Job:
 
     def _follow(self, child: Child) -> int:
         """Commit and log until the child's end; stop it if it is late. Returns its exit code."""
-        logged = self._clock()
+        logged = self.clock()
         while (code := child.poll()) is None:
-            now = self._clock()
+            now = self.clock()
             if self._announced():
                 self._keep()
             if now - logged >= EVERY_S:
                 logged = now
                 self._account()
-                self._log_status()
+                say("launch", status_line(self.request, self.spend.usd, now - self._began))
                 self._keep()
             if now > self.stop_at + LATE_S:
-                say("launch", f"{self._request.name} did not stop in time by itself and is stopped")
+                say("launch", f"{self.request.name} did not stop in time by itself and is stopped")
                 child.stop()
                 return child.poll() or OUT_OF_TIME
             time.sleep(_POLL_S)
@@ -188,7 +184,7 @@ class _Job:
     def _keep(self) -> None:
         """Commit while the stage runs; a failed commit is only logged, the next is a minute later."""
         try:
-            self._commit()
+            self.commit()
         except Exception as error:  # Whatever Modal raises must not end the stage.
             say("launch", f"the volume could not be committed, next try within a minute: {error}")
 
@@ -202,38 +198,30 @@ class _Job:
         return True
 
     def _account(self) -> None:
-        self._call.until = self._clock()
-        self._spend.write()
-
-    def _log_status(self) -> None:
-        try:
-            line = status_line(self._request, self._spend.usd, self._clock() - self._began)
-        except (OSError, ValueError) as error:
-            # The stage is writing these files at this moment; no reason to end a run.
-            line = f"no status this time: {error}"
-        say("launch", line)
+        self._call.until = self.clock()
+        self.spend.write()
 
     def _decide(self, code: int, first_error: str | None = None) -> Outcome:
         """The call's outcome, by the stage's exit code and the reason for its stop time."""
         self._account()
-        name, timeout = self._request.name, f"compute.timeout={self._request.compute.timeout} s"
+        name, timeout = self.request.name, f"compute.timeout={self.request.compute.timeout} s"
 
         def outcome(state: str, message: str) -> Outcome:
-            return Outcome(state, f"{name} {message}", self._spend.usd, code)
+            return Outcome(state, f"{name} {message}", self.spend.usd, code)
 
         if code == 0:
             return outcome("finished", "is finished")
-        if code != OUT_OF_TIME and self._clock() < self.stop_at:
+        if code != OUT_OF_TIME and self.clock() < self.stop_at:
             because = f": {first_error}" if first_error else ""
             return outcome("failed", f"ended with exit code {code}{because}")
         if self._money_ends <= self._call_ends:
-            spent = f"${self._spend.usd:.2f} of ${self._request.compute.max_usd:.2f}"
+            spent = f"${self.spend.usd:.2f} of ${self.request.compute.max_usd:.2f}"
             advice = "raise compute.max_usd and launch it again to resume from its last checkpoint"
             return outcome("out of money", f"has spent {spent}: {advice}")
         if code != OUT_OF_TIME:
             advice = "raise it, or lower trainer.save_freq"
             return outcome("failed", f"reached no checkpoint within {timeout}: {advice}")
-        if _NO_RESUME in self._request.command:
+        if _NO_RESUME in self.request.command:
             reason = f"with {_NO_RESUME} another call would start from the beginning: raise it"
             return outcome("failed", f"did not end within {timeout}, and {reason}")
         if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
@@ -243,20 +231,20 @@ class _Job:
     def _end(self, outcome: Outcome) -> Outcome:
         say("launch", f"{outcome.message}; ${outcome.usd:.2f} so far")
         self._write_state(outcome)
-        self._commit()
+        self.commit()
         return outcome
 
     def _write_state(self, outcome: Outcome | None) -> None:
         state = {
-            "launch": self._request.id,
-            "part": self._request.part,
-            "action": self._request.action,
-            "app": self._app_id,
+            "launch": self.request.id,
+            "part": self.request.part,
+            "action": self.request.action,
+            "app": self.app_id,
             "began": self._began,
             "fruitless": 0 if self._grew else self._fruitless + 1,
             "outcome": asdict(outcome) if outcome else None,
         }
-        atomic_write(self._folder / "state.json", json.dumps(state, indent=1))
+        atomic_write(self.folder / "state.json", json.dumps(state, indent=1))
 
 
 def run_module(module: str, words: list[str]) -> int:

@@ -79,14 +79,14 @@ def resolve(words: Words) -> Request:
     # A user's own corpus is uploaded; the demo world is made where it is used.
     is_demo = action.name == "smoke" or (env == "demo" and action.is_job and action.name != "merge")
     is_demo_data = _is_demo_data(action, env)
-    command = _command(action, words, file, shared, overrides)
+    named = [word.partition("=")[2] for word in overrides if word.startswith("run.name=")]
     return Request(
         id=uuid.uuid4().hex,
         part=0,
         action=action.name,
-        name=_name(action, words, file, overrides),
+        name=named[-1] if named else _default_name(action.name, _iteration(words, file)),
         preparations=(("demo-data",),) if is_demo and not is_demo_data else (),
-        command=command,
+        command=_command(action, words, file, shared, overrides),
         compute=compute,
         preflight=action.preflight and not is_demo_data,
     )
@@ -156,7 +156,7 @@ def _command(
     else:
         stage = action.name
         rest = [action.stage, *shared]
-    iteration = words.iteration if words.iteration is not None else file.iteration
+    iteration = _iteration(words, file)
     if iteration is not None and stage != "evolve":
         rest.append(f"iteration={iteration}")
     steps = words.steps or file.steps
@@ -198,10 +198,8 @@ def _is_demo_data(action: Action, env: str | None) -> bool:
     return action.name == "prepare-data" and env == "demo"
 
 
-def _name(action: Action, words: Words, file: RunFile, overrides: list[str]) -> str:
-    named = [word.partition("=")[2] for word in overrides if word.startswith("run.name=")]
-    iteration = words.iteration if words.iteration is not None else file.iteration
-    return named[-1] if named else _default_name(action.name, iteration)
+def _iteration(words: Words, file: RunFile) -> int | None:
+    return words.iteration if words.iteration is not None else file.iteration
 
 
 def _default_name(stage: str, iteration: int | None) -> str:

@@ -60,7 +60,12 @@ def status_line(request: Request, usd: float, seconds: float) -> str:
     duration = f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
     limit = request.compute.max_usd
     cost = f"${usd:.2f}" + (f" of ${limit:.2f}" if limit else "")
-    return ", ".join([*_progress(request), duration, cost])
+    try:
+        progress = _progress(request)
+    except (OSError, ValueError) as error:
+        # The stage is writing these files at this moment; no reason to end a run.
+        progress = [f"no status this time: {error}"]
+    return ", ".join([*progress, duration, cost])
 
 
 def _progress(request: Request) -> list[str]:

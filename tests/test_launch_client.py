@@ -2,34 +2,38 @@
 
 import os
 from pathlib import Path
+from typing import IO, Any
 
+import pytest
 from modal.types import FileEntry, FileEntryType
 
-from launch.client import _is_fetched
+from launch.client import download
+
+NAME = "latest_checkpointed_iteration.txt"
 
 
-def fetched(folder: Path, content: str, second: int) -> Path:
-    path = folder / "latest_checkpointed_iteration.txt"
-    path.write_text(content)
-    os.utime(path, (second, second))
-    return path
+class OneFile:
+    """A volume with one file of two bytes, written at second 100."""
+
+    def listdir(self, path: str, *, recursive: bool) -> list[FileEntry]:
+        return [FileEntry(f"{path}/{NAME}", FileEntryType.FILE, 100, 2)]
+
+    def read_file_into_fileobj(self, path: str, file: IO[bytes]) -> None:
+        file.write(b"10")
 
 
-def entry(size: int, second: int) -> FileEntry:
-    return FileEntry("latest_checkpointed_iteration.txt", FileEntryType.FILE, second, size)
-
-
-def test_a_file_of_the_same_size_and_second_is_there(tmp_path):
-    assert _is_fetched(fetched(tmp_path, "10", 100), entry(2, 100))
-
-
-def test_a_file_that_has_changed_without_changing_its_size_is_fetched(tmp_path):
-    assert not _is_fetched(fetched(tmp_path, "10", 100), entry(2, 160))
-
-
-def test_an_incomplete_file_is_fetched(tmp_path):
-    assert not _is_fetched(fetched(tmp_path, "1", 100), entry(2, 100))
-
-
-def test_what_is_not_here_is_fetched(tmp_path):
-    assert not _is_fetched(tmp_path / "nothing", entry(2, 100))
+@pytest.mark.parametrize(
+    ("content", "second", "fetched"),
+    [("10", 100, 0), ("12", 40, 1), ("1", 100, 1), (None, 0, 1)],
+    ids=["the same size and second", "changed without changing its size", "incomplete", "not here"],
+)
+def test_a_file_is_fetched_unless_it_is_here(
+    tmp_path: Path, content: str | None, second: int, fetched: int
+) -> None:
+    path = tmp_path / NAME
+    if content is not None:
+        path.write_text(content)
+        os.utime(path, (second, second))
+    volume: Any = OneFile()
+    assert download(volume, "run", tmp_path) == (fetched, 1 - fetched)
+    assert (path.read_text(), int(path.stat().st_mtime)) == ("10", 100)

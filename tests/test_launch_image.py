@@ -230,6 +230,16 @@ def test_a_package_for_another_python_is_an_error(index: Callable[..., None]) ->
         cpu()
 
 
+def test_no_python_is_downloaded_for_a_resolution(
+    index: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index()
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", "http://127.0.0.1:9")
+    assert cpu() == []
+    assert not (tmp_path / "pythons").exists()
+
+
 def test_verls_own_extra_for_sglang_has_the_images_versions() -> None:
     demands = [Requirement(line) for line in metadata.requires("verl") or ()]
     of_extra = [each for each in demands if each.marker and each.marker.evaluate({"extra": "sglang"})]

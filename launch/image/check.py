@@ -181,8 +181,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Do the images' versions agree?")
     parser.add_argument("--installed", choices=("gpu", "cpu"), help="check what is installed here instead")
     image = parser.parse_args(arguments).installed
+    if not image:
+        base, wheel = SGLANG_IMAGE, flash_attn_wheel()
+        packages = ", ".join(f"{name} {version}" for name, version in base.packages.items())
+        print(f"image: {base.tag}: Python {base.python}, CUDA {base.cuda}, {packages}")
+        print(f"flash-attn: {f'{wheel.name}, sha256 {wheel.sha256}' if wheel else 'no wheel fits: sdpa'}")
+        for each in OVERRIDES:
+            print(f"stated: {each.by} wants {each.package}{each.instead_of}, has {each.version}: {each.why}")
     try:
-        problems = check_installed(image) if image else _check_table()
+        problems = check_installed(image) if image else [*check_cpu_pins(), *check_gpu_pins()]
     except (UserError, VersionConflict) as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -190,16 +197,6 @@ def main(arguments: list[str]) -> int:
         print(f"ERROR {problem}")
     print(f"{f'{image.upper()} container' if image else 'images'}: {len(problems)} errors")
     return 1 if problems else 0
-
-
-def _check_table() -> list[str]:
-    base, wheel = SGLANG_IMAGE, flash_attn_wheel()
-    packages = ", ".join(f"{name} {version}" for name, version in base.packages.items())
-    print(f"image: {base.tag}: Python {base.python}, CUDA {base.cuda}, {packages}")
-    print(f"flash-attn: {f'{wheel.name}, sha256 {wheel.sha256}' if wheel else 'no wheel fits: sdpa'}")
-    for each in OVERRIDES:
-        print(f"stated: {each.by} wants {each.package}{each.instead_of}, has {each.version}: {each.why}")
-    return [*check_cpu_pins(), *check_gpu_pins()]
 
 
 if __name__ == "__main__":
