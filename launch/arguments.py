@@ -78,11 +78,8 @@ def parse(words: Sequence[str]) -> Words:
 
 def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
     """What follows `FILE` in `modal run … FILE …`; None for any other use of the file."""
-    for position, word in enumerate(argv):
-        if word.partition("::")[0].endswith(file) and "run" in argv[:position]:
-            function = word.partition("::")[2]
-            return None if function not in ("", "main") else list(argv[position + 1 :])
-    return None
+    function, words = _called(argv, file)
+    return words if function == "main" else None
 
 
 def parse_function(argv: Sequence[str], file: str) -> Words | None:
@@ -91,16 +88,23 @@ def parse_function(argv: Sequence[str], file: str) -> Words | None:
     Modal parses these flags itself, after it has built everything; this finds mistakes before. Raises
     LaunchError as `parse` does.
     """
+    function, words = _called(argv, file)
+    if function not in FUNCTIONS:
+        return None
+    parser = _build(needs_action=False)
+    parser.add_argument("--overrides", default="")
+    values = vars(parser.parse_known_args(words)[0])
+    stage = values.pop("stage") or FUNCTIONS[function]
+    return of_function(stage, **values | {"overrides": values["overrides"].split()})
+
+
+def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
+    """The function of `modal run … FILE[::FUNCTION] …` and the words after it; both empty if it is none."""
     for position, word in enumerate(argv):
         name, _, function = word.partition("::")
-        if not name.endswith(file) or function not in FUNCTIONS:
-            continue
-        parser = _build(needs_action=False)
-        parser.add_argument("--overrides", default="")
-        values = vars(parser.parse_known_args(list(argv[position + 1 :]))[0])
-        stage = values.pop("stage") or FUNCTIONS[function]
-        return of_function(stage, **values | {"overrides": values["overrides"].split()})
-    return None
+        if name.endswith(file) and "run" in argv[:position]:
+            return function or "main", list(argv[position + 1 :])
+    return "", []
 
 
 def of_function(action: str, **flags: Any) -> Words:

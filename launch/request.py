@@ -18,7 +18,7 @@ from launch.actions import Action
 from launch.arguments import Words
 from launch.compute import Compute, for_gpus
 from launch.errors import LaunchError
-from launch.image.pins import attn_implementation
+from launch.image.pins import flash_attn_wheel
 from launch.runfile import RunFile, check_option, model_of_env, read_runfile
 
 SMOKE_STEPS = 3
@@ -73,7 +73,7 @@ def resolve(words: Words) -> Request:
     shared = [*choices, *_model_choice(words, file, env)]
     if action.is_job or action.name == "preflight":
         # Torch's own attention if the image has no flash-attn; the profile of one GPU uses it anyway.
-        sdpa = compute.hardware == "8xh100" and attn_implementation() == "sdpa"
+        sdpa = compute.hardware == "8xh100" and flash_attn_wheel() is None
         attention = ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"] if sdpa else []
         shared = [*compute.overrides(), *attention, *shared]
     # A user's own corpus is uploaded; the demo world is made where it is used.

