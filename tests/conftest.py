@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from filelock import FileLock
+from hypothesis import settings
 from launched_loop import LaunchedLoop, launched
 from omegaconf import OmegaConf
 from xdist.remote import Producer
@@ -32,6 +33,10 @@ from xdist.scheduler import LoadFileScheduling
 
 from data.demo_world import generate_world, write_world
 from pipeline.cli import main
+
+# An example takes long where two workers share two cores with a training run; that is no failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 Answer = Callable[[dict[str, Any]], Any]
 """From a request's JSON body to the response's, or to an HTTP status that says no."""

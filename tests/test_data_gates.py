@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_pairs import PASSAGE, pair, search
 
@@ -226,7 +226,6 @@ def test_short_questions_overlap_only_as_a_whole(question: str, known: str, over
     assert (OverlapIndex([known]).overlap(question) is not None) == overlaps
 
 
-@settings(deadline=None)
 @given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9), st.randoms(use_true_random=False))
 def test_case_and_punctuation_change_no_overlap(
     known: list[str], question: str, ngram: int, rng: Any
@@ -241,7 +240,6 @@ def test_case_and_punctuation_change_no_overlap(
     assert OverlapIndex(known, ngram).overlap(dressed(question)) == plain
 
 
-@settings(deadline=None)
 @given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9))
 def test_overlap_is_what_its_definition_says(known: list[str], question: str, ngram: int) -> None:
     words = question.split()  # QUESTIONS are in normal form
@@ -350,7 +348,6 @@ def test_every_reason_begins_with_the_name_of_its_gate() -> None:
     assert all(reason.startswith(f"{name}: ") for name, reason in reasons.items())
 
 
-@settings(deadline=None)
 @given(QUESTIONS, st.sampled_from(["galmir", "kelm", "yes", "zolvan tarmek"]), st.integers(1, 4))
 def test_judging_twice_changes_nothing(question: str, answer: str, hop: int) -> None:
     gates = Gates(

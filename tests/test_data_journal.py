@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import DataError
@@ -26,7 +26,6 @@ def test_a_rerun_sees_the_records_of_earlier_starts(tmp_path: Path) -> None:
             journal.append({"n": number})
 
 
-@settings(deadline=None)  # every record is synced to disk
 @given(written=records, cut=st.integers(min_value=0))
 def test_a_file_cut_anywhere_gives_back_a_beginning_of_its_records(
     tmp_path_factory: pytest.TempPathFactory, written: list[dict[str, Any]], cut: int

@@ -101,7 +101,7 @@ def test_an_invalid_ratio_is_refused(total: int, weights: tuple[int, ...]) -> No
         largest_remainder(total, weights)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(1, 60), ratio=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any))
 def test_rows_keep_the_ratio(prepare: Prepare, rows: int, ratio: list[int]) -> None:
     report = prepare(rows=rows, hop_ratio=ratio)
@@ -206,7 +206,7 @@ def test_control_tokens_in_a_document_are_shown_as_the_prompt_shows_them(tmp_pat
 # --- cutting -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=200), limit=st.integers(1, 40))
 def test_a_cut_document_is_a_beginning_within_the_limit(tokenizer: Any, text: str, limit: int) -> None:
     cut = cut_to_tokens(text, tokenizer, limit)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_pairs import last_turn, prompt, record, search
 
@@ -230,7 +230,6 @@ def test_every_prompt_is_accepted_or_rejected_and_never_both(data: Any) -> None:
     assert accepted == sorted(accepted) and rejected == sorted(rejected)
 
 
-@settings(deadline=None)
 @given(sampled(), st.randoms(use_true_random=False))
 def test_the_order_of_samples_and_prompts_changes_nothing(data: Any, rng: Any) -> None:
     prompts, records = data

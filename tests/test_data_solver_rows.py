@@ -247,7 +247,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FIELDS), st.integers(0, 6), st.integers(0, 6))
 def test_pairing_refuses_any_single_copy_of_a_field_into_another_row(
     written: Any, tmp_path: Path, field: tuple[str, str], into: int, out_of: int

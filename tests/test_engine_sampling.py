@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_ext.engine.sampling import SamplingParams, sample
@@ -12,7 +12,6 @@ from verl_ext.engine.sampling import SamplingParams, sample
 VOCABULARY = 12
 logits_rows = st.lists(st.floats(-8, 8, width=32), min_size=VOCABULARY, max_size=VOCABULARY)
 uniforms = st.floats(0, 1, exclude_max=True)
-untimed = settings(deadline=None)
 
 
 def draw_one(row: list[float], params: SamplingParams, uniform: float) -> tuple[int, float]:
@@ -20,7 +19,6 @@ def draw_one(row: list[float], params: SamplingParams, uniform: float) -> tuple[
     return int(ids[0]), float(log_probs[0])
 
 
-@untimed
 @given(logits_rows, uniforms)
 def test_temperature_zero_and_top_k_one_take_the_largest_logit(row: list[float], uniform: float) -> None:
     greedy, _ = draw_one(row, SamplingParams(temperature=0), uniform)
@@ -28,14 +26,12 @@ def test_temperature_zero_and_top_k_one_take_the_largest_logit(row: list[float],
     assert row[greedy] == row[top_one] == max(row)
 
 
-@untimed
 @given(logits_rows, uniforms, st.integers(1, VOCABULARY))
 def test_top_k_draws_only_among_the_k_largest(row: list[float], uniform: float, k: int) -> None:
     drawn, _ = draw_one(row, SamplingParams(top_k=k), uniform)
     assert sum(logit > row[drawn] for logit in row) < k
 
 
-@untimed
 @given(logits_rows, uniforms, st.floats(0.05, 1))
 def test_top_p_draws_only_from_the_smallest_set_reaching_p(
     row: list[float], uniform: float, top_p: float
@@ -46,7 +42,6 @@ def test_top_p_draws_only_from_the_smallest_set_reaching_p(
     assert probs[larger].sum() < top_p + 1e-5
 
 
-@untimed
 @given(logits_rows, uniforms, st.floats(0.2, 3), st.integers(0, 5), st.floats(0.3, 1))
 def test_recorded_log_prob_is_that_of_the_full_distribution_at_the_temperature(
     row: list[float], uniform: float, temperature: float, top_k: int, top_p: float
@@ -68,7 +63,6 @@ def test_greedy_log_prob_is_that_of_the_raw_logits() -> None:
     assert log_prob == pytest.approx(float(torch.tensor([1.0, 3.0, 2.0]).log_softmax(0)[1]), abs=1e-6)
 
 
-@untimed
 @given(st.lists(st.booleans(), min_size=2, max_size=8).filter(any), uniforms)
 def test_an_id_of_probability_zero_is_never_drawn(possible: list[bool], uniform: float) -> None:
     row = [0.0 if allowed else float("-inf") for allowed in possible]

@@ -224,7 +224,7 @@ TYPED = st.builds(
 @example(overrides=["~data.files.0"])
 @example(overrides=["hydra.run=1"])
 @example(overrides=["x=" + "[" * 2000])
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir: Path, overrides: list[str]) -> None:
     try:
         check_overrides(overrides, small_config_dir, "run")

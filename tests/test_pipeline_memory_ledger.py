@@ -41,7 +41,7 @@ def count(config: PretrainedConfig) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     family=st.sampled_from(sorted(FAMILIES)),
     layers=st.integers(1, 3),

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.services.services import Service, ServiceDied, ServiceGroup, ServiceSpec
@@ -45,7 +45,6 @@ def play_jobs(
 
 
 @given(st.integers(0, 20), st.integers(1, 6))
-@settings(deadline=None)
 def test_every_job_is_played_once_with_no_more_at_once_than_asked(count: int, concurrency: int) -> None:
     started: list[int] = []
     running = most = 0

@@ -280,7 +280,7 @@ def test_groups_of_one_length_hold_every_text_once_and_pad_little(texts: list[st
         assert max(lengths) <= 2 * min(lengths) + 64
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.lists(st.text(max_size=5), min_size=1, max_size=5), st.integers(1, 3)), max_size=20

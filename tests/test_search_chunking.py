@@ -4,7 +4,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -51,14 +51,12 @@ def read_tokens(title: str, text: str) -> int:
     return len(tokenizer().encode(prefix + passage_text(title, text)).ids)
 
 
-@settings(deadline=None)
 @given(texts, titles)
 def test_no_chunk_is_longer_than_the_limit_as_the_embedder_reads_it(text: str, title: str) -> None:
     chunks = split(text, title)
     assert all(read_tokens(chunk.title, chunk.text) <= 40 for chunk in chunks)
 
 
-@settings(deadline=None)
 @given(texts, titles)
 def test_chunks_are_slices_in_order_that_join_to_the_text_without_their_overlap(
     text: str, title: str
@@ -72,13 +70,11 @@ def test_chunks_are_slices_in_order_that_join_to_the_text_without_their_overlap(
     assert joined == text
 
 
-@settings(deadline=None)
 @given(texts)
 def test_without_overlap_the_chunks_joined_are_the_text(text: str) -> None:
     assert "".join(chunk.text for chunk in split(text, overlap=0)) == text
 
 
-@settings(deadline=None)
 @given(prose)
 def test_chunks_repeat_whole_words_up_to_the_overlap(text: str) -> None:
     chunks = split(text)
@@ -88,14 +84,12 @@ def test_chunks_repeat_whole_words_up_to_the_overlap(text: str) -> None:
         assert text[after.start - 1].isspace()
 
 
-@settings(deadline=None)
 @given(texts, titles)
 def test_a_document_that_fits_is_one_chunk_that_keeps_id_title_and_text(text: str, title: str) -> None:
     if read_tokens(title, text) <= 40:
         assert split(text, title) == [Chunk("doc", title, text, 1, 1, 0)]
 
 
-@settings(deadline=None)
 @given(texts, titles)
 def test_splitting_again_gives_the_same_ids_and_parts_in_order(text: str, title: str) -> None:
     chunks = split(text, title)

@@ -203,7 +203,7 @@ def test_every_concurrent_client_gets_its_own_answer(url: str) -> None:
     assert all(asyncio.run(all_at_once()))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=6))
 def test_a_list_is_answered_in_order_like_single_queries(http: httpx.Client, queries: list[str]) -> None:
     def scores(batch: list[str]) -> list[dict[str, float]]:

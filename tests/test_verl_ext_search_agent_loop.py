@@ -298,7 +298,7 @@ def extract(tokenizer: Any, ids: list[int]) -> list[Any]:
 
 
 @given(text=TEXTS)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_parser_finds_the_calls_that_the_method_finds(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     expected = parse_tool_calls(tokenizer.decode(ids, skip_special_tokens=True))
@@ -309,6 +309,6 @@ def test_the_parser_finds_the_calls_that_the_method_finds(tokenizer: Any, text: 
 
 
 @given(ids=st.lists(st.integers(0, 49_151), max_size=30))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_parser_takes_any_ids(tokenizer: Any, ids: list[int]) -> None:
     extract(tokenizer, ids)
