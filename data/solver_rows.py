@@ -90,25 +90,7 @@ def write_solver_split(
             continue
         check = partial(check_pairing, pairs=pairs, prompts=rows, ask=ask, shown_as=path)
         made = [
-            training_row(
-                SOURCE,
-                ask(pair.question),
-                [pair.answer],
-                {
-                    "index": pair.prompt_index,
-                    "split": split,
-                    "hop": pair.hop,
-                    "doc_id": pair.doc_id,
-                    "document": pair.document,
-                    "question": pair.question,
-                },
-                {
-                    "corpus_id": rows[pair.prompt_index]["metadata"]["corpus_id"],
-                    "generator_checkpoint": generator_checkpoint,
-                    "seed": pair.seed,
-                    "trajectory": json.dumps(pair.trajectory.to_dict(), ensure_ascii=False),
-                },
-            )
+            _solver_row(pair, split, ask(pair.question), rows[pair.prompt_index], generator_checkpoint)
             for pair in pairs
         ]
         write_training_rows(path, made, check if pairing else None)
@@ -121,6 +103,31 @@ def write_solver_split(
         val_documents=len(held_out),
         pairing_checked=len(ordered) if pairing else 0,
     )
+
+
+def _solver_row(
+    pair: Pair,
+    split: str,
+    messages: list[dict[str, str]],
+    prompt: Mapping[str, Any],
+    generator_checkpoint: str,
+) -> dict[str, Any]:
+    """One row of the solver's file: the conversation that asks, the answer, and where both come from."""
+    extra_info = {
+        "index": pair.prompt_index,
+        "split": split,
+        "hop": pair.hop,
+        "doc_id": pair.doc_id,
+        "document": pair.document,
+        "question": pair.question,
+    }
+    metadata = {
+        "corpus_id": prompt["metadata"]["corpus_id"],
+        "generator_checkpoint": generator_checkpoint,
+        "seed": pair.seed,
+        "trajectory": json.dumps(pair.trajectory.to_dict(), ensure_ascii=False),
+    }
+    return training_row(SOURCE, messages, [pair.answer], extra_info, metadata)
 
 
 def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
