@@ -6,8 +6,6 @@ The first error is mostly the cause, later ones are its consequences. A recipe a
 the keys to change.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ with ServiceGroup(specs) as services:
     run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -7,8 +7,6 @@ It is on the ground floor because the launcher, preflight and verl_ext all need 
 other. Standard library only: the launcher reads it at the user's machine.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ Pure checks of two consecutive snapshots. A flow that does not move at all is a 
 detects and diagnoses (`ops.watchdog.movement`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

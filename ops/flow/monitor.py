@@ -8,14 +8,12 @@ object per snapshot to `RUN_DIR/flow.jsonl` (docs/flow.md has its format). Sympt
 once for as long as they last. A flow that stands still is a stall, which the watchdog reports.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ops.flow.checks import Symptom, find_symptoms
 from ops.flow.snapshot import SUSPENDED_S, Snapshot, WaitsOn, follow
@@ -59,7 +57,7 @@ class FlowMonitor:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
 
-    def __enter__(self) -> FlowMonitor:
+    def __enter__(self) -> Self:
         self._logged_at = time.time()
         self._thread.start()
         return self

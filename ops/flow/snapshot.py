@@ -7,11 +7,9 @@ A point holds something for a while: a queue, a buffer, or calls that are open. 
 can move are the points it *waits on*: a buffer waits on rollouts, a rollout on searches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 Role = Literal["work", "queue", "store"]
 WaitsOn = Mapping[str, tuple[str, ...]]
@@ -69,7 +67,7 @@ class FlowPoint:
         return record | {name: value for name, value in extra.items() if value}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], at: float) -> FlowPoint:
+    def from_dict(cls, data: Mapping[str, Any], at: float) -> Self:
         """Read the JSON form written at that time; unknown keys are ignored."""
         known = ("depth", "oldest_age_s", "out", "dropped", "errors", "capacity", "work", "role")
         return cls(came=data.get("in", 0.0), at=at, **{name: data[name] for name in known if name in data})

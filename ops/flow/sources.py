@@ -4,8 +4,6 @@ A source reads what one place knows at a given time (unix seconds), and returns 
 yet. A source never asks the trainer anything, so it also works while the trainer hangs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ Each worker keeps one file in the run's progress folder and updates it every sec
 "loops": [last tick, …]}`. What the kinds mean is defined by the caller.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress

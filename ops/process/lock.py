@@ -7,11 +7,10 @@ The kernel releases a file lock when its holder ends, however it ends, so there 
 The file holds the holder's pid, for the error message of the next one that tries.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path
+from typing import Self
 
 from ops.errors import UserError
 
@@ -27,7 +26,7 @@ class HeldLock:
         self._path = path
         self._descriptor = -1
 
-    def __enter__(self) -> HeldLock:
+    def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -7,8 +7,6 @@ One read of /proc/PID/stat gives parent and use together (psutil reads several f
 enough to repeat every few seconds. Keepers are subreapers, so nothing of a run leaves the tree. Linux only.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -7,8 +7,6 @@ In a container /proc/meminfo shows the memory of the host; what ends a run there
 versions of cgroups are read. In version 1 a container's own cgroup is mounted as the root.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterator

@@ -4,8 +4,6 @@ gpus_here()             # by nvidia-smi, which needs no Python package
 Gpus().read()           # by NVML, where `nvidia-ml-py` is installed; else empty
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from contextlib import suppress

@@ -6,8 +6,6 @@ A line a component: `{"time", "component", "pids", "cpu_s", "cpu_share", "rss_mb
 `read_mb`, `write_mb`, `net_…` count up; `cpu_share` is CPU seconds a second since the sample before.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

@@ -15,8 +15,6 @@ instead (a long batch, a prefill), for at most `busy_s`. One that answers with t
 its dependency (a database) does not: it is *away*, which is logged, and a restart would not help.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -9,8 +9,6 @@ restarts left is then restarted on the same port, after a pause that doubles eac
 within their own deadlines. Otherwise the run ends with an error (`ops.process.child.ChildError`).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -20,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from ops.process.child import Child, ChildError, Command
 from ops.process.logs import EVENTS_FILE, EventLog, say
@@ -144,7 +142,7 @@ class ServiceGroup:
         self._oom = OomWatch()
         self._handlers: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> ServiceGroup:
+    def __enter__(self) -> Self:
         """Start all services at once, then wait for each; on any failure all are stopped."""
 
         def leave(signum: int, frame: FrameType | None) -> None:

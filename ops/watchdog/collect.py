@@ -1,7 +1,5 @@
 """Collects what a diagnosis needs, in seconds and without touching the run: stacks, health, first errors."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence

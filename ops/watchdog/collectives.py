@@ -8,8 +8,6 @@ only enqueues the collective, and a rank hangs where it next waits for the devic
 and the Flight Recorder's dump has the rest.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

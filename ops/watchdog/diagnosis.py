@@ -9,8 +9,6 @@ for a batch, which service answers which call. Rules are tried from the cause th
 that explains least; the first that finds evidence decides.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

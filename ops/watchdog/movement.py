@@ -15,8 +15,6 @@ Whichever runs out of patience first is the stall, and both lead to the same dia
 (`ops.watchdog.diagnosis`). A limit that is set for a phase holds for both.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -7,8 +7,6 @@ The supervision's own events take precedence over the logs: a service that died 
 other log. Without events (an older run, a run of another program) only the logs are read.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A stall as a Markdown page: the diagnosis first, then everything it was read from."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

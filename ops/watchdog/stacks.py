@@ -8,8 +8,6 @@ C code (`native`) need the process to be paused for a moment, so they are option
 the report, never an error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

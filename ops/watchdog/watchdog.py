@@ -13,8 +13,6 @@ An error in here is a line on the console: the watchdog never ends a run by fail
 system and the GPU driver itself, so the supervisor calls `warn_if_stuck` to notice when it hangs.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
