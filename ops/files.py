@@ -92,11 +92,14 @@ def work_folder(target: Path) -> Iterator[Path]:
     build has locked it.
     """
     folder = _sibling(target, "building")
-    handle = _lock(folder)
-    try:
-        yield folder
-    finally:
-        os.close(handle)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _opened(folder) as handle:
+            _lock(handle, str(target))
+            # Its last holder may have removed or renamed it between the two calls above.
+            if folder.exists() and folder.stat().st_ino == os.fstat(handle).st_ino:
+                yield folder
+                return
 
 
 @contextmanager
@@ -115,23 +118,6 @@ def staging_folder(target: Path) -> Iterator[Path]:
             raise
 
 
-def _lock(folder: Path) -> int:
-    """Create the folder and lock it; return the handle, whose closing unlocks it."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            target = folder.with_name(folder.name.removeprefix(".").removesuffix(".building"))
-            _lock_handle(handle, str(target))
-            # Its last holder may have removed or renamed it between the two calls above.
-            if folder.exists() and folder.stat().st_ino == os.fstat(handle).st_ino:
-                return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-
-
 @contextmanager
 def sole_writer(what: str) -> Iterator[None]:
     """Lock a Chroma server's collection, which has no folder, against other builds of this user here.
@@ -140,11 +126,11 @@ def sole_writer(what: str) -> Iterator[None]:
     """
     name = f"drzero-index-{os.getuid()}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
     with (Path(tempfile.gettempdir()) / name).open("a") as file:
-        _lock_handle(file.fileno(), what)
+        _lock(file.fileno(), what)
         yield
 
 
-def _lock_handle(handle: int, what: str) -> None:
+def _lock(handle: int, what: str) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -165,8 +151,14 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    with _opened(path) as handle:
+        os.fsync(handle)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)

@@ -11,11 +11,6 @@ from dataclasses import dataclass
 
 from ops.flow.snapshot import Snapshot, WaitsOn
 
-_FULL_SHARE = 0.8
-"""Of a point's capacity."""
-_DROPPED_SHARE = 0.2
-"""Of what left a point since the snapshot before."""
-
 
 @dataclass(frozen=True)
 class Symptom:
@@ -66,7 +61,7 @@ def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symp
         earlier = before.points.get(name)
         if not point.capacity or point.depth is None or earlier is None or earlier.depth is None:
             continue
-        if point.depth >= _FULL_SHARE * point.capacity and point.depth >= earlier.depth:
+        if point.depth >= 0.8 * point.capacity and point.depth >= earlier.depth:
             text = f"{point.depth:g} of {point.capacity:g} places are taken, {earlier.depth:g} before"
             yield Symptom("queue near capacity", name, text, "Speed up the next point, or give it more room")
     for name, count in _grown(before, now, "errors").items():
@@ -74,7 +69,7 @@ def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symp
         yield Symptom("errors", name, text, "The log of its component has the exception")
     for name, dropped in drops.items():
         left = dropped + max(now.points[name].out - before.points[name].out, 0.0)
-        if dropped > _DROPPED_SHARE * left:
+        if dropped > 0.2 * left:
             text = f"{dropped:.0f} of the {left:.0f} that left it were dropped"
             action = "If they are stale, request fewer ahead; if they are invalid, check the services"
             yield Symptom("samples dropped", name, text, action)

@@ -22,8 +22,6 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _KERNEL_LOG = Path("/dev/kmsg")
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory).*?Killed process (\d+)", re.DOTALL)
-_RECORD = 8192
-"""Bytes; the kernel returns one record per read, never longer than this."""
 
 
 def memory_limit(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
@@ -44,7 +42,6 @@ class OomWatch:
     def __init__(
         self, cgroups: Path = _CGROUPS, kernel_log: Path = _KERNEL_LOG, membership: Path = _MEMBERSHIP
     ) -> None:
-        """Note the present count, and where the kernel's log ends."""
         self._cgroups, self._membership = cgroups, membership
         self._before = self._count()
         self._log = -1
@@ -91,7 +88,7 @@ class OomWatch:
     def _read_log(self) -> None:
         while self._log >= 0:
             try:
-                record = os.read(self._log, _RECORD)
+                record = os.read(self._log, 8192)  # one record, never longer than this
             except BlockingIOError:  # the end for now
                 return
             except BrokenPipeError:  # records were overwritten before they were read

@@ -28,7 +28,6 @@ class Gpus:
     """All GPUs of the machine; without NVML it finds none."""
 
     def __init__(self) -> None:
-        """Load NVML once."""
         self._nvml: Any = None
         with suppress(ImportError):
             import pynvml

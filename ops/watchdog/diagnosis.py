@@ -26,8 +26,6 @@ from ops.watchdog.stacks import Frame, Stack, Thread, minorities
 HUNG_SERVICE = "hung service"
 UNKNOWN = "unknown"
 
-_FULL_GB = 0.05
-_LOOP_SILENT_S = 5.0
 _LOADER_FILES = (
     "torch/utils/data/dataloader.py",
     "torch/utils/data/_utils/fetch.py",
@@ -157,7 +155,7 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
     """The disk is full, or there is no memory left."""
     free, kills = situation.disk_free_gb, situation.oom_kills
     error = _error_of(situation, "disk full")
-    if error or (free is not None and free <= _FULL_GB):
+    if error or (free is not None and free <= 0.05):
         component, *evidence = error or (landmarks.driver,)
         if free is not None:
             evidence.append(f"{free:.3f} GB free where the run writes")
@@ -291,7 +289,7 @@ def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Dia
     silent = {worker.pid: max(worker.silent_s, worker.loop_silent_s or 0.0) for worker in situation.workers}
     hung = {service.name for service in situation.services if service.state == "hung"}
     for stack, thread in _threads(situation.stacks):
-        is_silent = silent.get(stack.pid, 0.0) >= _LOOP_SILENT_S or stack.component in hung
+        is_silent = silent.get(stack.pid, 0.0) >= 5 or stack.component in hung
         if is_silent and (blocker := loop_blocker(thread)):
             name = landmarks.who(stack)
             since = f" for {silent[stack.pid]:.0f} s" if stack.pid in silent else ""

@@ -11,8 +11,7 @@ The run is followed in two ways, with one rule of patience for both (`Patience`:
 * **The samples**, by the last snapshot of the flow monitor, if there is one. A flow point moves when
   something leaves it, or when progress within it is counted (tokens).
 
-Whichever runs out of patience first is the stall, and both lead to the same diagnosis
-(`ops.watchdog.diagnosis`). A limit that is set for a phase holds for both.
+Whichever runs out of patience first is the stall. A limit that is set for a phase holds for both.
 """
 
 import json
@@ -125,9 +124,6 @@ def _starved(now: Snapshot, waits_on: WaitsOn, patience: Patience, least_s: floa
     return Stall("starved", name, f"{waiting}, and {held}", point.still_s, limit_s)
 
 
-# The trainer's phase ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Beat:
     """The start of a phase."""
@@ -145,8 +141,8 @@ class PhaseClock:
     longest time in it without movement.
     """
 
-    def __init__(self, path: Path, patience: Patience, started: float, first_phase: str = "start-up") -> None:
-        """Follow `path` from its present end; until the first beat, `first_phase` began at `started`."""
+    def __init__(self, path: Path, patience: Patience, started: float) -> None:
+        """Follow `path` from its present end; until the first beat the phase is the start-up."""
         self._path = path
         self._patience = patience
         self._offset = path.stat().st_size if path.exists() else 0
@@ -155,7 +151,7 @@ class PhaseClock:
         self._longest = 0.0
         self.entered: set[str] = set()
         """Phases that have begun since."""
-        self.beat = Beat(started, 0, first_phase)
+        self.beat = Beat(started, 0, "start-up")
         self.last_movement = started
 
     def read(self) -> None:
@@ -196,7 +192,6 @@ class NewLines:
     """Whether a log has new lines; a repeated line, such as a warning that comes again, is not new."""
 
     _WHEN = re.compile(rb"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d([.,]\d+)?")
-    _MOST = 100_000
 
     def __init__(self, path: Path) -> None:
         """Read `path` from its present end on."""
@@ -213,7 +208,7 @@ class NewLines:
             # A progress bar is one long line that is rewritten.
             lines = {hash(self._WHEN.sub(b"", line)) for line in re.split(rb"[\r\n]+", new) if line}
             fresh = lines - self._seen
-            self._seen = fresh if len(self._seen) > self._MOST else self._seen | fresh
+            self._seen = fresh if len(self._seen) > 100_000 else self._seen | fresh
             return bool(fresh)
         return False
 
@@ -227,9 +222,6 @@ def _size(folder: Path, pattern: str) -> int:
                 with suppress(OSError):
                     total += os.stat(os.path.join(root, name)).st_size
     return total
-
-
-# Both together ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,11 +252,7 @@ class Movement:
         waits_on: WaitsOn,
         start_phases: frozenset[str] = frozenset({"start-up"}),
     ) -> None:
-        """Follow it from now on.
-
-        `log_path` is the log of the main command: in `start_phases` nothing is counted yet, but what loads
-        or compiles writes new lines. `waits_on` says which flow points each flow point waits on.
-        """
+        """In `start_phases` what loads or compiles only writes new lines to the main command's `log_path`."""
         now = time.time()
         self.signs = signs
         self.clock = PhaseClock(signs.heartbeats, signs.patience, now)

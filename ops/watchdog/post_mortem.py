@@ -20,9 +20,6 @@ from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, read_json_lines
 from ops.resources.sampler import SAMPLES_FILE
 from ops.watchdog.collect import error_lines
 
-_LITTLE_DISK_GB = 0.5
-_LITTLE_MEMORY_MB = 500
-_RECENT_S = 60.0
 _RESUMES = "rerun it: it resumes at its last checkpoint"
 
 Record = dict[str, Any]
@@ -54,11 +51,16 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     events = events[last_start:]
     samples = read_json_lines(folder / SAMPLES_FILE)
     facts = _facts(read_json_lines(folder / "heartbeats.jsonl"), samples, events)
-    errors = _errors(logs, events)
-    has_main = any("offset" in event for event in events)
+    # Services first, the main command, which uses them, last.
+    offsets = {
+        event["component"]: int(event.get("offset", 0)) for event in events if event["kind"] == "start"
+    }
+    mains = {event["component"] for event in events if "offset" in event}
+    paths = sorted(logs.glob("*.log"), key=lambda path: (path.stem in (mains or {"trainer"}), path.stem))
+    errors = {path.stem: lines for path in paths if (lines := error_lines(path, offsets.get(path.stem, 0)))}
     # What a stage writes last is the only sign of success of one that has services and no main command.
     ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events) or (
-        bool(events) and not has_main and (folder / "result.json").is_file()
+        bool(events) and not mains and (folder / "result.json").is_file()
     )
     if stopped := next((event for event in events if event["kind"] == OUT_OF_TIME), None):
         advice = "rerun it with more time: it resumes from there"
@@ -69,7 +71,7 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
         death = Death("finished", "the run ended without an error")
     elif errors:
         death = _from_logs(errors, causes)
-    elif events and not has_main and events[-1]["kind"] == "stopped":
+    elif events and not mains and events[-1]["kind"] == "stopped":
         text = "the stage ended its services in order and left no result: the reason is on its console"
         death = Death("failed", text, advice="see there; for a stage of a loop, in evolve/logs/")
     else:
@@ -138,15 +140,6 @@ def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause]) -> Death:
     return Death("failed", text, component, lines[0], f"read {component}.log around that line")
 
 
-def _errors(logs: Path, events: Sequence[Record]) -> dict[str, list[str]]:
-    """Error lines by component; services first, the main command, which uses them, last."""
-    offsets = {e["component"]: int(e.get("offset", 0)) for e in events if e["kind"] == "start"}
-    mains = {event["component"] for event in events if "offset" in event} or {"trainer"}
-    paths = sorted(logs.glob("*.log"), key=lambda path: (path.stem in mains, path.stem))
-    found = {path.stem: error_lines(path, offsets.get(path.stem, 0)) for path in paths}
-    return {name: lines for name, lines in found.items() if lines}
-
-
 def _facts(beats: Sequence[Record], samples: Sequence[Record], events: Sequence[Record]) -> dict[str, str]:
     facts = {}
     if beats:
@@ -172,12 +165,12 @@ def _scarce(samples: Sequence[Record]) -> list[str]:
     hosts = [sample for sample in samples if sample["component"] == "host"]
     if not hosts:
         return []
-    recent = [host for host in hosts if host["time"] >= hosts[-1]["time"] - _RECENT_S]
+    recent = [host for host in hosts if host["time"] >= hosts[-1]["time"] - 60]
     memory = min((host["memory_free_mb"] for host in recent if host.get("memory_free_mb")), default=None)
     disk = recent[-1].get("disk_free_gb")
     found = []
-    if memory is not None and memory < _LITTLE_MEMORY_MB:
+    if memory is not None and memory < 500:
         found.append(f"only {memory} MB of memory were free in the last minute: probably out of memory")
-    if disk is not None and disk < _LITTLE_DISK_GB:
+    if disk is not None and disk < 0.5:
         found.append(f"only {disk:.2f} GB of the disk were free: probably full")
     return found

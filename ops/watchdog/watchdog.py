@@ -37,8 +37,6 @@ StallAction = Literal["report", "stop", "resume"]
 
 _POLL_S = 2.0
 _STUCK_S = 60.0
-_BEFORE_S = 60.0
-"""An error may precede the last movement by at least this much and still be the cause of a stall."""
 _REPEAT_S = 600.0
 """Between two reports on one stall, where the run is left as it is: its stacks may have changed by then."""
 _DUMP_S = 8.0
@@ -67,7 +65,6 @@ class Watchdog:
     """Watches one main command and its services until it is closed."""
 
     def __init__(self, plan: WatchPlan, services: ServiceGroup, main: Child, events: EventLog) -> None:
-        """Start watching."""
         self.plan = plan
         self.diagnosis: Diagnosis | None = None
         """Of the stall that lasts; None while the run moves."""
@@ -83,7 +80,6 @@ class Watchdog:
         self._poll_ended: float | None = None
         self._warned_stuck = False
         self._sample_at = 0.0
-        self._failure = ""
         self._oom_before = 0
         self._log_sizes: deque[tuple[float, dict[str, int]]] = deque([(0.0, {})], maxlen=2)
         self._end = threading.Event()
@@ -141,15 +137,16 @@ class Watchdog:
             )
 
     def _watch(self) -> None:
+        failure = ""
         while not self._end.wait(_POLL_S):
             self._poll_began = time.monotonic()
             try:
                 self.poll(time.time())
-                self._failure = ""
+                failure = ""
             except Exception as error:  # see the module's last paragraph
-                if self._failure != repr(error):
-                    self._failure = repr(error)
-                    say("watchdog", f"cannot watch: {error!r}")
+                if failure != repr(error):
+                    failure = repr(error)
+                    say("watchdog", f"cannot watch: {failure}")
             self._poll_began, self._poll_ended = None, time.time()
 
     def poll(self, now: float) -> None:
@@ -163,9 +160,9 @@ class Watchdog:
         movement.poll(now, self._services.services)
         if movement.clock.silent_s(now) < _POLL_S:
             # Note where the logs end while the run moves: an error before that did not cause a later stall.
-            # Of two notes the older counts, since the cause may come some time before the last movement.
+            # Of two notes the older counts, since the cause may come a minute before the last movement.
             self._oom_before = self.oom.kills()
-            if now - self._log_sizes[-1][0] >= _BEFORE_S:
+            if now - self._log_sizes[-1][0] >= 60:
                 logs = {child.spec.name: child.spec.log_path for child in self._children()}
                 sizes = {name: path.stat().st_size for name, path in logs.items() if path.exists()}
                 self._log_sizes.append((now, sizes))
