@@ -3,8 +3,8 @@
     now = follow(before, taken)             # adds for how long each point has been still
     name = far_end(now.points, WAITS_ON, "buffer")
 
-A point holds something for a while: a queue, a buffer, or calls that are open. What a point needs before it
-can move are the points it *waits on*: a buffer waits on rollouts, a rollout on searches.
+What a point needs before it can move are the points it *waits on*: a buffer waits on rollouts, a rollout on
+searches.
 """
 
 from collections.abc import Mapping
@@ -55,14 +55,9 @@ class FlowPoint:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; zero and unknown extras are left out."""
-        record: dict[str, Any] = {
-            "depth": self.depth,
-            "oldest_age_s": None if self.oldest_age_s is None else round(self.oldest_age_s, 2),
-            "in": self.came,
-            "out": self.out,
-            "dropped": self.dropped,
-            "errors": self.errors,
-        }
+        age = None if self.oldest_age_s is None else round(self.oldest_age_s, 2)
+        record: dict[str, Any] = {"depth": self.depth, "oldest_age_s": age, "in": self.came}
+        record |= {name: getattr(self, name) for name in ("out", "dropped", "errors")}
         extra = {"capacity": self.capacity, "work": self.work, "still_s": round(self.still_s, 1)}
         return record | {name: value for name, value in extra.items() if value}
 

@@ -2,7 +2,7 @@
 
     python ops/process/keeper.py PARENT_PID GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-A supervisor starts the keeper, never the command itself, since only a parent can ensure three things:
+Only a parent can ensure three things:
 
 * **No orphan when the supervisor is killed.** The kernel sends the keeper SIGTERM when its parent dies
   (PR_SET_PDEATHSIG), even by SIGKILL; the keeper then ends the command as on any stop. Should the keeper
@@ -15,10 +15,8 @@ On SIGTERM or SIGINT: SIGTERM to the command's process group, SIGKILL after the 
 When the command ends by itself, what it left running gets SIGTERM, then SIGKILL.
 
 The parent-death signal fires when the *thread* that started the keeper ends, not only its process: start
-keepers from the main thread, or from one that lives as long. Linux only.
-
-The file is run by its path and imports nothing of this package, so the command sees the caller's environment
-(folder, PYTHONPATH) unchanged.
+keepers from one that lives as long. The file is run by its path and imports nothing of this package, so the
+command sees the caller's environment (folder, PYTHONPATH) unchanged. Linux only.
 """
 
 import ctypes

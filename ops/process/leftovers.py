@@ -44,11 +44,6 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def _others(variable: str, value: str) -> list[psutil.Process]:
-    """The marked processes that still run, without this one and its parents."""
-    own = {process.pid for process in [psutil.Process(), *psutil.Process().parents()]}
-    found = []
-    for process in marked_processes(value, variable):
-        with suppress(psutil.NoSuchProcess):
-            if process.pid not in own and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+    """The marked processes that still run (a zombie has no environment), without this one and its parents."""
+    own = [psutil.Process(), *psutil.Process().parents()]
+    return [process for process in marked_processes(value, variable) if process not in own]

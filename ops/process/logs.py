@@ -27,7 +27,6 @@ _ERROR = re.compile(
 )
 _ORIGIN = re.compile(r"^(\([^)]*\) )?")  # Ray puts "(TaskRunner pid=12) " before a worker's line
 _LONGEST_LINE = 64 * 1024  # bytes; a stream without line ends must not fill the memory
-_CONSOLE_WAIT_S = 1.0  # for a terminal that is blocked; a pager may be slow, Ctrl-S lasts
 _PIECE = select.PIPE_BUF // 4  # characters, of at most 4 bytes: as many as a pipe with room takes at once
 
 
@@ -53,7 +52,7 @@ class _Console:
         """Write as much as stdout accepts; return whether that was all."""
         text = line + "\n"
         for start in range(0, len(text), _PIECE):
-            if not _takes_more(_CONSOLE_WAIT_S):
+            if not _takes_more(1.0):  # a pager may be slow, Ctrl-S lasts
                 return False
             sys.stdout.write(text[start : start + _PIECE])
             sys.stdout.flush()

@@ -40,7 +40,7 @@ class ServiceSpec(Command):
     liveness: HealthCheck | None = None
     """How it is watched once it is ready; by default `health_url` is probed."""
     restarts: int = 0
-    """How often in a series of crashes or hangs it is restarted; 0 ends the run instead."""
+    """How often in a series of crashes or hangs it is restarted."""
 
 
 class ServiceDied(ChildError):

@@ -10,11 +10,10 @@ from ops.causes import first_cause
 from ops.process.child import Child
 from ops.process.logs import looks_like_error
 from ops.process.tree import STOPPED, descendants
+from ops.services.health import Health
 from ops.services.services import Service
 from ops.watchdog.diagnosis import ServiceFact
 from ops.watchdog.stacks import Stack, dump_stacks
-
-_TAIL_BYTES = 1 << 20
 
 
 def run_stacks(roots: Mapping[str, int], deadline_s: float, native: bool) -> list[Stack]:
@@ -36,16 +35,13 @@ def service_facts(services: Iterable[Service]) -> list[ServiceFact]:
     """The health of each service."""
     facts = []
     for service in services:
-        health = service.monitor.health if service.monitor else None
-        facts.append(
-            ServiceFact(
-                service.spec.name,
-                service.state,
-                health.problem if health else service.probe(),
-                time.monotonic() - (health.silent_since if health else service.started),
-                dict(health.counters) if health else {},
-            )
-        )
+        if service.monitor:
+            health = service.monitor.health
+        else:
+            health = Health(problem=service.probe(), silent_since=service.started)
+        silent_s = time.monotonic() - health.silent_since
+        name, counters = service.spec.name, dict(health.counters)
+        facts.append(ServiceFact(name, service.state, health.problem, silent_s, counters))
     return facts
 
 
@@ -66,7 +62,7 @@ def first_errors(children: Sequence[Child], since: Mapping[str, int] | None = No
 def error_lines(path: Path, offset: int = 0) -> list[str]:
     """The lines of a log that read like errors, from `offset` bytes on; of a huge log only its last MiB."""
     with suppress(OSError), path.open("rb") as file:
-        file.seek(max(offset, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        file.seek(max(offset, os.fstat(file.fileno()).st_size - (1 << 20)))
         text = file.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if looks_like_error(line)]
         return lines[:200]

@@ -10,8 +10,6 @@ from ops.flow.workers import ages
 from ops.watchdog.diagnosis import Diagnosis, Landmarks, Situation
 from ops.watchdog.stacks import group_stacks
 
-_LONGEST_LINE = 64 * 1024
-
 
 def stall_report(
     situation: Situation,
@@ -21,11 +19,7 @@ def stall_report(
     streams: Mapping[str, str],
     collected_s: float,
 ) -> str:
-    """The page.
-
-    `samples` are the last resource samples by component, `streams` the last line of each other file that is
-    written about the run, `collected_s` is how long the collecting took.
-    """
+    """The page, from the last `samples` by component and the last line of each other file about the run."""
     parts = [
         f"# {diagnosis.pattern}: {diagnosis.culprit}",
         diagnosis.sentence[:1].upper() + diagnosis.sentence[1:] + ".",
@@ -50,7 +44,7 @@ def last_line(path: Path) -> str:
     """The last whole line of a file, empty if there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST_LINE, 0))
+            file.seek(max(os.fstat(file.fileno()).st_size - 64 * 1024, 0))
             lines = file.read().decode(errors="replace").rpartition("\n")[0].splitlines()
     except OSError:
         return ""
