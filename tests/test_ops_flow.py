@@ -134,7 +134,7 @@ def test_the_thread_polls_until_the_end(tmp_path: Path) -> None:
         while monitor.last is None and time.monotonic() < deadline:
             time.sleep(0.02)
     assert records(tmp_path)
-    assert not monitor._thread.is_alive()
+    assert not monitor.is_alive()
 
 
 # Sources ---------------------------------------------------------------------------------------------

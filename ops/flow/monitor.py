@@ -32,7 +32,7 @@ class FlowTimes:
     floor_s: float = 60.0
 
 
-class FlowMonitor:
+class FlowMonitor(threading.Thread):
     """Context manager: a thread that polls the sources, writes the stream and logs, until it is closed."""
 
     def __init__(
@@ -43,6 +43,7 @@ class FlowMonitor:
         times: FlowTimes | None = None,
         log: Callable[[str, str], None] = say,
     ) -> None:
+        super().__init__(name="flow", daemon=True)
         self._path = path
         self._sources = tuple(sources)
         self._waits_on = waits_on
@@ -55,22 +56,22 @@ class FlowMonitor:
         self.symptoms: list[Symptom] = []
         """Every symptom so far, once for as long as it lasted."""
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
 
     def __enter__(self) -> Self:
         self._logged_at = time.time()
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end.set()
-        self._thread.join(5.0)
+        self.join(5.0)
 
     def snapshot(self) -> Snapshot | None:
         """The last snapshot, None before the first."""
         return self.last
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Poll until the end."""
         failure = ""
         while not self._end.wait(self._times.every_s):
             try:

@@ -94,7 +94,8 @@ class Child:
         """Return None while it runs, then the exit code (negative: the signal that ended it)."""
         code = self._keeper.poll()
         if code is not None:
-            self._tee.join()  # so that the last lines are there when the exit is reported
+            # For the last lines of a report; another process may keep the pipe open.
+            self._tee.join(5)
         return code
 
     def stop(self) -> None:
@@ -110,7 +111,7 @@ class Child:
         for process in marked_processes(self.run_id):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._tee.join()
+        self._tee.join(5)
 
 
 def marked_processes(value: str, variable: str = RUN_ID_VARIABLE) -> list[psutil.Process]:

@@ -86,12 +86,13 @@ def looks_like_error(line: str) -> bool:
     return bool(_ERROR.search(text)) and not _LEVEL_BELOW_ERROR.search(text)
 
 
-class LogTee:
+class LogTee(threading.Thread):
     """Copies `source` to `log_path` (appending) and to stdout until its end, in a thread of its own."""
 
     def __init__(self, name: str, source: BufferedReader, log_path: Path, keep: int = 30) -> None:
         """Start reading at once; `keep` is how many of the last lines are remembered."""
-        self.name = name
+        super().__init__(name=f"tee-{name}", daemon=True)
+        self._command = name
         self.first_error: str | None = None
         self.tail: deque[str] = deque(maxlen=keep)
         """The last lines, oldest first."""
@@ -100,14 +101,10 @@ class LogTee:
         self.offset = self._log.tell()
         """Where this child's output begins in a log that earlier ones have written to."""
         self._source = source
-        self._thread = threading.Thread(target=self._pump, name=f"tee-{name}", daemon=True)
-        self._thread.start()
+        self.start()
 
-    def join(self, timeout_s: float = 5.0) -> None:
-        """Wait until the source has ended, at most `timeout_s` (another process may keep the pipe open)."""
-        self._thread.join(timeout_s)
-
-    def _pump(self) -> None:
+    def run(self) -> None:
+        """Copy until the source ends."""
         pending = b""
         with self._source, self._log:
             while chunk := self._source.read1(_LONGEST_LINE):
@@ -128,7 +125,7 @@ class LogTee:
         self.tail.append(line)
         if self.first_error is None and looks_like_error(line):
             self.first_error = line.strip()
-        say(self.name, line)
+        say(self._command, line)
 
 
 EVENTS_FILE = "events.jsonl"

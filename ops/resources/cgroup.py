@@ -63,7 +63,19 @@ class OomWatch:
 
     def explain(self, pids: Collection[int]) -> str | None:
         """The kernel's reason for killing one of `pids` (a process tree's), None if it did not."""
-        self._read_log()
+        while self._log >= 0:
+            try:
+                record = os.read(self._log, 8192)  # one record, never longer than this
+            except BlockingIOError:  # the end for now
+                break
+            except BrokenPipeError:  # records were overwritten before they were read
+                continue
+            except OSError:  # a system that allows the open and not the read
+                self.close()
+                break
+            if not record:
+                break
+            self._killed.update(int(pid) for pid in _KILLED.findall(record.decode(errors="replace")))
         if named := self._killed & set(pids):
             return f"the kernel killed pid {min(named)} for lack of memory"
         if count := self.kills():
@@ -84,21 +96,6 @@ class OomWatch:
             counts = (_field(folder / files.kills, "oom_kill") for folder in folders)
             total += next((count for count in counts if count is not None), 0)
         return total
-
-    def _read_log(self) -> None:
-        while self._log >= 0:
-            try:
-                record = os.read(self._log, 8192)  # one record, never longer than this
-            except BlockingIOError:  # the end for now
-                return
-            except BrokenPipeError:  # records were overwritten before they were read
-                continue
-            except OSError:  # a system that allows the open and not the read
-                self.close()
-                return
-            if not record:
-                return
-            self._killed.update(int(pid) for pid in _KILLED.findall(record.decode(errors="replace")))
 
 
 class _Files(NamedTuple):

@@ -148,33 +148,34 @@ class Health:
     """How much its work counters have grown, without our own probes."""
 
 
-class HealthMonitor:
+class HealthMonitor(threading.Thread):
     """Polls one service in a thread of its own until it is closed."""
 
     def __init__(self, name: str, check: HealthCheck, cpu_s: Callable[[], float]) -> None:
         """Start; `cpu_s` returns the CPU seconds that the service's processes have used so far."""
+        # Not joined by an exiting interpreter: a probe may hang for its whole time-out.
+        super().__init__(name=f"health-{name}", daemon=True)
         self.health = Health()
-        self._name = name
+        self._service = name
         self._check = check
         self._cpu_s = cpu_s
         self._cpu_at_silence, self._silence_seen = 0.0, 0.0
         self._answers = False
         self._failed = self._probes = 0
         self._end = threading.Event()
-        # Not joined by an exiting interpreter: a probe may hang for its whole time-out.
-        self._thread = threading.Thread(target=self._watch, name=f"health-{name}", daemon=True)
-        self._thread.start()
+        self.start()
 
     def close(self) -> None:
         """Stop polling."""
         self._end.set()
 
-    def _watch(self) -> None:
+    def run(self) -> None:
+        """Poll until the end."""
         while not self._end.wait(_AGAIN_S if self._failed else self._check.every_s):
             try:
                 self.poll()
             except Exception as error:  # it must not end the checks, nor be blamed on the service
-                say(self._name, f"cannot check its health: {error!r}")
+                say(self._service, f"cannot check its health: {error!r}")
 
     def poll(self) -> None:
         """Check once and update the state."""
@@ -194,7 +195,7 @@ class HealthMonitor:
         health.problem = problem
         if isinstance(problem, Away):
             if health.state != "away":
-                say(self._name, f"works, but its dependency does not answer ({problem}); not restarted")
+                say(self._service, f"works, but its dependency does not answer ({problem}); not restarted")
             # If it hangs later, its silence begins then.
             health.silent_since, health.state = time.monotonic(), "away"
             return

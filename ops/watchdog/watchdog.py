@@ -61,10 +61,11 @@ class WatchPlan(Signs):
     """Whether an end without an error and without any phase but the start is a failure."""
 
 
-class Watchdog:
+class Watchdog(threading.Thread):
     """Watches one main command and its services until it is closed."""
 
     def __init__(self, plan: WatchPlan, services: ServiceGroup, main: Child, events: EventLog) -> None:
+        super().__init__(name="watchdog", daemon=True)
         self.plan = plan
         self.diagnosis: Diagnosis | None = None
         """Of the stall that lasts; None while the run moves."""
@@ -84,13 +85,12 @@ class Watchdog:
         self._log_sizes: deque[tuple[float, dict[str, int]]] = deque([(0.0, {})], maxlen=2)
         self._end = threading.Event()
         services.on_hung = self.why_it_hangs
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
+        self.start()
 
     def close(self) -> None:
         """Stop watching."""
         self._end.set()
-        self._thread.join(_DUMP_S + _POLL_S)
+        self.join(_DUMP_S + _POLL_S)
         self._services.on_hung = lambda service: None
         self.oom.close()
 
@@ -136,7 +136,8 @@ class Watchdog:
                 f"for {_STUCK_S:.0f} s, so a stall would not be reported",
             )
 
-    def _watch(self) -> None:
+    def run(self) -> None:
+        """Poll until the end."""
         failure = ""
         while not self._end.wait(_POLL_S):
             self._poll_began = time.monotonic()
