@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,15 +110,6 @@ class Service(Child):
         super().stop()
 
 
-@dataclass
-class _Series:
-    """A service's failures in a row."""
-
-    restarts: int = 0
-    again_at: float | None = None
-    """When it is to be restarted; None when it is not down."""
-
-
 class ServiceGroup:
     """Context manager: inside it every service has been healthy; after it none of their processes is left.
 
@@ -136,7 +127,10 @@ class ServiceGroup:
         logs = [spec.log_path.parent / EVENTS_FILE for spec in self._specs]
         self.events = events or EventLog(logs[0] if logs else None)
         self.services: list[Service] = []
-        self._series: defaultdict[str, _Series] = defaultdict(_Series)
+        self._restarts: Counter[str] = Counter()
+        """In a series of failures, by name."""
+        self._again_at: dict[str, float] = {}
+        """When each service that is down is to be restarted, by name."""
         self.on_hung: Callable[[Service], str | None] = lambda service: None
         """Called before a hung service is killed; what it returns is reported as the reason."""
         self._oom = OomWatch()
@@ -156,10 +150,7 @@ class ServiceGroup:
                 say(spec.name, f"starting (at most {spec.startup_budget_s:.0f} s), log: {spec.log_path}")
                 self.events.add("start", spec.name, "starting")
                 self.services.append(Service(spec, self._grace_s))
-            while any(
-                service.ready_at is None or self._series[service.spec.name].again_at is not None
-                for service in self.services
-            ):
+            while self._again_at or any(service.ready_at is None for service in self.services):
                 self.check()
                 time.sleep(0.2)
         except BaseException:  # also Ctrl-C while waiting
@@ -177,10 +168,10 @@ class ServiceGroup:
         within its start-up budget).
         """
         for place, service in enumerate(self.services):
-            series = self._series[service.spec.name]
-            if series.again_at is not None:
-                if time.monotonic() >= series.again_at:
-                    series.again_at = None
+            name = service.spec.name
+            if name in self._again_at:
+                if time.monotonic() >= self._again_at[name]:
+                    del self._again_at[name]
                     self.services[place] = Service(service.spec, self._grace_s)
             elif (code := service.poll()) is not None:
                 how = self._oom.describe_exit(code, service.seen_pids)
@@ -193,8 +184,8 @@ class ServiceGroup:
                 text = f"hangs: no sign of work for {silent:.0f} s ({health.problem})"
                 reason = self.on_hung(service)
                 self._fail(service, ServiceHung, "hung", f"{text}: {reason}" if reason else text)
-            elif series.restarts and time.monotonic() - service.ready_at > _FORGET_S:
-                series.restarts = 0
+            elif time.monotonic() - service.ready_at > _FORGET_S:
+                self._restarts[name] = 0
 
     def stop(self) -> None:
         """End the services' process trees, the last started first, and restore the signal handlers."""
@@ -209,22 +200,22 @@ class ServiceGroup:
 
     def _fail(self, service: Service, error: type[ChildError], kind: str, what: str) -> None:
         """Plan a restart, or raise."""
-        spec, series = service.spec, self._series[service.spec.name]
-        allowed = series.restarts < spec.restarts and (service.ready_at is not None or series.restarts > 0)
+        spec, tried = service.spec, self._restarts[service.spec.name]
+        allowed = tried < spec.restarts and (service.ready_at is not None or tried > 0)
         first_error = {"first_error": service.first_error} if service.first_error else {}
         self.events.add(kind, spec.name, what, **first_error)
         if not allowed:
-            tried = f" (after {series.restarts} restarts)" if series.restarts else ""
-            raise error(f"service {spec.name!r} {what}{tried}", service)
-        pause = min(2.0**series.restarts, 30.0)
-        series.restarts += 1
-        text = f"restart {series.restarts} of at most {spec.restarts} in {pause:.0f} s"
+            after = f" (after {tried} restarts)" if tried else ""
+            raise error(f"service {spec.name!r} {what}{after}", service)
+        pause = min(2.0**tried, 30.0)
+        self._restarts[spec.name] += 1
+        text = f"restart {tried + 1} of at most {spec.restarts} in {pause:.0f} s"
         say(spec.name, f"{what}; {text}")
         if service.first_error:
             say(spec.name, f"first error: {service.first_error}")
         self.events.add("restart", spec.name, text)
         service.stop()  # its remaining processes would hold the port
-        series.again_at = time.monotonic() + pause
+        self._again_at[spec.name] = time.monotonic() + pause
 
     def _poll_start(self, service: Service) -> None:
         """Probe a service that was started or restarted, without waiting for it."""
