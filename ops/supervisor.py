@@ -14,9 +14,6 @@ from ops.services.services import ServiceGroup
 from ops.watchdog.collect import error_lines
 from ops.watchdog.watchdog import Watchdog, WatchPlan
 
-_POLL_S = 0.25
-_BLAME_S = 1.0  # a service whose end made the command fail may be detected a moment later
-
 
 class ChildFailed(ChildError):
     """The main command ended with an error of its own."""
@@ -92,7 +89,7 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
             return 0
         services.check()  # first: a command that fails because its service died is not the cause
         if code is not None:
-            time.sleep(_BLAME_S)
+            time.sleep(1.0)  # a service whose end made the command fail may be detected a moment later
             services.check()
             if code == os.EX_TEMPFAIL:
                 text = f"{name!r} stopped before its work was done; a rerun resumes it"
@@ -107,7 +104,7 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
                 f"{found.advice}. Report: {watchdog.report}",
                 child,
             )
-        time.sleep(_POLL_S)
+        time.sleep(0.25)
 
 
 def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog | None) -> ChildFailed:

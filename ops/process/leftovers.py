@@ -17,18 +17,15 @@ from ops.process.logs import say
 
 _GRACE_S = 45.0
 """A killed loop's stage has 30 s to end its trainer and services, and its keeper a few more to enforce it."""
-_POLL_S = 0.5
 
 
 def end_leftovers(name: str, variable: str, value: str) -> None:
     """Wait for processes marked `variable=value` to end by themselves, then kill the rest; log both."""
-    left = _others(variable, value)
-    if not left:
-        return
-    say(name, f"{len(left)} processes of a killed run are still ending; waiting for them")
+    if left := _others(variable, value):
+        say(name, f"{len(left)} processes of a killed run are still ending; waiting for them")
     deadline = time.monotonic() + _GRACE_S
     while left and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(0.5)
         left = _others(variable, value)
     for process in left:
         with suppress(psutil.NoSuchProcess):

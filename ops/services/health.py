@@ -31,8 +31,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ops.process.logs import say
 
-_BUSY_SHARE = 0.05
-"""CPU seconds a second above which a silent service is busy; low, since a crowded machine gives it few."""
 _AGAIN_S = 1.0
 """Between a failed probe and the next one."""
 
@@ -203,10 +201,11 @@ class HealthMonitor(threading.Thread):
         if self._failed < 2 or silent < check.silent_s:
             health.state = "failing"
         else:
-            # A server that neither serves its counters nor uses CPU waits for something.
+            # A server that neither serves its counters nor uses CPU waits for something; the share is low,
+            # since a crowded machine gives it few seconds.
             serves = self._answers or check.metrics_url is None
             seconds = max(time.monotonic() - self._silence_seen, 1e-9)
-            is_busy = serves and (self._cpu_s() - self._cpu_at_silence) / seconds > _BUSY_SHARE
+            is_busy = serves and (self._cpu_s() - self._cpu_at_silence) / seconds > 0.05
             health.state = "busy" if silent < check.busy_s and is_busy else "hung"
 
     def _has_worked(self) -> bool:

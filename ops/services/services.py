@@ -27,8 +27,6 @@ from ops.resources.cgroup import OomWatch
 from ops.services.health import HealthCheck, HealthMonitor, ask
 
 _LOG_EVERY_S = 10.0
-_FORGET_S = 600.0
-"""A service that was healthy for this long regains its restarts: they are for a series of failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +182,7 @@ class ServiceGroup:
                 text = f"hangs: no sign of work for {silent:.0f} s ({health.problem})"
                 reason = self.on_hung(service)
                 self._fail(service, ServiceHung, "hung", f"{text}: {reason}" if reason else text)
-            elif time.monotonic() - service.ready_at > _FORGET_S:
+            elif time.monotonic() - service.ready_at > 600:  # restarts are for a series of failures
                 self._restarts[name] = 0
 
     def stop(self) -> None:

@@ -37,11 +37,7 @@ StallAction = Literal["report", "stop", "resume"]
 
 _POLL_S = 2.0
 _STUCK_S = 60.0
-_REPEAT_S = 600.0
-"""Between two reports on one stall, where the run is left as it is: its stacks may have changed by then."""
 _DUMP_S = 8.0
-_HUNG_DUMP_S = 3.0
-"""For the stacks of a hung service: it is known to hang after at most 16 s, and 20 are allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +94,8 @@ class Watchdog(threading.Thread):
         """Diagnose a hung service from its own stacks, before it is killed."""
         name = service.spec.name
         try:
-            stacks = collect.run_stacks({name: service.pid}, _HUNG_DUMP_S, native=False)
+            # It is known to hang after at most 16 s, and 20 are allowed.
+            stacks = collect.run_stacks({name: service.pid}, deadline_s=3, native=False)
             now = time.time()
             clock = self.movement.clock
             stall = Stall("phase", name, "", clock.silent_s(now), clock.limit_s())
@@ -168,7 +165,8 @@ class Watchdog(threading.Thread):
                 sizes = {name: path.stat().st_size for name, path in logs.items() if path.exists()}
                 self._log_sizes.append((now, sizes))
         stall = movement.stall(now)
-        if stall and (self.diagnosis is None or now - self._reported_at >= _REPEAT_S):
+        # A stall that lasts is reported again: its stacks may have changed by then.
+        if stall and (self.diagnosis is None or now - self._reported_at >= 600):
             self._report(stall, now)
         elif self.diagnosis is not None and stall is None and not movement.is_hidden:
             self.diagnosis = None
