@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-Role = Literal["work", "queue", "store"]
 WaitsOn = Mapping[str, tuple[str, ...]]
 """For each point, the points that it waits on."""
 
@@ -39,7 +38,7 @@ class FlowPoint:
     """How many it has room for; None without a bound."""
     work: float = 0.0
     """Grows with progress short of `out`, such as tokens."""
-    role: Role = "work"
+    role: Literal["work", "queue", "store"] = "work"
     """`work` ends by itself, a `queue` is emptied by the next point, a `store` only has a depth."""
     at: float = 0.0
     """When these counts were written, unix seconds: counts that were not rewritten prove no stillness."""

@@ -2,10 +2,9 @@
 
     pattern, suspects = compare(ranks, has_error=False, ending=False, starting=False)
 
-Most hangs of distributed training have one cause: some ranks are not where the others wait for them. So each
-rank's main thread is classified by the calls on its stack, and the classes are compared. On GPUs the call
-only enqueues the collective, and a rank hangs where it next waits for the device: then the class is `device`,
-and the Flight Recorder's dump has the rest.
+Each rank's main thread is classified by the calls on its stack, and the classes are compared. On GPUs the
+call only enqueues the collective, and a rank hangs where it next waits for the device: then the class is
+`device`, and the Flight Recorder's dump has the rest.
 """
 
 import sys

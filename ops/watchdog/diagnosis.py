@@ -3,15 +3,14 @@
     diagnosis = diagnose(situation, landmarks)
     print(diagnosis.sentence)
 
-Pure functions. The situation is what was collected (`ops.watchdog.collect`), whether the phase or the samples
-ran out of patience first. The landmarks are what only the recipe knows: in which function the trainer waits
-for a batch, which service answers which call. Rules are tried from the cause that explains most to the one
-that explains least; the first that finds evidence decides.
+Pure functions. The situation is what was collected (`ops.watchdog.collect`), the landmarks are what only the
+recipe knows. Rules are tried from the cause that explains most to the one that explains least; the first that
+finds evidence decides.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -118,12 +117,9 @@ class Diagnosis:
     advice: str = ""
 
 
-Rule = Callable[[Situation, Landmarks], Iterator[Diagnosis]]
-
-
 def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
     """The first diagnosis that a rule finds evidence for; `UNKNOWN` with the suspects when none does."""
-    rules: tuple[Rule, ...] = (
+    rules = (
         _exhausted,
         _dead_or_stopped,
         _ranks,

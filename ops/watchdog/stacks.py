@@ -3,9 +3,8 @@
     stacks = dump_stacks(processes, deadline_s=8)
 
 py-spy reads the memory of a process without stopping it (`--nonblocking`) and without its interpreter, so it
-also works on a stopped or deadlocked process. A read of a changing stack fails and is retried once. Frames of
-C code (`native`) need the process to be paused for a moment, so they are optional. A failed dump is a line in
-the report, never an error.
+also works on a stopped or deadlocked process. A read of a changing stack fails and is retried once. A failed
+dump is a line in the report, never an error.
 """
 
 import json

@@ -33,8 +33,6 @@ from ops.watchdog.movement import Movement, Signs, Stall
 from ops.watchdog.report import last_line, stall_report
 from ops.watchdog.stacks import Stack
 
-StallAction = Literal["report", "stop", "resume"]
-
 _POLL_S = 2.0
 _STUCK_S = 60.0
 _DUMP_S = 8.0
@@ -45,7 +43,7 @@ class WatchPlan(Signs):
     """How a run is watched, as data: where its movement shows, and what a stall leads to."""
 
     landmarks: Landmarks = field(default_factory=Landmarks)
-    stall_action: StallAction = "report"
+    stall_action: Literal["report", "stop", "resume"] = "report"
     native: bool = False
     """Whether stacks have C frames, for which each process is paused for a moment."""
     sample_every_s: float = 5.0
