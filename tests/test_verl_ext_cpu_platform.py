@@ -3,11 +3,17 @@
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from verl.plugin.platform import PlatformRegistry
-from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1 import (
+    PPOTrainerColocateAsync,
+    PPOTrainerSeparateAsync,
+    PPOTrainerSync,
+    get_trainer_cls,
+)
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import get_rollout_replica_class
 
@@ -91,15 +97,20 @@ def test_every_abstract_call_of_a_platform_exists_and_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "trainer"),
+    ("mode", "base"),
     [
-        ("drzero_hrpo_sync", trainers.HrpoSync),
-        ("drzero_hrpo_colocate_async", trainers.HrpoColocateAsync),
-        ("drzero_hrpo_separate_async", trainers.HrpoSeparateAsync),
+        ("sync", PPOTrainerSync),
+        ("colocate_async", PPOTrainerColocateAsync),
+        ("separate_async", PPOTrainerSeparateAsync),
     ],
 )
-def test_a_trainer_is_registered_by_its_mode(mode: str, trainer: type) -> None:
-    assert get_trainer_cls(mode) is trainer
+@pytest.mark.parametrize("method", [trainers.HRPO, trainers.GRPO], ids=lambda method: method.name)
+def test_a_trainer_is_registered_by_its_method_and_mode(
+    method: trainers.Method, mode: str, base: type
+) -> None:
+    trainer: Any = get_trainer_cls(f"drzero_{method.name}_{mode}")
+    assert issubclass(trainer, trainers.GroupRelativeTrainer) and issubclass(trainer, base)
+    assert (trainer.method, trainer.base_mode) == (method, mode)
 
 
 def test_the_reference_engine_is_registered_as_a_rollout() -> None:

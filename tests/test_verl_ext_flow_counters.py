@@ -17,8 +17,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from ops.flow.snapshot import Samples, Snapshot
 from ops.flow.sources import counters_source
+from verl_ext.trainer.flow import ObservedBuffer
 from verl_ext.trainer.flow_counters import FlowCounters, GroupClock
-from verl_ext.trainer.mixins.flow import ObservedBuffer
 
 EACH = 2
 """Rollouts a prompt."""

@@ -3,8 +3,10 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -15,17 +17,20 @@ from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
 from test_verl_ext_checkpoints import FILES, save
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 
 from pipeline.compose import compose_plain, resolve
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, step_folder
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.stop_time import STOP_VARIABLE, take_note
-from verl_ext.trainer.mixins.failures import TooManyFailures
-from verl_ext.trainer.observed_trainer import ObservedTrainer
-from verl_ext.trainer.step_rows import StepRow, read_log_probs, read_rows
-from verl_ext.trainer.trainers import GroupRelativeTrainer, GrpoSync, HrpoSync
+from verl_ext.trainer.dump import dump_rows
+from verl_ext.trainer.step_rows import read_log_probs, read_rows
+from verl_ext.trainer.trainers import GRPO, GroupRelativeTrainer, TooManyFailures
+
+HrpoSync, GrpoSync = (
+    cast(type[GroupRelativeTrainer], get_trainer_cls(f"drzero_{method}_sync")) for method in ("hrpo", "grpo")
+)
 
 FAILED = SearchCall("r", ("q",), failed=True, error="down")
 # hop, reward, valid, padding: two groups of three and two, a lone row, an invalid and a padding row.
@@ -103,9 +108,11 @@ def trainer(
             "data": {"train_batch_size": batch_size},
             "actor_rollout_ref": {"rollout": {"n": 1}},
             "run": {"max_failed_share": limit},
+            "trainer": {"rollout_data_dir": None},
         }
     )
     made.global_steps, made.parameter_sync_step = 3, 1
+    made._heartbeat, made._flow = Mock(), Mock()
     return made
 
 
@@ -113,7 +120,7 @@ def write_advantages(partition: str, kind: type[GroupRelativeTrainer]) -> dict[s
     """The columns that a trainer writes for STEP, and its metrics under `metrics`."""
     batch = put_step(partition)
     metrics: dict[str, Any] = {}
-    trainer(kind=kind)._advantages(batch, metrics, read_rows(batch))
+    trainer(kind=kind)._compute_advantage(batch, metrics)
     names = ["advantages", "returns", "response_mask", "loss_mask"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=partition, select_fields=names)
     return {name: list(data[name].unbind()) for name in names} | {"metrics": [metrics]}
@@ -189,12 +196,12 @@ def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
 
 
 def test_a_step_with_few_failures_continues(queue: None) -> None:
-    trainer(batch_size=7)._stop_on_failures(read_rows(put_step("few")))
+    trainer(batch_size=7)._compute_advantage(put_step("few"), {})
 
 
 def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> None:
     with pytest.raises(TooManyFailures) as stopped:
-        trainer(batch_size=10)._stop_on_failures(read_rows(put_step("many")))
+        trainer(batch_size=10)._compute_advantage(put_step("many"), {})
     message = str(stopped.value)
     assert "step 3: 40% of 10 rollouts" in message
     assert "3 raised in the agent loop" in message
@@ -232,7 +239,9 @@ def test_log_probs_are_of_the_policys_own_tokens_in_rows_that_count(queue: None)
 
 
 def test_a_dump_has_every_real_row_and_no_partial_file(queue: None, tmp_path: Path) -> None:
-    trainer()._dump(read_rows(put_step("dump")), tmp_path)
+    stepped = trainer()
+    stepped.config.trainer.rollout_data_dir = str(tmp_path)
+    stepped._compute_advantage(put_step("dump"), {})
     assert [path.name for path in tmp_path.iterdir()] == ["step_0003.jsonl"]
     lines = [json.loads(line) for line in (tmp_path / "step_0003.jsonl").read_text().splitlines()]
     assert sorted(line["doc_id"] for line in lines) == [f"d{row}" for row in range(7)]
@@ -328,16 +337,11 @@ class Rehearsed(PPOTrainerSync):
         pass
 
 
-class Timed(ObservedTrainer, Rehearsed):
+class Timed(GroupRelativeTrainer, Rehearsed):
     """The trainer under test around that run."""
 
     base_mode = "sync"
-
-    def _group(self, row: StepRow) -> str:
-        return row.prompt
-
-    def _method_metrics(self, rows: list[StepRow]) -> dict[str, float]:
-        return {}
+    method = replace(GRPO, metrics=lambda rows: {})
 
 
 Rehearse = Callable[..., tuple[Timed, list[dict[str, Any]]]]
@@ -470,5 +474,5 @@ def test_a_dump_is_announced_when_it_has_its_name(
     queue: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
-    trainer()._dump(read_rows(put_step("announced dump")), tmp_path / "dumps")
+    dump_rows(read_rows(put_step("announced dump")), 3, tmp_path / "dumps" / "step_0003.jsonl")
     assert announced(tmp_path) == ["step_0003.jsonl"]

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from verl_ext.method.answers import normalize_answer
+from verl_ext.trainer.step_metrics import mean
 
 if TYPE_CHECKING:  # the pipeline reads WINDOW, and does not need TransferQueue and Ray for it
     from verl_ext.trainer.step_rows import StepRow
@@ -70,17 +71,17 @@ def collapse_metrics(
     compared = [group for group in rewards.values() if len(group) > 1]
     tokens = [value for index in good for value in log_probs[index]]
     metrics = {
-        "zero_variance_share": _mean([min(group) == max(group) for group in compared]),
-        "entropy": -_mean(tokens),
-        "response_tokens": _mean([len(log_probs[index]) for index in good]),
+        "zero_variance_share": mean([min(group) == max(group) for group in compared]),
+        "entropy": -mean(tokens),
+        "response_tokens": mean([len(log_probs[index]) for index in good]),
     }
     reward_parts = [rows[index].reward for index in good]
     if any("integrity" in part for part in reward_parts):
         asked = [part for part in reward_parts if part["integrity"]]
         metrics |= question_metrics([part["question"] for part in asked], [part["answer"] for part in asked])
-        metrics["format_saturated_share"] = _mean([part["format"] >= 1 for part in asked])
-        metrics["format"] = _mean([part["format"] for part in asked])
-        metrics["difficulty"] = _mean([part["difficulty"] for part in asked])
+        metrics["format_saturated_share"] = mean([part["format"] >= 1 for part in asked])
+        metrics["format"] = mean([part["format"] for part in asked])
+        metrics["difficulty"] = mean([part["difficulty"] for part in asked])
     return {f"drzero/collapse/{name}": float(value) for name, value in metrics.items()}
 
 
@@ -90,16 +91,17 @@ def question_metrics(questions: Sequence[str], answers: Sequence[str]) -> dict[s
     `self_similarity` is the mean, over the questions, of the Jaccard overlap of word pairs with the most
     similar other question; `duplicate_share` that of the questions which repeat an earlier one.
     """
-    pairs = [_word_pairs(question) for question in questions]
+    # Markers at both ends give a question of one word pairs too.
+    pairs = [frozenset(pairwise(["^", *normalize_answer(question).split(), "$"])) for question in questions]
     nearest = [
-        max((_jaccard(own, other) for j, other in enumerate(pairs) if j != i), default=0.0)
+        max((len(own & other) / len(own | other) for j, other in enumerate(pairs) if j != i), default=0.0)
         for i, own in enumerate(pairs)
     ]
     distinct = len({normalize_answer(question) for question in questions})
     return {
-        "yes_no_share": _mean([normalize_answer(answer) in ("yes", "no") for answer in answers]),
-        "number_share": _mean([bool(_NUMBER.fullmatch(answer.strip().lower())) for answer in answers]),
-        "self_similarity": _mean(nearest),
+        "yes_no_share": mean([normalize_answer(answer) in ("yes", "no") for answer in answers]),
+        "number_share": mean([bool(_NUMBER.fullmatch(answer.strip().lower())) for answer in answers]),
+        "self_similarity": mean(nearest),
         "duplicate_share": 1 - distinct / len(questions) if questions else 0.0,
     }
 
@@ -116,16 +118,12 @@ class Alarm:
         return f"collapse alarm [{self.name}]: {self.evidence}: {self.advice}"
 
 
-Means = Mapping[str, float]
-"""Means over a window, by the metric's name without its prefix."""
-
-
 class CollapseWatch:
-    """Keeps a short window of steps and the alarms that are active."""
+    """Keeps the last steps and the alarms that are active."""
 
-    def __init__(self, window: int = WINDOW) -> None:
-        self._steps: deque[dict[str, float]] = deque(maxlen=window)
-        self._first: Means | None = None
+    def __init__(self) -> None:
+        self._steps: deque[dict[str, float]] = deque(maxlen=WINDOW)
+        self._first: dict[str, float] | None = None
         self.active: dict[str, Alarm] = {}
         """Alarms whose limit is crossed now, by name."""
 
@@ -139,7 +137,7 @@ class CollapseWatch:
         prefix = "drzero/collapse/"
         own = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         self._steps.append(own)
-        if len(self._steps) < (self._steps.maxlen or 1):
+        if len(self._steps) < WINDOW:
             return []
         names = set.intersection(*(set(step) for step in self._steps))
         now = {name: fmean(step[name] for step in self._steps) for name in names}
@@ -149,108 +147,65 @@ class CollapseWatch:
         return [alarm for name, alarm in self.active.items() if name not in before]
 
 
-def _alarms(now: Means, first: Means) -> list[Alarm]:
-    shares = [
-        Alarm(name, f"{_percent(now[metric])} {what} (limit {_percent(limit)})", advice)
-        for name, metric, limit, what, advice in _SHARES
-        if now.get(metric, 0.0) > limit
-    ]
-    trends = [rule(now, first) for rule in (_entropy, _length, _format)]
-    return [*shares, *(alarm for alarm in trends if alarm)]
-
-
-def _entropy(now: Means, _: Means) -> Alarm | None:
-    # Exactly 0 means that no token was sampled at all, which is a different problem.
-    if not 0 < now["entropy"] < ENTROPY_LIMIT_NATS:
-        return None
-    return Alarm(
-        "entropy",
-        f"{now['entropy']:.3f} nats a token (limit {ENTROPY_LIMIT_NATS:g})",
-        "the policy hardly explores any more; go back to an earlier checkpoint with a smaller learning rate, "
-        "or add actor_rollout_ref.actor.entropy_coeff",
-    )
-
-
-def _length(now: Means, first: Means) -> Alarm | None:
-    was, is_now = first["response_tokens"], now["response_tokens"]
-    if not was or was / LENGTH_FACTOR_LIMIT <= is_now <= was * LENGTH_FACTOR_LIMIT:
-        return None
-    return Alarm(
-        "length",
-        f"{is_now:.0f} tokens a response, {was:.0f} in the first steps (limit {LENGTH_FACTOR_LIMIT:g} times)",
-        "the policy has stopped reasoning or searching, or pads its text; read the rollout dumps",
-    )
-
-
-def _format(now: Means, first: Means) -> Alarm | None:
-    if "format" not in now:  # a solver's step
-        return None
-    was, is_now = first["difficulty"], now["difficulty"]
-    if now["format"] < FORMAT_LIMIT or not was or is_now >= was * DIFFICULTY_FALL_LIMIT:
-        return None
-    return Alarm(
-        "format",
-        f"the format score is {now['format']:.2f} while difficulty fell from {was:.2f} to {is_now:.2f} "
-        f"(limits {FORMAT_LIMIT:g} and {_percent(DIFFICULTY_FALL_LIMIT)} of the first)",
-        "the challenger optimises the format and no longer asks questions that the solver sometimes fails; "
-        "try a stronger or weaker solver, or a smaller weight of the format score",
-    )
-
-
 _READ_QUESTIONS = "read the questions in the rollout dumps before training a solver on them"
-# Alarms for a share above its limit: name, metric, limit, what the share is of, advice.
-_SHARES = (
-    (
-        "zero-variance",
-        "zero_variance_share",
-        ZERO_VARIANCE_LIMIT,
-        "of the groups have equal rewards",
+# Alarms for a share above its limit: name, limit, what the share is of, advice; by metric.
+_SHARES = {
+    "zero_variance_share": (
+        *("zero-variance", ZERO_VARIANCE_LIMIT, "of the groups have equal rewards"),
         "they teach nothing; the task is too easy or too hard for the present policy",
     ),
-    (
-        "answer-types",
-        "yes_no_share",
-        YES_NO_LIMIT,
-        "of the answers are yes or no",
+    "yes_no_share": (
+        *("answer-types", YES_NO_LIMIT, "of the answers are yes or no"),
         f"such a question is right by chance half of the time, which looks difficult; {_READ_QUESTIONS}",
     ),
-    (
-        "numbers",
-        "number_share",
-        NUMBER_LIMIT,
-        "of the answers are numbers",
+    "number_share": (
+        *("numbers", NUMBER_LIMIT, "of the answers are numbers"),
         f"the challenger has found one kind of question that pays; {_READ_QUESTIONS}",
     ),
-    (
-        "self-similarity",
-        "self_similarity",
-        SIMILARITY_LIMIT,
+    "self_similarity": (
+        *("self-similarity", SIMILARITY_LIMIT),
         "of a question's word pairs also occur in another question of the step",
         f"the challenger fills one template; {_READ_QUESTIONS}",
     ),
-    (
-        "duplicates",
-        "duplicate_share",
-        DUPLICATE_LIMIT,
-        "of the questions repeat another one of the step",
+    "duplicate_share": (
+        *("duplicates", DUPLICATE_LIMIT, "of the questions repeat another one of the step"),
         f"the challenger no longer reads its document; {_READ_QUESTIONS}",
     ),
-)
+}
 
 
-def _word_pairs(question: str) -> frozenset[tuple[str, str]]:
-    """Pairs of neighbouring words; markers at both ends give a question of one word pairs too."""
-    words = ["^", *normalize_answer(question).split(), "$"]
-    return frozenset(pairwise(words))
-
-
-def _jaccard(one: frozenset[tuple[str, str]], other: frozenset[tuple[str, str]]) -> float:
-    return len(one & other) / len(one | other)
+def _alarms(now: Mapping[str, float], first: Mapping[str, float]) -> Iterator[Alarm]:
+    """The limits that the window's means cross, `first` being those of the first window."""
+    for metric, (name, limit, what, advice) in _SHARES.items():
+        if now.get(metric, 0.0) > limit:
+            yield Alarm(name, f"{_percent(now[metric])} {what} (limit {_percent(limit)})", advice)
+    # Exactly 0 means that no token was sampled at all, which is a different problem.
+    if 0 < now["entropy"] < ENTROPY_LIMIT_NATS:
+        yield Alarm(
+            "entropy",
+            f"{now['entropy']:.3f} nats a token (limit {ENTROPY_LIMIT_NATS:g})",
+            "the policy hardly explores any more; go back to an earlier checkpoint with a smaller learning "
+            "rate, or add actor_rollout_ref.actor.entropy_coeff",
+        )
+    was, length = first["response_tokens"], now["response_tokens"]
+    if was and not was / LENGTH_FACTOR_LIMIT <= length <= was * LENGTH_FACTOR_LIMIT:
+        yield Alarm(
+            "length",
+            f"{length:.0f} tokens a response, {was:.0f} in the first steps "
+            f"(limit {LENGTH_FACTOR_LIMIT:g} times)",
+            "the policy has stopped reasoning or searching, or pads its text; read the rollout dumps",
+        )
+    # A solver's steps have neither of the two.
+    was, difficulty = first.get("difficulty", 0.0), now.get("difficulty", 0.0)
+    if was and now.get("format", 0.0) >= FORMAT_LIMIT and difficulty < was * DIFFICULTY_FALL_LIMIT:
+        yield Alarm(
+            "format",
+            f"the format score is {now['format']:.2f} while difficulty fell from {was:.2f} to "
+            f"{difficulty:.2f} (limits {FORMAT_LIMIT:g} and {_percent(DIFFICULTY_FALL_LIMIT)} of the first)",
+            "the challenger optimises the format and no longer asks questions that the solver sometimes "
+            "fails; try a stronger or weaker solver, or a smaller weight of the format score",
+        )
 
 
 def _percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0

@@ -4,12 +4,10 @@
     with counters.writing(): …              # a thread writes the file every few seconds
 
 Only the trainer's driver knows both ends: what it submitted, and what `sample` returned or evicted
-(`verl_ext.trainer.mixins.flow` calls the counters there). What is in between is in TransferQueue, whose keys
-and tags are listed here, as veRL's own buffer does every two seconds. veRL counts groups (prompts); the file
-counts samples, `rollouts_per_prompt` to a group. It has the form that `ops.flow.monitor` reads:
-`{"time", "points", "samples", "waiting", "warmup", "ended", "about"}`, where `points` are the flow points
-`prompts` (pending or running), `buffer` (finished or failed), `trainer` (taken, not judged yet),
-`TransferQueue` (rows, if it is bounded) and `validation`.
+(`verl_ext.trainer.flow` calls the counters there). What is in between is in TransferQueue, whose keys and
+tags are listed here. veRL counts groups (prompts); the file counts samples, `rollouts_per_prompt` to a group.
+It has the form that `ops.flow.sources` reads; its flow points are `prompts` (pending or running), `buffer`
+(finished or failed), `trainer` (taken, not judged yet), `TransferQueue` (rows, if bounded) and `validation`.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -47,13 +45,13 @@ Listing = Mapping[str, Mapping[str, Mapping[str, Any]]]
 class Partition:
     """The groups of one partition as listed at one moment."""
 
-    status: Counter[str] = field(default_factory=Counter)
+    status: Counter[str]
     """Groups by veRL's status: pending, running, finished, failure."""
-    oldest_s: Mapping[str, float] = field(default_factory=dict)
+    oldest_s: Mapping[str, float]
     """Age of the oldest that is `working` (pending or running) or `waiting` (finished or failed)."""
-    rows_of_working: int = 0
+    rows_of_working: int
     """Finished samples of groups that are not finished."""
-    steps_of_waiting: tuple[int, ...] = ()
+    steps_of_waiting: Sequence[int]
     """The steps at which the waiting groups were submitted."""
 
     @property
@@ -96,9 +94,7 @@ class GroupClock:
             status=Counter(str(tag.get("status")) for tag in groups.values()),
             oldest_s=oldest,
             rows_of_working=sum(terminal.get(group) is False for group in rows),
-            steps_of_waiting=tuple(
-                int(groups[key]["global_steps"]) for key, ended in terminal.items() if ended
-            ),
+            steps_of_waiting=[int(groups[key]["global_steps"]) for key, ended in terminal.items() if ended],
         )
 
 
@@ -233,11 +229,20 @@ class FlowCounters:
 
         What TransferQueue already holds, restored from a checkpoint, counts as submitted.
         """
-        with suppress(Exception):  # as in `_write_until`
+        # Counting must never cost the run: a full disk, or a queue that is just being closed.
+        with suppress(Exception):
             restored = (self._listing() or {}).get("train", {})
             self.submitted(sum(bool(tag.get("is_prompt", False)) for tag in restored.values()))
         end = threading.Event()
-        thread = threading.Thread(target=self._write_until, args=(end, every_s), name="flow", daemon=True)
+
+        def write_until_end() -> None:
+            last = False
+            while not last:
+                last = end.wait(every_s)
+                with suppress(Exception):
+                    self.write()
+
+        thread = threading.Thread(target=write_until_end, name="flow", daemon=True)
         thread.start()
         try:
             yield
@@ -245,14 +250,6 @@ class FlowCounters:
             self._ended = True
             end.set()
             thread.join(5.0)
-
-    def _write_until(self, end: threading.Event, every_s: float) -> None:
-        last = False
-        while not last:
-            last = end.wait(every_s)
-            # Counting must never cost the run: a full disk, or a queue that is just being closed.
-            with suppress(Exception):
-                self.write()
 
     def write(self) -> None:
         """Bring the file up to date; raises OSError."""
@@ -267,11 +264,16 @@ class FlowCounters:
         tags = [tag for part in listing.values() for tag in part.values()]
         rows = sum(with_prompts or not tag.get("is_prompt", False) for tag in tags)
         with self._lock:
+            waiting = None
+            if call := self._call:
+                have = train.waiting if self._mode == "sync" else train.status["finished"]
+                point, have = ("validation", val.waiting) if call.partition == "val" else ("buffer", have)
+                waiting = {"point": point, "have": have, "want": call.want, "since": call.since}
             return {
                 "time": now,
                 "points": self._points(train, val, rows),
                 "samples": self._samples(train),
-                "waiting": self._waiting(train, val),
+                "waiting": waiting,
                 "warmup": self._counts.taken == 0,
                 "ended": self._ended,
                 "about": {"step": self._step, "mode": self._mode} | self._staleness(train),
@@ -285,53 +287,32 @@ class FlowCounters:
         # A failed group is seen in a listing, or by the trainer as missing rows; neither count ever falls.
         lost_groups = counts.failed + math.ceil(counts.missing / self._rollouts)
         points = {
-            "prompts": {
-                "depth": train.working,
-                "oldest_age_s": train.oldest_s.get("working"),
-                "in": counts.submitted,
-                "out": left_rollout,
-                "dropped": 0,
-                "errors": max(clocks["train"].failures, lost_groups),
-                "work": train.rows_of_working,
-            },
-            "buffer": {
-                "depth": train.waiting,
-                "oldest_age_s": train.oldest_s.get("waiting"),
-                "in": left_rollout,
-                "out": counts.taken,
-                "dropped": evicted,
-                "errors": 0,
-                "role": "queue",
-            },
-            "trainer": {
-                "depth": taken_rows - counts.judged,
-                "oldest_age_s": None,
-                "in": taken_rows,
-                "out": counts.accepted,
-                "dropped": counts.invalid + counts.missing,
-                "errors": 0,
-            },
+            "prompts": _point(
+                *(train.working, counts.submitted, left_rollout),
+                oldest_age_s=train.oldest_s.get("working"),
+                errors=max(clocks["train"].failures, lost_groups),
+                work=train.rows_of_working,
+            ),
+            "buffer": _point(
+                *(train.waiting, left_rollout, counts.taken),
+                oldest_age_s=train.oldest_s.get("waiting"),
+                dropped=evicted,
+                role="queue",
+            ),
+            "trainer": _point(
+                *(taken_rows - counts.judged, taken_rows, counts.accepted),
+                dropped=counts.invalid + counts.missing,
+            ),
         }
         if self._capacity is not None:
-            points["TransferQueue"] = {
-                "depth": rows,
-                "capacity": self._capacity,
-                "in": 0,
-                "out": 0,
-                "dropped": 0,
-                "errors": 0,
-                "role": "store",
-            }
+            points["TransferQueue"] = _point(rows, 0, 0, capacity=self._capacity, role="store")
         if counts.validation_submitted:
-            points["validation"] = {
-                "depth": val.working,
-                "oldest_age_s": val.oldest_s.get("working"),
-                "in": counts.validation_submitted,
-                "out": counts.validated,
-                "dropped": 0,
-                "errors": clocks["val"].failures,
-                "work": val.waiting + val.rows_of_working,
-            }
+            points["validation"] = _point(
+                *(val.working, counts.validation_submitted, counts.validated),
+                oldest_age_s=val.oldest_s.get("working"),
+                errors=clocks["val"].failures,
+                work=val.waiting + val.rows_of_working,
+            )
         return points
 
     def _samples(self, train: Partition) -> dict[str, Any]:
@@ -355,15 +336,6 @@ class FlowCounters:
             "settled": not (self._mode == "sync" and self._filters and self._call),
         }
 
-    def _waiting(self, train: Partition, val: Partition) -> dict[str, Any] | None:
-        call = self._call
-        if call is None:
-            return None
-        if call.partition == "val":
-            return {"point": "validation", "have": val.waiting, "want": call.want, "since": call.since}
-        have = train.waiting if self._mode == "sync" else train.status["finished"]
-        return {"point": "buffer", "have": have, "want": call.want, "since": call.since}
-
     def _staleness(self, train: Partition) -> dict[str, Any]:
         """Off-policy lag in steps of the waiting groups and of the last batch; empty in sync mode."""
         if self._mode == "sync":
@@ -378,3 +350,8 @@ class FlowCounters:
             "evicted": self._counts.stale,
         }
         return {"staleness": staleness}
+
+
+def _point(depth: int, came: int, out: int, **extra: Any) -> dict[str, Any]:
+    """A flow point as in the file: how many it holds, how many have come in and have left it finished."""
+    return {"depth": depth, "oldest_age_s": None, "in": came, "out": out, "dropped": 0, "errors": 0, **extra}

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -122,10 +121,6 @@ class TimeUp(Exception):
     """The test's time is over."""
 
 
-def _time_up(signum: int, frame: FrameType | None) -> None:
-    raise TimeUp
-
-
 class LoadMixin:
     """Over one of our trainer classes: made-up prompts, and an update that only takes time."""
 
@@ -144,9 +139,13 @@ class LoadMixin:
         self.agent_loop_manager.begin(float("inf"))  # the workers may take long to start
         self._fault_at = time.time() + _FAULT_AFTER * seconds
         self.agent_loop_manager.begin(self._fault_at)
+
+        def end(*_: object) -> None:
+            raise TimeUp
+
         with trainer._flow.writing(trainer.config.flow.every_s), suppress(TimeUp):
             # The signal interrupts any wait; it repeats in case the first is raised where it is swallowed.
-            signal.signal(signal.SIGALRM, _time_up)
+            signal.signal(signal.SIGALRM, end)
             signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
             try:
                 trainer.on_train_begin()

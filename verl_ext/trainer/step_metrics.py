@@ -19,6 +19,11 @@ if TYPE_CHECKING:  # so that reading these functions needs neither TransferQueue
 REWARD_PARTS = ("score", "difficulty", "format", "think", "tool", "answer_part")
 
 
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean, 0 of nothing."""
+    return fmean(values) if values else 0.0
+
+
 def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
     """Tool use, lengths in turns, token drift and failures of one step.
 
@@ -37,13 +42,13 @@ def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
             "failures/share": (expected - len(good)) / expected,
             "rollout/rows": len(good),
             "rollout/rows_multi_hop": len(multi_hop),
-            "rollout/turns": _mean([len(row.trajectory.turns) for row in good]),
+            "rollout/turns": mean([len(row.trajectory.turns) for row in good]),
             "rollout/truncated_turns": sum(turn.truncated for row in good for turn in row.trajectory.turns),
             "rollout/tool_calls": len(calls),
             "rollout/tool_calls_invalid": sum(not call.valid for call in calls),
-            "rollout/searched_share": _mean([bool(row.trajectory.searches) for row in good]),
-            "rollout/searched_share_multi_hop": _mean([bool(row.trajectory.searches) for row in multi_hop]),
-            "rollout/token_drift_rate": _mean([row.token_drift for row in real]),
+            "rollout/searched_share": mean([bool(row.trajectory.searches) for row in good]),
+            "rollout/searched_share_multi_hop": mean([bool(row.trajectory.searches) for row in multi_hop]),
+            "rollout/token_drift_rate": mean([row.token_drift for row in real]),
         }
     )
 
@@ -58,19 +63,19 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
     good = [row for row in rows if row.counts]
     asked = [row for row in good if row.reward["integrity"]]
     metrics: dict[str, float] = {
-        f"reward/{part}": _mean([row.reward[part] for row in good]) for part in REWARD_PARTS
+        f"reward/{part}": mean([row.reward[part] for row in good]) for part in REWARD_PARTS
     }
-    metrics["questions/valid_share"] = _mean([row.reward["integrity"] for row in good])
+    metrics["questions/valid_share"] = mean([row.reward["integrity"] for row in good])
     for hop in sorted({row.hop for row in good}):
         of_hop = [row for row in good if row.hop == hop]
-        metrics[f"questions/valid_share_hop_{hop}"] = _mean([row.reward["integrity"] for row in of_hop])
-        metrics[f"reward/score_hop_{hop}"] = _mean([row.reward["score"] for row in of_hop])
+        metrics[f"questions/valid_share_hop_{hop}"] = mean([row.reward["integrity"] for row in of_hop])
+        metrics[f"reward/score_hop_{hop}"] = mean([row.reward["score"] for row in of_hop])
     if asked:
         n = int(asked[0].reward["n"])
         for k in range(n + 1):
             metrics[f"solved/{k}_of_{n}"] = sum(row.reward["k"] == k for row in asked)
-        metrics["solved/pass_rate"] = _mean([row.reward["k"] / n for row in asked])
-        metrics["solved/some"] = _mean([0 < row.reward["k"] < n for row in asked])
+        metrics["solved/pass_rate"] = mean([row.reward["k"] / n for row in asked])
+        metrics["solved/some"] = mean([0 < row.reward["k"] < n for row in asked])
     for name in (
         "attempts_finished",
         "attempts_failed",
@@ -79,7 +84,7 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
         "attempt_tokens_in",
     ):
         metrics[f"solver/{name}"] = sum(row.reward.get(name, 0) for row in rows if not row.padding)
-    metrics["time/solver_attempts_mean_s"] = _mean([row.reward.get("attempts_s", 0.0) for row in good])
+    metrics["time/solver_attempts_mean_s"] = mean([row.reward.get("attempts_s", 0.0) for row in good])
     return _prefixed(metrics)
 
 
@@ -94,13 +99,13 @@ def solver_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
         by_prompt.setdefault(row.prompt, []).append(row.reward["score"])
     groups = [scores for scores in by_prompt.values() if len(scores) > 1]
     metrics = {
-        "reward/em": _mean([row.reward["score"] for row in good]),
-        "reward/f1": _mean([row.reward["f1"] for row in good]),
-        "reward/answered_share": _mean([row.reward["answer"] is not None for row in good]),
-        "reward/groups_with_variance": _mean([min(scores) < max(scores) for scores in groups]),
+        "reward/em": mean([row.reward["score"] for row in good]),
+        "reward/f1": mean([row.reward["f1"] for row in good]),
+        "reward/answered_share": mean([row.reward["answer"] is not None for row in good]),
+        "reward/groups_with_variance": mean([min(scores) < max(scores) for scores in groups]),
     }
     for hop in sorted({row.hop for row in good if row.hop}):
-        metrics[f"reward/em_hop_{hop}"] = _mean([row.reward["score"] for row in good if row.hop == hop])
+        metrics[f"reward/em_hop_{hop}"] = mean([row.reward["score"] for row in good if row.hop == hop])
     return _prefixed(metrics)
 
 
@@ -114,12 +119,12 @@ def validation_metrics(infos: Mapping[str, Sequence[Any]], expected: int) -> dic
     good = valid_rows(infos)
     metrics: dict[str, float] = {"val/rows": len(good), "val/failed": expected - len(good)}
     if good:
-        metrics["val/em"] = _mean([infos["score"][row] for row in good])
-        metrics["val/f1"] = _mean([infos["f1"][row] for row in good])
+        metrics["val/em"] = mean([infos["score"][row] for row in good])
+        metrics["val/f1"] = mean([infos["f1"][row] for row in good])
     hops = infos.get("hop", ())
     for hop in sorted({hops[row] for row in good if hops and hops[row]}):
         of_hop = [row for row in good if hops[row] == hop]
-        metrics[f"val/em_hop_{hop}"] = _mean([infos["score"][row] for row in of_hop])
+        metrics[f"val/em_hop_{hop}"] = mean([infos["score"][row] for row in of_hop])
         metrics[f"val/rows_hop_{hop}"] = len(of_hop)
     return _prefixed(metrics)
 
@@ -127,16 +132,6 @@ def validation_metrics(infos: Mapping[str, Sequence[Any]], expected: int) -> dic
 def valid_rows(infos: Mapping[str, Sequence[Any]]) -> list[int]:
     """Indices of the validation rows that no failed service has spoiled."""
     return [row for row, valid in enumerate(infos.get("valid", ())) if valid]
-
-
-def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
-    """One step as one line of the console."""
-    return f"step {step}/{steps}: {_line(metrics, _PROGRESS)}"
-
-
-def validation_line(metrics: Mapping[str, float], step: int) -> str:
-    """One validation as one line of the console."""
-    return f"validation after step {step}: {_line(metrics, _VALIDATION)}"
 
 
 _PROGRESS = {
@@ -157,12 +152,18 @@ _VALIDATION = {
 }
 
 
+def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
+    """One step as one line of the console."""
+    return f"step {step}/{steps}: {_line(metrics, _PROGRESS)}"
+
+
+def validation_line(metrics: Mapping[str, float], step: int) -> str:
+    """One validation as one line of the console."""
+    return f"validation after step {step}: {_line(metrics, _VALIDATION)}"
+
+
 def _line(metrics: Mapping[str, float], parts: Mapping[str, tuple[str, str]]) -> str:
     return ", ".join(f"{name} {metrics[key]:{form}}" for name, (key, form) in parts.items() if key in metrics)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
 
 
 def _prefixed(metrics: dict[str, float]) -> dict[str, float]:

@@ -2,20 +2,24 @@
 
 A mode is chosen by `trainer.v1.trainer_mode`, which the config group `mode/` derives from a stage's `method`:
 `drzero_hrpo_sync` for the challenger, whose rewards are compared among questions of the same hop count;
-`drzero_grpo_sync` for the solver, whose rewards are compared among the answers to one question.
+`drzero_grpo_sync` for the solver, whose rewards are compared among the answers to one question; and the same
+with veRL's `colocate_async` and `separate_async`. The trainer and its mixins override hooks of veRL's
+`PPOTrainer` and call the next one, so any of these modes can carry them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import (
@@ -27,9 +31,12 @@ from verl.trainer.ppo.v1 import (
 
 from verl_ext.method.grpo import group_advantages
 from verl_ext.method.hrpo import hop_advantages
-from verl_ext.trainer.observed_trainer import ObservedTrainer
-from verl_ext.trainer.step_metrics import challenger_metrics, solver_metrics
-from verl_ext.trainer.step_rows import StepRow
+from verl_ext.trainer import step_metrics
+from verl_ext.trainer.collapse import CollapseWatch, collapse_metrics
+from verl_ext.trainer.dump import dump_rows
+from verl_ext.trainer.flow import FlowMixin
+from verl_ext.trainer.progress import ProgressMixin
+from verl_ext.trainer.step_rows import StepRow, read_log_probs, read_rows
 
 
 @dataclass(frozen=True)
@@ -38,16 +45,21 @@ class Method:
 
     name: str
     group: Callable[[StepRow], Hashable]
+    """The label of the rows that a row's reward is compared with."""
     advantages: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float64]]
     """From rewards, group labels and whether each row counts."""
     metrics: Callable[[list[StepRow]], dict[str, float]]
 
 
-HRPO = Method("hrpo", lambda row: row.hop, hop_advantages, challenger_metrics)
-GRPO = Method("grpo", lambda row: row.prompt, group_advantages, solver_metrics)
+HRPO = Method("hrpo", lambda row: row.hop, hop_advantages, step_metrics.challenger_metrics)
+GRPO = Method("grpo", lambda row: row.prompt, group_advantages, step_metrics.solver_metrics)
 
 
-class GroupRelativeTrainer(ObservedTrainer):
+class TooManyFailures(RuntimeError):
+    """Failed services spoiled so many rollouts that training on the rest, or its score, would mislead."""
+
+
+class GroupRelativeTrainer(ProgressMixin, FlowMixin):
     """Advantages within groups; spoiled and padding rows are left out of the groups and of the loss."""
 
     method: Method
@@ -56,102 +68,153 @@ class GroupRelativeTrainer(ObservedTrainer):
         if config.algorithm.use_kl_in_reward:
             name = self.method.name.upper()
             raise ValueError(f"{name} compares whole rewards: set algorithm.use_kl_in_reward=false")
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.base_mode
+        self._collapse_watch = CollapseWatch()
         super().__init__(config)
 
-    def _group(self, row: StepRow) -> Hashable:
-        return self.method.group(row)
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.config.trainer.device == "cpu":
+            import ray
 
-    def _method_metrics(self, rows: list[StepRow]) -> dict[str, float]:
-        return self.method.metrics(rows)
+            from verl_ext.rollout.cpu_worker import CpuActorRolloutRefWorker
+
+            for role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(CpuActorRolloutRefWorker)
+
+    @property
+    def _expected_rollouts(self) -> int:
+        """Rollouts of one batch; an asynchronous mode trains on several batches a step."""
+        rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        return int(rollouts // self.parameter_sync_step)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Count and dump the step's rows, then write their advantages in veRL's place.
+
+        Raises TooManyFailures above the configured share of spoiled rows.
+        """
+        step = self.global_steps
+        self._heartbeat.beat(step, "advantage")
+        rows = read_rows(batch)
+        real, good = sum(not row.padding for row in rows), sum(row.counts for row in rows)
+        self._flow.judged(self._expected_rollouts, real, good)
+        causes = [row.reward.get("reason_invalid") for row in rows if not row.padding and not row.counts]
+        self._check_failed_share(f"step {step}", self._expected_rollouts, good, causes)
+        if folder := self.config.trainer.rollout_data_dir:
+            # Before the update, so that every checkpoint has the dumps of all its steps.
+            part = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
+            dump_rows(rows, step, Path(folder) / f"step_{step:04d}{part}.jsonl")
+        return self._advantages(batch, metrics, rows)
+
+    def _log_rollout_data(
+        self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str
+    ) -> None:
+        """Write nothing in veRL's place: its dump has flat text and comes after the checkpoint."""
+
+    def _check_failed_share(self, what: str, expected: int, good: int, causes: Sequence[str | None]) -> None:
+        """`causes` has one entry per invalid row; rollouts missing besides those have raised."""
+        limit = self.config.run.max_failed_share
+        if expected - good > limit * expected:
+            raise TooManyFailures(
+                f"{what}: {1 - good / expected:.0%} of {expected} rollouts were spoiled "
+                f"(run.max_failed_share={limit:.0%}). {expected - good - len(causes)} raised in the agent "
+                f"loop (see trainer.log), {len(causes)} are invalid, the first because: {causes[:3]}. Rerun "
+                "to resume from the last checkpoint once the service is up again."
+            )
 
     def _advantages(self, batch: KVBatchMeta, metrics: dict[str, Any], rows: list[StepRow]) -> KVBatchMeta:
         fields = ["response_mask", "rm_scores"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         masks, scores = data["response_mask"].unbind(), data["rm_scores"].unbind()
+        rewards = [float(row_scores.sum()) for row_scores in scores]
+        groups: list[Any] = [self.method.group(row) for row in rows]
         counts = np.array([row.counts for row in rows])
-        groups: list[Any] = [self._group(row) for row in rows]
-        advantages = self.method.advantages(
-            [float(row_scores.sum()) for row_scores in scores], groups, counts
-        )
+        advantages = self.method.advantages(rewards, groups, counts)
         # Rows that do not count must not enter the loss's mean over tokens either.
         masks = [mask * int(row_counts) for mask, row_counts in zip(masks, counts, strict=True)]
-        per_token = [float(advantage) * mask for advantage, mask in zip(advantages, masks, strict=True)]
-        columns = {
-            "advantages": _nested([row.float() for row in per_token]),
-            "returns": _nested([row.float() for row in per_token]),
-            "response_mask": _nested(masks),
-            "loss_mask": _nested(masks),
-        }
+        per_token = [
+            float(advantage) * mask.float() for advantage, mask in zip(advantages, masks, strict=True)
+        ]
         counted = [group for group, row_counts in zip(groups, counts, strict=True) if row_counts]
         prefix = f"drzero/{self.method.name}"
         metrics[f"{prefix}/lone_groups"] = sum(counted.count(group) == 1 for group in set(counted))
-        metrics[f"{prefix}/advantage_abs_mean"] = (
-            float(np.abs(advantages[counts]).mean()) if counts.any() else 0.0
-        )
+        metrics[f"{prefix}/advantage_abs_mean"] = float(np.abs(advantages[counts]).mean()) if counted else 0.0
+        columns = {"advantages": per_token, "returns": per_token, "response_mask": masks, "loss_mask": masks}
+        nested = {
+            name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
+            for name, column in columns.items()
+        }
         return tq.kv_batch_put(
             keys=batch.keys,
             partition_id=batch.partition_id,
-            fields=TensorDict(columns, batch_size=len(batch)),
+            fields=TensorDict(nested, batch_size=len(batch)),
         )
 
+    def _compute_metrics(
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        timing_raw: dict[str, float],
+        global_steps: int,
+        epoch: int,
+    ) -> None:
+        """veRL's metrics and ours, a progress line, and the collapse alarms."""
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        rows = read_rows(batch)
+        metrics |= step_metrics.rollout_metrics(rows, self._expected_rollouts * self.parameter_sync_step)
+        metrics |= self.method.metrics(rows)
+        groups = [self.method.group(row) for row in rows]
+        metrics |= collapse_metrics(rows, groups, read_log_probs(batch, rows))
+        alarms = self._collapse_watch.add_step(metrics)
+        if self._collapse_watch.window_full:
+            metrics["drzero/collapse/alarms"] = len(self._collapse_watch.active)
+        print(step_metrics.progress_line(metrics, global_steps, self.total_training_steps), flush=True)
+        for alarm in alarms:
+            print(f"step {global_steps}: {alarm}", flush=True)
+        if self._out_of_time:  # this hook is the last of a step that can end veRL's loop
+            self._end_after(self.global_steps)
 
-def _nested(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[int],
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, float]:
+        """veRL's validation metrics and ours, both without the rows that a failed service has spoiled.
+
+        Raises TooManyFailures above the configured share; a rerun repeats the validation.
+        """
+        infos = reward_extra_infos_dict
+        expected = sum((expected_acc_counts or {}).values())
+        metrics = step_metrics.validation_metrics(infos, expected)
+        print(step_metrics.validation_line(metrics, self.global_steps), flush=True)
+        good = step_metrics.valid_rows(infos)
+        causes = [
+            infos["reason_invalid"][row] for row, valid in enumerate(infos.get("valid", ())) if not valid
+        ]
+        self._check_failed_share(f"validation after step {self.global_steps}", expected, len(good), causes)
+        if good:
+            # veRL averages every column it is given: flags and hop counts are left out.
+            kept = {name: [infos[name][row] for row in good] for name in ("reward", "f1")}
+            sources, uids, turns = (
+                [column[row] for row in good] for column in (data_sources, sample_uids, sample_turns)
+            )
+            metrics |= super()._val_metrics_update(sources, uids, kept, turns)
+        return metrics
 
 
 # One class per pair of method and veRL mode. An asynchronous challenger is off-policy: preflight refuses it
 # unless the config allows it.
-
-
-class HrpoTrainer(GroupRelativeTrainer):
-    """For the challenger: questions of the same hop count are compared."""
-
-    method = HRPO
-
-
-class GrpoTrainer(GroupRelativeTrainer):
-    """For the solver: answers to the same question are compared."""
-
-    method = GRPO
-
-
-@register_trainer("drzero_hrpo_sync")
-class HrpoSync(HrpoTrainer, PPOTrainerSync):
-    """HRPO, strictly on-policy."""
-
-    base_mode = "sync"
-
-
-@register_trainer("drzero_hrpo_colocate_async")
-class HrpoColocateAsync(HrpoTrainer, PPOTrainerColocateAsync):
-    """HRPO with rollouts that may be a step old."""
-
-    base_mode = "colocate_async"
-
-
-@register_trainer("drzero_hrpo_separate_async")
-class HrpoSeparateAsync(HrpoTrainer, PPOTrainerSeparateAsync):
-    """HRPO with rollouts on devices of their own."""
-
-    base_mode = "separate_async"
-
-
-@register_trainer("drzero_grpo_sync")
-class GrpoSync(GrpoTrainer, PPOTrainerSync):
-    """GRPO, every rollout sampled by the current policy."""
-
-    base_mode = "sync"
-
-
-@register_trainer("drzero_grpo_colocate_async")
-class GrpoColocateAsync(GrpoTrainer, PPOTrainerColocateAsync):
-    """GRPO with rollouts that may be a step old; the ratio's clip bounds their effect."""
-
-    base_mode = "colocate_async"
-
-
-@register_trainer("drzero_grpo_separate_async")
-class GrpoSeparateAsync(GrpoTrainer, PPOTrainerSeparateAsync):
-    """GRPO with rollouts on devices of their own."""
-
-    base_mode = "separate_async"
+_BASES = {
+    "sync": PPOTrainerSync,
+    "colocate_async": PPOTrainerColocateAsync,
+    "separate_async": PPOTrainerSeparateAsync,
+}
+for _method, (_mode, _base) in product((HRPO, GRPO), _BASES.items()):
+    _name = f"drzero_{_method.name}_{_mode}"
+    register_trainer(_name)(
+        type(_name, (GroupRelativeTrainer, _base), {"method": _method, "base_mode": _mode})
+    )

@@ -1,22 +1,27 @@
-"""Stop time: the run ends at a saved step while there is still time to save it (docs/stopping.md)."""
+"""A run's progress: its phases, its checkpoints, and its end before the stop time (docs/stopping.md)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.debug import marked_timer
 
+from verl_ext.artefacts import announce
+from verl_ext.checkpoints import prune_checkpoints, saved_step, step_folder
 from verl_ext.stop_time import Note, Pace, describe_left, seconds_left, write_note
-from verl_ext.trainer.mixins.heartbeats import HeartbeatMixin
+from verl_ext.telemetry import Heartbeat
 
 
-class StopTimeMixin(HeartbeatMixin):
-    """Decides after each step whether another one fits before the stop time; if not, saves and ends.
+class ProgressMixin(PPOTrainer):
+    """Logs each phase as it begins, and decides after each step whether another one fits.
 
     The first step of a start always runs, however little time is left: its duration is unknown, and a run
-    that is restarted again and again must make progress.
+    that is restarted again and again must make progress. Checkpoints are pruned in veRL's place, which would
+    remove the old one too early (`verl_ext.checkpoints`).
     """
 
     _out_of_time: str | None = None
@@ -26,10 +31,18 @@ class StopTimeMixin(HeartbeatMixin):
 
     def __init__(self, config: DictConfig) -> None:
         self._pace = Pace()
+        self._heartbeat = Heartbeat(Path(config.run.dir) / "heartbeats.jsonl")
+        self._heartbeat.beat(0, "start-up")
+        with open_dict(config):
+            self._checkpoints_to_keep = config.trainer.max_actor_ckpt_to_keep
+            config.trainer.max_actor_ckpt_to_keep = None
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:  # noqa: D102 - veRL's own hooks, here and below
-        super().fit(agent_loop_manager)
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            self._heartbeat.beat(self.global_steps, "done")
         if self._out_of_time:
             write_note(Path(self.config.run.dir), Note(self.total_training_steps, self._out_of_time))
 
@@ -40,6 +53,18 @@ class StopTimeMixin(HeartbeatMixin):
             return
         self._pace.begin_step()
         super().on_train_begin()
+
+    def on_sample_begin(self) -> None:  # noqa: D102
+        self._heartbeat.beat(self.global_steps, "rollout")
+        super().on_sample_begin()
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._heartbeat.beat(self.global_steps, "log-probs")
+        return super()._compute_old_log_prob(batch, metrics)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._heartbeat.beat(self.global_steps, "update")
+        return super()._update_actor(batch, metrics)
 
     def on_step_end(self) -> None:
         """Save now if no further step fits and veRL has not just saved.
@@ -55,15 +80,24 @@ class StopTimeMixin(HeartbeatMixin):
             if self._out_of_time and self._saved != step:
                 with marked_timer("save_checkpoint", self.timing_raw, color="green"):
                     self._save_checkpoint()
+        self._heartbeat.beat(step, "weight-sync")
         super().on_step_end()
 
     def _save_checkpoint(self) -> None:
+        self._heartbeat.beat(self.global_steps, "save")
+        folder, keep = Path(self.config.trainer.default_local_dir), self._checkpoints_to_keep
         with self._pace.apart("save"):
+            # Make room for the new checkpoint first, but never remove the only whole one.
+            prune_checkpoints(folder, max(keep - 1, 1) if keep else None)
             super()._save_checkpoint()
+            prune_checkpoints(folder, keep)
+        if saved_step(folder) == self.global_steps:
+            announce(step_folder(folder, self.global_steps))
         self._saved = self.global_steps
 
     def on_validate_begin(self) -> None:  # noqa: D102
         if self._out_of_time is None:
+            self._heartbeat.beat(self.global_steps, "validation")
             super().on_validate_begin()
 
     def _validate(self) -> dict[str, float]:
@@ -72,12 +106,6 @@ class StopTimeMixin(HeartbeatMixin):
             return {}
         with self._pace.apart("validation"):
             return super()._validate()
-
-    def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
-        """As veRL's, the last thing of a step that may still change whether its loop continues."""
-        super()._compute_metrics(*args, **kwargs)
-        if self._out_of_time:
-            self._end_after(self.global_steps)
 
     def _end_after(self, step: int) -> None:
         """Let veRL's loop end after `step` as after a last one: the trackers and Ray shut down in order."""

@@ -1,4 +1,4 @@
-"""Flow: what goes into veRL's replay buffer and comes out of it, counted for the flow monitor."""
+"""What goes into veRL's replay buffer and comes out of it, counted for the flow monitor (veRL 0.9.1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,20 @@ class FlowMixin(PPOTrainer):
 
     def _build_replay_buffer(self) -> Any:
         """veRL's own buffer, observed."""
-        self._flow = flow_counters(self.config, self.base_mode)
+        config = self.config
+        sampler = config.trainer.v1.sampler
+        threshold = sampler.max_off_policy_threshold if sampler.max_off_policy_strategy == "drop" else None
+        filter_groups = config.algorithm.get("filter_groups") or {}
+        storage = (config.transfer_queue.get("backend") or {}).get("SimpleStorage") or {}
+        self._flow = FlowCounters(
+            Path(config.run.dir) / COUNTERS_FILE,
+            mode=self.base_mode,
+            rollouts_per_prompt=config.actor_rollout_ref.rollout.n,
+            # veRL counts the versions that a sample spans, its own included.
+            behind_limit=None if threshold is None else threshold - 1,
+            capacity=storage.get("total_storage_size"),
+            filters=bool(filter_groups.get("enable") or sampler.get("sync_refill_failed_groups")),
+        )
         return ObservedBuffer(super()._build_replay_buffer(), self._flow)
 
     def fit(self, agent_loop_manager: Any) -> None:  # noqa: D102 - veRL's own hook
@@ -67,20 +80,3 @@ class ObservedBuffer:
             found, metrics = self._buffer.wait_for_sampleable(global_steps, partition_id, target_count)
             self._counters.sampled(partition_id, 0, metrics, None)
         return found, metrics
-
-
-def flow_counters(config: Any, mode: str) -> FlowCounters:
-    """The counters of a training run in `run.dir`, with the limits of its config."""
-    sampler = config.trainer.v1.sampler
-    threshold = sampler.max_off_policy_threshold if sampler.max_off_policy_strategy == "drop" else None
-    filter_groups = config.algorithm.get("filter_groups") or {}
-    storage = (config.transfer_queue.get("backend") or {}).get("SimpleStorage") or {}
-    return FlowCounters(
-        Path(config.run.dir) / COUNTERS_FILE,
-        mode=mode,
-        rollouts_per_prompt=config.actor_rollout_ref.rollout.n,
-        # veRL counts the versions that a sample spans, its own included.
-        behind_limit=None if threshold is None else threshold - 1,
-        capacity=storage.get("total_storage_size"),
-        filters=bool(filter_groups.get("enable") or sampler.get("sync_refill_failed_groups")),
-    )
