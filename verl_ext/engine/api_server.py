@@ -3,9 +3,8 @@
     python -m verl_ext.engine.api_server --model PATH --port 8001 --device cpu --dtype float32
 
 `POST /v1/completions` takes a text or token-id prompt and answers in OpenAI's shape, with vLLM's `token_ids`
-on request. `GET /health` answers 200 only when the engine has just produced a token, `GET /v1/models` names
-the model, `GET /metrics` is Prometheus text. A request whose client disconnects is cancelled. Unsupported
-options (streaming, n > 1, penalties) are refused with a 400 that names them.
+on request. `GET /health` answers 200 only when the engine has just produced a token. A request whose client
+disconnects is cancelled. Unsupported options (streaming, penalties) are refused with a 400 that names them.
 """
 
 import argparse
@@ -53,7 +52,7 @@ class CompletionRequest(BaseModel):
     top_k: int = 0
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []
+    stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     return_token_ids: bool = False
     skip_special_tokens: bool = True
@@ -67,17 +66,6 @@ class CompletionRequest(BaseModel):
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
-
-    def sampling_params(self) -> SamplingParams:
-        """This request as the engine's parameters; raises ValueError for a value out of range."""
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop_token_ids=tuple(self.stop_token_ids),
-            seed=self.seed,
-        )
 
 
 def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
@@ -103,27 +91,32 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
     async def completions(body: CompletionRequest, request: Request) -> Response:
         prompt = tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
         try:
-            generation = await _until_disconnect(
-                request,
-                engine.generate(prompt, body.sampling_params(), _stop_checker(tokenizer, body.stop_strings)),
-            )
+            params = SamplingParams(**body.model_dump(include={*SamplingParams.__dataclass_fields__}))
+            generating = engine.generate(prompt, params, _stop_checker(tokenizer, body.stop_strings))
+            generation = await _until_disconnect(request, generating)
         except ValueError as error:
             return _error(400, str(error))
         except EngineFailure as error:
             return _error(503, str(error))
         if generation is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JSONResponse(_completion(body, generation, len(prompt), tokenizer, model_name))
+        tokens_in, tokens_out = len(prompt), len(generation.token_ids)
+        usage = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out}
+        return JSONResponse(
+            {
+                "id": f"cmpl-{uuid.uuid4().hex}",
+                "object": "text_completion",
+                "created": int(time.time()),
+                "model": model_name,
+                "choices": [_choice(body, generation, tokenizer)],
+                "usage": usage | {"total_tokens": tokens_in + tokens_out},
+            }
+        )
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        entry = {
-            "id": model_name,
-            "object": "model",
-            "owned_by": "local",
-            "max_model_len": engine.max_seq_len,
-        }
-        return {"object": "list", "data": [entry]}
+        entry = {"id": model_name, "object": "model", "owned_by": "local"}
+        return {"object": "list", "data": [entry | {"max_model_len": engine.max_seq_len}]}
 
     @app.get("/health")
     async def health() -> Response:
@@ -154,37 +147,32 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one family per counter or gauge."""
         stats = self._engine.stats()
+        copied = "Prompt tokens copied instead of computed"
         yield CounterMetricFamily("engine_requests", "Requests taken into the batch", stats.requests)
         yield CounterMetricFamily("engine_prompt_tokens", "Prompt tokens taken in", stats.tokens_in)
         yield CounterMetricFamily("engine_generated_tokens", "Tokens generated", stats.tokens_out)
-        yield CounterMetricFamily(
-            "engine_prefix_tokens_reused",
-            "Prompt tokens copied instead of computed",
-            stats.prefix_tokens_reused,
-        )
+        yield CounterMetricFamily("engine_prefix_tokens_reused", copied, stats.prefix_tokens_reused)
         yield CounterMetricFamily("engine_decode_steps", "Decode forwards", stats.decode_steps)
         yield GaugeMetricFamily("engine_batch_size", "Sequences decoding now", stats.running)
         yield GaugeMetricFamily("engine_queue_depth", "Requests waiting for a slot", stats.waiting)
-        yield GaugeMetricFamily(
-            "engine_prefix_cache_bytes", "Bytes of kept prefixes", stats.prefix_cache_bytes
-        )
+        kept = stats.prefix_cache_bytes
+        yield GaugeMetricFamily("engine_prefix_cache_bytes", "Bytes of kept prefixes", kept)
 
 
 async def _until_disconnect(request: Request, generating: Any) -> Generation | None:
     """The generation; None, with the request cancelled, if the client disconnects first."""
-    generation = asyncio.ensure_future(generating)
-    gone = asyncio.ensure_future(_disconnected(request))
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    generation, gone = asyncio.ensure_future(generating), asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait({generation, gone}, return_when=asyncio.FIRST_COMPLETED)
         return generation.result() if generation.done() else None
     finally:
         generation.cancel()
         gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callable[[list[int]], bool] | None:
@@ -201,48 +189,25 @@ def _stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Calla
     return stopped
 
 
-def _completion(
-    body: CompletionRequest,
-    generation: Generation,
-    prompt_length: int,
-    tokenizer: PreTrainedTokenizerBase,
-    model_name: str,
+def _choice(
+    body: CompletionRequest, generation: Generation, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
+    """The response; its text ends before (with `no_stop_trim`: with) the stop string or id that ended it."""
     ids = generation.token_ids
+    text = _decode(tokenizer, ids, body.skip_special_tokens)
+    if generation.finish_reason == "stop" and not body.no_stop_trim:
+        ends = [text.find(stop) for stop in body.stop_strings if stop in text]
+        text = text[: min(ends)] if ends else _decode(tokenizer, ids[:-1], body.skip_special_tokens)
     choice: dict[str, Any] = {
         "index": 0,
-        "text": _visible_text(body, generation, tokenizer),
+        "text": text,
         "finish_reason": generation.finish_reason,
         "logprobs": None,
     }
     if body.logprobs is not None:
         tokens = [_decode(tokenizer, [token_id]) for token_id in ids]
         choice["logprobs"] = {"tokens": tokens, "token_logprobs": generation.log_probs}
-    if body.return_token_ids:
-        choice["token_ids"] = ids
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model_name,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": prompt_length,
-            "completion_tokens": len(ids),
-            "total_tokens": prompt_length + len(ids),
-        },
-    }
-
-
-def _visible_text(body: CompletionRequest, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The response as text, up to (with `no_stop_trim`: with) the stop string or stop id that ended it."""
-    text = _decode(tokenizer, generation.token_ids, body.skip_special_tokens)
-    if generation.finish_reason != "stop" or body.no_stop_trim:
-        return text
-    ends = [text.find(stop) for stop in body.stop_strings if stop in text]
-    if ends:
-        return text[: min(ends)]
-    return _decode(tokenizer, generation.token_ids[:-1], body.skip_special_tokens)
+    return choice | {"token_ids": ids} if body.return_token_ids else choice
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_tokens: bool = False) -> str:
@@ -254,7 +219,13 @@ def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)
 
 
-def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+def _exit(message: str) -> None:
+    print(f"solver server: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until a signal; exits with status 2 for a taken port or a model that does not load."""
     parser = argparse.ArgumentParser(prog="python -m verl_ext.engine.api_server", description=__doc__)
     parser.add_argument("--model", required=True, help="folder or hub id")
     parser.add_argument("--host", default="127.0.0.1")
@@ -266,29 +237,15 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt plus response, in tokens")
     parser.add_argument("--served-model-name", help="default: the model's path")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket; exits with status 2 when the address is taken, before the model is loaded."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    options = parser.parse_args(arguments)
+    # Bound before the model is loaded, which takes long.
+    listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener.bind((options.host, options.port))
     except OSError as error:
-        _exit(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another with --port.")
-    return listener
-
-
-def _exit(message: str) -> None:
-    print(f"solver server: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Serve until a signal; exits with status 2 for a taken port or a model that does not load."""
-    options = _arguments(arguments)
-    listener = _bind(options.host, options.port)
+        place, cause = f"{options.host}:{options.port}", os.strerror(error.errno or 0)
+        _exit(f"cannot listen on {place}: {cause}. Choose another with --port.")
     setproctitle("drzero: solver")
     torch.set_num_threads(options.threads)
     try:

@@ -6,13 +6,11 @@
 One worker thread owns the model. Between two decode steps it accepts new requests, drops cancelled ones and
 runs commands (score, update weights); then one forward advances every sequence by one id. A new sequence
 fills a slot of the key-value cache with all of its prompt but the last id: copied from the longest known
-prefix (of a sequence in flight or in the prefix cache), the rest computed. Its last prompt id then goes
-through the shared decode forward like any other. So n equal prompts are computed once, and the next turn of a
-conversation computes only its new ids.
+prefix (of a sequence in flight or in the prefix cache), the rest computed. So n equal prompts are computed
+once, and the next turn of a conversation computes only its new ids.
 
-Callers use asyncio: `await engine.generate(...)` from any event loop; cancelling the task frees the slot at
-the next step. An unexpected error in the worker is raised in every waiting caller, and the engine stays
-unhealthy. The caller sets the number of torch threads.
+Callers use asyncio, in any event loop; cancelling the task frees the slot at the next step. An unexpected
+error in the worker is raised in every waiting caller, and the engine stays unhealthy.
 """
 
 import asyncio
@@ -30,9 +28,9 @@ import torch
 from transformers import PreTrainedModel
 
 from verl_ext.engine.kv_cache import GROUPED_ATTENTION, PrefixCache, SlotCache, common_prefix_length
+from verl_ext.engine.loading import load_weights
 from verl_ext.engine.sampling import SamplingParams, sample
 from verl_ext.engine.sequence import FinishReason, Generation, Sequence
-from verl_ext.engine.weights import load_weights
 
 
 class EngineFailure(RuntimeError):
@@ -139,7 +137,15 @@ class ReferenceEngine:
         if not response_ids:
             raise ValueError("there is no response to score")
         self._check_prompt(np.array(prompt_ids + response_ids[:-1]))
-        return await self._command(lambda: self._score(prompt_ids, response_ids, temperature))
+        length = len(response_ids)
+
+        def forward() -> list[float]:
+            ids = torch.tensor([prompt_ids + response_ids], device=self.model.device)
+            logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length).logits[0]
+            log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+            return log_probs.gather(1, ids[0, -length:, None]).squeeze(1).tolist()
+
+        return await self._command(forward)
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Load a complete set of weights in place (see `load_weights`), drop all prefixes; the new version.
@@ -147,7 +153,22 @@ class ReferenceEngine:
         Raises RuntimeError while requests are in flight. After any other error the weights are a mixture, and
         the engine refuses to generate until an update succeeds.
         """
-        return await self._command(lambda: self._update_weights(weights))
+
+        def load() -> int:
+            if in_flight := len(self._running) + len(self._waiting):
+                raise RuntimeError(
+                    f"cannot update the weights with {in_flight} requests in flight: wait for them or abort "
+                    "them first"
+                )
+            self._half_updated = True
+            load_weights(self.model, weights)
+            self._half_updated = False
+            self._prefixes.clear()
+            self._slots.release()
+            self._stats.weight_version += 1
+            return self._stats.weight_version
+
+        return await self._command(load)
 
     async def abort_all(self) -> int:
         """Finish every request now with reason "aborted" and the ids it has; returns their number."""
@@ -325,29 +346,6 @@ class ReferenceEngine:
         while self._waiting:
             self._waiting.popleft().resolve("aborted", self._stats.weight_version)
         return aborted
-
-    def _score(self, prompt_ids: list[int], response_ids: list[int], temperature: float) -> list[float]:
-        ids = torch.tensor([prompt_ids + response_ids], device=self.model.device)
-        logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=len(response_ids)).logits[
-            0
-        ]
-        log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
-        return log_probs.gather(1, ids[0, -len(response_ids) :, None]).squeeze(1).tolist()
-
-    def _update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        in_flight = len(self._running) + len(self._waiting)
-        if in_flight:
-            raise RuntimeError(
-                f"cannot update the weights with {in_flight} requests in flight: wait for them or abort them "
-                "first"
-            )
-        self._half_updated = True
-        load_weights(self.model, weights)
-        self._half_updated = False
-        self._prefixes.clear()
-        self._slots.release()
-        self._stats.weight_version += 1
-        return self._stats.weight_version
 
 
 def _additive_mask(positions: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:

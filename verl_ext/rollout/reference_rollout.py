@@ -9,7 +9,6 @@ under `rollout_corr/` compare the actor's log-probs of the samples with the engi
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -75,14 +74,6 @@ class ReferenceServer:
         await self._engine.update_weights(weights.items())
         self._global_steps = global_steps
 
-    async def score(self, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
-        """Log-probs of a response under the engine's weights, to check a weight update."""
-        return await self._engine.score(prompt_ids, response_ids)
-
-    async def stats(self) -> dict[str, float]:
-        """The engine's counters."""
-        return asdict(self._engine.stats())
-
     async def wake_up(self) -> None:
         """Do nothing: the engine never sleeps, being small compared with the actor's optimizer."""
 
@@ -118,7 +109,7 @@ class ReferenceReplica(RolloutReplica):
             runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}} if on_gpu else None,
         )
         handle: Any = server.remote(self.config, self.model_config)
-        await handle.stats.remote()
+        await handle.wake_up.remote()  # answers once the model is loaded
         self.servers = [handle]
         self._server_handle = handle
         self._server_address = _server_name(self.replica_rank)
