@@ -24,7 +24,6 @@ import shutil
 from pathlib import Path
 
 TRACKER = "latest_checkpointed_iteration.txt"
-_STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
 
 def step_folder(run: Path, step: int) -> Path:
@@ -71,13 +70,12 @@ def settle_checkpoints(run: Path) -> list[str]:
     for other in _steps(run):
         folder = step_folder(run, other)
         if other > step:
-            done.append(
-                f"removing {folder}: a save that was cut off, the last complete one is of step {step}"
-            )
+            what = f"a save that was cut off, the last complete one is of step {step}"
         elif other < step and not is_whole(folder):
-            done.append(f"removing {folder}: the rest of an old checkpoint")
+            what = "the rest of an old checkpoint"
         else:
             continue
+        done.append(f"removing {folder}: {what}")
         shutil.rmtree(folder)
     return done
 
@@ -92,5 +90,5 @@ def prune_checkpoints(run: Path, keep: int | None) -> None:
 
 
 def _steps(run: Path) -> list[int]:
-    found = (_STEP_FOLDER.fullmatch(path.name) for path in run.iterdir() if path.is_dir())
+    found = (re.fullmatch(r"global_step_(\d+)", path.name) for path in run.iterdir() if path.is_dir())
     return sorted(int(match[1]) for match in found if match)

@@ -1,8 +1,8 @@
 """Registers our extensions with veRL: `VERL_USE_EXTERNAL_MODULES=verl_ext.plugin` (veRL 0.9.1).
 
-Every veRL process imports this module while it imports `verl`, so it holds registrations only. The rollout
-engine is registered by name and imported by the process that needs it. The trainers are imported here: they
-must be registered before veRL selects one, and veRL offers no later hook.
+Every veRL process imports this module while it imports `verl`, so it holds registrations only; the rollout
+engine is imported by the process that needs it. The trainers must be registered before veRL selects one, and
+veRL offers no later hook than this.
 """
 
 from importlib import import_module

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from search.client import SearchClient
@@ -42,7 +42,9 @@ async def challenger_score(
     # A sample that a failed search has already made invalid is not worth n solver attempts.
     if question and answer and has_integrity(question, answer) and not trajectory.failed_calls:
         with waiting("reward"):
-            attempts = await _agent(settings["solver"]).attempts(question, n)
+            solver = OmegaConf.to_container(OmegaConf.create(settings["solver"]))
+            agent = _agent(json.dumps(solver, sort_keys=True), asyncio.get_running_loop())
+            attempts = await agent.attempts(question, n)
     seconds = time.monotonic() - started
     k = right_attempts(attempts, answer, n)
     score = challenger_reward(trajectory, extra_info["document"], int(extra_info["hop"]), n=n, k=k)
@@ -73,14 +75,11 @@ def right_attempts(attempts: Sequence[SolverAttempt], answer: str | None, n: int
 
 
 def _attempt_fields(attempts: Sequence[SolverAttempt], answer: str | None, seconds: float) -> dict[str, Any]:
+    copied = ("answer", "finished", "failure", "searches", "tokens_out")
     records = [
         {
-            "answer": attempt.answer,
+            **{name: getattr(attempt, name) for name in copied},
             "right": answer is not None and exact_match(attempt.answer, [answer]),
-            "finished": attempt.finished,
-            "failure": attempt.failure,
-            "searches": attempt.searches,
-            "tokens_out": attempt.tokens_out,
             "latency_s": round(attempt.latency_s, 2),
             "trajectory": attempt.trajectory.to_dict(),
         }
@@ -99,16 +98,11 @@ def _attempt_fields(attempts: Sequence[SolverAttempt], answer: str | None, secon
 
 
 @functools.cache
-def _agent_of_loop(settings_json: str, loop: asyncio.AbstractEventLoop) -> SolverAgent:
+def _agent(settings_json: str, loop: asyncio.AbstractEventLoop) -> SolverAgent:
+    """One agent per worker process and event loop, so that it bounds the concurrency of all its questions."""
     settings = json.loads(settings_json)
     retrieval = settings.pop("retrieval")
     search = SearchClient(retrieval["url"], topk=retrieval["topk"], deadline_s=retrieval["deadline_s"])
     tokenizer = AutoTokenizer.from_pretrained(settings.pop("tokenizer"))
     url = settings.pop("url").rstrip("/") + "/v1/completions"
     return SolverAgent(url, settings.pop("model_name"), tokenizer, search, topk=retrieval["topk"], **settings)
-
-
-def _agent(settings: DictConfig | dict[str, Any]) -> SolverAgent:
-    """One agent per worker process and event loop, so that it bounds the concurrency of all its questions."""
-    plain = OmegaConf.to_container(OmegaConf.create(settings))
-    return _agent_of_loop(json.dumps(plain, sort_keys=True), asyncio.get_running_loop())

@@ -2,12 +2,11 @@
 
     DRZERO_STOP_AT=1767225600 drzero challenger …       # Unix seconds
 
-The launcher or user sets it: a provider's time limit, or the end of a budget. A stage then ends at a whole
-checkpoint before that time, with exit code 75, and a rerun resumes it (docs/stopping.md). Before a stage, an
-index or an export starts, `require_time` checks that enough time is left. In training, `Pace` decides after
-each step whether another one fits: the duration of a step is unknown beforehand, so the longest so far plus a
-fifth, and a save, must fit. The trainer then leaves a `Note` in the run's folder, because veRL exits with 0.
-Free of veRL, so that any part may use it.
+A stage ends at a whole checkpoint before that time, with exit code 75, and a rerun resumes it
+(docs/stopping.md). Before a stage, an index or an export starts, `require_time` checks that enough time is
+left. In training, `Pace` decides after each step whether another one fits: the longest so far plus a fifth,
+and a save. The trainer then leaves a `Note` in the run's folder, because veRL exits with 0. Free of veRL, so
+that any part may use it.
 """
 
 from __future__ import annotations

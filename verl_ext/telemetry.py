@@ -8,9 +8,8 @@
 
 Heartbeats are appended: `{"time": unix seconds, "step": 3, "phase": "rollout"}`.
 
-Waits are needed because a stack dump shows threads but no suspended coroutine, and rollouts wait in
-coroutines. Each worker process keeps one file, `$DRZERO_PROGRESS_DIR/PID.json`, which a thread rewrites every
-second; without the variable nothing is written:
+Waits are needed because a stack dump shows threads but no suspended coroutine. Each worker process keeps one
+file, `$DRZERO_PROGRESS_DIR/PID.json`, rewritten every second; without the variable nothing is written:
 
     {"time": …, "pid": …, "title": …, "done": {"search": 12}, "failed": {},
      "open": [["search", since, limit_s or null], …], "loops": [last tick of an event loop, …]}
@@ -25,7 +24,6 @@ import asyncio
 import functools
 import json
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -34,6 +32,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
+
+import psutil
 
 DIRECTORY_VARIABLE = "DRZERO_PROGRESS_DIR"
 _EVERY_S = 1.0
@@ -118,11 +118,11 @@ class Progress:
         self._begin()
 
     def snapshot(self) -> dict[str, Any]:
-        """The content of the file."""
+        """The content of the file; the title is the command line, as Ray and `setproctitle` rewrite it."""
         return {
             "time": time.time(),
             "pid": os.getpid(),
-            "title": _title(),
+            "title": " ".join(psutil.Process().cmdline()).strip(),
             "done": {**self._done, **{kind: total() for kind, total in self._polled.items()}},
             "failed": dict(self._failed),
             "open": [list(call) for call in list(self._open.values())],
@@ -138,20 +138,18 @@ class Progress:
             if loop not in self._ticks:
                 self._tick(loop)
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._write_forever, args=(self._file,), name="progress", daemon=True
-            )
+            self._thread = threading.Thread(target=self._write_forever, name="progress", daemon=True)
             self._thread.start()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ticks[loop] = time.time()
         loop.call_later(_EVERY_S, self._tick, loop)
 
-    def _write_forever(self, file: StatusFile) -> None:
-        while True:
+    def _write_forever(self) -> None:
+        while self._file:
             # A full disk or a counter of an engine that is closing costs a line, never the worker.
             with suppress(OSError, RuntimeError):
-                file.write(self.snapshot())
+                self._file.write(self.snapshot())
             time.sleep(_EVERY_S)
 
 
@@ -177,10 +175,3 @@ class StatusFile:
             os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
         finally:
             os.close(descriptor)
-
-
-def _title() -> str:
-    """The command line, which Ray and `setproctitle` rewrite to tell their processes apart."""
-    with suppress(OSError):
-        return Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return " ".join(sys.argv)

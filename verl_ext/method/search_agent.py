@@ -21,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -87,59 +87,45 @@ class _Progress:
     tokens_out: int = 0
 
 
-@dataclass(frozen=True)
-class _Completion:
+class _Completion(NamedTuple):
     ids: list[int]
     text: str
     truncated: bool
 
 
+@dataclass(eq=False)
 class SearchAgent:
     """Plays conversations against one completions server and one search service."""
 
-    def __init__(
-        self,
-        completions_url: str,
-        model_name: str,
-        tokenizer: Any,
-        search: Retriever,
-        *,
-        topk: int,
-        max_tokens_per_turn: int,
-        max_context_tokens: int,
-        max_turns: int = MAX_TURNS,
-        tool_response_limit: int = RESPONSE_LIMIT,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        concurrency: int = 64,
-        deadline_s: float = 300.0,
-        retries: int = 3,
-    ) -> None:
-        """Prepare an agent; nothing is sent yet.
+    completions_url: str
+    """The full address of the endpoint."""
+    model_name: str
+    tokenizer: Any
+    search: Retriever
+    _: KW_ONLY
+    topk: int
+    max_tokens_per_turn: int
+    max_context_tokens: int
+    """Bounds prompt plus response of a conversation."""
+    max_turns: int = MAX_TURNS
+    tool_response_limit: int = RESPONSE_LIMIT
+    """In characters."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    concurrency: int = 64
+    """Conversations in flight."""
+    deadline_s: float = 300.0
+    """Of one conversation."""
+    retries: int = 3
+    """Per request."""
 
-        `completions_url` is the full address of the endpoint, `max_context_tokens` bounds prompt plus
-        response of a conversation, `tool_response_limit` is in characters, `concurrency` bounds the
-        conversations in flight, `deadline_s` bounds each in seconds, and `retries` is per request.
-        """
-        self._model_name = model_name
-        self._tokenizer = tokenizer
-        self._search = search
-        self._topk = topk
-        self._max_tokens_per_turn = max_tokens_per_turn
-        self._max_context_tokens = max_context_tokens
-        self.max_turns = max_turns
-        self._tool_response_limit = tool_response_limit
-        self._temperature = temperature
-        self._top_p = top_p
-        self._deadline_s = deadline_s
-        self._retries = retries
-        self._turn_end_id = turn_end_id(tokenizer)
-        self._slots = asyncio.Semaphore(concurrency)
-        self._url = completions_url
+    def __post_init__(self) -> None:
+        self._turn_end_id = turn_end_id(self.tokenizer)
+        self._slots = asyncio.Semaphore(self.concurrency)
         self._http = httpx.AsyncClient(
             # No read timeout: the conversation's deadline bounds it, and long generations are normal.
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
             # A proxy set for the internet must not receive calls to our own services.
             trust_env=False,
         )
@@ -157,12 +143,12 @@ class SearchAgent:
         async with self._slots:
             started = time.monotonic()
             try:
-                async with asyncio.timeout(self._deadline_s):
+                async with asyncio.timeout(self.deadline_s):
                     failure = await self._play(messages, seed, progress)
             except TimeoutError:
-                failure = f"the conversation did not end within {self._deadline_s:g} s"
+                failure = f"the conversation did not end within {self.deadline_s:g} s"
             except _Unavailable as error:
-                failure = f"the solver server at {self._url} failed: {error}"
+                failure = f"the solver server at {self.completions_url} failed: {error}"
             latency_s = time.monotonic() - started
         trajectory = Trajectory(tuple(progress.turns))
         return Conversation(
@@ -177,9 +163,9 @@ class SearchAgent:
 
     async def _play(self, messages: Sequence[Message], seed: int | None, progress: _Progress) -> str | None:
         """Sample turns until the model is done; returns why a search failed, or None."""
-        context = render_prompt_ids(self._tokenizer, messages, [SEARCH_TOOL_SCHEMA])
+        context = render_prompt_ids(self.tokenizer, messages, [SEARCH_TOOL_SCHEMA])
         for turn_number in range(1, self.max_turns + 1):
-            room = min(self._max_tokens_per_turn, self._max_context_tokens - len(context))
+            room = min(self.max_tokens_per_turn, self.max_context_tokens - len(context))
             if room <= 0:
                 return None
             completion = await self._complete(context, room, seed)
@@ -197,7 +183,7 @@ class SearchAgent:
             if not calls:
                 return None
             responses = [call.response or "" for call in calls[:MAX_CALLS_PER_TURN]]
-            context += completion.ids + tool_turn_ids(self._tokenizer, completion.ids, responses)
+            context += completion.ids + tool_turn_ids(self.tokenizer, completion.ids, responses)
         return None
 
     async def _respond(self, call: SearchCall) -> SearchCall:
@@ -205,22 +191,22 @@ class SearchAgent:
         if call.queries is None:
             return replace(call, response=invalid_call_response(call))
         try:
-            with waiting("search", getattr(self._search, "deadline_s", None)):
-                results = await self._search.retrieve(call.queries, self._topk)
+            with waiting("search", getattr(self.search, "deadline_s", None)):
+                results = await self.search.retrieve(call.queries, self.topk)
         except SearchUnavailable as error:
             return replace(call, failed=True, error=str(error))
         except SearchRefused as refusal:
             return refuse_call(call, refusal.detail)
-        return replace(call, response=format_passages(call.queries, results, self._tool_response_limit))
+        return replace(call, response=format_passages(call.queries, results, self.tool_response_limit))
 
     async def _complete(self, context: Sequence[int], max_tokens: int, seed: int | None) -> _Completion:
         """Sample one turn; raises _Unavailable after the last retry and SolverServerError at once."""
         request: dict[str, Any] = {
-            "model": self._model_name,
+            "model": self.model_name,
             "prompt": list(context),
             "max_tokens": max_tokens,
-            "temperature": self._temperature,
-            "top_p": self._top_p,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
             # Off; otherwise SGLang and vLLM use the value in the model's generation config.
             "top_k": -1,
             "stop_token_ids": [self._turn_end_id],
@@ -232,26 +218,26 @@ class SearchAgent:
             request["seed"] = seed
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(_Unavailable),
-            stop=stop_after_attempt(self._retries + 1),
+            stop=stop_after_attempt(self.retries + 1),
             wait=wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT_S),
             reraise=True,
         ):
-            with attempt, waiting("completion", self._deadline_s):
+            with attempt, waiting("completion", self.deadline_s):
                 completion = self._read(await self._post(request))
         return completion
 
     async def _post(self, request: dict[str, Any]) -> httpx.Response:
         try:
-            response = await self._http.post(self._url, json=request)
+            response = await self._http.post(self.completions_url, json=request)
         except httpx.TransportError as error:
             raise _Unavailable(f"{type(error).__name__} {error}".rstrip()) from error
         if response.status_code in _BUSY_STATUSES or response.status_code >= 500:
             raise _Unavailable(f"HTTP {response.status_code} {response.text[:200]}")
         if response.status_code != 200:
             raise SolverServerError(
-                f"{self._url} refused a completion with HTTP {response.status_code}: {response.text[:500]} "
-                f"(model {self._model_name!r}, {len(request['prompt'])} prompt tokens): check the address, "
-                "the model name and the server's context length"
+                f"{self.completions_url} refused a completion with HTTP {response.status_code}: "
+                f"{response.text[:500]} (model {self.model_name!r}, {len(request['prompt'])} prompt tokens): "
+                "check the address, the model name and the server's context length"
             )
         return response
 
@@ -260,16 +246,17 @@ class SearchAgent:
             choice = response.json()["choices"][0]
             text, finish_reason = str(choice["text"]), choice["finish_reason"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
+            answer = f"{response.text[:200]!r}"
             raise SolverServerError(
-                f"{self._url} did not answer as an OpenAI completions endpoint: {response.text[:200]!r}"
+                f"{self.completions_url} did not answer as an OpenAI completions endpoint: {answer}"
             ) from error
         if finish_reason not in ("stop", "length"):  # SGLang answers an aborted request with 200
             raise _Unavailable(f"the completion ended with {finish_reason!r}")
         ids = choice.get("token_ids")
         if ids is None:  # a server that returns text only, and may have trimmed the end token
-            ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+            ids = list(self.tokenizer.encode(text, add_special_tokens=False))
             if finish_reason == "stop" and ids[-1:] != [self._turn_end_id]:
                 ids.append(self._turn_end_id)
         # As in the rollout: special tokens are not part of a turn's text.
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return _Completion(ids=ids, text=text, truncated=finish_reason == "length")

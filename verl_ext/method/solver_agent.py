@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from verl_ext.method.prompts import PromptForm, solver_messages
 from verl_ext.method.search_agent import Conversation, SearchAgent
@@ -26,13 +25,11 @@ class SolverAttempt(Conversation):
     """The answer given; None without one, or if the attempt is unfinished."""
 
 
+@dataclass(eq=False, kw_only=True)
 class SolverAgent(SearchAgent):
     """Runs attempts at questions."""
 
-    def __init__(self, *args: Any, prompt_form: PromptForm = "full", **kwargs: Any) -> None:
-        """As `SearchAgent`; `prompt_form` selects the solver's prompt."""
-        super().__init__(*args, **kwargs)
-        self._prompt_form = prompt_form
+    prompt_form: PromptForm = "full"
 
     async def attempts(self, question: str, n: int, seed: int | None = None) -> list[SolverAttempt]:
         """Run n independent attempts concurrently; attempt i has the seed `seed + i`, if a seed is given."""
@@ -41,8 +38,7 @@ class SolverAgent(SearchAgent):
 
     async def attempt(self, question: str, seed: int | None = None) -> SolverAttempt:
         """Run one attempt; raises SolverServerError when the server refuses the request itself."""
-        messages = solver_messages(question, self._prompt_form, self.max_turns)
+        messages = solver_messages(question, self.prompt_form, self.max_turns)
         conversation = await self.converse(messages, seed)
         answer = solver_answer(conversation.trajectory) if conversation.finished else None
-        fields = {name: getattr(conversation, name) for name in Conversation.__dataclass_fields__}
-        return SolverAttempt(**fields, answer=answer)
+        return SolverAttempt(**vars(conversation), answer=answer)

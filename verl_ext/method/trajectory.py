@@ -7,9 +7,10 @@ dumps.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,8 @@ class SearchCall:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchCall:
         """Rebuild a call from its JSON form."""
-        queries = data["queries"]
-        return cls(
-            raw=data["raw"],
-            queries=None if queries is None else tuple(queries),
-            response=data["response"],
-            failed=data["failed"],
-            error=data["error"],
-        )
+        queries = None if data["queries"] is None else tuple(data["queries"])
+        return cls(data["raw"], queries, data["response"], data["failed"], data["error"])
 
 
 @dataclass(frozen=True)
@@ -104,13 +99,7 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: nested dicts, lists, strings and booleans only."""
-        data = asdict(self)
-        data["turns"] = list(data["turns"])
-        for turn in data["turns"]:
-            turn["calls"] = list(turn["calls"])
-            for call in turn["calls"]:
-                call["queries"] = None if call["queries"] is None else list(call["queries"])
-        return data
+        return cast(dict[str, Any], json.loads(json.dumps(asdict(self))))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:

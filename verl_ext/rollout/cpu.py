@@ -65,15 +65,11 @@ class _CpuDeviceModule(ModuleType):
     def set_rng_state(state: torch.Tensor, *_: Any) -> None:
         torch.set_rng_state(state)
 
-    @staticmethod
-    def manual_seed(seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
 
 
 class CpuPlatform(PlatformBase):
-    """veRL's view of a machine without an accelerator; every profiling and IPC call is a no-op."""
+    """veRL's view of a machine without an accelerator; profiling and IPC are not supported."""
 
     @property
     def device_name(self) -> str:  # noqa: D102 - veRL's own contract, here and below
@@ -101,26 +97,18 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:  # noqa: D102
         return 1
 
-    def set_device(self, device_index: int) -> None:  # noqa: D102
-        return
-
-    def synchronize(self, device_index: int | None = None) -> None:  # noqa: D102
-        return
-
     def manual_seed(self, seed: int) -> None:  # noqa: D102
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:  # noqa: D102
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:  # noqa: D102
-        return
-
-    def empty_cache(self) -> None:  # noqa: D102
-        return
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:  # noqa: D102
         return None, None
+
+    def synchronize(self, *_: Any, **__: Any) -> None:
+        """Do nothing, as every call that has no meaning on a CPU."""
+
+    set_device = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = synchronize
 
     def communication_backend_name(self) -> str:  # noqa: D102
         return "gloo"
@@ -133,12 +121,6 @@ class CpuPlatform(PlatformBase):
     def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: D102
         yield
 
-    def profiler_start(self) -> None:  # noqa: D102
-        return
-
-    def profiler_stop(self) -> None:  # noqa: D102
-        return
-
     def ray_resource_name(self) -> str:  # noqa: D102
         return "GPU"
 
@@ -147,6 +129,3 @@ class CpuPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:  # noqa: D102
         return False
-
-    def cudart(self) -> Any:  # noqa: D102
-        return None

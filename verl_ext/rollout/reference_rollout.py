@@ -1,14 +1,14 @@
 """The reference engine as a veRL rollout: a replica, its server actor, and its weight adapter (veRL 0.9.1).
 
 Chosen by `actor_rollout_ref.rollout.name=reference`. One Ray actor per replica holds a `ReferenceEngine`, on
-the CPU or on the worker's CUDA device. In veRL's naive checkpoint mode the training worker passes its weights
-to the adapter, which sends them through Ray's object store. Each step checks that they arrived: the metrics
-under `rollout_corr/` compare the actor's log-probs of the samples with the engine's own.
+the CPU or on the worker's CUDA device. The training worker passes its weights to the adapter, which sends
+them through Ray's object store; that they arrived is checked each step by the metrics under `rollout_corr/`,
+which compare the actor's log-probs of the samples with the engine's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import ray
@@ -74,19 +74,15 @@ class ReferenceServer:
         await self._engine.update_weights(weights.items())
         self._global_steps = global_steps
 
-    async def wake_up(self) -> None:
-        """Do nothing: the engine never sleeps, being small compared with the actor's optimizer."""
+    async def wake_up(self, **_: Any) -> None:
+        """Do nothing: the engine never sleeps, being small, and veRL's profiler has no hook into it."""
 
     sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = resume_generation = wake_up
+    start_profile = stop_profile = wake_up
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
         """Only asynchronous modes with partial rollouts abort; preflight refuses them for this engine."""
         raise NotImplementedError("the reference engine has no partial rollouts: use mode=sync")
-
-    async def start_profile(self, **_: Any) -> None:
-        """Do nothing: veRL's profiler has no hook into plain PyTorch engines."""
-
-    stop_profile = start_profile
 
 
 class ReferenceReplica(RolloutReplica):
@@ -118,11 +114,10 @@ class ReferenceReplica(RolloutReplica):
 class ReferenceServerAdapter(BaseRollout):
     """In the training worker: collects the actor's weights and sends them to the server."""
 
-    async def resume(self, tags: list[str]) -> None:
-        """Do nothing: nothing was released."""
-
-    async def release(self) -> None:
+    async def release(self, tags: Sequence[str] = ()) -> None:
         """Do nothing: a CPU or a small model has room for the engine during the update."""
+
+    resume = release
 
     async def update_weights(
         self,

@@ -92,16 +92,14 @@ class SearchAgentLoop(ToolAgentLoop):
     async def _call_tool(
         self, tool_call: FunctionCall, tools_kwargs: dict[str, Any], agent_data: AgentData
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        turn: Turn = agent_data.extra_fields["turns"][-1]
-        index = next(
-            i
-            for i, call in enumerate(turn.calls)
-            if call.response is None and call.raw == tool_call.arguments
-        )
+        turns: list[Turn] = agent_data.extra_fields["turns"]
+        waiting_calls = [call.raw if call.response is None else None for call in turns[-1].calls]
+        index = waiting_calls.index(tool_call.arguments)
+        call = turns[-1].calls[index]
         # Calls of one turn run concurrently: an empty response marks this one as taken before the wait.
-        _record(agent_data, index, replace(turn.calls[index], response=""))
-        call, response = await self._answer(turn.calls[index], tools_kwargs, agent_data)
-        _record(agent_data, index, call)
+        _record(turns, index, replace(call, response=""))
+        call, response = await self._answer(call, tools_kwargs, agent_data)
+        _record(turns, index, call)
         return response, 0.0, {}
 
     async def _answer(
@@ -125,11 +123,10 @@ class SearchAgentLoop(ToolAgentLoop):
         return answered, response
 
 
-def _record(agent_data: AgentData, index: int, call: SearchCall) -> None:
+def _record(turns: list[Turn], index: int, call: SearchCall) -> None:
     """Replace the last turn's call `index`."""
-    turn: Turn = agent_data.extra_fields["turns"][-1]
-    calls = (*turn.calls[:index], call, *turn.calls[index + 1 :])
-    agent_data.extra_fields["turns"][-1] = replace(turn, calls=calls)
+    calls = turns[-1].calls
+    turns[-1] = replace(turns[-1], calls=(*calls[:index], call, *calls[index + 1 :]))
 
 
 def token_drift(output: AgentLoopOutput, sampled: list[tuple[list[int], list[int]]]) -> int:

@@ -1,9 +1,8 @@
 """The `search` tool as veRL loads it (veRL 0.9.1), from `config/search_tool_config.yaml`.
 
-The tool answers with passages, each trimmed to its share of the response limit. If the retrieval service
-fails past its deadline, that is not the model's mistake: it reads one short sentence, and the result's
-`failed` flag makes the agent loop mark the sample as invalid. If the service refuses the queries, because
-they are too long or too many, that is the model's mistake: it reads the limit, and the `refused` flag makes
+If the retrieval service fails past its deadline, that is not the model's mistake: it reads one short
+sentence, and the `failed` flag makes the agent loop mark the sample as invalid. If the service refuses the
+queries as too long or too many, that is the model's mistake: it reads the limit, and the `refused` flag makes
 the loop count the call as invalid. Any other refusal means a wrong address or token, and ends the run.
 """
 
@@ -37,17 +36,13 @@ class SearchTool(BaseTool):
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         """Answer one valid call; the third item has whether the service `failed` or `refused`, and why."""
         queries = parameters["query_list"]
+        outcome: dict[str, Any] = {"failed": False, "refused": False, "error": None}
         try:
             with waiting("search", self._client.deadline_s):
                 results = await self._client.retrieve(queries)
+            text = format_passages(queries, results, self._response_limit)
         except SearchUnavailable as failure:
-            return ToolResponse(text=UNAVAILABLE), 0.0, _outcome(failed=True, error=str(failure))
+            text, outcome["failed"], outcome["error"] = UNAVAILABLE, True, str(failure)
         except SearchRefused as refusal:
-            reason = refusal.detail
-            return ToolResponse(text=f"Error: {reason}"), 0.0, _outcome(refused=True, error=reason)
-        text = format_passages(queries, results, self._response_limit)
-        return ToolResponse(text=text), 0.0, _outcome()
-
-
-def _outcome(failed: bool = False, refused: bool = False, error: str | None = None) -> dict[str, Any]:
-    return {"failed": failed, "refused": refused, "error": error}
+            text, outcome["refused"], outcome["error"] = f"Error: {refusal.detail}", True, refusal.detail
+        return ToolResponse(text=text), 0.0, outcome

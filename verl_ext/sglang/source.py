@@ -4,8 +4,8 @@
     source.symbol("sglang.srt.managers.io_struct:GenerateReqInput")     # True
     source.argument("context_length"), source.route("/health_generate")
 
-Importing SGLang loads CUDA libraries and needs a driver; its source can be read on any machine. That a name
-exists is necessary for the code that uses it, not sufficient: its behaviour may have changed all the same.
+Importing SGLang needs a driver; its source can be read on any machine. That a name exists is necessary for
+the code that uses it, not sufficient: its behaviour may have changed all the same.
 """
 
 from __future__ import annotations
@@ -69,14 +69,10 @@ class Source:
         names = _names(tree.body)
         if name in names:
             return names[name]
-        for statement in _statements(tree.body):
-            if not isinstance(statement, ast.ImportFrom) or not statement.module:
-                continue
-            if any(alias.name == "*" for alias in statement.names):
-                found = self._find(statement.module, name)
-                if found is not None:
-                    return found
-        return None
+        imports = (each for each in _statements(tree.body) if isinstance(each, ast.ImportFrom))
+        stars = (each.module for each in imports if any(alias.name == "*" for alias in each.names))
+        found = (self._find(star, name) for star in stars if star)
+        return next((each for each in found if each is not None), None)
 
     def _tree(self, module: str) -> ast.Module | None:
         package, *parts = module.split(".")
