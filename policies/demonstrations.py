@@ -6,11 +6,13 @@ next entity, and then writes the chain's question; a *solver* follows it from th
 Assistant turns are raw text, tool calls included, exactly as the model has to generate them. No entity of the
 `run` split occurs.
 
-    make_demonstrations(generate_world(17, "warmstart", passages=480, chains_per_hop=400))
+    world = generate_world(17, "warmstart", passages=480, chains_per_hop=400)
+    make_demonstrations(world, challenger={1: 80}, solver={1: 40}, retrieve=world_retriever(world))
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from data.demo_world import Chain, World
@@ -24,42 +26,41 @@ Demonstration = dict[str, Any]  # kind ("challenger" or "solver"), hop, messages
 Retrieve = Callable[[Sequence[str]], Sequence[Sequence[Mapping[str, str]]]]
 """Passages (title, text) for each query, as the search service returns them."""
 
-CHALLENGER_COUNTS = {1: 80, 2: 60, 3: 40, 4: 20}
-SOLVER_COUNTS = {1: 40, 2: 40, 3: 20}
-
 
 def make_demonstrations(
     world: World,
     *,
-    challenger: Mapping[int, int] = CHALLENGER_COUNTS,
-    solver: Mapping[int, int] = SOLVER_COUNTS,
-    retrieve: Retrieve | None = None,
+    challenger: Mapping[int, int],
+    solver: Mapping[int, int],
+    retrieve: Retrieve,
     seed: int = 0,
 ) -> list[Demonstration]:
     """Render as many demonstrations of each hop as `challenger` and `solver` say, in random order.
 
-    `retrieve` defaults to `world_retriever(world)`; chains whose passages it does not find are skipped.
-
-    Raises:
-        ValueError: the world is not of the `warmstart` split, or has too few usable chains of a hop.
+    Chains whose passages `retrieve` does not find are skipped. Raises ValueError if the world is not of the
+    `warmstart` split, or has too few usable chains of a hop.
     """
     if world.split != "warmstart":
         raise ValueError(f"demonstrations need a world of the 'warmstart' split, got {world.split!r}")
     rng = random.Random(f"{seed}/demonstrations")
-    writer = _Writer(world, retrieve or world_retriever(world), rng)
+    writer = _Writer(world, retrieve, rng)
+    wanted = [("challenger", writer.challenger, *each) for each in challenger.items()]
+    wanted += [("solver", writer.solver, *each) for each in solver.items()]
     demonstrations: list[Demonstration] = []
-    for kind, counts, write in (
-        ("challenger", challenger, writer.challenger),
-        ("solver", solver, writer.solver),
-    ):
-        for hop, count in counts.items():
-            conversations = _take(write, [chain for chain in world.chains if chain.hop == hop], count, rng)
-            if len(conversations) < count:
-                raise ValueError(
-                    f"{len(conversations)} usable chains of {hop} hops for {count} {kind} demonstrations: "
-                    "generate the world with more chains_per_hop"
-                )
-            demonstrations += [{"kind": kind, "hop": hop, "messages": chat} for chat in conversations]
+    for kind, write, hop, count in wanted:
+        conversations: list[list[Message]] = []
+        chains = [chain for chain in world.chains if chain.hop == hop]
+        for chain in rng.sample(chains, len(chains)):
+            if len(conversations) == count:
+                break
+            with suppress(_PassageNotFound):
+                conversations.append(write(chain))
+        if len(conversations) < count:
+            raise ValueError(
+                f"{len(conversations)} usable chains of {hop} hops for {count} {kind} demonstrations: "
+                "generate the world with more chains_per_hop"
+            )
+        demonstrations += [{"kind": kind, "hop": hop, "messages": chat} for chat in conversations]
     rng.shuffle(demonstrations)
     return demonstrations
 
@@ -80,20 +81,6 @@ def world_retriever(world: World, topk: int = 3) -> Retrieve:
         return [{"title": p.title, "text": p.text} for p in rng.sample(found, len(found))]
 
     return lambda queries: [search(query) for query in queries]
-
-
-def _take(
-    write: Callable[[Chain], list[Message]], chains: list[Chain], count: int, rng: random.Random
-) -> list[list[Message]]:
-    conversations: list[list[Message]] = []
-    for chain in rng.sample(chains, len(chains)):
-        if len(conversations) == count:
-            break
-        try:
-            conversations.append(write(chain))
-        except _PassageNotFound:
-            continue
-    return conversations
 
 
 class _PassageNotFound(Exception):

@@ -113,14 +113,11 @@ def train(out: Path, steps: int, batch_size: int, lr: float, seed: int) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
         progress.set_postfix(loss=f"{losses[-1]:.3f}")
-    _save(model, out, {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed, "losses": losses})
-
-
-def _save(model: Any, out: Path, figures: dict[str, Any]) -> None:
     model.to(torch.bfloat16).save_pretrained(out, save_embedding_layers=False)
     adapter = out / "adapter_model.safetensors"
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()
     (out / "SHA256SUMS").write_text(f"{digest}  {adapter.name}\n")
+    figures = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed, "losses": losses}
     (out / "warm_start.json").write_text(json.dumps(figures, indent=1) + "\n")
     # peft writes the absolute path of a model that came from a folder, and a README of its own.
     config = json.loads((out / "adapter_config.json").read_text())

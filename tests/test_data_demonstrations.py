@@ -8,19 +8,22 @@ from itertools import pairwise
 import pytest
 
 from data.demo_world import World, generate_world
-from policies.demonstrations import (
-    CHALLENGER_COUNTS,
-    SOLVER_COUNTS,
-    Demonstration,
-    make_demonstrations,
-    world_retriever,
-)
+from policies.demonstrations import Demonstration, make_demonstrations, world_retriever
 from verl_ext.method.answers import extract_last_tag
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.format_score import format_score
 from verl_ext.method.prompts import MAX_TURNS, challenger_messages, solver_messages
 from verl_ext.method.tool_calls import parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+
+CHALLENGER = {1: 80, 2: 60, 3: 40, 4: 20}
+SOLVER = {1: 40, 2: 40, 3: 20, 4: 10}
+
+
+def make(world: World, seed: int = 0) -> list[Demonstration]:
+    """Demonstrations of every hop, searched in the whole world."""
+    find = world_retriever(world)
+    return make_demonstrations(world, challenger=CHALLENGER, solver=SOLVER, retrieve=find, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def world() -> World:
 
 @pytest.fixture(scope="module")
 def demonstrations(world: World) -> list[Demonstration]:
-    return make_demonstrations(world, solver={**SOLVER_COUNTS, 4: 10})
+    return make(world)
 
 
 def of_kind(demonstrations: list[Demonstration], kind: str) -> list[Demonstration]:
@@ -59,18 +62,13 @@ def question_and_answer(demonstration: Demonstration) -> tuple[str, str]:
 
 
 def test_same_seed_gives_the_same_demonstrations(world: World, demonstrations: list[Demonstration]) -> None:
-    assert make_demonstrations(world, solver={**SOLVER_COUNTS, 4: 10}) == demonstrations
-    assert make_demonstrations(world, solver={**SOLVER_COUNTS, 4: 10}, seed=1) != demonstrations
+    assert make(world) == demonstrations
+    assert make(world, seed=1) != demonstrations
 
 
 def test_counts_are_those_requested(demonstrations: list[Demonstration]) -> None:
-    for kind, counts in (("challenger", CHALLENGER_COUNTS), ("solver", {**SOLVER_COUNTS, 4: 10})):
+    for kind, counts in (("challenger", CHALLENGER), ("solver", SOLVER)):
         assert Counter(d["hop"] for d in of_kind(demonstrations, kind)) == counts
-
-
-def test_default_challenger_mix_is_4321() -> None:
-    unit = CHALLENGER_COUNTS[4]
-    assert {1: 4 * unit, 2: 3 * unit, 3: 2 * unit, 4: unit} == CHALLENGER_COUNTS
 
 
 def test_roles_alternate_and_turns_stay_within_the_cap(demonstrations: list[Demonstration]) -> None:
@@ -174,12 +172,12 @@ def test_no_entity_of_the_run_split_occurs(seed: int, demonstrations: list[Demon
 
 def test_the_run_split_is_refused() -> None:
     with pytest.raises(ValueError, match="'warmstart' split, got 'run'"):
-        make_demonstrations(generate_world(0, "run"))
+        make(generate_world(0, "run"))
 
 
 def test_too_few_chains_are_reported(world: World) -> None:
     with pytest.raises(ValueError, match="more chains_per_hop"):
-        make_demonstrations(world, challenger={1: 101}, solver={})
+        make_demonstrations(world, challenger={1: 101}, solver={}, retrieve=world_retriever(world))
 
 
 def test_a_search_that_misses_the_needed_passage_is_not_shown(world: World) -> None:

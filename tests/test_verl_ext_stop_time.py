@@ -58,11 +58,6 @@ def test_less_time_or_longer_work_never_lets_a_run_continue_that_would_have_stop
         assert is_time_to_stop(left, step, save, validation + more)
 
 
-@given(LEFT, SECONDS)
-def test_before_a_save_has_been_timed_the_default_time_is_kept_for_one(left: float, step: float) -> None:
-    assert is_time_to_stop(left, step, None) == is_time_to_stop(left, step, FIRST_SAVE_S)
-
-
 @given(SECONDS, SECONDS)
 def test_without_a_stop_time_a_run_never_stops(step: float, save: float) -> None:
     assert not is_time_to_stop(math.inf, step, save)
@@ -165,6 +160,12 @@ def test_time_before_the_first_step_is_not_part_of_it() -> None:
     clock.now += 10
     pace.end_step()
     assert pace.reason_to_stop(STEP_FACTOR * 10 + FIRST_SAVE_S + CLOSING_S, validates=False) is None
+
+
+def test_before_a_save_has_been_timed_the_default_time_is_kept_for_one() -> None:
+    pace, needed = paced(("step", 10)), STEP_FACTOR * 10 + FIRST_SAVE_S + CLOSING_S
+    assert pace.reason_to_stop(needed, validates=False) is None
+    assert pace.reason_to_stop(needed - 1, validates=False)
 
 
 def test_a_validation_that_is_due_has_to_fit_too() -> None:

@@ -69,13 +69,11 @@ def describe_left(left_s: float) -> str:
     return f"the stop time ({STOP_VARIABLE}) {where}"
 
 
-def is_time_to_stop(left_s: float, step_s: float, save_s: float | None, validation_s: float = 0.0) -> bool:
+def is_time_to_stop(left_s: float, step_s: float, save_s: float, validation_s: float = 0.0) -> bool:
     """Whether a run with `left_s` seconds left must end now, rather than after another step.
 
-    `step_s` and `save_s` are the longest so far, `save_s` None before the first save; `validation_s` is what
-    a validation that is due before that step may take.
+    `step_s` and `save_s` are the longest so far, `validation_s` what a validation that is due may take.
     """
-    save_s = FIRST_SAVE_S if save_s is None else save_s
     return validation_s + STEP_FACTOR * step_s + save_s + CLOSING_S > left_s
 
 
@@ -111,12 +109,11 @@ class Pace:
 
         `validates` is whether a validation is due now.
         """
-        step, save = self._longest.get("step", 0.0), self._longest.get("save")
+        step, save = self._longest.get("step", 0.0), self._longest.get("save", FIRST_SAVE_S)
         # One that has not been timed is assumed to take as long as a step.
         validation = self._longest.get("validation", step) if validates else 0.0
         if not is_time_to_stop(left_s, step, save, validation):
             return None
-        save = FIRST_SAVE_S if save is None else save
         return (
             f"another step may take {STEP_FACTOR * step:.0f} s and its save {save:.0f} s, and "
             f"{describe_left(left_s)}"

@@ -93,7 +93,11 @@ def challenger_reward(
     """
     question, answer = extract_pair(trajectory)
     integrity = has_integrity(question, answer)
-    reason = _reason_invalid(trajectory, integrity, n, k)
+    reason = None
+    if failed := trajectory.failed_calls:
+        reason = f"{len(failed)} of the challenger's searches failed: {failed[0].error}"
+    elif integrity and k is None:
+        reason = f"fewer than {n} solver attempts finished"
     if not integrity or answer is None:
         return ChallengerScore(0.0, reason is None, reason, question, answer, False, hop, n, None)
     form = format_score(trajectory, document, hop, answer)
@@ -114,12 +118,3 @@ def challenger_reward(
         tool=form.tool,
         answer_part=form.answer,
     )
-
-
-def _reason_invalid(trajectory: Trajectory, integrity: bool, n: int, k: int | None) -> str | None:
-    failed = trajectory.failed_calls
-    if failed:
-        return f"{len(failed)} of the challenger's searches failed: {failed[0].error}"
-    if integrity and k is None:
-        return f"fewer than {n} solver attempts finished"
-    return None

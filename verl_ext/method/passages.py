@@ -1,7 +1,7 @@
 """Search results as the model sees them.
 
 A response has a hard limit in characters. Truncating the whole would lose passages, so each passage is cut to
-a fair share instead: short ones stay whole, and the room they leave goes to the long ones.
+a fair share: short ones stay whole, and the room they leave goes to the long ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def format_passages(
         for passage in passages:
             number += 1
             lines.append(f"[{number}] {_passage_line(passage)}")
-    return _fit(lines, limit)
+    room = limit - len(_SEPARATOR) * (len(lines) - 1)
+    share = _fair_share([len(line) for line in lines], max(room, 0))
+    # The last slice matters only when the limit is too small for one character a line.
+    return _SEPARATOR.join(_cut(line, share) for line in lines)[:limit]
 
 
 def shown_passages(response: str) -> list[str]:
@@ -68,13 +71,6 @@ def _passage_line(passage: Mapping[str, Any]) -> str:
 
 def _one_line(text: str) -> str:
     return defuse(" ".join(text.split()))
-
-
-def _fit(lines: Sequence[str], limit: int) -> str:
-    room = limit - len(_SEPARATOR) * (len(lines) - 1)
-    share = _fair_share([len(line) for line in lines], max(room, 0))
-    # The last slice matters only when the limit is too small for one character a line.
-    return _SEPARATOR.join(_cut(line, share) for line in lines)[:limit]
 
 
 def _fair_share(lengths: Sequence[int], room: int) -> int:

@@ -4,16 +4,15 @@ Solver attempts, synthesis and evaluation run their conversations here, against 
 rollouts run theirs in `verl_ext.rollout.search_agent_loop`. Both build the same ids from the same samples,
 call the tool by the same rules and return the same `Trajectory` (a test drives both with one script).
 
-It uses any OpenAI-compatible *completions* server, with token ids as the prompt. A chat endpoint would render
-the history again for each turn and change its tokens; here each turn's prompt is the last one plus the
-sampled ids plus the tool responses, exactly as in training.
+It uses any OpenAI-compatible *completions* server, with token ids as the prompt: a chat endpoint would render
+the history again for each turn and change its tokens.
 
     agent = SearchAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
     conversation = await agent.converse(messages)
 
-A conversation is *finished* when the model ended it or reached a limit. If the model's server or the search
-service failed, or the deadline passed, it is unfinished, has the cause, and must not be scored. An agent's
-connections belong to the event loop in which it is first used: one agent per loop, and `aclose` at the end.
+A conversation is *finished* when the model ended it or reached a limit. If a service failed or the deadline
+passed, it is unfinished, has the cause, and must not be scored. An agent's connections belong to the event
+loop in which it is first used: one agent per loop, and `aclose` at the end.
 """
 
 from __future__ import annotations
@@ -223,10 +222,10 @@ class SearchAgent:
             reraise=True,
         ):
             with attempt, waiting("completion", self.deadline_s):
-                completion = self._read(await self._post(request))
+                completion = await self._post(request)
         return completion
 
-    async def _post(self, request: dict[str, Any]) -> httpx.Response:
+    async def _post(self, request: dict[str, Any]) -> _Completion:
         try:
             response = await self._http.post(self.completions_url, json=request)
         except httpx.TransportError as error:
@@ -239,9 +238,6 @@ class SearchAgent:
                 f"{response.text[:500]} (model {self.model_name!r}, {len(request['prompt'])} prompt tokens): "
                 "check the address, the model name and the server's context length"
             )
-        return response
-
-    def _read(self, response: httpx.Response) -> _Completion:
         try:
             choice = response.json()["choices"][0]
             text, finish_reason = str(choice["text"]), choice["finish_reason"]

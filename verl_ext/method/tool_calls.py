@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from verl_ext.method.passages import defuse
 from verl_ext.method.search_tool_schema import MAX_QUERIES_PER_CALL, MAX_QUERY_CHARS, SEARCH_TOOL_NAME
@@ -57,34 +56,26 @@ def refuse_call(call: SearchCall, reason: str) -> SearchCall:
 
 def _parse_call(raw: str) -> SearchCall:
     try:
-        queries = _queries(json.loads(raw))
-    except _NotASearchCall as fault:
-        return SearchCall(raw=raw, queries=None, error=str(fault))
+        call = json.loads(raw)
     except (ValueError, RecursionError):  # the latter from JSON nested deeper than Python's stack
         return SearchCall(raw=raw, queries=None, error="the call is not JSON")
-    return SearchCall(raw=raw, queries=queries)
-
-
-class _NotASearchCall(Exception):
-    """JSON, but no valid search call; the message says why."""
-
-
-def _queries(call: Any) -> tuple[str, ...]:
-    if not isinstance(call, dict):
-        raise _NotASearchCall("the call is not a JSON object")
-    if call.get("name") != SEARCH_TOOL_NAME:
-        raise _NotASearchCall("there is no such tool, the only one is search")
-    arguments = call.get("arguments")
+    arguments = call.get("arguments") if isinstance(call, dict) else None
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-        raise _NotASearchCall("query_list is not a list of strings")
-    if not queries or not all(_is_sendable(query) for query in queries):
-        raise _NotASearchCall("query_list is empty or has an empty query")
-    if len(queries) > MAX_QUERIES_PER_CALL:
-        raise _NotASearchCall(f"query_list has more than {MAX_QUERIES_PER_CALL} queries")
-    if any(len(query) > MAX_QUERY_CHARS for query in queries):
-        raise _NotASearchCall(f"a query has more than {MAX_QUERY_CHARS} characters")
-    return tuple(queries)
+    if not isinstance(call, dict):
+        error = "the call is not a JSON object"
+    elif call.get("name") != SEARCH_TOOL_NAME:
+        error = "there is no such tool, the only one is search"
+    elif not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        error = "query_list is not a list of strings"
+    elif not queries or not all(_is_sendable(query) for query in queries):
+        error = "query_list is empty or has an empty query"
+    elif len(queries) > MAX_QUERIES_PER_CALL:
+        error = f"query_list has more than {MAX_QUERIES_PER_CALL} queries"
+    elif any(len(query) > MAX_QUERY_CHARS for query in queries):
+        error = f"a query has more than {MAX_QUERY_CHARS} characters"
+    else:
+        return SearchCall(raw=raw, queries=tuple(queries))
+    return SearchCall(raw=raw, queries=None, error=error)
 
 
 def _is_sendable(query: str) -> bool:
