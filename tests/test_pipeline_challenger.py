@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_every_dumped_reward_is_that_of_the_dumped_trajectory(rollouts: list[dic
         again = challenger_reward(
             Trajectory.from_dict(rollout["trajectory"]), rollout["document"], rollout["hop"], n=5, k=k
         )
-        assert {name: reward[name] for name in again.to_dict()} == again.to_dict()
+        assert {name: reward[name] for name in asdict(again)} == asdict(again)
 
 
 def test_the_reported_advantages_are_those_of_the_dumped_rewards(

@@ -64,9 +64,8 @@ def test_a_group_that_fails_is_counted_once() -> None:
 
 def counters(tmp_path: Path, mode: str = "sync", **settings: Any) -> FlowCounters:
     listing: Callable[[], Any] = settings.pop("listing", lambda: tq.kv_list())
-    return FlowCounters(
-        tmp_path / "flow_counters.json", mode=mode, rollouts_per_prompt=EACH, listing=listing, **settings
-    )
+    path = tmp_path / "flow_counters.json"
+    return FlowCounters(path=path, mode=mode, rollouts_per_prompt=EACH, listing=listing, **settings)
 
 
 def test_the_file_is_what_the_monitor_reads(tmp_path: Path) -> None:

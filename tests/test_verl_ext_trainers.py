@@ -24,8 +24,7 @@ from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, step_folder
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.stop_time import STOP_VARIABLE, take_note
-from verl_ext.trainer.dump import dump_rows
-from verl_ext.trainer.step_rows import read_log_probs, read_rows
+from verl_ext.trainer.step_rows import dump_rows, read_log_probs, read_rows
 from verl_ext.trainer.trainers import GRPO, GroupRelativeTrainer, TooManyFailures
 
 HrpoSync, GrpoSync = (

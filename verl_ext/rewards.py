@@ -12,6 +12,7 @@ import functools
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -52,7 +53,7 @@ async def challenger_score(
     failures = [attempt.failure for attempt in attempts if not attempt.finished]
     if reason and failures:
         reason = f"{reason}: {failures[0]}"
-    return score.to_dict() | {"reason_invalid": reason} | _attempt_fields(attempts, answer, seconds)
+    return asdict(score) | {"reason_invalid": reason} | _attempt_fields(attempts, answer, seconds)
 
 
 async def solver_score(
@@ -64,7 +65,7 @@ async def solver_score(
     """
     trajectory = Trajectory.from_dict(extra_info["trajectory"])
     score = solver_reward(trajectory, list(ground_truth["target"]))
-    return score.to_dict() | {"hop": int(extra_info.get("hop") or 0)}
+    return asdict(score) | {"hop": int(extra_info.get("hop") or 0)}
 
 
 def right_attempts(attempts: Sequence[SolverAttempt], answer: str | None, n: int) -> int | None:

@@ -17,8 +17,7 @@ not: such a sample is invalid, left out of the statistics and counted as a failu
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from verl_ext.method.answers import after_thinking, extract_last_tag, normalize_answer
 from verl_ext.method.format_score import format_score
@@ -48,10 +47,6 @@ class ChallengerScore:
     think: float = 0.0
     tool: float = 0.0
     answer_part: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form, for metrics and rollout dumps."""
-        return asdict(self)
 
 
 def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:

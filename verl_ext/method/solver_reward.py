@@ -7,8 +7,7 @@ left out of the statistics and counted as a failure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from verl_ext.method.answers import after_thinking, exact_match, extract_last_tag, f1
 from verl_ext.method.trajectory import Trajectory
@@ -25,10 +24,6 @@ class SolverScore:
     answer: str | None
     f1: float
     """Token F1, for reports only."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form, for metrics and rollout dumps."""
-        return asdict(self)
 
 
 def solver_answer(trajectory: Trajectory) -> str | None:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 from ops.versions import pinned
@@ -70,43 +71,28 @@ def _needs(kind: str, by: str, names: str, prefix: str = "", why: str = "") -> I
     return (Need(kind, prefix + name, by, why) for name in names.split())
 
 
-_MESSAGES = "sglang.srt.managers.io_struct:"
+_MESSAGES = "sglang.srt.managers.io_struct"
+_IMPORTED = {
+    "sglang.srt.entrypoints.EngineBase": "EngineBase",
+    "sglang.srt.server_args": "ServerArgs",
+    "sglang.srt.entrypoints.http_server": "ServerArgs _GlobalState app set_global_state launch_server "
+    "Engine._launch_subprocesses",
+    "sglang.srt.entrypoints.engine": "init_tokenizer_manager run_scheduler_process run_detokenizer_process "
+    "_set_envs_and_config",
+    "sglang.srt.managers.tokenizer_manager": "ServerStatus.Up",
+    _MESSAGES: "GenerateReqInput UpdateWeightsFromTensorReqInput.flush_cache PauseGenerationReqInput "
+    "ContinueGenerationReqInput ReleaseMemoryOccupationReqInput.tags ResumeMemoryOccupationReqInput.tags",
+    "sglang.srt.utils": "MultiprocessingSerializer assert_pkg_version is_cuda kill_process_tree "
+    "set_prometheus_multiproc_dir set_ulimit",
+    "sglang.srt.weight_sync.utils": "update_weights _preprocess_tensor_for_update_weights",
+}
+"""What veRL's rollout imports from the pinned version, by module."""
 
 NEEDS: tuple[Need, ...] = (
-    # What veRL's rollout imports from the pinned version.
-    *_needs("symbol", ROLLOUT, "EngineBase:EngineBase", "sglang.srt.entrypoints."),
-    *_needs("symbol", ROLLOUT, "ServerArgs", "sglang.srt.server_args:"),
+    *chain.from_iterable(_needs("symbol", ROLLOUT, names, f"{place}:") for place, names in _IMPORTED.items()),
+    # What veRL's rollout calls and passes.
     *_needs(
-        *("symbol", ROLLOUT),
-        "ServerArgs _GlobalState app set_global_state launch_server Engine._launch_subprocesses",
-        "sglang.srt.entrypoints.http_server:",
-    ),
-    *_needs(
-        *("symbol", ROLLOUT),
-        "init_tokenizer_manager run_scheduler_process run_detokenizer_process _set_envs_and_config",
-        "sglang.srt.entrypoints.engine:",
-    ),
-    *_needs("symbol", ROLLOUT, "ServerStatus.Up", "sglang.srt.managers.tokenizer_manager:"),
-    *_needs(
-        *("symbol", ROLLOUT),
-        "GenerateReqInput UpdateWeightsFromTensorReqInput.flush_cache PauseGenerationReqInput "
-        "ContinueGenerationReqInput ReleaseMemoryOccupationReqInput.tags ResumeMemoryOccupationReqInput.tags",
-        _MESSAGES,
-    ),
-    *_needs(
-        *("symbol", ROLLOUT),
-        "MultiprocessingSerializer assert_pkg_version is_cuda kill_process_tree set_prometheus_multiproc_dir "
-        "set_ulimit",
-        "sglang.srt.utils:",
-    ),
-    *_needs(
-        *("symbol", ROLLOUT),
-        "update_weights _preprocess_tensor_for_update_weights",
-        "sglang.srt.weight_sync.utils:",
-    ),
-    # What it calls and passes.
-    *_needs(
-        *("no symbol", ROLLOUT, "BeginWeightUpdateReqInput", _MESSAGES),
+        *("no symbol", ROLLOUT, "BeginWeightUpdateReqInput", f"{_MESSAGES}:"),
         why="weight updates without a session: from 0.5.21 on SGLang refuses an update outside of "
         "/begin_weight_update and /end_weight_update, which veRL does not send",
     ),

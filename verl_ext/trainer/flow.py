@@ -26,7 +26,7 @@ class FlowMixin(PPOTrainer):
         filter_groups = config.algorithm.get("filter_groups") or {}
         storage = (config.transfer_queue.get("backend") or {}).get("SimpleStorage") or {}
         self._flow = FlowCounters(
-            Path(config.run.dir) / COUNTERS_FILE,
+            path=Path(config.run.dir) / COUNTERS_FILE,
             mode=self.base_mode,
             rollouts_per_prompt=config.actor_rollout_ref.rollout.n,
             # veRL counts the versions that a sample spans, its own included.

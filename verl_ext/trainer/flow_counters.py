@@ -78,16 +78,17 @@ class GroupClock:
         """Read one listing of a partition, made at `now`."""
         groups = {key: tag for key, tag in tags.items() if tag.get("is_prompt", False)}
         terminal = {key: tag.get("status") in _TERMINAL for key, tag in groups.items()}
-        known, self._since = self._since, {}
-        for key, is_terminal in terminal.items():
-            before = known.get(key)
-            self._since[key] = before if before and before[0] == is_terminal else (is_terminal, now)
+        known = self._since
+        self._since = {
+            key: known[key] if key in known and known[key][0] == ended else (ended, now)
+            for key, ended in terminal.items()
+        }
         failing = {key for key, tag in groups.items() if tag.get("status") == "failure"}
         self.failures += len(failing - self._failing)
         self._failing = failing
         oldest: dict[str, float] = {}
-        for is_terminal, since in self._since.values():
-            place = "waiting" if is_terminal else "working"
+        for ended, since in self._since.values():
+            place = "waiting" if ended else "working"
             oldest[place] = max(oldest.get(place, 0.0), now - since)
         rows = [key.split("_", 1)[0] for key, tag in tags.items() if not tag.get("is_prompt", False)]
         return Partition(
@@ -128,33 +129,24 @@ class _Call:
     since: float
 
 
+@dataclass(eq=False, kw_only=True)
 class FlowCounters:
     """The counts of one start of the trainer, whose thread calls the methods."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        mode: str,
-        rollouts_per_prompt: int,
-        behind_limit: int | None = None,
-        capacity: int | None = None,
-        filters: bool = False,
-        listing: Callable[[], Listing | None] = lambda: tq.kv_list(),
-    ) -> None:
-        """Write to `path`.
+    path: Path
+    mode: str
+    rollouts_per_prompt: int
+    behind_limit: int | None = None
+    """How many steps a group may be behind before it is dropped (asynchronous modes; None: no limit)."""
+    capacity: int | None = None
+    """The rows that TransferQueue has room for; None: unbounded."""
+    filters: bool = False
+    """Whether the synchronous buffer evicts groups by choice."""
+    listing: Callable[[], Listing | None] = lambda: tq.kv_list()
+    """Lists what TransferQueue holds."""
 
-        `behind_limit` is how many steps a group may be behind before it is dropped (asynchronous modes; None:
-        no limit), `capacity` the rows that TransferQueue has room for (None: unbounded), `filters` whether
-        the synchronous buffer evicts groups by choice; `listing` lists what TransferQueue holds.
-        """
-        self._file = StatusFile(path)
-        self._mode = mode
-        self._rollouts = rollouts_per_prompt
-        self._behind_limit = behind_limit
-        self._capacity = capacity
-        self._filters = filters
-        self._listing = listing
+    def __post_init__(self) -> None:
+        self._file = StatusFile(self.path)
         self._lock = threading.Lock()
         self._counts = _Counts()
         self._call: _Call | None = None
@@ -174,7 +166,7 @@ class FlowCounters:
         """Count groups submitted in addition; during a call of `sample` they replace evicted ones."""
         with self._lock:
             # Synchronous filtering submits two for one: what it evicts is known when it returns.
-            if self._call and self._mode != "sync":
+            if self._call and self.mode != "sync":
                 self._counts.replaced_now += groups
 
     def judged(self, expected: int, rows: int, accepted: int) -> None:
@@ -231,7 +223,7 @@ class FlowCounters:
         """
         # Counting must never cost the run: a full disk, or a queue that is just being closed.
         with suppress(Exception):
-            restored = (self._listing() or {}).get("train", {})
+            restored = (self.listing() or {}).get("train", {})
             self.submitted(sum(bool(tag.get("is_prompt", False)) for tag in restored.values()))
         end = threading.Event()
 
@@ -257,16 +249,16 @@ class FlowCounters:
 
     def record(self, now: float) -> dict[str, Any]:
         """The content of the file."""
-        listing = self._listing() or {}
+        listing = self.listing() or {}
         train, val = (self._clocks[name].update(listing.get(name, {}), now) for name in ("train", "val"))
         # Asynchronous modes store the prompts as rows too, so that they can resume them after a restart.
-        with_prompts = self._mode != "sync"
+        with_prompts = self.mode != "sync"
         tags = [tag for part in listing.values() for tag in part.values()]
         rows = sum(with_prompts or not tag.get("is_prompt", False) for tag in tags)
         with self._lock:
             waiting = None
             if call := self._call:
-                have = train.waiting if self._mode == "sync" else train.status["finished"]
+                have = train.waiting if self.mode == "sync" else train.status["finished"]
                 point, have = ("validation", val.waiting) if call.partition == "val" else ("buffer", have)
                 waiting = {"point": point, "have": have, "want": call.want, "since": call.since}
             return {
@@ -276,16 +268,16 @@ class FlowCounters:
                 "waiting": waiting,
                 "warmup": self._counts.taken == 0,
                 "ended": self._ended,
-                "about": {"step": self._step, "mode": self._mode} | self._staleness(train),
+                "about": {"step": self._step, "mode": self.mode} | self._staleness(train),
             }
 
     def _points(self, train: Partition, val: Partition, rows: int) -> dict[str, Any]:
         counts, clocks = self._counts, self._clocks
         evicted = counts.stale + counts.failed + counts.filtered + counts.replaced_now
         left_rollout = counts.taken + evicted + train.waiting
-        taken_rows = counts.taken * self._rollouts
+        taken_rows = counts.taken * self.rollouts_per_prompt
         # A failed group is seen in a listing, or by the trainer as missing rows; neither count ever falls.
-        lost_groups = counts.failed + math.ceil(counts.missing / self._rollouts)
+        lost_groups = counts.failed + math.ceil(counts.missing / self.rollouts_per_prompt)
         points = {
             "prompts": _point(
                 *(train.working, counts.submitted, left_rollout),
@@ -304,8 +296,8 @@ class FlowCounters:
                 dropped=counts.invalid + counts.missing,
             ),
         }
-        if self._capacity is not None:
-            points["TransferQueue"] = _point(rows, 0, 0, capacity=self._capacity, role="store")
+        if self.capacity is not None:
+            points["TransferQueue"] = _point(rows, 0, 0, capacity=self.capacity, role="store")
         if counts.validation_submitted:
             points["validation"] = _point(
                 *(val.working, counts.validation_submitted, counts.validated),
@@ -316,7 +308,7 @@ class FlowCounters:
         return points
 
     def _samples(self, train: Partition) -> dict[str, Any]:
-        counts, each = self._counts, self._rollouts
+        counts, each = self._counts, self.rollouts_per_prompt
         in_trainer = counts.taken * each - counts.judged
         submitted = counts.submitted * each
         failed = (counts.failed + train.status["failure"]) * each + counts.missing
@@ -333,16 +325,16 @@ class FlowCounters:
             "filtered": counts.filtered * each,
             "in_flight": (train.working + train.waiting) * each + in_trainer,
             # Synchronous filtering reports what it dropped only at the end of its call.
-            "settled": not (self._mode == "sync" and self._filters and self._call),
+            "settled": not (self.mode == "sync" and self.filters and self._call),
         }
 
     def _staleness(self, train: Partition) -> dict[str, Any]:
         """Off-policy lag in steps of the waiting groups and of the last batch; empty in sync mode."""
-        if self._mode == "sync":
+        if self.mode == "sync":
             return {}
         behind = [self._step - step for step in train.steps_of_waiting]
         staleness = {
-            "limit": self._behind_limit,
+            "limit": self.behind_limit,
             "waiting": {str(steps): count for steps, count in sorted(Counter(behind).items())},
             "waiting_max": max(behind, default=0),
             "trained_mean": round(fmean(self._behind), 3) if self._behind else 0.0,

@@ -1,19 +1,22 @@
 """One record per rollout of a step: what the metrics, the failure check and the dump all read.
 
-veRL's TransferQueue holds a step's rows column by column, padding rows among them; `read_rows` turns them
-into plain records in batch order. Padding rows copy another row's metadata, so only their tag identifies
-them.
+veRL's TransferQueue holds a step's rows column by column. Padding rows among them copy another row's
+metadata, so only their tag identifies them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
+from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
 
 
@@ -75,3 +78,26 @@ def read_log_probs(batch: KVBatchMeta, rows: Sequence[StepRow]) -> list[list[flo
         values[mask.bool()].tolist() if row.counts else []
         for row, values, mask in zip(rows, log_probs, masks, strict=True)
     ]
+
+
+def dump_rows(rows: Sequence[StepRow], step: int, target: Path) -> None:
+    """Write a step's real rows to `target`, one JSON object a line, completely or not at all; announce it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")  # one name, so that a resumed run finds what a kill left
+    with partial.open("w", encoding="utf-8") as file:
+        for row in sorted((row for row in rows if not row.padding), key=lambda row: row.key):
+            record = {
+                "step": step,
+                "key": row.key,
+                "hop": row.hop,
+                **{name: row.extra_info.get(name) for name in ("doc_id", "document", "question")},
+                "trajectory": row.trajectory.to_dict(),
+                "token_drift": row.token_drift,
+                "reward": {name: value for name, value in row.reward.items() if name != "attempts"},
+                "attempts": json.loads(row.reward.get("attempts", "[]")),
+            }
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(target)
+    announce(target)

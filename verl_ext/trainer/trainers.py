@@ -33,10 +33,9 @@ from verl_ext.method.grpo import group_advantages
 from verl_ext.method.hrpo import hop_advantages
 from verl_ext.trainer import step_metrics
 from verl_ext.trainer.collapse import CollapseWatch, collapse_metrics
-from verl_ext.trainer.dump import dump_rows
 from verl_ext.trainer.flow import FlowMixin
 from verl_ext.trainer.progress import ProgressMixin
-from verl_ext.trainer.step_rows import StepRow, read_log_probs, read_rows
+from verl_ext.trainer.step_rows import StepRow, dump_rows, read_log_probs, read_rows
 
 
 @dataclass(frozen=True)
