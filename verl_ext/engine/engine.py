@@ -92,17 +92,13 @@ class ReferenceEngine:
         self._waiting: deque[Sequence] = deque()
         self._inbox: queue.SimpleQueue[Sequence | _Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # no request may be submitted after the failure is set
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """What stopped the engine, None while it serves."""
         self._half_updated = False
         self._thread = threading.Thread(target=self._work, name="reference-engine", daemon=True)
         self._thread.start()
 
     # Called by the users of the engine, from any thread.
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What stopped the engine, or None while it serves."""
-        return self._failure
 
     async def generate(
         self,
@@ -200,8 +196,8 @@ class ReferenceEngine:
 
     def _submit(self, item: Sequence | _Command) -> None:
         with self._lock:
-            if self._failure is not None:
-                raise EngineFailure(f"the engine has stopped: {self._failure}") from self._failure
+            if self.failure is not None:
+                raise EngineFailure(f"the engine has stopped: {self.failure}") from self.failure
             if self._half_updated and isinstance(item, Sequence):
                 raise EngineFailure("the last weight update failed half way: repeat it")
             self._inbox.put(item)
@@ -245,7 +241,7 @@ class ReferenceEngine:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            self._failure = error
+            self.failure = error
         left: list[Sequence | _Command | None] = [*self._running, *self._waiting]
         while not self._inbox.empty():
             left.append(self._inbox.get())

@@ -7,9 +7,8 @@ then reads the slice `[:n, :, :longest]`, a view, and no step copies the cache. 
 A model's forward writes through a `CacheWindow`, the transformers `Cache` of one forward: either one row per
 slot, each at its own position (decode), or a run of positions of one slot (prefill).
 
-Attention is `grouped_attention`: transformers' sdpa path repeats keys and values once per query group, which
-for a decode step copies the whole cache several times. With a single query per row, the query heads of a
-group can take the place of the query positions, and nothing is repeated.
+Attention is `grouped_attention`: transformers' sdpa path copies keys and values once per query group. With a
+single query per row, the query heads of a group can take the place of the query positions instead.
 """
 
 from collections import OrderedDict
@@ -101,9 +100,7 @@ class SlotCache:
 
     def release(self) -> None:
         """Free the store; the next `reserve` starts from nothing."""
-        shape = list(self._store.shape)
-        shape[2] = shape[4] = 0
-        self._store = self._store.new_zeros(shape)
+        self._store = self._store[:, :, :0, :, :0].clone()
 
     def read(self, slot: int, length: int) -> torch.Tensor:
         """View of one slot's first `length` positions: (layers, 2, kv heads, length, head size)."""
@@ -128,8 +125,7 @@ class SlotCache:
 class PrefixCache:
     """Keys and values of finished sequences within `max_bytes`; the least recently used are dropped first.
 
-    A multi-turn prompt extends the last turn's ids, so that turn t + 1 finds turn t here and computes only
-    the rest. Valid for one set of weights: clear it when they change.
+    Valid for one set of weights: clear it when they change.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """Sampling: from a batch of logits to one token id and its log-probability per row.
 
 The recorded log-probability is the one veRL's actor recomputes: `log_softmax(logits / temperature)` at the
-sampled id, over the *full* vocabulary, before top-k and top-p filtering. At temperature 0 (greedy) it is
-`log_softmax(logits)`. Filtering therefore changes which ids can be drawn, never what is recorded for them.
+sampled id, over the *full* vocabulary, before top-k and top-p filtering; at temperature 0 (greedy)
+`log_softmax(logits)`.
 
 `sample` is a pure function of the logits and of one uniform number per row (inverse of the cumulative
 distribution), so a request's own seed fixes its draws whatever else shares its batch, on every device.

@@ -1,9 +1,8 @@
 """The CPU as a veRL platform (veRL 0.9.1), so that veRL's own trainer runs without an accelerator.
 
 Chosen by `VERL_PLATFORM=cpu`. Ray still schedules "GPUs": they are logical ones (`ray_init.num_gpus`), one a
-worker, because veRL places its workers by that resource alone. The worker itself is in
-`verl_ext.rollout.cpu_worker`: veRL's engines ask for the platform while they are imported, so this module
-imports none of them.
+worker, because veRL places its workers by that resource alone. veRL's engines ask for the platform while they
+are imported, so this module imports none of them.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """The `search_agent` loop: veRL's tool agent with turn limits, structured turns and checks (veRL 0.9.1).
 
 - A token limit per turn, so that the first turn cannot use up the response before any search has run.
-- Structured turns in `extra_fields["trajectory"]`: rewards read turns and calls, never a flat string in which
-  corpus text may contain tags.
+- Structured turns in `extra_fields["trajectory"]`, which rewards read, and never a flat string.
 - Failure marks: a search that the service failed to answer is recorded as failed (veRL itself turns a tool's
   exception into text for the model and keeps no record).
-- Token drift: whether each turn's input extends the previous ids, and whether the ids that will be trained on
-  are the sampled ids (`extra_fields["token_drift"]`, 0 when both hold).
+- Token drift in `extra_fields["token_drift"]`: whether the ids that will be trained on are the sampled ids.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -93,34 +90,30 @@ class SearchAgentLoop(ToolAgentLoop):
         self, tool_call: FunctionCall, tools_kwargs: dict[str, Any], agent_data: AgentData
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
         turns: list[Turn] = agent_data.extra_fields["turns"]
-        waiting_calls = [call.raw if call.response is None else None for call in turns[-1].calls]
-        index = waiting_calls.index(tool_call.arguments)
+        open_calls = [call.raw if call.response is None else None for call in turns[-1].calls]
+        index = open_calls.index(tool_call.arguments)
         call = turns[-1].calls[index]
-        # Calls of one turn run concurrently: an empty response marks this one as taken before the wait.
-        _record(turns, index, replace(call, response=""))
-        call, response = await self._answer(call, tools_kwargs, agent_data)
-        _record(turns, index, call)
-        return response, 0.0, {}
-
-    async def _answer(
-        self, call: SearchCall, tools_kwargs: dict[str, Any], agent_data: AgentData
-    ) -> tuple[SearchCall, ToolResponse]:
         if call.queries is None:
             text = invalid_call_response(call)
-            return replace(call, response=text), ToolResponse(text=text)
-        arguments = json.loads(call.raw)["arguments"]
+            _record(turns, index, replace(call, response=text))
+            return ToolResponse(text=text), 0.0, {}
+        # Calls of one turn run concurrently: an empty response marks this one as taken before the wait.
+        _record(turns, index, replace(call, response=""))
         tool = self.tools[SEARCH_TOOL_NAME]
         create_kwargs = tools_kwargs.get(SEARCH_TOOL_NAME, {}).get("create_kwargs", {})
         instance_id, _ = await tool.create(create_kwargs=create_kwargs)
         try:
+            arguments = {"query_list": list(call.queries)}
             response, _, outcome = await tool.execute(instance_id, arguments, agent_data=agent_data)
         finally:
             await tool.release(instance_id)
         if outcome["refused"]:
-            refused = refuse_call(call, outcome["error"])
-            return refused, ToolResponse(text=refused.response)
-        answered = replace(call, response=response.text, failed=outcome["failed"], error=outcome["error"])
-        return answered, response
+            call = refuse_call(call, outcome["error"])
+            response = ToolResponse(text=call.response)
+        else:
+            call = replace(call, response=response.text, failed=outcome["failed"], error=outcome["error"])
+        _record(turns, index, call)
+        return response, 0.0, {}
 
 
 def _record(turns: list[Turn], index: int, call: SearchCall) -> None:

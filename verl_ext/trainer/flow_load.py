@@ -96,9 +96,10 @@ class LoadWorker:
 class LoadManager:
     """In place of veRL's agent loop manager: it deals the prompts out to the workers."""
 
-    def __init__(self, settings: dict[str, Any], workers: int) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         """Start the workers."""
         worker: Any = ray.remote(LoadWorker)
+        workers = settings["workers"]
         share = {**settings, "concurrency": max(settings["concurrency"] // workers, 1)}
         self._workers: list[Any] = [
             worker.options(num_cpus=1, max_concurrency=1000).remote({**share, "worker": number})
@@ -124,14 +125,14 @@ class TimeUp(Exception):
 class LoadMixin:
     """Over one of our trainer classes: made-up prompts, and an update that only takes time."""
 
-    def set_up(self, settings: dict[str, Any], workers: int) -> None:
+    def set_up(self, settings: dict[str, Any]) -> None:
         """Replace veRL's set-up, without model and data."""
         self._settings = settings
         self._numbers = itertools.count()
         self._fault_at = float("inf")
         self.global_steps = 1
         self.current_mode = HybridEngineMode.TRAINER
-        self.agent_loop_manager = LoadManager(settings, workers)
+        self.agent_loop_manager = LoadManager(settings)
 
     def run(self, seconds: float) -> None:
         """Run training steps until the time is over, whatever the trainer waits for then."""
@@ -186,21 +187,14 @@ def main(config: DictConfig) -> None:
     import verl_ext.trainer.trainers  # noqa: F401 - registers our trainer classes
 
     test = config.flow_test
-    settings: dict[str, Any] = {
-        "provoke": test.provoke,
-        "rollout_s": float(test.rollout_s),
-        "update_s": float(test.update_s),
-        "tokens": int(test.tokens),
-        "rollouts": int(config.actor_rollout_ref.rollout.n),
-        "concurrency": int(test.concurrency),
-    }
+    settings: dict[str, Any] = {**test, "rollouts": config.actor_rollout_ref.rollout.n}
     ray.init(**cast(dict[str, Any], OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)))
     try:
         tq.init(config.transfer_queue)
         kind = get_trainer_cls(config.trainer.v1.trainer_mode)
         trainer: Any = type("LoadTrainer", (LoadMixin, kind), {})(config)
-        trainer.set_up(settings, int(test.workers))
-        trainer.run(float(test.seconds))
+        trainer.set_up(settings)
+        trainer.run(test.seconds)
     finally:
         tq.close()
         ray.shutdown()

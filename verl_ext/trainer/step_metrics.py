@@ -135,35 +135,29 @@ def valid_rows(infos: Mapping[str, Sequence[Any]]) -> list[int]:
 
 
 _PROGRESS = {
-    "reward": ("drzero/reward/score", ".2f"),
-    "valid": ("drzero/questions/valid_share", ".2f"),
-    "exact match": ("drzero/reward/em", ".2f"),
-    "groups that differ": ("drzero/reward/groups_with_variance", ".2f"),
-    "searched": ("drzero/rollout/searched_share", ".2f"),
-    "solved": ("drzero/solved/pass_rate", ".2f"),
-    "failures": ("drzero/failures/share", ".2f"),
-    "seconds": ("timing_s/step", ".2f"),
-}
-_VALIDATION = {
-    "exact match": ("drzero/val/em", ".2f"),
-    "F1": ("drzero/val/f1", ".2f"),
-    "questions": ("drzero/val/rows", ".0f"),
-    "failed": ("drzero/val/failed", ".0f"),
+    "reward": "drzero/reward/score",
+    "valid": "drzero/questions/valid_share",
+    "exact match": "drzero/reward/em",
+    "groups that differ": "drzero/reward/groups_with_variance",
+    "searched": "drzero/rollout/searched_share",
+    "solved": "drzero/solved/pass_rate",
+    "failures": "drzero/failures/share",
+    "seconds": "timing_s/step",
 }
 
 
 def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
     """One step as one line of the console."""
-    return f"step {step}/{steps}: {_line(metrics, _PROGRESS)}"
+    parts = [f"{name} {metrics[key]:.2f}" for name, key in _PROGRESS.items() if key in metrics]
+    return f"step {step}/{steps}: {', '.join(parts)}"
 
 
 def validation_line(metrics: Mapping[str, float], step: int) -> str:
-    """One validation as one line of the console."""
-    return f"validation after step {step}: {_line(metrics, _VALIDATION)}"
-
-
-def _line(metrics: Mapping[str, float], parts: Mapping[str, tuple[str, str]]) -> str:
-    return ", ".join(f"{name} {metrics[key]:{form}}" for name, (key, form) in parts.items() if key in metrics)
+    """One validation as one line of the console; without scores if no row counts."""
+    scores = {"exact match": "drzero/val/em", "F1": "drzero/val/f1"}
+    parts = [f"{name} {metrics[key]:.2f}, " for name, key in scores.items() if key in metrics]
+    rows, failed = metrics["drzero/val/rows"], metrics["drzero/val/failed"]
+    return f"validation after step {step}: {''.join(parts)}questions {rows:.0f}, failed {failed:.0f}"
 
 
 def _prefixed(metrics: dict[str, float]) -> dict[str, float]:
