@@ -113,7 +113,7 @@ def train(out: Path, steps: int, batch_size: int, lr: float, seed: int) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
         progress.set_postfix(loss=f"{losses[-1]:.3f}")
-    model.to(torch.bfloat16).save_pretrained(out, save_embedding_layers=False)
+    model.to(torch.bfloat16).save_pretrained(str(out), save_embedding_layers=False)
     adapter = out / "adapter_model.safetensors"
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()
     (out / "SHA256SUMS").write_text(f"{digest}  {adapter.name}\n")

@@ -222,10 +222,10 @@ class SearchAgent:
             reraise=True,
         ):
             with attempt, waiting("completion", self.deadline_s):
-                completion = await self._post(request)
+                completion = self._read(await self._post(request))
         return completion
 
-    async def _post(self, request: dict[str, Any]) -> _Completion:
+    async def _post(self, request: dict[str, Any]) -> httpx.Response:
         try:
             response = await self._http.post(self.completions_url, json=request)
         except httpx.TransportError as error:
@@ -238,6 +238,9 @@ class SearchAgent:
                 f"{response.text[:500]} (model {self.model_name!r}, {len(request['prompt'])} prompt tokens): "
                 "check the address, the model name and the server's context length"
             )
+        return response
+
+    def _read(self, response: httpx.Response) -> _Completion:
         try:
             choice = response.json()["choices"][0]
             text, finish_reason = str(choice["text"]), choice["finish_reason"]
