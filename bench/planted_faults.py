@@ -126,7 +126,8 @@ def _asking(template: str) -> Change:
 
 
 def _evidence_text(pair: Pair) -> str:
-    return f"{pair.document}\n{pair.trajectory.retrieved_text}"
+    responses = [call.response or "" for call in pair.trajectory.searches]
+    return "\n".join([pair.document, *responses])
 
 
 def _unfounded_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:

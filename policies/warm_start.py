@@ -133,8 +133,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    train(options.out, options.steps, options.batch_size, options.lr, options.seed)
+    train(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_a_search_and_an_answer(serve: Serve) -> None:
     (attempt,) = play(script.url, library=library)
     assert (attempt.finished, attempt.failure, attempt.answer) == (True, None, "Kestmoor")
     assert [turn.text for turn in attempt.trajectory.turns] == [SEARCH_TURN, ANSWER_TURN]
-    assert attempt.trajectory.retrieved_text == "[1] Ostrel: in Kestmoor"
+    assert [call.response for call in attempt.trajectory.searches] == ["[1] Ostrel: in Kestmoor"]
     assert (attempt.searches, library.asked) == (1, [(("Ostrel",), 3)])
 
 

@@ -2,14 +2,13 @@
 
     announce(folder / "manifest.json")      # after the rename, never before
 
-Needed where the disk does not outlive the run, such as in a container whose volume has to be committed: its
-supervisor names a file in `DRZERO_ARTEFACT_LOG`, to which every complete checkpoint, rollout dump, manifest,
-result, export and data file adds a line:
+Needed where the disk does not outlive the run: its supervisor names a file in `DRZERO_ARTEFACT_LOG`, to which
+every complete checkpoint, rollout dump, manifest, result, export and data file adds a line:
 
     {"path": "/checkpoints/solver_iter1/global_step_10", "time": unix seconds}
 
-A line means that this path is complete, and nothing about its neighbours (docs/stopping.md). Free of veRL:
-`pipeline` announces what `data` and `search` have written.
+A line says nothing about the path's neighbours (docs/stopping.md). Free of veRL: `pipeline` announces what
+`data` and `search` have written.
 """
 
 from __future__ import annotations

@@ -6,14 +6,12 @@
 veRL 0.9.1 saves in place, in this order: the actor's files into `global_step_N/actor`, then `data.pt` (the
 position in the data), then the number N into `latest_checkpointed_iteration.txt`. So a kill may leave
 
-- a step folder above the recorded number: incomplete, or complete but not recorded. It is removed; the rerun
-  resumes from the recorded step.
+- a step folder above the recorded number, which is removed; the rerun resumes from the recorded step.
 - an empty number: the file had been opened for writing, so its step is complete. The rerun resumes from the
   newest whole step: one with a `data.pt` and a complete actor.
 
-veRL prunes old actors before the new step has its `data.pt` and its number, which with one checkpoint to keep
-leaves a moment without any; and it leaves their `data.pt` behind. Our trainer therefore prunes with
-`prune_checkpoints`: whole folders, and only below a recorded step.
+veRL prunes old actors, and only these, before the new step has its `data.pt` and its number. Our trainer
+therefore prunes with `prune_checkpoints`: whole folders, and only below a recorded step.
 """
 
 from __future__ import annotations

@@ -16,18 +16,17 @@ from typing import Any
 
 TURN_END = "<|im_end|>"
 
-_ASSISTANT_WITH_CALL = {
-    "role": "assistant",
-    "content": "",
-    # Qwen3's template gives the last turn, and only that, an empty think block unless it has reasoning.
-    "reasoning_content": "r",
-    "tool_calls": [{"id": "0", "type": "function", "function": {"name": "search", "arguments": {}}}],
-}
 # Any conversation that a template accepts serves as the prefix of the tool turn: its ids are cut off.
 _STAND_IN: list[Mapping[str, Any]] = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
-    _ASSISTANT_WITH_CALL,
+    {
+        "role": "assistant",
+        "content": "",
+        # Qwen3's template gives the last turn, and only that, an empty think block unless it has reasoning.
+        "reasoning_content": "r",
+        "tool_calls": [{"id": "0", "type": "function", "function": {"name": "search", "arguments": {}}}],
+    },
 ]
 
 
@@ -72,18 +71,6 @@ def turn_end_id(tokenizer: Any) -> int:
     return int(token_id)
 
 
-def _render(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = False,
-) -> list[int]:
-    ids = tokenizer.apply_chat_template(
-        list(messages),
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        tokenize=True,
-        return_dict=False,
-    )
+def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    ids = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False, **options)
     return [int(token) for token in ids]

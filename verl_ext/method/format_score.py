@@ -14,8 +14,6 @@ from verl_ext.method.passages import shown_passages
 from verl_ext.method.trajectory import Trajectory
 
 _OPENS_WITH_THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
-_SHORT_ANSWER_WORDS = 5
-_LONG_ANSWER_WORDS = 10
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def tool_part(trajectory: Trajectory, hop: int) -> float:
     """1 for one hop; else min((1 + valid calls) / hop, 1), but 0 without calls or with an unanswered one."""
     if hop == 1:
         return 1.0
-    calls = trajectory.valid_calls
+    calls = [call for call in trajectory.calls if call.valid]
     if not calls or not all(call.answered for call in calls):
         return 0.0
     return min((1 + len(calls)) / hop, 1.0)
@@ -62,6 +60,6 @@ def answer_part(answer: str, evidence: Sequence[str]) -> float:
     normal = normalize_answer(answer)
     words = len(normal.split())
     supported = normal in ("yes", "no") or any(contains_answer(text, normal) for text in evidence)
-    if not supported or words > _LONG_ANSWER_WORDS:
+    if not supported or words > 10:
         return 0.0
-    return 1.0 if words <= _SHORT_ANSWER_WORDS else 0.5
+    return 1.0 if words <= 5 else 0.5

@@ -14,8 +14,6 @@ RESPONSE_LIMIT = 2048
 """Characters of one tool response."""
 _HEADER_LIMIT = 60
 """Characters of a query shown above its results."""
-_SEPARATOR = "\n"
-_ELLIPSIS = "…"
 # A query shown above its passages ends in a colon, so it cannot pass for a passage.
 _NUMBERED = re.compile(r"\[\d+\] .*[^:\s]\s*")
 
@@ -43,10 +41,10 @@ def format_passages(
         for passage in passages:
             number += 1
             lines.append(f"[{number}] {_passage_line(passage)}")
-    room = limit - len(_SEPARATOR) * (len(lines) - 1)
+    room = limit - (len(lines) - 1)  # for the line breaks
     share = _fair_share([len(line) for line in lines], max(room, 0))
     # The last slice matters only when the limit is too small for one character a line.
-    return _SEPARATOR.join(_cut(line, share) for line in lines)[:limit]
+    return "\n".join(_cut(line, share) for line in lines)[:limit]
 
 
 def shown_passages(response: str) -> list[str]:
@@ -87,6 +85,6 @@ def _cut(text: str, length: int) -> str:
     """At most `length` characters, cut between words where a word ends in the second half of the room."""
     if len(text) <= length:
         return text
-    head = text[: max(length - len(_ELLIPSIS), 0)]
+    head = text[: max(length - 1, 0)]
     space = head.rfind(" ")
-    return (head[:space] if space > length // 2 else head) + _ELLIPSIS[:length]
+    return (head[:space] if space > length // 2 else head) + "…"[:length]

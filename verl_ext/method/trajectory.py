@@ -1,8 +1,7 @@
 """What happened in one conversation: assistant turns with their search calls, as plain immutable data.
 
-Rewards read these structures and never a flat string, because corpus text may itself contain tags. `to_dict`
-and `from_dict` are the JSON form in which trajectories travel through veRL's extra fields and the rollout
-dumps.
+Rewards read these structures and never a flat string, because corpus text may itself contain tags. In JSON
+form trajectories travel through veRL's extra fields and the rollout dumps.
 """
 
 from __future__ import annotations
@@ -78,11 +77,6 @@ class Trajectory:
         return tuple(call for turn in self.turns for call in turn.calls)
 
     @property
-    def valid_calls(self) -> tuple[SearchCall, ...]:
-        """The calls that are proper search calls, answered or not."""
-        return tuple(call for call in self.calls if call.valid)
-
-    @property
     def searches(self) -> tuple[SearchCall, ...]:
         """The valid calls that were answered."""
         return tuple(call for call in self.calls if call.answered)
@@ -91,11 +85,6 @@ class Trajectory:
     def failed_calls(self) -> tuple[SearchCall, ...]:
         """The calls the search service failed to answer."""
         return tuple(call for call in self.calls if call.failed)
-
-    @property
-    def retrieved_text(self) -> str:
-        """All search results, as shown to the model."""
-        return "\n".join(call.response for call in self.searches if call.response is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: nested dicts, lists, strings and booleans only."""

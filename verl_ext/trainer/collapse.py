@@ -1,11 +1,7 @@
 """Collapse alarms: signs that self-play training degenerates, raised while the run can still be stopped.
 
 `collapse_metrics` computes one step's metrics (`drzero/collapse/…`), `CollapseWatch` averages them over a
-short window of steps and returns each alarm once when its limit is crossed, and again only after it was clear
-in between:
-
-    watch = CollapseWatch()
-    for alarm in watch.add_step(metrics): print(alarm)
+window of steps and returns each alarm once when its limit is crossed, and again only after it was clear.
 
 A window, because a step of a rehearsal has few questions and its metrics vary. Some limits compare with the
 first full window that this process has seen, so a resumed run compares with the point where it resumed.

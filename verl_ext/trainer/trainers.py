@@ -22,12 +22,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import (
-    PPOTrainerColocateAsync,
-    PPOTrainerSeparateAsync,
-    PPOTrainerSync,
-    register_trainer,
-)
+from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
 from verl_ext.method.grpo import group_advantages
 from verl_ext.method.hrpo import hop_advantages
@@ -106,9 +101,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
             dump_rows(rows, step, Path(folder) / f"step_{step:04d}{part}.jsonl")
         return self._advantages(batch, metrics, rows)
 
-    def _log_rollout_data(
-        self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str
-    ) -> None:
+    def _log_rollout_data(self, *_: Any) -> None:
         """Write nothing in veRL's place: its dump has flat text and comes after the checkpoint."""
 
     def _check_failed_share(self, what: str, expected: int, good: int, causes: Sequence[str | None]) -> None:
@@ -150,16 +143,9 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
             fields=TensorDict(nested, batch_size=len(batch)),
         )
 
-    def _compute_metrics(
-        self,
-        batch: KVBatchMeta,
-        metrics: dict[str, Any],
-        timing_raw: dict[str, float],
-        global_steps: int,
-        epoch: int,
-    ) -> None:
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
         """veRL's metrics and ours, a progress line, and the collapse alarms."""
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        super()._compute_metrics(batch, metrics, *args, **named)
         rows = read_rows(batch)
         metrics |= step_metrics.rollout_metrics(rows, self._expected_rollouts * self.parameter_sync_step)
         metrics |= self.method.metrics(rows)
@@ -168,9 +154,9 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         alarms = self._collapse_watch.add_step(metrics)
         if self._collapse_watch.window_full:
             metrics["drzero/collapse/alarms"] = len(self._collapse_watch.active)
-        print(step_metrics.progress_line(metrics, global_steps, self.total_training_steps), flush=True)
+        print(step_metrics.progress_line(metrics, self.global_steps, self.total_training_steps), flush=True)
         for alarm in alarms:
-            print(f"step {global_steps}: {alarm}", flush=True)
+            print(f"step {self.global_steps}: {alarm}", flush=True)
         if self._out_of_time:  # this hook is the last of a step that can end veRL's loop
             self._end_after(self.global_steps)
 
@@ -207,13 +193,6 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
 
 # One class per pair of method and veRL mode. An asynchronous challenger is off-policy: preflight refuses it
 # unless the config allows it.
-_BASES = {
-    "sync": PPOTrainerSync,
-    "colocate_async": PPOTrainerColocateAsync,
-    "separate_async": PPOTrainerSeparateAsync,
-}
-for _method, (_mode, _base) in product((HRPO, GRPO), _BASES.items()):
-    _name = f"drzero_{_method.name}_{_mode}"
-    register_trainer(_name)(
-        type(_name, (GroupRelativeTrainer, _base), {"method": _method, "base_mode": _mode})
-    )
+for _method, _mode in product((HRPO, GRPO), ("sync", "colocate_async", "separate_async")):
+    _name, _bases = f"drzero_{_method.name}_{_mode}", (GroupRelativeTrainer, get_trainer_cls(_mode))
+    register_trainer(_name)(type(_name, _bases, {"method": _method, "base_mode": _mode}))
