@@ -31,8 +31,5 @@ def announce(path: Path) -> None:
     if not log:
         return
     line = json.dumps({"path": os.path.abspath(path), "time": time.time()}) + "\n"
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    with open(log, "a", encoding="utf-8") as file:
+        file.write(line)

@@ -161,15 +161,12 @@ class StatusFile:
     """
 
     def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._begun = False
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace the content; raises OSError, also for a folder that was removed after the first write."""
+        """Replace the content; raises OSError, also for a folder that was removed."""
         data = json.dumps(content).encode() + b"\n"
-        if not self._begun:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._begun = True
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)

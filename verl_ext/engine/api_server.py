@@ -35,9 +35,6 @@ from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
 from verl_ext.engine.sequence import Generation
 
-HEALTH_TIMEOUT_S = 30.0
-CLIENT_CLOSED_REQUEST = 499
-
 
 class CompletionRequest(BaseModel):
     """The supported fields of OpenAI's completions, vLLM's and SGLang's included; others are refused."""
@@ -99,7 +96,7 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
         except EngineFailure as error:
             return _error(503, str(error))
         if generation is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return Response(status_code=499)  # as nginx has it: the client closed the request
         tokens_in, tokens_out = len(prompt), len(generation.token_ids)
         usage = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out}
         return JSONResponse(
@@ -125,7 +122,7 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
         if engine.failure is not None or engine.stats().tokens_out == tokens_at_last_check:
             try:
                 canary = engine.generate([0], SamplingParams(max_tokens=1, temperature=0))
-                await asyncio.wait_for(canary, HEALTH_TIMEOUT_S)
+                await asyncio.wait_for(canary, 30.0)
             except (EngineFailure, TimeoutError) as error:
                 return _error(503, f"the engine produces no token: {error or type(error).__name__}")
         tokens_at_last_check = engine.stats().tokens_out

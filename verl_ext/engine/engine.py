@@ -46,7 +46,6 @@ class EngineStats:
     tokens_out: int = 0
     prefix_tokens_reused: int = 0  # prompt ids whose keys and values were copied, not computed
     decode_steps: int = 0
-    decode_rows: int = 0  # over decode_steps: the mean batch
     running: int = 0
     waiting: int = 0
     prefix_cache_bytes: int = 0
@@ -314,7 +313,6 @@ class ReferenceEngine:
         ).logits[:, -1]
         ids, log_probs = sample(logits, [s.params for s in batch], [s.draws.random() for s in batch])
         self._stats.decode_steps += 1
-        self._stats.decode_rows += len(batch)
         self._stats.tokens_out += len(batch)
         if log_probs.isnan().any():
             raise ArithmeticError("the model's logits are not numbers (NaN): its weights are broken")

@@ -12,8 +12,6 @@ from typing import Any
 
 RESPONSE_LIMIT = 2048
 """Characters of one tool response."""
-_HEADER_LIMIT = 60
-"""Characters of a query shown above its results."""
 # A query shown above its passages ends in a colon, so it cannot pass for a passage.
 _NUMBERED = re.compile(r"\[\d+\] .*[^:\s]\s*")
 
@@ -35,7 +33,7 @@ def format_passages(
     number = 0
     for query, passages in zip(queries, results, strict=True):
         if len(queries) > 1:
-            lines.append(_cut(_one_line(query), _HEADER_LIMIT) + ":")
+            lines.append(_cut(_one_line(query), 60) + ":")
         if not passages:
             lines.append("No results.")
         for passage in passages:

@@ -36,12 +36,6 @@ from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, 
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.telemetry import waiting
 
-_CONNECT_TIMEOUT_S = 10.0
-_LONGEST_WAIT_S = 5.0
-"""Between two attempts of a request."""
-_BUSY_STATUSES = frozenset({408, 425, 429})
-"""Client errors that are worth a retry; every other one means that the request is wrong."""
-
 
 class SolverServerError(UserError):
     """The solver server refuses the request or does not return a completion: the configuration is wrong."""
@@ -123,7 +117,7 @@ class SearchAgent:
         self._slots = asyncio.Semaphore(self.concurrency)
         self._http = httpx.AsyncClient(
             # No read timeout: the conversation's deadline bounds it, and long generations are normal.
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(None, connect=10.0),
             limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
             # A proxy set for the internet must not receive calls to our own services.
             trust_env=False,
@@ -218,7 +212,7 @@ class SearchAgent:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(_Unavailable),
             stop=stop_after_attempt(self.retries + 1),
-            wait=wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT_S),
+            wait=wait_random_exponential(multiplier=0.2, max=5.0),
             reraise=True,
         ):
             with attempt, waiting("completion", self.deadline_s):
@@ -230,7 +224,8 @@ class SearchAgent:
             response = await self._http.post(self.completions_url, json=request)
         except httpx.TransportError as error:
             raise _Unavailable(f"{type(error).__name__} {error}".rstrip()) from error
-        if response.status_code in _BUSY_STATUSES or response.status_code >= 500:
+        # Every other client error means that the request is wrong.
+        if response.status_code in (408, 425, 429) or response.status_code >= 500:
             raise _Unavailable(f"HTTP {response.status_code} {response.text[:200]}")
         if response.status_code != 200:
             raise SolverServerError(

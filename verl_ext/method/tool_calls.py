@@ -22,9 +22,6 @@ from verl_ext.method.search_tool_schema import MAX_QUERIES_PER_CALL, MAX_QUERY_C
 from verl_ext.method.trajectory import SearchCall
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_REASON_LIMIT = 200
-"""Characters of the service's own message that the model is shown."""
-_EXPECTED = '{"name": "search", "arguments": {"query_list": ["..."]}}'
 
 
 def parse_tool_calls(text: str) -> list[SearchCall]:
@@ -44,12 +41,13 @@ def render_tool_call(queries: Sequence[str]) -> str:
 
 def invalid_call_response(call: SearchCall) -> str:
     """The response to an invalid call, shown to the model in place of passages."""
-    return f"Error: {call.error}. A call looks like {_EXPECTED}"
+    expected = '{"name": "search", "arguments": {"query_list": ["..."]}}'
+    return f"Error: {call.error}. A call looks like {expected}"
 
 
 def refuse_call(call: SearchCall, reason: str) -> SearchCall:
     """The call as an invalid one, with the response shown to the model: the service refuses its queries."""
-    line = defuse(" ".join(reason.split()))[:_REASON_LIMIT]
+    line = defuse(" ".join(reason.split()))[:200]
     invalid = replace(call, queries=None, error=f"the search service refuses these queries ({line})")
     return replace(invalid, response=invalid_call_response(invalid))
 

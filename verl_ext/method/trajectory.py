@@ -53,12 +53,6 @@ class Turn:
     truncated: bool = False
     """The turn reached its token limit before the model ended it."""
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Turn:
-        """Rebuild a turn from its JSON form."""
-        calls = tuple(SearchCall.from_dict(call) for call in data["calls"])
-        return cls(text=data["text"], calls=calls, truncated=data["truncated"])
-
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -93,4 +87,8 @@ class Trajectory:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
         """Rebuild a trajectory from its JSON form; raises KeyError when a field is missing."""
-        return cls(turns=tuple(Turn.from_dict(turn) for turn in data["turns"]))
+        turns = []
+        for turn in data["turns"]:
+            calls = tuple(SearchCall.from_dict(call) for call in turn["calls"])
+            turns.append(Turn(turn["text"], calls, turn["truncated"]))
+        return cls(tuple(turns))

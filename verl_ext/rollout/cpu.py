@@ -28,10 +28,6 @@ class _CpuDeviceModule(ModuleType):
         return getattr(torch.cpu, name)
 
     @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
     def empty_cache() -> None:
         """The CPU allocator caches nothing."""
 
@@ -74,9 +70,7 @@ class CpuPlatform(PlatformBase):
     def device_name(self) -> str:  # noqa: D102 - veRL's own contract, here and below
         return "cpu"
 
-    @property
-    def vendor_name(self) -> str:  # noqa: D102
-        return "cpu"
+    vendor_name = device_name
 
     @property
     def device_module(self) -> ModuleType:  # noqa: D102

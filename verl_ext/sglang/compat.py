@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import chain
@@ -37,21 +37,13 @@ OWN_POSITIONS = 6
 """Positions of its context that a server keeps for itself."""
 ROLLOUT, SERVER, CLIENT = "veRL's rollout", "the solver's server", "the solver's requests"
 
-_PROBES: dict[str, Callable[[Source, str], bool]] = {
-    "symbol": Source.symbol,
-    "argument": Source.argument,
-    "route": Source.route,
-    "metric": Source.metric,
-    "no symbol": lambda source, name: not source.symbol(name),
-}
-
 
 @dataclass(frozen=True)
 class Need:
     """Something of SGLang that a run uses."""
 
     kind: str
-    """A key of `_PROBES`: how to find it in SGLang's source."""
+    """The method of `Source` that finds it; after "no " it must not."""
     name: str
     by: str
     """Which part of a run uses it."""
@@ -60,7 +52,8 @@ class Need:
 
     def found_in(self, source: Source) -> bool:
         """Whether the package has it."""
-        return _PROBES[self.kind](source, self.name)
+        is_there: bool = getattr(source, self.kind.removeprefix("no "))(self.name)
+        return is_there != self.kind.startswith("no ")
 
     def __str__(self) -> str:
         return f"{self.why or f'{self.kind} {self.name}'} ({self.by})"

@@ -35,7 +35,6 @@ _EVICTED = {
     "failed": "training/rollout_failure/evicted_samples",
     "filtered": "training/filter_groups/evicted_samples",
 }
-_SURPLUS = "training/filter_groups/discarded_surplus_samples"
 
 Listing = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """TransferQueue's keys and their tags by partition."""
@@ -207,7 +206,7 @@ class FlowCounters:
             counts.stale += evicted["stale"]
             counts.failed += evicted["failed"]
             counts.filtered += max(total - evicted["stale"] - evicted["failed"], 0)
-            counts.filtered += int(metrics.get(_SURPLUS, 0))
+            counts.filtered += int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
             counts.replaced_now = 0
             counts.taken += taken
             if batch is not None:

@@ -32,8 +32,6 @@ from verl.utils import tensordict_utils as tu
 from verl_ext.telemetry import waiting
 
 FAULTS = ("none", "stopped-producer", "slow-consumer", "overflow", "stale", "lost")
-_FAULT_AFTER = 0.3
-"""Share of the test's time after which the fault begins."""
 
 
 class LoadWorker:
@@ -138,7 +136,7 @@ class LoadMixin:
         """Run training steps until the time is over, whatever the trainer waits for then."""
         trainer: Any = self
         self.agent_loop_manager.begin(float("inf"))  # the workers may take long to start
-        self._fault_at = time.time() + _FAULT_AFTER * seconds
+        self._fault_at = time.time() + 0.3 * seconds
         self.agent_loop_manager.begin(self._fault_at)
 
         def end(*_: object) -> None:

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # so that reading these functions needs neither TransferQueue nor Ray
     from verl_ext.trainer.step_rows import StepRow
 
-REWARD_PARTS = ("score", "difficulty", "format", "think", "tool", "answer_part")
-
 
 def mean(values: Sequence[float]) -> float:
     """The arithmetic mean, 0 of nothing."""
@@ -62,9 +60,8 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
     """
     good = [row for row in rows if row.counts]
     asked = [row for row in good if row.reward["integrity"]]
-    metrics: dict[str, float] = {
-        f"reward/{part}": mean([row.reward[part] for row in good]) for part in REWARD_PARTS
-    }
+    parts = ("score", "difficulty", "format", "think", "tool", "answer_part")
+    metrics: dict[str, float] = {f"reward/{part}": mean([row.reward[part] for row in good]) for part in parts}
     metrics["questions/valid_share"] = mean([row.reward["integrity"] for row in good])
     for hop in sorted({row.hop for row in good}):
         of_hop = [row for row in good if row.hop == hop]
