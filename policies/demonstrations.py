@@ -1,10 +1,9 @@
 """Warm-start demonstrations: how a search agent writes, shown on the demo world's `warmstart` split.
 
-A small model by itself neither keeps the format nor calls a tool. It learns both from a few hundred
-conversations rendered from true chains: a *challenger* follows a chain from its document, searching for each
-next entity, and then writes the chain's question; a *solver* follows it from the question to the answer.
-Assistant turns are raw text, tool calls included, exactly as the model has to generate them. No entity of the
-`run` split occurs.
+Conversations are rendered from true chains: a *challenger* follows a chain from its document, searching for
+each next entity, and then writes the chain's question; a *solver* follows it from the question to the answer.
+Assistant turns are raw text, tool calls included, as the model has to generate them. No entity of the `run`
+split occurs.
 
     world = generate_world(17, "warmstart", passages=480, chains_per_hop=400)
     make_demonstrations(world, challenger={1: 80}, solver={1: 40}, retrieve=world_retriever(world))

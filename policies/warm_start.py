@@ -1,8 +1,8 @@
 """The warm start that makes the demo policy: a short supervised LoRA run on rendered demonstrations.
 
 SmolLM2-135M neither keeps the format nor calls a tool. A few dozen steps on conversations from the demo
-world's `warmstart` split teach it both, and nothing about the `run` split, whose entities it never sees: how
-to ask difficult questions and how to answer them is left to reinforcement learning.
+world's `warmstart` split teach it both; how to ask difficult questions and how to answer them is left to
+reinforcement learning.
 
     python -m policies.warm_start --out policies/demo        # about 15 minutes on two cores
 
@@ -34,9 +34,6 @@ from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 CHALLENGER = {1: 150, 2: 120, 3: 50, 4: 20}
 SOLVER = {1: 100, 2: 80, 3: 20}
 """Demonstrations by hop: about the 4:3:2:1 of the run, solver questions short of four hops."""
-TOPK = 2
-"""Passages per query, as in config/model/demo-policy.yaml."""
-WORLD_SEED, WORLD_PASSAGES = 17, 480
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,10 @@ def loss_of(model: Any, batch: Sequence[Example], pad_id: int) -> torch.Tensor:
 def train(out: Path, steps: int, batch_size: int, lr: float, seed: int) -> None:
     """Train the adapter and write it to `out` in bfloat16, with its checksum, settings and losses."""
     torch.manual_seed(seed)
-    world = generate_world(WORLD_SEED, "warmstart", passages=WORLD_PASSAGES, chains_per_hop=400)
+    world = generate_world(17, "warmstart", passages=480, chains_per_hop=400)
+    retrieve = world_retriever(world, topk=2)  # as in config/model/demo-policy.yaml
     demonstrations = make_demonstrations(
-        world, challenger=CHALLENGER, solver=SOLVER, retrieve=world_retriever(world, TOPK), seed=seed
+        world, challenger=CHALLENGER, solver=SOLVER, retrieve=retrieve, seed=seed
     )
     tokenizer = load_base_tokenizer()
     examples = [encode(tokenizer, demonstration["messages"]) for demonstration in demonstrations]

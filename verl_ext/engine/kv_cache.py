@@ -4,9 +4,6 @@ One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size),
 keeping its prefix, is a single copy. The sequences being decoded fill slots 0..n-1 without a gap: attention
 then reads the slice `[:n, :, :longest]`, a view, and no step copies the cache. The tensor grows by doubling.
 
-A model's forward writes through a `CacheWindow`, the transformers `Cache` of one forward: either one row per
-slot, each at its own position (decode), or a run of positions of one slot (prefill).
-
 Attention is `grouped_attention`: transformers' sdpa path copies keys and values once per query group. With a
 single query per row, the query heads of a group can take the place of the query positions instead.
 """
@@ -53,7 +50,10 @@ AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
 
 
 class CacheWindow(Cache):
-    """What one forward uses of the cache: `write` indexes the new entries, `read` all visible ones."""
+    """What one forward uses of the cache: `write` indexes the new entries, `read` all visible ones.
+
+    Either one row per slot, each at its own position (decode), or positions of one slot (prefill).
+    """
 
     def __init__(self, store: torch.Tensor, write: tuple[Any, ...], read: tuple[Any, ...]) -> None:
         super().__init__(layers=[])

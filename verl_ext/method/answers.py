@@ -1,7 +1,6 @@
 """Answers as text: extract them, normalise them as SQuAD does, compare them.
 
-The normal form has lower case, no punctuation, no articles and single spaces; exact match is equality of
-normal forms.
+The normal form has lower case, no punctuation, no articles and single spaces.
 
     exact_match(extract_last_tag(after_thinking(text), "answer"), ["Marie Curie"])
 """

@@ -1,8 +1,5 @@
 """The solver as an agent: it answers a question over several turns, with searches in between.
 
-    agent = SolverAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
-    attempts = await agent.attempts("Who founded the town?", n=5)
-
 A finished attempt without an answer is wrong; one that a failing service interrupted is unfinished and must
 not be counted as wrong.
 """

@@ -6,8 +6,7 @@ A call is a JSON object between Hermes tags:
     {"name": "search", "arguments": {"query_list": ["first query", "second query"]}}
     </tool_call>
 
-The veRL agent loop and the solver's agent both parse with this module, so that they agree on which calls are
-valid.
+veRL's agent loop and the solver's agent both parse with this module, so that they agree.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
     python -m verl_ext.sglang.compat        # checks the installed SGLang without importing it
 
 One version is pinned (constraints-gpu.txt): the one that veRL is made for. Three parts of a run depend on
-SGLang's internals, which move from version to version: veRL's rollout server imports its modules and calls
-its internals, the solver's server is started by its command line (pipeline/stages/services.py), and solver
-attempts are requests to that server (verl_ext/method/search_agent.py). `NEEDS` lists the names they use.
-Tests compare it with veRL's and our own code; `make compat` compares it with the published wheel.
-
-An installed SGLang that lacks one of them is refused in one line (`refusal`): veRL is not patched.
+SGLang's internals, which move from version to version: veRL's rollout server, the command line that starts
+the solver's server (pipeline/stages/services.py), and the requests to that server
+(verl_ext/method/search_agent.py). `NEEDS` lists the names they use. Tests compare it with veRL's and our own
+code; `make compat` compares it with the published wheel. An installed SGLang that lacks one is refused.
 """
 
 from __future__ import annotations

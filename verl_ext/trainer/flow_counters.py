@@ -1,8 +1,5 @@
 """Counts of what veRL's replay buffer holds and of what became of every sample (veRL 0.9.1).
 
-    counters = FlowCounters(run_dir / COUNTERS_FILE, mode="sync", rollouts_per_prompt=5)
-    with counters.writing(): …              # a thread writes the file every few seconds
-
 Only the trainer's driver knows both ends: what it submitted, and what `sample` returned or evicted
 (`verl_ext.trainer.flow` calls the counters there). What is in between is in TransferQueue, whose keys and
 tags are listed here. veRL counts groups (prompts); the file counts samples, `rollouts_per_prompt` to a group.
@@ -154,8 +151,6 @@ class FlowCounters:
         self._clocks = {"train": GroupClock(), "val": GroupClock()}
         self._ended = False
 
-    # Called by the trainer ----------------------------------------------------------------------------------
-
     def submitted(self, groups: int) -> None:
         """Count groups given to the rollout."""
         with self._lock:
@@ -211,8 +206,6 @@ class FlowCounters:
             counts.taken += taken
             if batch is not None:
                 self._behind = [self._step - int(tag["global_steps"]) for tag in batch.tags]
-
-    # The file -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def writing(self, every_s: float = 5.0) -> Iterator[None]:

@@ -1,8 +1,5 @@
 """Metrics of a step's rollouts and of a validation; all names start with `drzero/`.
 
-    metrics = rollout_metrics(rows, expected=40) | challenger_metrics(rows)
-    print(progress_line(metrics, step=3, steps=50))
-
 Rows that a failed service spoiled are counted under `failures/` and nowhere else, so that no failure can pass
 for a low reward.
 """
