@@ -10,8 +10,6 @@ A plain Transformers loop, shorter to read than the configuration of a trainer. 
 trained on, and logits are computed for those alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

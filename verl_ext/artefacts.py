@@ -11,8 +11,6 @@ A line says nothing about the path's neighbours (docs/stopping.md). Free of veRL
 `data` and `search` have written.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

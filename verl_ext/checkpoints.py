@@ -14,8 +14,6 @@ veRL prunes old actors, and only these, before the new step has its `data.pt` an
 therefore prunes with `prune_checkpoints`: whole folders, and only below a recorded step.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,8 +5,6 @@ tries a challenger's question at once (the *streamed* reward) and not after the 
 structured turns that `search_agent` left in `extra_info["trajectory"]`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -9,8 +9,6 @@ and a save. The trainer then leaves a `Note` in the run's folder, because veRL e
 that any part may use it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ The normal form has lower case, no punctuation, no articles and single spaces.
     exact_match(extract_last_tag(after_thinking(text), "answer"), ["Marie Curie"])
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

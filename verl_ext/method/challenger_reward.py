@@ -15,8 +15,6 @@ A bad question is the model's mistake: it scores 0 and counts in its group's sta
 not: such a sample is invalid, left out of the statistics and counted as a failure.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from verl_ext.method.answers import after_thinking, extract_last_tag, normalize_answer

@@ -8,8 +8,6 @@ be trained on tokens that it did not sample. veRL's builder for Qwen models does
 rollouts; this is the version without veRL, for every ChatML model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any

@@ -3,8 +3,6 @@
 The constant 1 is for integrity: a trajectory without a proper question and answer has no format score.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

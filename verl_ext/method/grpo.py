@@ -5,8 +5,6 @@ veRL's own function this one leaves out invalid rows, and a group of one row get
 raw reward.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

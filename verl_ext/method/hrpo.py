@@ -8,8 +8,6 @@ population variance (the code takes the sample deviation), and a group of one ro
 leaves its raw reward there, which reinforces a row only because there is none to compare it with).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A response has a hard limit in characters. Truncating the whole would lose passa
 a fair share: short ones stay whole, and the room they leave goes to the long ones.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

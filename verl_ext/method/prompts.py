@@ -5,8 +5,6 @@ small model that was warm-started on exactly these words: it only names the task
 explained by the chat template, from the tool's schema.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from verl_ext.method.passages import defuse

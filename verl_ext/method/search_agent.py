@@ -15,8 +15,6 @@ passed, it is unfinished, has the cause, and must not be scored. An agent's conn
 loop in which it is first used: one agent per loop, and `aclose` at the end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

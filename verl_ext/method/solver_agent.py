@@ -4,8 +4,6 @@ A finished attempt without an answer is wrong; one that a failing service interr
 not be counted as wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ An attempt that ends without an answer is wrong. One that lost a search to a fai
 left out of the statistics and counted as a failure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

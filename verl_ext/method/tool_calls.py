@@ -9,8 +9,6 @@ A call is a JSON object between Hermes tags:
 veRL's agent loop and the solver's agent both parse with this module, so that they agree.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

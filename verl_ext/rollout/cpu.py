@@ -5,8 +5,6 @@ worker, because veRL places its workers by that resource alone. veRL's engines a
 are imported, so this module imports none of them.
 """
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ initialises the process group itself (veRL would ask for `cpu:gloo,cpu:gloo`, wh
 engine is registered for the device `cpu`. Import it only once the platform is registered (`verl_ext.plugin`).
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

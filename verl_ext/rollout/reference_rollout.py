@@ -6,8 +6,6 @@ them through Ray's object store; that they arrived is checked each step by the m
 which compare the actor's log-probs of the samples with the engine's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from typing import Any
 

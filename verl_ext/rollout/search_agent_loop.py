@@ -7,8 +7,6 @@
 - Token drift in `extra_fields["token_drift"]`: whether the ids that will be trained on are the sampled ids.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

@@ -6,8 +6,6 @@ queries as too long or too many, that is the model's mistake: it reads the limit
 the loop count the call as invalid. Any other refusal means a wrong address or token, and ends the run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from verl.tools.base_tool import BaseTool

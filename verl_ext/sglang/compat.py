@@ -9,8 +9,6 @@ the solver's server (pipeline/stages/services.py), and the requests to that serv
 code; `make compat` compares it with the published wheel. An installed SGLang that lacks one is refused.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ Importing SGLang needs a driver; its source can be read on any machine. That a n
 the code that uses it, not sufficient: its behaviour may have changed all the same.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What goes into veRL's replay buffer and comes out of it, counted for the flow monitor (veRL 0.9.1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ It has the form that `ops.flow.sources` reads; its flow points are `prompts` (pe
 (finished or failed), `trainer` (taken, not judged yet), `TransferQueue` (rows, if bounded) and `validation`.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

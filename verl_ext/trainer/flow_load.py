@@ -7,8 +7,6 @@ limit. Simulated are the prompts, the rollouts (workers sleep and write random t
 veRL's agent loop workers) and the update (the trainer sleeps). `flow_test.provoke` names a fault to inject.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -1,7 +1,5 @@
 """A run's progress: its phases, its checkpoints, and its end before the stop time (docs/stopping.md)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

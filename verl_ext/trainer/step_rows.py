@@ -4,8 +4,6 @@ veRL's TransferQueue holds a step's rows column by column. Padding rows among th
 metadata, so only their tag identifies them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

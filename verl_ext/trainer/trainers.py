@@ -7,8 +7,6 @@ with veRL's `colocate_async` and `separate_async`. The trainer and its mixins ov
 `PPOTrainer` and call the next one, so any of these modes can carry them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
