@@ -179,3 +179,11 @@ def test_a_solvers_steps_can_raise_alarms_too() -> None:
     step = {f"drzero/collapse/{key}": value for key, value in metrics.items()}
     alarms = [str(alarm) for _ in range(WINDOW) for alarm in watch.add_step(step)]
     assert [name(alarm) for alarm in alarms] == ["zero-variance"]
+
+
+def test_a_first_window_without_questions_is_no_measure_of_difficulty() -> None:
+    watch = CollapseWatch()
+    step = {"zero_variance_share": 0.0, "entropy": 0.3, "response_tokens": 100.0}
+    for _ in range(WINDOW):
+        assert watch.add_step({f"drzero/collapse/{key}": value for key, value in step.items()}) == []
+    assert add_steps(watch, 2 * WINDOW, format=0.99, difficulty=0.1, response_tokens=100.0) == []
