@@ -174,6 +174,8 @@ class EncoderPool:
 
     async def _start(self, number: int) -> ModelInfo:
         """Start a process and load the model; raises EmbedderError, EncoderDied or OSError."""
+        for handle in os.pipe():  # a lack of file handles, which uvloop would report as "Unknown error -1"
+            os.close(handle)
         # Not in a thread: the kernel's parent-death signal is sent when the starting thread ends.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "search.serving.encoder_worker"),
