@@ -1,4 +1,4 @@
-"""Encoder replicas as real processes: hung ones are replaced, restarts outlast faults, none is left."""
+"""Encoder processes on uvloop: hung ones are replaced, restarts outlast faults, none is left."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import numpy as np
 import psutil
 import pytest
+import uvloop
 from search_parts import lives
 from tiny_embedder import save_tiny_embedder
 
@@ -34,7 +35,7 @@ def with_pool(spec: EmbedderSpec, work: Callable[[EncoderPool], Awaitable[None]]
         async with asyncio.timeout(LIMIT_S), EncoderPool(spec, 1, 1, Metrics()) as pool:
             await work(pool)
 
-    asyncio.run(whole())
+    uvloop.run(whole())
     assert replicas() == []
 
 
@@ -102,5 +103,5 @@ def test_a_start_that_is_cancelled_halfway_leaves_no_process(spec: EmbedderSpec)
         with pytest.raises(asyncio.CancelledError):
             await starting
 
-    asyncio.run(asyncio.wait_for(start_and_cancel(), LIMIT_S))
+    uvloop.run(asyncio.wait_for(start_and_cancel(), LIMIT_S))
     assert replicas() == []
