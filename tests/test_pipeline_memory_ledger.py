@@ -135,7 +135,7 @@ def published() -> DictConfig:
     return resolve(compose_plain("challenger", ["hardware=8xh100", "model=qwen2.5-7b"]))
 
 
-MACHINE = Machine(True, False, GPUS["H100"], 8, 1, 0, None)
+MACHINE = Machine(True, False, GPUS["H100"], 8, 1, None)
 SHAPE: ModelShape = KNOWN["qwen2.5-7b-instruct"]
 
 

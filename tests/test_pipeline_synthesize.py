@@ -47,7 +47,8 @@ from pipeline.compose import compose_plain, compose_stage, resolve
 from pipeline.errors import CheckError
 from pipeline.fingerprint import fingerprint
 from pipeline.preflight.context import CheckContext, Readings
-from pipeline.preflight.inputs import check_challenger, check_documents, partition_rows
+from pipeline.preflight.inputs import check_challenger, check_prompts, partition_rows
+from pipeline.preflight.machine import Machine
 from pipeline.preflight.run import preflight
 from pipeline.stages.conversations import ConversationsFailed, Failed
 from pipeline.stages.result import read_result
@@ -359,8 +360,14 @@ def rewrite_prompts(config: DictConfig, folder: Path, change: Callable[[list[Row
     write_training_rows(folder / "changed.parquet", rows)
 
 
+def context(config: DictConfig) -> CheckContext:
+    """What a check of files reads."""
+    here = Machine(True, True, None, 0, 1, None)
+    return CheckContext(config, "synthesize", here, True, False, Readings())
+
+
 def test_prompts_of_the_collection_are_accepted(config: DictConfig) -> None:
-    check_documents(config, partition_rows(config))
+    check_prompts(context(config))
 
 
 @pytest.mark.parametrize(("field", "value"), [("doc_id", "unheard-of"), ("document", "Another town.")])
@@ -373,7 +380,7 @@ def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(
 
     rewrite_prompts(config, tmp_path, foreign)
     with pytest.raises(CheckError) as refused:
-        check_documents(config, partition_rows(config))
+        check_prompts(context(config))
     for part in (str(tmp_path / "changed.parquet"), "'corpus'", config.chroma.path, "prepare-data"):
         assert part in str(refused.value)
 
@@ -407,7 +414,7 @@ def test_a_challenger_that_is_not_there_is_refused(
 ) -> None:
     make(tmp_path / "challenger_iter1")
     config = OmegaConf.create({"challenger": str(tmp_path / "challenger_iter1")})
-    (found,) = check_challenger(CheckContext(config, "synthesize", None, True, False, Readings()))  # type: ignore[arg-type]
+    (found,) = check_challenger(context(config))
     assert expected in found.why and found.severity == "error"
 
 

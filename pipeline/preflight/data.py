@@ -181,7 +181,6 @@ def count_too_long(
     blank = [{"role": role, "content": ""} for role in ("system", "user")]
     frame = len(render_prompt_ids(tokenizer, blank, [SEARCH_TOOL_SCHEMA]))
     sizes = [frame + sum(len(message["content"].encode()) for message in prompt) for prompt in prompts]
-    # A token is at least one byte, so only prompts of more bytes than the limit need counting.
     rows = [row for row, size in enumerate(sizes) if size > limit]
     is_sample = len(rows) > SAMPLE
     if is_sample:

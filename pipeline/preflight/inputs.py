@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,6 @@ _NAME_OTHERS = (
 
 Row = dict[str, Any]
 """A challenger prompt: a row of the prompts file."""
-
-
-def check_prompts(ctx: CheckContext) -> None:
-    """The iteration's partition must have prompts, about documents of the collection."""
-    check_documents(ctx.config, partition_rows(ctx.config))
 
 
 def partition_rows(config: DictConfig) -> list[Row]:
@@ -69,8 +64,9 @@ def partition_rows(config: DictConfig) -> list[Row]:
     return rows
 
 
-def check_documents(config: DictConfig, rows: Sequence[Row]) -> None:
-    """A sample of the prompts' documents must be in the collection; raises PreflightFailed."""
+def check_prompts(ctx: CheckContext) -> None:
+    """The iteration's partition must have prompts, a sample of them about documents of the collection."""
+    config, rows = ctx.config, partition_rows(ctx.config)
     shown = [row["extra_info"] for row in rows[:: max(1, len(rows) // _SAMPLED)]]
     texts = {info["doc_id"]: info["document"] for info in shown}
     if foreign := _foreign(config, texts):

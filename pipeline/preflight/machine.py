@@ -24,19 +24,10 @@ class Machine:
     gpu: GpuType | None
     gpus: int
     nodes: int
-    cores: float
     host_gib: float | None
     """Host memory; None if it is neither declared nor readable from here."""
-    region: str | None = None
-    """The provider's region, if one is set."""
-
-    @property
-    def usd_per_hour(self) -> float:
-        """Price of all machines; 0 for a local one."""
-        if self.is_local:
-            return 0.0
-        one = usd_per_hour(self.gpu, self.gpus, self.cores, self.host_gib or 0.0, self.region)
-        return self.nodes * one
+    usd_per_hour: float = 0.0
+    """Price of all machines; 0 for a local one."""
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} × {self.gpu.name}" if self.gpu else "no GPU"
@@ -51,26 +42,20 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
     """
     compute, declared = config.compute, config.machine
     is_local = compute.provider == "local"
-    uses_gpus = declared.device != "cpu"
+    host_gib = compute.memory / 1024 if compute.memory else None
+    price = 0.0
     if is_local:
+        uses_gpus = declared.device != "cpu"
         gpu = known_gpu("machine.gpu", declared.gpu) if uses_gpus else None
         gpus = declared.gpus if uses_gpus else 0
         is_here = starting or gpus_here() >= gpus
+        if host_gib is None and is_here:
+            host_gib = memory_limit() / 2**30
     else:
-        gpu = known_gpu("compute.type", compute.type)
-        gpus = compute.count or 0
-        is_here = starting
-    asked_gib = compute.memory / 1024 if compute.memory else None
-    return Machine(
-        is_local=is_local,
-        is_here=is_here,
-        gpu=gpu,
-        gpus=gpus if gpu else 0,
-        nodes=declared.nodes,
-        cores=compute.cpu or 0,
-        host_gib=asked_gib or (memory_limit() / 2**30 if is_local and is_here else None),
-        region=compute.region,
-    )
+        gpu, gpus, is_here = known_gpu("compute.type", compute.type), compute.count or 0, starting
+        one = usd_per_hour(gpu, gpus, compute.cpu or 0, host_gib or 0.0, compute.region)
+        price = declared.nodes * one
+    return Machine(is_local, is_here, gpu, gpus if gpu else 0, declared.nodes, host_gib, price)
 
 
 def known_gpu(key: str, name: str | None) -> GpuType | None:

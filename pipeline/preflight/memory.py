@@ -10,8 +10,9 @@ from pipeline.preflight.memory_ledger import (
     TIGHT,
     Ledger,
     Server,
+    actor_state,
     host_ledger,
-    offloaded_host_gib,
+    resident_state,
     retrieval_in_host_memory,
     rollout_server,
     serving_ledger,
@@ -166,7 +167,10 @@ def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
     items = {"processes": PROCESSES_HOST_GIB if ctx.trains else SERVING_HOST_GIB}
     items |= retrieval_in_host_memory(config)
     if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
-        items["offloaded weights and Adam states"] = offloaded_host_gib(config, shape) / machine.nodes
+        state = actor_state(config, shape, 1)
+        resident = resident_state(state, config.actor_rollout_ref.actor.fsdp_config)
+        offloaded = sum(state.values()) - sum(resident.values())
+        items["offloaded weights and Adam states"] = offloaded / machine.nodes
     if (wanted := sum(items.values())) > machine.host_gib:
         listed = ", ".join(f"{name} {gib:.0f}" for name, gib in sorted(items.items(), key=lambda i: -i[1]))
         yield error(

@@ -4,8 +4,8 @@
 rollout engine has freed its memory (`free_cache_engine`), the solver's server has not, and the actor holds
 everything. With P weights, P' trained ones (an adapter's with LoRA, else P), D devices that FSDP2
 shards over, w bytes a weight (4, or 2 with model_dtype=bf16), T tokens of a micro-batch at full length
-(micro-batch size × (prompt + response), or ppo_max_token_len_per_gpu), H hidden, V vocabulary, Q and K the
-lengths of a token's queries and keys, I the MLP's width, L layers, in bytes:
+(the worst case, not the usual one), H hidden, V vocabulary, Q and K the lengths of a token's queries and
+keys, I the MLP's width, L layers, in bytes:
 
     weights        w · P / D             gradients  w · P' / D           Adam  2w · P' / D
     gathered       2 · (2 layers + embedding and output layer) + 4 · 1 layer
@@ -17,18 +17,8 @@ lengths of a token's queries and keys, I the MLP's width, L layers, in bytes:
 
 SGLang keeps its weights and KV cache within a share (`gpu_memory_utilization`, `mem_fraction_static`) of what
 is free when it starts: for the solver's server, which starts first, nearly the whole GPU; for the rollout
-engine what the server, the embedder and the actor leave. CUDA graphs and activations outside the share are
-ENGINE_EXTRA_GIB. The reference engine has no share: it takes its weights, and a slot for each of its
-sequences at full length. Every process has its CUDA context. With `offload_policy` the actor's state is
-always in host memory; with `param_offload` and `optimizer_offload` it is there while the engines work. All
-sequences at full length is the worst case, not the usual one. Fragmentation is not counted; leave a margin of
-TIGHT for it.
-
-Each encoder process of the retrieval service holds the embedding model, on its GPU or in host memory; the
-whole graph of the index is in host memory.
-
-On a CPU all of it is host memory, both phases at once, on top of the processes of veRL, Ray and the services
-(PROCESSES_GIB).
+engine what the others leave. The reference engine takes its weights, and a slot for each of its sequences at
+full length. On a CPU all of it is host memory, both phases at once. docs/preflight.md says more.
 """
 
 from __future__ import annotations
@@ -206,12 +196,6 @@ def actor_activations(config: DictConfig, shape: ModelShape, number_bytes: int =
     return kept | {"actor: logits": 10 * tokens * shape.vocabulary / GIB}
 
 
-def gathered(shape: ModelShape) -> float:
-    """GiB of the whole layers that FSDP gathers while it computes with them."""
-    embeddings = shape.embedding if shape.tied else 2 * shape.embedding
-    return (2 * (2 * shape.layer + embeddings) + 4 * shape.layer) / GIB
-
-
 def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
     """The ledger of one GPU of a training stage; `solver` is the opponent's model, in a challenger's run."""
     assert machine.gpu is not None
@@ -222,12 +206,14 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     beside |= encoders_on_gpu(config, machine.gpus)
     state = actor_state(config, shape, machine.gpus * machine.nodes)
     fsdp = config.actor_rollout_ref.actor.fsdp_config
-    resident = _resident(state, fsdp)
+    resident = resident_state(state, fsdp)
     free = capacity - sum(beside.values()) - sum(resident.values())
     engine = rollout_server(config, shape).items(free)
     asleep = {"rollout engine: asleep": CONTEXT_GIB}
     sleeping = asleep if config.actor_rollout_ref.rollout.free_cache_engine else engine
-    update = beside | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered(shape)}
+    embeddings = shape.embedding if shape.tied else 2 * shape.embedding
+    gathered = (2 * (2 * shape.layer + embeddings) + 4 * shape.layer) / GIB
+    update = beside | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
     return Ledger(
         capacity,
         {
@@ -279,14 +265,7 @@ def serving_ledger(config: DictConfig, machine: Machine, shape: ModelShape) -> L
     return Ledger(capacity, {"serving": items})
 
 
-def offloaded_host_gib(config: DictConfig, shape: ModelShape) -> float:
-    """Host memory that offloaded weights, gradients and Adam states take on one machine."""
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
-    state = actor_state(config, shape, 1)
-    return sum(state.values()) - sum(_resident(state, fsdp).values())
-
-
-def _resident(state: dict[str, float], fsdp: DictConfig) -> dict[str, float]:
+def resident_state(state: dict[str, float], fsdp: DictConfig) -> dict[str, float]:
     """The actor's state that stays on the GPU while the engines work."""
     if fsdp.offload_policy:
         return {}

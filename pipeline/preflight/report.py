@@ -21,10 +21,9 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE
 _WORST_FIRST = list(Severity)
 
 
-def print_reports(reports: Sequence[Report], console: Console | None = None) -> None:
+def print_reports(reports: Sequence[Report]) -> None:
     """Print each stage's findings, worst first, and its memory ledger; then one line for all stages."""
-    console = console or Console()
-    printed: set[Finding] = set()
+    console, printed = Console(), set[Finding]()
     for report in reports:
         new = [finding for finding in report.findings if finding not in printed]
         printed.update(new)

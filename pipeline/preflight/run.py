@@ -5,9 +5,8 @@
 
 The stage's config is composed as the run will compose it and checked against the machine that it declares
 (the groups hardware/ and compute/), not the one this runs on. All findings are reported, not only the first;
-an override that cannot be composed is the exception, since nothing else can be checked then. `_CHECKS` is the
-table of checks by stage; a new check is a function that yields findings, and a line there. docs/preflight.md
-lists the checks and the formulas.
+an override that cannot be composed is the exception, since nothing else can be checked then. `_CHECKS` has the
+checks of each stage; docs/preflight.md lists them, and the formulas.
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ from pipeline.preflight.memory_ledger import Ledger
 
 STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate", "serve_search")
 
-CheckFunction = Callable[[CheckContext], Iterator[Finding] | None]
-"""It yields findings, or raises what is written for users."""
 # Errors whose message is written for users.
 _FOR_THE_USER = (UserError, FileNotFoundError, OmegaConfBaseException)
 # What a check may raise on an invalid value, which another check reports.
@@ -44,7 +41,7 @@ _OF_BAD_VALUES = (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionE
 class Check:
     """A check, the config key for the errors it raises, and when it can run."""
 
-    function: CheckFunction
+    function: Callable[[CheckContext], Iterator[Finding] | None]
     key: str
     reads: str = ""
     """The entry of `paths` below which it reads; the check is skipped if that is on another machine."""

@@ -5,9 +5,8 @@
     schema.is_unknown("retrieval.topkk")       # True: no such key, and nobody but us could add it
     schema.prune(config)                       # without veRL's part, which evaluate does not have
 
-`register` stores `settings/common` and one `settings/STAGE` per stage, which the files of `config/` name in
-their defaults lists. The nodes are structured configs, so OmegaConf refuses keys and types of its own accord;
-ranges and choices are checked by `pipeline.overrides`.
+The stored nodes are structured configs, so OmegaConf refuses keys and types of its own accord; ranges and
+choices are checked by `pipeline.overrides`.
 """
 
 from __future__ import annotations
@@ -125,31 +124,26 @@ def schema_of(stage: str) -> Schema:
 
 def run_keys() -> list[str]:
     """What a training run keeps for life: a checkpoint is not resumed with another value."""
-    return _training_keys("run", verl.RUN)
+    keys = schema_of("challenger").keys.items()
+    return [*(name for name, key in keys if key.limits.run), *verl.RUN]
 
 
 def pace_keys() -> list[str]:
     """What the time of a training step depends on: steps with another value are no measure."""
-    return _training_keys("pace", verl.PACE)
-
-
-def _training_keys(effect: str, others: tuple[str, ...]) -> list[str]:
     keys = schema_of("challenger").keys.items()
-    return [*(name for name, key in keys if getattr(key.limits, effect)), *others]
+    return [*(name for name, key in keys if key.limits.pace), *verl.PACE]
 
 
 def all_keys() -> Iterator[tuple[Key, tuple[str, ...]]]:
     """Every key once, with the stages that have it on top of the common ones; none for a common one."""
-    common = {key.name for key in keys_of(Common)}
-    for key in keys_of(Common):
-        yield key, ()
-    seen: dict[str, list[str]] = {}
+    keys = {key.name: key for key in keys_of(Common)}
+    common, stages = set(keys), dict[str, tuple[str, ...]]()
     for stage in STAGES:
-        for name in schema_of(stage).keys:
+        for name, key in schema_of(stage).keys.items():
             if name not in common:
-                seen.setdefault(name, []).append(stage)
-    for name, stages in seen.items():
-        yield schema_of(stages[0])[name], tuple(stages)
+                keys.setdefault(name, key)
+                stages[name] = (*stages.get(name, ()), stage)
+    yield from ((key, stages.get(name, ())) for name, key in keys.items())
 
 
 def group_docs() -> dict[str, str]:
