@@ -20,6 +20,7 @@ from verl_ext.sglang.compat import OWN_POSITIONS
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 _MODE = "trainer.v1.trainer_mode"
 _BATCH, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
+MICRO_BATCH = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
 _LOG_PROB = "log_prob_micro_batch_size_per_gpu"
 
 

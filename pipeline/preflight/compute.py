@@ -13,10 +13,6 @@ from pipeline.preflight.finding import Finding, error, note, warning
 
 FIRST_BUILD_S = 1800
 """Seconds that a first start on Modal may take, image build and downloads included."""
-_SAME_SIZE = 0.95
-"""Drivers differ in the GPU memory that they reserve."""
-_IDLE_MB = 1500
-"""Memory that a driver or a desktop takes on an idle GPU."""
 
 
 def check_compute(ctx: CheckContext) -> Iterator[Finding]:
@@ -67,14 +63,14 @@ def _gpus_here(ctx: CheckContext, wanted: int) -> Iterator[Finding]:
     if gpu is None or not found:  # unknown to NVML
         return
     smallest = min(found, key=lambda one: one.total_mb)
-    if smallest.total_mb < _SAME_SIZE * gpu.memory_gib * 1024:
+    if smallest.total_mb < 0.95 * gpu.memory_gib * 1024:  # drivers differ in what they reserve
         yield error(
             "machine.gpu" if ctx.machine.is_local else "compute.type",
             f"GPU {smallest.index} of this machine has {smallest.total_mb / 1024:.1f} GiB, not the "
             f"{gpu.memory_gib:g} that the memory ledger assumes",
             "set the GPU of this machine (pipeline/rates.py has the names)",
         )
-    taken = [one for one in found if one.used_mb > _IDLE_MB]
+    taken = [one for one in found if one.used_mb > 1500]  # a driver or a desktop takes less
     if taken:
         pids = sorted({pid for one in taken for pid in one.memory_mb_of})
         whose = f" (pid {', '.join(map(str, pids))})" if pids else ""

@@ -77,8 +77,3 @@ def note(key: str, why: str, fix: str = "", value: Any = None) -> Finding:
 def refusal(key: str, why: str, fix: str) -> PreflightFailed:
     """The exception that carries one error."""
     return PreflightFailed([error(key, why, fix)])
-
-
-def has_errors(findings: Sequence[Finding]) -> bool:
-    """Whether one of them prevents the start."""
-    return any(finding.severity is Severity.ERROR for finding in findings)

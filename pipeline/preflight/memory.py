@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipeline.preflight.batch import MICRO_BATCH
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, warning
 from pipeline.preflight.memory_ledger import (
@@ -21,13 +22,6 @@ from pipeline.preflight.memory_ledger import (
 )
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_MICRO = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
-_FEW_SEQUENCES = 4
-"""Sequences of full length in an engine's share below which it decodes almost one at a time."""
-PROCESSES_HOST_GIB = 24.0
-"""Host memory of a training run's processes on GPUs: veRL's, Ray's and the engines'."""
-SERVING_HOST_GIB = 8.0
-"""The same for a stage that only serves a model."""
 _CERTAIN = ("weights", "gradients", "Adam")
 """Items that do not depend on sequence lengths."""
 _OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits")
@@ -75,7 +69,7 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
         yield warning(
             "memory",
             f"{ledger.worst} needs {_largest(ledger)}, which leaves less than fragmentation may take",
-            f"lower {_MICRO}, or the engines' shares",
+            f"lower {MICRO_BATCH}, or the engines' shares",
             value=f"{ledger.margin_gib:.1f} GiB left",
         )
     yield from _host_next_to_gpus(ctx)
@@ -92,7 +86,7 @@ def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
         yield warning(
             "memory",
             f"the machine may run out of memory: {needed}",
-            f"close other programs, or lower {_MICRO} and solver.max_batch_size",
+            f"close other programs, or lower {MICRO_BATCH} and solver.max_batch_size",
             value=f"{ledger.capacity_gib:.0f} GiB",
         )
 
@@ -111,7 +105,7 @@ def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
             f"not one sequence of {server.positions} tokens",
             more,
         )
-    elif sequences < _FEW_SEQUENCES:
+    elif sequences < 4:
         yield warning(
             key,
             f"next to {server.weights_gib:.1f} GiB of weights the {server.name}'s share ({share}) holds "
@@ -136,7 +130,7 @@ def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
         key = max(taken, key=lambda name: taken[name])
         return error(key, over, "lower it, or offload the actor (fsdp_config.param_offload=true)")
     if -ledger.margin_gib < 0.75 * activations:
-        return error(_MICRO, over, "lower it (to 1 at least), or shorten the sequences")
+        return error(MICRO_BATCH, over, "lower it (to 1 at least), or shorten the sequences")
     fix = (
         "take a smaller model or more GPUs, train an adapter (actor_rollout_ref.model.lora_rank=32 "
         f"actor_rollout_ref.model.lora.merge=true), or keep the state in host memory "
@@ -164,7 +158,8 @@ def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
     config, machine = ctx.config, ctx.machine
     if machine.host_gib is None:
         return
-    items = {"processes": PROCESSES_HOST_GIB if ctx.trains else SERVING_HOST_GIB}
+    # veRL's, Ray's and the engines' processes; without a training, those of a server.
+    items = {"processes": 24.0 if ctx.trains else 8.0}
     items |= retrieval_in_host_memory(config)
     if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
         state = actor_state(config, shape, 1)

@@ -5,8 +5,8 @@
 
 The stage's config is composed as the run will compose it and checked against the machine that it declares
 (the groups hardware/ and compute/), not the one this runs on. All findings are reported, not only the first;
-an override that cannot be composed is the exception, since nothing else can be checked then. `_CHECKS` has the
-checks of each stage; docs/preflight.md lists them, and the formulas.
+an override that cannot be composed is the exception, since nothing else can be checked then.
+docs/preflight.md lists the checks and the formulas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.overrides import OverrideError
 from pipeline.preflight import batch, compute, data, environment, inputs, memory, models, values, versions
 from pipeline.preflight.context import CheckContext, Readings
 from pipeline.preflight.cost import Estimate, estimate
-from pipeline.preflight.finding import Finding, PreflightFailed, Severity, error, has_errors
+from pipeline.preflight.finding import Finding, PreflightFailed, Severity, error
 from pipeline.preflight.machine import Machine, declared_machine
 from pipeline.preflight.memory_ledger import Ledger
 
@@ -94,12 +94,7 @@ _SERVED = (
     Check(memory.check_memory, "memory", counts=True),
 )
 _TRAINING = (
-    Check(
-        batch.check_micro_batches,
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        counts=True,
-        explains=True,
-    ),
+    Check(batch.check_micro_batches, batch.MICRO_BATCH, counts=True, explains=True),
     Check(batch.check_batch, "data.train_batch_size", counts=True),
     Check(batch.check_separate_async, "mode", counts=True),
     Check(batch.check_lengths, "data.max_response_length", counts=True),
@@ -171,7 +166,7 @@ def preflight(
         can_see = not check.reads or ctx.sees(check.reads)
         if can_see and (can_count or not check.counts) and (check.ahead or not ahead):
             found.run(check, ctx)
-    has_values = can_count and not has_errors(found.explaining)
+    has_values = can_count and not found.explains
     return Report(
         name,
         found.findings,
@@ -198,7 +193,8 @@ class _Collected:
     """The findings so far, including those that checks raise."""
 
     findings: list[Finding] = field(default_factory=list)
-    explaining: list[Finding] = field(default_factory=list)
+    explains: bool = False
+    """Whether an invalid value was found that can be the cause of an exception in another check."""
 
     def run(self, check: Check, ctx: CheckContext) -> None:
         found: list[Finding] = []
@@ -211,11 +207,10 @@ class _Collected:
             message = " ".join(str(reason).split()).removeprefix(f"{check.key}: ")
             found.append(error(check.key, message, ""))
         except _OF_BAD_VALUES:
-            if not has_errors(self.explaining):  # no invalid value explains it: a bug
+            if not self.explains:  # a bug
                 raise
         found = [finding.with_value(ctx.config) for finding in found]
-        if check.explains:
-            self.explaining += found
+        self.explains |= check.explains and any(one.severity is Severity.ERROR for one in found)
         self.findings.extend(finding for finding in found if finding not in self.findings)
 
 

@@ -51,23 +51,18 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
         yield note("versions", why, value="not checked here")
     if not ctx.machine.is_here:
         return
-    if ctx.trains:
-        yield from _verl()
-        yield from _attention(ctx)
-    if of_sglang:
-        yield from _sglang(of_sglang[0])
-
-
-def _verl() -> Iterator[Finding]:
-    verl = installed("verl")
-    if verl != _VERL:
+    if ctx.trains and (verl := installed("verl")) != _VERL:
         why = f"this project extends veRL {_VERL}, and {verl} is installed"
         yield error("verl", why, f"install verl=={_VERL}", value=verl)
-    for package, wanted in _VERL_WANTS.items():
+    for package, wanted in _VERL_WANTS.items() if ctx.trains else ():
         version = installed(package)
         if version is None or not wanted.contains(Version(version)):
             why = f"veRL {_VERL} wants {package}{wanted}, and {version} is installed"
             yield error(package, why, f"install {package}{wanted}", value=version)
+    if ctx.trains:
+        yield from _attention(ctx)
+    if of_sglang:
+        yield from _sglang(of_sglang[0])
 
 
 def _attention(ctx: CheckContext) -> Iterator[Finding]:

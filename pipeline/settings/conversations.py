@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.settings.key import CONVERSING, SAMPLING, SERVING, Number, key
+from pipeline.settings.key import CONVERSING, SAMPLING, SERVING, TRAINING, Number, key
 
 _SHARED = {"results": SERVING, "journal": SAMPLING}
 
@@ -26,9 +26,7 @@ class Prompts:
 class Rollout:
     """One rollout of the policy; veRL's keys for the same take their values from here."""
 
-    temperature: Number = key(
-        1.0, "Sampling temperature of a rollout.", above=0, results=("challenger", "solver")
-    )
+    temperature: Number = key(1.0, "Sampling temperature of a rollout.", above=0, results=TRAINING)
     max_turns: int = key(
         5, "Assistant turns of a rollout.", low=1, results=("challenger", "synthesize", "solver")
     )
@@ -36,7 +34,7 @@ class Rollout:
         1024,
         "Tokens of one assistant turn, so that a first turn cannot use up the whole response.",
         low=1,
-        results=("challenger", "solver"),
+        results=TRAINING,
     )
 
 

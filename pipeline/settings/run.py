@@ -1,4 +1,4 @@
-"""What every stage has: where things live, the run, the machine, the models' iteration."""
+"""What every stage has: where things live, the machine it is for, the run, its data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from pipeline.settings.key import Number, key
-
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+from pipeline.settings.key import TRAINING, Number, key
 
 
 @dataclass
@@ -30,6 +28,35 @@ class Machine:
     gpus: int = key(8, "GPUs per machine that a stage uses; on a CPU, training processes.", low=1)
     nodes: int = key(1, "Machines.", low=1)
     device: str = key("cuda", "torch device of models: cuda, or cpu.", choices=("cuda", "cpu", "npu"))
+
+
+@dataclass
+class Compute:
+    """The machine at hand by default, whatever hardware= says it is; it costs nothing."""
+
+    provider: str = key("local", "Where stages run.", choices=("local", "modal"))
+    hardware: str | None = key(
+        None, "The hardware profile that fits, where hardware= is not given; null reads this machine's GPUs."
+    )
+    type: str | None = key(
+        None,
+        "GPU type by Modal's names (pipeline/rates.py); null for none, or on your own machine.",
+        pace=True,
+    )
+    count: int | None = key(None, "GPUs.", low=0)
+    cpu: int | float | None = key(None, "Physical cores.", above=0)
+    memory: int | None = key(None, "Host memory in MiB.", low=1)
+    timeout: int | None = key(
+        None, "Seconds after which the provider ends the call; Modal's own limit is 86400."
+    )
+    region: str | None = key(None, "Where to run; null leaves it to the provider.")
+    retries: int = key(0, "How often the provider retries a failed call.", low=0)
+    max_usd: int | float | None = key(
+        None,
+        "US dollars that one start, of a stage or of a loop, may cost by the estimate; above it preflight "
+        "refuses. null sets no limit.",
+        low=0,
+    )
 
 
 @dataclass
@@ -75,13 +102,11 @@ class Data:
         results=("challenger", "synthesize", "solver", "evaluate"),
         journal=("synthesize",),
     )
-    max_prompt_length: int = key(
-        1536, "Tokens of a prompt, at most.", low=1, results=("challenger", "solver")
-    )
+    max_prompt_length: int = key(1536, "Tokens of a prompt, at most.", low=1, results=TRAINING)
     max_response_length: int = key(
         2560,
         "Tokens of a conversation after its prompt, at most.",
         low=1,
-        results=("challenger", "solver"),
+        results=TRAINING,
         pace=True,
     )

@@ -7,11 +7,10 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from pipeline.settings.compute import Compute
 from pipeline.settings.conversations import Prompts, Rollout, Solver
 from pipeline.settings.key import Number, group, key
 from pipeline.settings.retrieval import Chroma, Retrieval
-from pipeline.settings.run import LOG_LEVELS, Data, Machine, Paths, Run
+from pipeline.settings.run import Compute, Data, Machine, Paths, Run
 from pipeline.settings.watch import Flow, FlowTest, Watchdog
 
 
@@ -32,7 +31,9 @@ class Common:
         run=True,
     )
     steps_per_iteration: int = key(50, "Training steps of one iteration.", low=1)
-    log_level: str = key("WARNING", "What every component logs.", choices=LOG_LEVELS)
+    log_level: str = key(
+        "WARNING", "What every component logs.", choices=("DEBUG", "INFO", "WARNING", "ERROR")
+    )
     process_env: dict[str, Any] = key(
         {}, "Environment of every process of a run; the groups hardware/ and debug/ add to it."
     )
