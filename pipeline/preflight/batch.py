@@ -6,8 +6,6 @@ data-parallel ranks (devices over Ulysses' sequence parallelism) and m rows a mi
 should divide B, or veRL pads the batch (trainer_base.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from omegaconf import OmegaConf

@@ -1,7 +1,5 @@
 """Checks of the declared machine: its fit to the hardware profile, and the run's time and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig

@@ -1,7 +1,5 @@
 """The input of a check: a stage's resolved config, the declared machine, and a cache of file contents."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -14,8 +14,6 @@ Each is a (low, high) pair, so the range is wide: its ends may differ by a facto
 spread of the measured steps once some exist. The expected value is the geometric mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ no counting. In a file with more than SAMPLE other prompts, the longest by bytes
 rest are counted, and the finding says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,10 +40,8 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.trains:
         yield from _fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
     if prompts:
-        info = table.column("extra_info")[0].as_py()
-        worded = challenger_messages(
-            info["document"], info["hop"], config.prompts.form, config.rollout.max_turns
-        )
+        info, form = table.column("extra_info")[0].as_py(), config.prompts.form
+        worded = challenger_messages(info["document"], info["hop"], form, config.rollout.max_turns)
         yield from _wording(config, path, prompts[0] == worded, "`drzero prepare-data`")
         yield from _too_long(ctx, TRAIN, path, prompts, "use a smaller max_document_tokens")
 

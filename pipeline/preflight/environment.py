@@ -1,7 +1,5 @@
 """Checks of a run's environment: ports, secrets, imports, the run folder, and files on other machines."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

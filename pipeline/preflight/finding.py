@@ -4,8 +4,6 @@ Checks yield findings, so that a user sees all of them at once. A function that 
 file it reads raises one instead (`refusal`); preflight collects both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -41,7 +39,7 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.key}: {self.why}" + (f": {self.fix}" if self.fix else "")
 
-    def with_value(self, config: DictConfig) -> Finding:
+    def with_value(self, config: DictConfig) -> "Finding":
         """The same finding with the configured value of its key, unless it has one."""
         if self.value is not None:
             return self

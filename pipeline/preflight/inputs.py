@@ -1,7 +1,5 @@
 """Checks of what synthesize and evaluate read: prompts, documents, challenger, gates, benchmark questions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,11 +24,8 @@ _NAME_OTHERS = (
     "evaluations=false for none)"
 )
 
-Row = dict[str, Any]
-"""A challenger prompt: a row of the prompts file."""
 
-
-def partition_rows(config: DictConfig) -> list[Row]:
+def partition_rows(config: DictConfig) -> list[dict[str, Any]]:
     """The prompts of the configured partition, in the order of the file."""
     path, partition, partitions = Path(config.data.train_files), config.partition, config.partitions
     if not 1 <= partition <= partitions:
@@ -47,7 +42,7 @@ def partition_rows(config: DictConfig) -> list[Row]:
             "make them with `drzero prepare-data`",
         )
     table = read_parquet(path)
-    rows: list[Row] = table.to_pylist()[partition - 1 :: partitions]
+    rows: list[dict[str, Any]] = table.to_pylist()[partition - 1 :: partitions]
     if not rows:
         raise refusal(
             "partitions",

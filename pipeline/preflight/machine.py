@@ -1,7 +1,5 @@
 """The machine that a config declares, which preflight checks against wherever it runs itself."""
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import dataclass
 
@@ -62,9 +60,9 @@ def known_gpu(key: str, name: str | None) -> GpuType | None:
     """The GPU type of a name, None for None; raises PreflightFailed for a name that is not in the table."""
     if name is None:
         return None
-    by_name = {known.lower(): gpu for known, gpu in GPUS.items()}
-    if str(name).lower() in by_name:
-        return by_name[str(name).lower()]
+    for known, gpu in GPUS.items():
+        if known.lower() == str(name).lower():
+            return gpu
     near = difflib.get_close_matches(str(name).upper(), GPUS, n=1, cutoff=0.4)
     raise refusal(
         key,

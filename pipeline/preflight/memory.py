@@ -1,7 +1,5 @@
 """Checks that a stage fits the memory of its declared machine, with the memory ledger."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pipeline.preflight.batch import MICRO_BATCH
@@ -95,7 +93,7 @@ def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
     if server.engine != "sglang":
         return
     share_gib = max(items.get(server.share_item, 0.0) for items in ledger.phases.values())
-    sequences = server.sequences(share_gib)
+    sequences = (share_gib - server.weights_gib) / server.kv_gib(server.positions)
     share = f"{server.share:g} of the {share_gib / server.share:.1f} GiB that are free when it starts"
     more = f"raise it, or spread the model over more GPUs (tp is {server.tp})"
     if sequences < 1:

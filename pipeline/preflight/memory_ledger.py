@@ -21,8 +21,6 @@ engine what the others leave. The reference engine takes its weights, and a slot
 full length. On a CPU all of it is host memory, both phases at once. docs/preflight.md says more.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +91,8 @@ class Server:
 
     def kv_gib(self, tokens: int) -> float:
         """KV cache of so many tokens on each GPU; key heads are replicated if there are fewer than tp."""
-        return width(self.dtype) * self.shape.kv_per_token * tokens / min(self.tp, self.shape.kv_heads) / GIB
+        numbers = 2 * self.shape.layers * self.shape.kv_size * tokens
+        return width(self.dtype) * numbers / min(self.tp, self.shape.kv_heads) / GIB
 
     def items(self, free_gib: float) -> dict[str, float]:
         """Its memory items while it works, if `free_gib` were free at its start."""
@@ -109,10 +108,6 @@ class Server:
     def share_item(self) -> str:
         """The item of a ledger that is SGLang's share."""
         return f"{self.name}: share"
-
-    def sequences(self, share_gib: float) -> float:
-        """How many sequences of full length an SGLang share holds beside the weights; negative for none."""
-        return (share_gib - self.weights_gib) / self.kv_gib(self.positions)
 
 
 def width(dtype: str) -> int:

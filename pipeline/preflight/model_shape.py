@@ -6,8 +6,6 @@ Dense decoders of the Llama, Qwen2 and Qwen3 families are counted by formula. Th
 config group model/ are in a table here, so that preflight needs no download.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,11 +78,6 @@ class ModelShape:
         """All weights, tied ones counted once."""
         embeddings = self.embedding if self.tied else 2 * self.embedding
         return embeddings + self.layers * self.layer + self.hidden
-
-    @property
-    def kv_per_token(self) -> int:
-        """Numbers in the KV cache for one token."""
-        return 2 * self.layers * self.kv_size
 
     def adapter(self, rank: int) -> int:
         """Weights of a LoRA adapter of this rank on every matrix of every layer."""

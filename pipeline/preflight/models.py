@@ -1,7 +1,5 @@
 """Checks that models exist locally or on the hub, are complete, fit the disk and can hold conversations."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The output of `drzero preflight`: findings, the memory ledger and the estimate, as tables or as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -9,8 +9,6 @@ an override that cannot be composed is the exception, since nothing else can be 
 docs/preflight.md lists the checks and the formulas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 

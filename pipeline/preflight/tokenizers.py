@@ -1,7 +1,5 @@
 """The tokenizers of a run's models: loads them, and checks that they can render our conversations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

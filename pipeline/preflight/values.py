@@ -3,8 +3,6 @@
 Our own keys were checked when the config composed (`pipeline.settings`); here is what depends on several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 For a run on another machine, the versions installed here are irrelevant: a note then lists the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import metadata
 

@@ -3,8 +3,7 @@
     schema_of("challenger")["retrieval.topk"]      # Key(name="retrieval.topk", default=3, low=1, high=100, …)
     drzero config retrieval                        # the same on the command line; docs/config.md has all keys
 
-Each module here has the keys of one subject. `schema` puts them together by stage and registers them in
-Hydra's ConfigStore (`settings/common`, `settings/STAGE`), where the files of `config/` take their defaults
-from: a YAML file sets only what differs from these. veRL's own keys are not declared here; `verl` lists the
-few that this project treats in a special way. Nothing here imports more than Hydra and OmegaConf.
+`schema` puts them together by stage and registers them in Hydra's ConfigStore (`settings/common`,
+`settings/STAGE`), where the files of `config/` take their defaults from: a YAML file sets only what differs.
+veRL's own keys are not declared here. Nothing here imports more than Hydra and OmegaConf.
 """

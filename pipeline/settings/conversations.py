@@ -1,7 +1,5 @@
 """How models converse: the wording of prompts, the policy's rollouts, and the served solver."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pipeline.settings.key import CONVERSING, SAMPLING, SERVING, TRAINING, Number, key

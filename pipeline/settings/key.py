@@ -6,8 +6,6 @@
 value that is an interpolation (`"${iteration}"`) is checked once it is resolved.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import types

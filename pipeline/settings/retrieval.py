@@ -1,7 +1,5 @@
 """The Chroma index and the retrieval service over it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pipeline.settings.key import CONVERSING, SAMPLING, Number, key

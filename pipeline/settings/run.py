@@ -1,7 +1,5 @@
 """What every stage has: where things live, the machine it is for, the run, its data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

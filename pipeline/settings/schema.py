@@ -9,8 +9,6 @@ The stored nodes are structured configs, so OmegaConf refuses keys and types of 
 choices are checked by `pipeline.overrides`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterator
@@ -20,30 +18,19 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from pipeline.settings import verl
+from pipeline.settings import stages, verl
 from pipeline.settings.key import Key, keys_of
-from pipeline.settings.stages import (
-    Challenger,
-    Common,
-    Evaluate,
-    Evolve,
-    FlowTestStage,
-    Merge,
-    PrepareData,
-    SolverStage,
-    Synthesize,
-)
 
 _OWN: dict[str, type | None] = {
-    "prepare_data": PrepareData,
-    "challenger": Challenger,
-    "synthesize": Synthesize,
-    "solver": SolverStage,
-    "merge": Merge,
-    "evaluate": Evaluate,
+    "prepare_data": stages.PrepareData,
+    "challenger": stages.Challenger,
+    "synthesize": stages.Synthesize,
+    "solver": stages.SolverStage,
+    "merge": stages.Merge,
+    "evaluate": stages.Evaluate,
     "serve_search": None,
-    "flow_test": FlowTestStage,
-    "evolve": Evolve,
+    "flow_test": stages.FlowTestStage,
+    "evolve": stages.Evolve,
 }
 STAGES = tuple(_OWN)
 """The config files that a command composes."""
@@ -117,7 +104,7 @@ class Schema:
 def schema_of(stage: str) -> Schema:
     """The schema of a config file of `config/`; raises KeyError for a name that is none."""
     own = _OWN[stage]
-    shared = [] if stage == "evolve" else list(keys_of(Common))
+    shared = [] if stage == "evolve" else list(keys_of(stages.Common))
     keys = [*shared, *(keys_of(own) if own else ())]
     return Schema(stage, {key.name: key for key in keys})
 
@@ -136,20 +123,20 @@ def pace_keys() -> list[str]:
 
 def all_keys() -> Iterator[tuple[Key, tuple[str, ...]]]:
     """Every key once, with the stages that have it on top of the common ones; none for a common one."""
-    keys = {key.name: key for key in keys_of(Common)}
-    common, stages = set(keys), dict[str, tuple[str, ...]]()
+    keys = {key.name: key for key in keys_of(stages.Common)}
+    common, having = set(keys), dict[str, tuple[str, ...]]()
     for stage in STAGES:
         for name, key in schema_of(stage).keys.items():
             if name not in common:
                 keys.setdefault(name, key)
-                stages[name] = (*stages.get(name, ()), stage)
-    yield from ((key, stages.get(name, ())) for name, key in keys.items())
+                having[name] = (*having.get(name, ()), stage)
+    yield from ((key, having.get(name, ())) for name, key in keys.items())
 
 
 def group_docs() -> dict[str, str]:
     """The docstring of each group, by its dotted name."""
     docs = {}
-    for cls in (Common, *filter(None, _OWN.values())):
+    for cls in (stages.Common, *filter(None, _OWN.values())):
         for name, hint in get_type_hints(cls).items():
             if dataclasses.is_dataclass(hint):
                 docs[name] = inspect.cleandoc(hint.__doc__ or "")
@@ -159,7 +146,7 @@ def group_docs() -> dict[str, str]:
 def register() -> None:
     """Store the defaults where Hydra finds them: typed groups in a root that veRL's nodes join."""
     store = ConfigStore.instance()
-    for name, cls in {"common": Common, **_OWN}.items():
+    for name, cls in {"common": stages.Common, **_OWN}.items():
         if cls is None:
             continue
         structured = OmegaConf.structured(cls)

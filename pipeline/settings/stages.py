@@ -1,7 +1,5 @@
 """The keys of single stages, each on top of what all stages have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 `RESULTS` and `NEVER` are beginnings of dotted keys, the others whole keys.
 """
 
-from __future__ import annotations
-
 ROOTS = frozenset(
     {
         *("actor_rollout_ref", "algorithm", "critic", "data", "distillation", "global_profiler", "hydra"),

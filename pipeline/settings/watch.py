@@ -1,7 +1,5 @@
 """How a run is watched: snapshots of its queues, and the watchdog over phases and queues."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pipeline.settings.key import Number, key
