@@ -64,11 +64,8 @@ def check_parallel(ctx: CheckContext) -> Iterator[Finding]:
             + (f" and solver.tp_size={per_node}" if solver.tp_size > per_node else ""),
         )
     elif used < per_node:
-        yield warning(
-            "solver.dp_size",
-            f"the solver's server uses {used} of {per_node} GPUs",
-            f"set solver.dp_size={per_node // solver.tp_size}",
-        )
+        why = f"the solver's server uses {used} of {per_node} GPUs"
+        yield warning("solver.dp_size", why, f"set solver.dp_size={per_node // solver.tp_size}")
     yield from _heads(ctx, solver.model_path, "solver.tp_size", solver.tp_size)
 
 
@@ -189,9 +186,8 @@ def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
         settings, key = OmegaConf.select(ctx.config, node), f"{node}.{name}_per_gpu"
         size = settings[f"{name}_per_gpu"]
         if settings[name] is not None:
-            yield error(
-                f"{node}.{name}", f"{name} is veRL's old key for all GPUs together", f"set {key} alone"
-            )
+            why = f"{name} is veRL's old key for all GPUs together"
+            yield error(f"{node}.{name}", why, f"set {key} alone")
         elif size is None:
             why = f"is not set: veRL stops with 'Please set {name}_per_gpu'"
             yield error(key, why, f"write {key}=2 (no + before it)")

@@ -70,8 +70,7 @@ class CheckContext:
     def policy(self) -> str:
         """The model whose tokenizer counts the prompts."""
         asked = str(self.config.get("challenger") or "")
-        has_tokenizer = (Path(asked) / "tokenizer_config.json").is_file()
-        if self.stage == "synthesize" and has_tokenizer:
+        if self.stage == "synthesize" and (Path(asked) / "tokenizer_config.json").is_file():
             return asked
         return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.base_model)
 

@@ -25,8 +25,6 @@ SAMPLE, LONGEST = 2000, 64
 TRAIN, VAL = "data.train_files", "data.val_files"
 _LIMIT = "data.max_prompt_length"
 
-Prompt = list[dict[str, Any]]
-
 
 def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
     """The prompts file must exist, fill a batch, have this run's wording, and fit the prompt length."""
@@ -141,7 +139,7 @@ def _wording(config: DictConfig, path: Path, is_same: bool, remade_by: str) -> I
 
 
 def _too_long(
-    ctx: CheckContext, key: str, path: Path, prompts: Sequence[Prompt], advice: str
+    ctx: CheckContext, key: str, path: Path, prompts: Sequence[list[dict[str, Any]]], advice: str
 ) -> Iterator[Finding]:
     limit, counts = ctx.config.data.max_prompt_length, ctx.readings.token_counts
     try:
@@ -171,7 +169,7 @@ def _too_long(
 
 
 def count_too_long(
-    prompts: Sequence[Prompt], tokenizer: Any, limit: int
+    prompts: Sequence[list[dict[str, Any]]], tokenizer: Any, limit: int
 ) -> tuple[dict[int, int], int | None]:
     """The lengths above `limit`, by row, and how many prompts were sampled; None if all were judged."""
     blank = [{"role": role, "content": ""} for role in ("system", "user")]

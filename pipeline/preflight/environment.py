@@ -23,11 +23,9 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
     config = ctx.config
     services = [name for name, used in (("retrieval", ctx.searches), ("solver", ctx.serves_model)) if used]
     ports = {name: config[name].port for name in services if config[name].port is not None}
-    if len(ports) == 2 and len(set(ports.values())) == 1:
-        port = ports["solver"]
-        yield error(
-            "solver.port", f"retrieval.port and solver.port are both {port}", "choose two ports, or none"
-        )
+    if len(ports) == 2 and ports["retrieval"] == ports["solver"]:
+        why = f"retrieval.port and solver.port are both {ports['solver']}"
+        yield error("solver.port", why, "choose two ports, or none")
     for name in services:
         host = config[name].host
         if host not in ("127.0.0.1", "localhost", "::1"):

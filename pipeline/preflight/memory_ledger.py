@@ -206,8 +206,7 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     engine = rollout_server(config, shape).items(free)
     asleep = {"rollout engine: asleep": CONTEXT_GIB}
     sleeping = asleep if config.actor_rollout_ref.rollout.free_cache_engine else engine
-    embeddings = shape.embedding if shape.tied else 2 * shape.embedding
-    gathered = (2 * (2 * shape.layer + embeddings) + 4 * shape.layer) / GIB
+    gathered = (2 * (2 * shape.layer + shape.embeddings) + 4 * shape.layer) / GIB
     update = beside | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
     return Ledger(
         capacity,

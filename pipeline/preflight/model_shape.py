@@ -39,9 +39,9 @@ class ModelShape:
     """Context with RoPE scaling, as SGLang computes it; 0 if it is the same."""
 
     @property
-    def embedding(self) -> int:
-        """Weights of the embedding."""
-        return self.vocabulary * self.hidden
+    def embeddings(self) -> int:
+        """Weights of the embedding and the output layer, tied ones counted once."""
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden
 
     @property
     def query_size(self) -> int:
@@ -76,8 +76,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All weights, tied ones counted once."""
-        embeddings = self.embedding if self.tied else 2 * self.embedding
-        return embeddings + self.layers * self.layer + self.hidden
+        return self.embeddings + self.layers * self.layer + self.hidden
 
     def adapter(self, rank: int) -> int:
         """Weights of a LoRA adapter of this rank on every matrix of every layer."""
