@@ -198,10 +198,10 @@ def _parse(text: str) -> Override:
     if not override.key_or_group:
         raise OverrideError(f"override {text!r} has no key: write key=value")
     if override.is_sweep_override():
+        key = override.key_or_group
         raise OverrideError(
             f"override {text!r} is a sweep over several values, and a run takes one. "
-            f"A list is written {override.key_or_group}=[a,b]; a text with a comma is quoted: "
-            f"'{override.key_or_group}=\"a,b\"'."
+            f"A list is written {key}=[a,b]; a text with a comma is quoted: '{key}=\"a,b\"'."
         )
     return override
 
@@ -334,7 +334,7 @@ def _nearest_of_ours(key: str, schema: Schema, groups: _Groups) -> str:
     parent, _, name = key.rpartition(".")
     in_group = [known for known in schema.keys if known.rpartition(".")[0] == parent]
     near = difflib.get_close_matches(name, [known.rpartition(".")[2] for known in in_group], n=2)
-    meant = [f"{parent}.{one}" for one in near] if parent else near
+    meant = [f"{parent}.{one}" if parent else one for one in near]
     meant = meant or [known for known in schema.keys if known.rpartition(".")[2] == name]
     has_group = bool(parent and in_group)
     if not (meant or has_group):
@@ -353,7 +353,7 @@ def _is_interpolation(value: Any) -> bool:
 def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
     """Refuse a plain value for a mapping; null (which switches a part off) and an interpolation may stand."""
     key, value = override.key_or_group, override.value()
-    if value is None or isinstance(value, dict) or (isinstance(value, str) and value.startswith("${")):
+    if value is None or isinstance(value, dict) or str(value).startswith("${"):
         return
     meant = [
         f"{group}={option}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
@@ -35,6 +35,7 @@ def test_a_files_fingerprint_is_its_sha256(content: bytes) -> None:
 
 
 @given(trees, trees)
+@settings(deadline=None)
 def test_folders_have_the_same_fingerprint_exactly_when_names_and_contents_are_the_same(
     one: dict[str, bytes], other: dict[str, bytes]
 ) -> None:
@@ -42,6 +43,7 @@ def test_folders_have_the_same_fingerprint_exactly_when_names_and_contents_are_t
 
 
 @given(trees)
+@settings(deadline=None)
 def test_place_and_order_of_writing_do_not_matter(tree: dict[str, bytes]) -> None:
     assert of_tree(tree) == of_tree(dict(reversed(tree.items())))
 

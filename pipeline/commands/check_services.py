@@ -120,9 +120,7 @@ def run_check_services(arguments: Sequence[str]) -> None:
         run_probes(config, specs, question, stage)
 
 
-def run_probes(
-    config: DictConfig, specs: Sequence[ServiceSpec], question: ProbeQuestion, stage: str
-) -> Probes:
+def run_probes(config: DictConfig, specs: Sequence[ServiceSpec], question: ProbeQuestion, stage: str) -> None:
     """Start the services, run the probes, stop the services, and print the probes, failed or not."""
     probes = Probes()
     try:
@@ -130,8 +128,7 @@ def run_probes(
             asyncio.run(watched(probe_stage(config, stage, question, probes), services))
     finally:
         if probes.done:
-            print_probes(probes, question, stage)
-    return probes
+            print_probes(probes, f"{stage}: {question.text}")
 
 
 def split_stage(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -173,8 +170,9 @@ def question_about(document: str) -> ProbeQuestion:
         title, text = " ".join(document.split()[:3]), " ".join(document.split()[3:])
     words = [word for word in text.split() if word.strip(".,") not in title.split()]
     asked = f"What is this about: {' '.join(words[:20])}?"
-    plain = "What is the document about?"
-    return ProbeQuestion(asked if has_integrity(asked, title) else plain, title, document)
+    if not has_integrity(asked, title):
+        asked = "What is the document about?"
+    return ProbeQuestion(asked, title, document)
 
 
 async def watched(work: Awaitable[Result], services: ServiceGroup) -> Result:
@@ -334,10 +332,10 @@ def probe_solver_reward(question: ProbeQuestion, probes: Probes) -> None:
     probes.add("reward", "reward", started, outcome)
 
 
-def print_probes(probes: Probes, question: ProbeQuestion, stage: str) -> None:
+def print_probes(probes: Probes, title: str) -> None:
     """Print the probes as a table."""
     columns = ("probe", "component", ">seconds", ">sent", ">received", "outcome")
-    table = new_table(f"{stage}: {question.text}", *columns)
+    table = new_table(title, *columns)
     for column in table.columns[:-1]:
         column.no_wrap = True
     for probe in probes.done:

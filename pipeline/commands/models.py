@@ -31,8 +31,8 @@ from pipeline.preflight.models import HUB_ID, is_offline
 from pipeline.preflight.run import STAGES
 from pipeline.tables import console, new_table
 
-_CONFIGS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
-"""Files wanted of every repository: configs, tokenizer, chat template, code."""
+_CONFIGS = (".json", ".txt", ".model", ".jinja", ".py")
+"""Files wanted of every repository end so: configs, tokenizer, chat template, code."""
 _OTHER_FORMATS = ("onnx/", "openvino/", "original/", "coreml/", "metal/")
 """Folders with the same weights in formats of other programs."""
 
@@ -89,7 +89,7 @@ def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
 def wanted_files(names: Sequence[str]) -> list[str]:
     """The files of a repository that our programs load: configs, and the weights in one format."""
     own = [name for name in names if not name.startswith(_OTHER_FORMATS)]
-    configs = [name for name in own if any(Path(name).match(pattern) for pattern in _CONFIGS)]
+    configs = [name for name in own if name.endswith(_CONFIGS)]
     weights = [name for name in own if name.endswith(".safetensors")]
     return sorted({*configs, *(weights or [name for name in own if name.endswith(".bin")])})
 

@@ -5,12 +5,10 @@
     drzero evolve --from solver_iter2 …              # redo a stage and all that depend on it
     drzero status                                    # the loop as a table
 
-Every stage is a child process (`drzero STAGE …`) with its own composed config. All configs are composed and
-checked, as far as possible, before the first stage starts, so that a mistake in the last one costs nothing.
-The manifest records the complete stages; a rerun resumes at the first one that is not. If the settings,
-inputs or outputs of a finished stage have changed since, the loop stops with an error that lists the changes,
-because results built on it would be wrong. A stage that runs out of time (docs/stopping.md) ends the loop
-likewise.
+Every stage is a child process (`drzero STAGE …`) with its own config. All configs are composed and checked,
+as far as possible, before the first stage starts. The manifest records the complete stages; a rerun resumes
+at the first one that is not. If settings, inputs or outputs of a finished stage have changed since, the loop
+stops with an error that lists them. A stage that runs out of time ends the loop (docs/stopping.md).
 """
 
 from __future__ import annotations

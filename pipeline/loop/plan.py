@@ -21,24 +21,20 @@ from pipeline.settings.schema import schema_of
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
 _STAGE_OVERRIDE = re.compile(r"(?P<sign>[+~]*)stages\.(?P<stage>\w+)\.(?P<rest>.+)")
 _OWN_KEYS = ("iterations", "keep_checkpoints", "evaluations", "prepare_demo", "loop")
-_PLACE = "the loop names its runs; give it a folder of its own with paths.checkpoints=…"
-_FROM_ITERATION = "it follows from the iteration"
 # Keys that the loop sets: an override would break the chain from stage to stage.
 _CHAINED = {
     "iteration": "the loop counts it",
-    "run.name": _PLACE,
-    "run.dir": _PLACE,
-    "run.export_dir": _PLACE,
     "actor_rollout_ref.model.path": "set base_model=… for the model the loop starts from",
     "solver.model_path": "the challenger plays against the last solver",
     "continue_from": "a challenger continues from the last one",
     "trainer.total_training_steps": "set steps_per_iteration=…",
     "trainer.resume_mode": "the loop resumes by itself",
-    "challenger": _FROM_ITERATION,
-    "source": _FROM_ITERATION,
-    "start_model": _FROM_ITERATION,
-    "partition": _FROM_ITERATION,
     "endpoint": "the loop evaluates its own solvers; evaluate another model with `drzero evaluate`",
+    **dict.fromkeys(
+        ("run.name", "run.dir", "run.export_dir"),
+        "the loop names its runs; give it a folder of its own with paths.checkpoints=…",
+    ),
+    **dict.fromkeys(("challenger", "source", "start_model", "partition"), "it follows from the iteration"),
 }
 
 

@@ -13,7 +13,7 @@ right or wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -128,28 +128,13 @@ def score_all(
     weights = np.array([scores[name].n for name in resampled], dtype=np.float64)
     means_BR = np.stack(list(resampled.values()))
     micro = score(records, sum(failed.values()), weights @ means_BR / weights.sum())
-    answered = [scores[name] for name in resampled]
-    return scores, {_MICRO: micro, _MACRO: _macro(answered, sum(failed.values()), means_BR.mean(axis=0))}
-
-
-def _macro(scores: Sequence[Score], failed: int, resampled: NDArray[np.float64]) -> Score:
-    low, high = interval(resampled)
-
-    def mean(name: str) -> float | None:
-        values = [value for each in scores if (value := getattr(each, name)) is not None]
-        return sum(values) / len(values) if values else None
-
-    return Score(
-        n=sum(each.n for each in scores),
-        em_low=low,
-        em_high=high,
-        failed=failed,
-        em=mean("em"),
-        f1=mean("f1"),
-        searches=mean("searches"),
-        truncated_turn_share=mean("truncated_turn_share"),
-        invalid_call_share=mean("invalid_call_share"),
-    )
+    low, high = interval(means_BR.mean(axis=0))
+    means: dict[str, float | None] = {}
+    for name in ("em", "f1", "searches", "truncated_turn_share", "invalid_call_share"):
+        values = [value for each in resampled if (value := getattr(scores[each], name)) is not None]
+        means[name] = sum(values) / len(values) if values else None
+    macro = replace(micro, em_low=low, em_high=high, **means)
+    return scores, {_MICRO: micro, _MACRO: macro}
 
 
 def evaluation_table(title: str, scores: Mapping[str, Score], averages: Mapping[str, Score]) -> Table:
@@ -171,15 +156,12 @@ def evaluation_table(title: str, scores: Mapping[str, Score], averages: Mapping[
     for name, row in {**scores, **averages}.items():
         if name == _MICRO:
             table.add_section()
-        table.add_row(name, *_cells(row), *map(_number, paper.get(name, ())))
+        between = "–" if row.em_low is None else f"{_number(row.em_low)}–{_number(row.em_high)}"
+        searches = "–" if row.searches is None else f"{row.searches:.2f}"
+        shares = (_number(row.truncated_turn_share), _number(row.invalid_call_share))
+        cells = (str(row.n), _number(row.em), between, _number(row.f1), searches, *shares, str(row.failed))
+        table.add_row(name, *cells, *map(_number, paper.get(name, ())))
     return table
-
-
-def _cells(row: Score) -> list[str]:
-    between = "–" if row.em_low is None else f"{_number(row.em_low)}–{_number(row.em_high)}"
-    searches = "–" if row.searches is None else f"{row.searches:.2f}"
-    shares = [_number(row.truncated_turn_share), _number(row.invalid_call_share)]
-    return [str(row.n), _number(row.em), between, _number(row.f1), searches, *shares, str(row.failed)]
 
 
 def _number(value: float | None) -> str:

@@ -166,9 +166,9 @@ async def play_samples(
     journal: Journal,
     services: ServiceGroup,
 ) -> list[Failed[Sample]]:
-    """Run conversations with the services at the configured ports; each finished one goes to the journal.
+    """Run conversations; each finished one goes to the journal. Returns those that failed twice.
 
-    Returns those that failed twice; raises ConversationsFailed if they are too large a share of all samples.
+    Raises ConversationsFailed if they are too large a share of all samples.
     """
     async with served_agent(SearchAgent, config, completions_url(config), SERVICE, tokenizer) as agent:
         failed = await play_all(
@@ -240,8 +240,7 @@ def synthesis_report(
 ) -> dict[str, Any]:
     """Counts over all prompts, per hop and per gate, and the tokens and seconds of the samples.
 
-    `conversation_s` sums the seconds of conversations that ran concurrently. `missing_samples` failed because
-    of a service; a rerun draws them.
+    `conversation_s` sums the seconds of concurrent conversations; a rerun draws the `missing_samples`.
     """
     sampled = Counter(record["prompt_index"] for record in records)
     indices = [row["extra_info"]["index"] for row in rows]

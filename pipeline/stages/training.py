@@ -44,7 +44,7 @@ START_S = 60.0
 def run_challenger(config: DictConfig) -> None:
     """Train the challenger to `trainer.total_training_steps`, then export and summarise.
 
-    Raises PreflightFailed before anything starts, ServiceDied or ChildFailed when a part of the run ends.
+    Raises PreflightFailed before anything starts, else what `train` raises.
     """
     config = _prepare(config, "challenger")
     train(config, [retrieval_spec(config), solver_spec(config)])
@@ -52,10 +52,7 @@ def run_challenger(config: DictConfig) -> None:
 
 
 def run_solver(config: DictConfig) -> None:
-    """Train the solver to `trainer.total_training_steps`, with its validations, then summarise.
-
-    Raises PreflightFailed before anything starts, ServiceDied or ChildFailed when a part of the run ends.
-    """
+    """As `run_challenger`, for the solver: with its validations, and without an export."""
     config = _prepare(config, "solver")
     train(config, [retrieval_spec(config)])
     finish(config, {})
@@ -120,8 +117,9 @@ def _raise_if_out_of_time(config: DictConfig, folder: Path, services: ServiceGro
         return
     message = f"out of time after step {note.step} of {config.trainer.total_training_steps}: {note.why}"
     services.events.add(OUT_OF_TIME, "trainer", message, step=note.step)
-    restarts = config.trainer.resume_mode == "disable"
-    advice = "trainer.resume_mode=disable, so a rerun starts from step 0" if restarts else "rerun to resume"
+    advice = "rerun to resume"
+    if config.trainer.resume_mode == "disable":
+        advice = "trainer.resume_mode=disable, so a rerun starts from step 0"
     raise OutOfTime(f"{message}; {advice}")
 
 
