@@ -298,7 +298,7 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
         _check_setting(override, config, groups, schema)
     paths = [key]
     if isinstance(found, dict) or found is _ABSENT:
-        paths = [path for path, _ in _leaf_values(key, override.value())]
+        paths = [path for path, _ in leaf_values(key, override.value())]
     for path in paths:
         if schema is not None and (ours := verl.ALIASES.get(path)):
             raise OverrideError(f"{line!r}: {path!r} takes its value from {ours!r}: write {ours}=VALUE")
@@ -322,7 +322,7 @@ def _check_setting(override: Override, config: Tree, groups: _Groups, schema: Sc
     key, line, value = override.key_or_group, override.input_line, override.value()
     if schema.is_group(key) and value is None:
         raise OverrideError(f"{line!r}: {key!r} is a group of settings, and cannot be null")
-    for path, part in _leaf_values(key, value) if key not in schema else [(key, value)]:
+    for path, part in leaf_values(key, value) if key not in schema else [(key, value)]:
         if schema.is_unknown(path):
             raise OverrideError(f"{line!r}: there is no key {path!r}{_nearest_of_ours(path, schema, groups)}")
         if path in schema and not _is_interpolation(part) and (fault := schema[path].fault(_plain(part))):
@@ -436,11 +436,11 @@ def _merged(old: Any, new: Any) -> Any:
     return {**old, **{name: _merged(old.get(name), inner) for name, inner in new.items()}}
 
 
-def _leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys that setting `key` to `value` sets, each with its value."""
+def leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys that setting `key` (none: the config) to `value` sets, each with its value."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
-            yield from _leaf_values(f"{key}.{name}", inner)
+            yield from leaf_values(f"{key}.{name}" if key else str(name), inner)
     else:
         yield key, value
 

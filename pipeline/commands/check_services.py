@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pyarrow.parquet as pq
@@ -45,8 +45,6 @@ from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 _CHECK_EVERY_S = 0.5
 _BLAME_S = 1.5  # a service whose end made a probe fail may take a moment to be seen as ended
-
-Result = TypeVar("Result")
 
 
 class ProbeFailed(RunFailed):
@@ -175,8 +173,8 @@ def question_about(document: str) -> ProbeQuestion:
     return ProbeQuestion(asked, title, document)
 
 
-async def watched(work: Awaitable[Result], services: ServiceGroup) -> Result:
-    """The result of `work`; raises ServiceDied as soon as a service ends, whatever `work` waits for."""
+async def watched(work: Awaitable[None], services: ServiceGroup) -> None:
+    """Run `work`; raises ServiceDied as soon as a service ends, whatever `work` waits for."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -185,7 +183,7 @@ async def watched(work: Awaitable[Result], services: ServiceGroup) -> Result:
         if task.exception() is not None:
             await asyncio.sleep(_BLAME_S)
             services.check()
-        return task.result()
+        task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -11,7 +11,6 @@ entries are skipped; the hub's own client resumes an interrupted download.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -98,50 +97,31 @@ BYTES_PER_WEIGHT = 2  # bfloat16, as most weights on the hub are
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
-@dataclass(frozen=True)
-class ListedModel:
-    """One option of the group model/."""
-
-    name: str
-    base_model: str
-    state: str
-    """Whether its weights are on this machine, else how they get here."""
-    gb: float | None
-    """Size on disk, or of the download; None if its shape is unknown."""
-
-
 def run_list_models(overrides: Sequence[str]) -> None:
-    """Print the table of models."""
+    """Print every option of the group model/, with the paths that `overrides` set."""
     table = new_table("models", "model=", "weights", "state", ">GB")
-    for model in list_models(overrides):
-        table.add_row(model.name, model.base_model, model.state, f"{model.gb:.1f}" if model.gb else "–")
+    paths = {"paths": compose_stage("merge", overrides).paths}
+    for file in sorted((CONFIG_DIR / "model").glob("*.yaml")):
+        base_model = OmegaConf.merge(paths, OmegaConf.load(file)).base_model
+        state, gb = state_and_size(file.stem, base_model)
+        table.add_row(file.stem, base_model, state, f"{gb:.1f}" if gb else "–")
     console().print(table)
 
 
-def list_models(overrides: Sequence[str]) -> Iterator[ListedModel]:
-    """Every option of the group model/, with the paths that `overrides` set."""
-    paths = {"paths": compose_stage("merge", overrides).paths}
-    for file in sorted((CONFIG_DIR / "model").glob("*.yaml")):
-        yield listed_model(file.stem, OmegaConf.merge(paths, OmegaConf.load(file)).base_model)
-
-
-def listed_model(name: str, base_model: str) -> ListedModel:
-    """How an option stands on this machine, from its `base_model`, a folder or a hub id."""
+def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:
+    """Where an option's weights are, or how they get here; and their size in GB, None if unknown."""
     from_hub = not Path(base_model).is_absolute()
     folder = Path(base_model)
     if from_hub:
         folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=base_model, repo_type="model") / "snapshots"
     if size := weights_bytes(folder):
-        return ListedModel(name, base_model, "cached" if from_hub else "local", size / 1e9)
+        return "cached" if from_hub else "local", size / 1e9
     shape = load_shape(base_model)
     gb = shape.parameters * BYTES_PER_WEIGHT / 1e9 if shape else None
     if from_hub:
-        state = "to be downloaded from the hub"
-    elif name in ("demo-policy", "smollm2-135m"):
-        state = "unpacked by drzero demo-data"
-    else:
-        state = "missing: copy it there"
-    return ListedModel(name, base_model, state, gb)
+        return "to be downloaded from the hub", gb
+    unpacked = name in ("demo-policy", "smollm2-135m")
+    return "unpacked by drzero demo-data" if unpacked else "missing: copy it there", gb
 
 
 def weights_bytes(folder: Path) -> int:

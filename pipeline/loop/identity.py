@@ -20,7 +20,7 @@ from pipeline.fingerprint import (
     fingerprint_collection,
     fingerprint_model,
 )
-from pipeline.overrides import for_stage, key_of
+from pipeline.overrides import for_stage, key_of, leaf_values
 from pipeline.settings import verl
 from pipeline.settings.schema import schema_of
 from verl_ext.checkpoints import saved_step, step_folder
@@ -36,8 +36,11 @@ def significant_config(stage: str, config: DictConfig, overrides: Sequence[str])
         # Resolved one by one: of a thousand keys some sixty count, and resolving all takes a second.
         names += [
             key
-            for key in _flatten(OmegaConf.to_container(config, resolve=False))
-            if key not in schema and key.startswith(counting) and not key.startswith(verl.NEVER)
+            for key, value in leaf_values("", OmegaConf.to_container(config, resolve=False))
+            if value != {}
+            and key not in schema
+            and key.startswith(counting)
+            and not key.startswith(verl.NEVER)
         ]
     values = {name: OmegaConf.select(config, name) for name in names}
     return {
@@ -112,12 +115,3 @@ def checkpoint_identity(run: str | None) -> str | None:
 def _content(path: Path, signature: tuple[Any, ...]) -> str:
     """The content hash, computed once a process as long as no file's size or time changes."""
     return fingerprint(path)
-
-
-def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, dict):
-        return {prefix.removesuffix("."): node}
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        flat |= _flatten(value, f"{prefix}{key}.")
-    return flat

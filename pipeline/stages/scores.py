@@ -129,7 +129,7 @@ def score_all(
     means_BR = np.stack(list(resampled.values()))
     micro = score(records, sum(failed.values()), weights @ means_BR / weights.sum())
     low, high = interval(means_BR.mean(axis=0))
-    means: dict[str, float | None] = {}
+    means: dict[str, Any] = {}
     for name in ("em", "f1", "searches", "truncated_turn_share", "invalid_call_share"):
         values = [value for each in resampled if (value := getattr(scores[each], name)) is not None]
         means[name] = sum(values) / len(values) if values else None

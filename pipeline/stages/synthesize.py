@@ -57,7 +57,6 @@ from verl_ext.method.search_agent import Conversation, SearchAgent
 SAMPLES, REPORT = "samples.jsonl", "report.json"
 SERVICE = "challenger"
 """The challenger's name as a service, and its model's name in requests."""
-_SHORT = 12  # hexadecimal digits of a fingerprint, enough for a reader to compare
 
 Row = dict[str, Any]
 """A challenger prompt: a row of the prompts file."""
@@ -156,7 +155,7 @@ def generator_name(config: DictConfig, identity: str) -> str:
         return identity
     root = Path(config.paths.checkpoints)
     shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-    return f"{shown}@{identity[:_SHORT]}"
+    return f"{shown}@{identity[:12]}"  # enough for a reader to compare
 
 
 async def play_samples(
