@@ -32,7 +32,7 @@ from pipeline.cli import main
 from pipeline.compose import compose_stage, resolve
 from pipeline.errors import CheckError
 from pipeline.preflight.run import preflight
-from pipeline.stages import evaluate
+from pipeline.stages import conversations, evaluate
 from pipeline.stages.conversations import ConversationsFailed
 from pipeline.stages.evaluate import answer_record, load_questions, run_evaluate
 from pipeline.stages.result import read_result
@@ -251,7 +251,7 @@ def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_r
 def test_with_too_little_time_for_a_conversation_no_service_is_started(
     start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "retrieval_spec", lambda config: pytest.fail("a service was started"))
+    monkeypatch.setattr(conversations, "ServiceGroup", lambda specs: pytest.fail("a service was started"))
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
     config = compose(start_script(right))
     with pytest.raises(OutOfTime, match="was not started: the stop time"):
