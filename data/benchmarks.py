@@ -9,8 +9,6 @@ parquet file in the layout of the published `nq_hotpotqa_train` holds several be
 read the same way.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

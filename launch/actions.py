@@ -6,8 +6,6 @@ An action that is a stage becomes `drzero STAGE overrides…` in a container, as
 machine is a default; `--config-path`, `--gpu-type` and `--gpu-count` replace it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from launch.errors import LaunchError, nearest

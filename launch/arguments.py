@@ -7,8 +7,6 @@ words as they are. They are parsed when the file is imported, before Modal does 
 reported in a second, not after an image build.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ A repeated upload or download transfers only the files that are missing or diffe
 interrupted one continues with the file at which it stopped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -15,8 +15,6 @@ The stage is a child (`drzero STAGE …`), as it would be on any machine. Around
   ended, it returns the same outcome.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The launcher's error, and the nearest known word for its messages."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

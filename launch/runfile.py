@@ -20,8 +20,6 @@ Merged in the order file < environment default < flag: `models_by_env`, or else 
 takes precedence over `model`, and `--model` over all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

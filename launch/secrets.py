@@ -4,8 +4,6 @@
 key runs log offline, without a Hugging Face token gated models cannot be downloaded; a line reports either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

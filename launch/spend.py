@@ -8,8 +8,6 @@ its price. The entry is updated every `EVERY_S`, so a call that is killed is cou
 before its end, and one whose entry is older than `SILENT_S` is no longer running.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

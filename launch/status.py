@@ -5,8 +5,6 @@
 Also the line that a running call prints each minute (`status_line`).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

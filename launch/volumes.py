@@ -11,8 +11,6 @@ that two people, or two experiments of one person, do not share volumes. EXPERIM
 `default`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

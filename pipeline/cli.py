@@ -21,8 +21,6 @@ swaps a group (model, hardware, mode, compute). With DRZERO_STOP_AT (Unix second
 time, with exit code 75; the same command resumes it (docs/stopping.md).
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import errno

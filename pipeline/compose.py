@@ -6,8 +6,6 @@ Hydra composes once, in this process; the trainer reads the resolved file (`--co
 composes again, so that what was checked is what runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ revision in the local cache; an index by the documents and the embedder it was b
 first and last MiB of its files, instead of hundreds of gigabytes. Nothing here uses the network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A training run's metrics by step, over all its starts, and the tokens that it spent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

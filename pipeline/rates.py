@@ -6,8 +6,6 @@ is less than the name suggests. TFLOP/s are the makers' dense bfloat16 figures; 
 of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 RATES_DATE = "2026-09-26"

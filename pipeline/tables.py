@@ -1,7 +1,5 @@
 """Tables and lines, of one width and look in every command's output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich import box

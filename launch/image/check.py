@@ -12,8 +12,6 @@ packages are known only inside it; the second form checks them, with `uv pip che
 Exit code 0: all agrees. 1: something does not. 2: the package index cannot be reached.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

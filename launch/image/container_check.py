@@ -7,8 +7,6 @@ config, write access to the volumes, and which secrets are set (never their valu
 1 if something is wrong. The GPU image is checked on a machine without a GPU.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

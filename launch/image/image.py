@@ -14,8 +14,6 @@ files that look like a secret, and the environment has only what is written here
 Imported at the client: nothing but modal, the standard library, and light modules of ours.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ match of torch, CUDA, Python and C++ ABI, with its sha256, or not at all, and th
 This file is imported at the client: standard library only.
 """
 
-from __future__ import annotations
-
 import urllib.parse
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ generation config that the checkpoint keeps. The folder appears whole and checke
 (`pipeline.checkpoints.verify`) or not at all (`ops.files`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

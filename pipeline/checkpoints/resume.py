@@ -5,8 +5,6 @@ devices in a missing file, and a missing step folder in a silent start from scra
 sentence, before anything starts.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ float32, so that equal weights give equal numbers on any machine. If a model doe
 weights are compared, and the result says so.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ half of that gap is lost in rounding if the weight started on a bf16 number, as 
 earlier exports do; from a start in float32 it may also jump the whole gap.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Both are read through memory maps, so a model may be larger than memory. Names a
 `state_dict`; of tied weights a checkpoint has every name, a folder usually one.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle

@@ -10,8 +10,6 @@ client and reward of a run. Each of these probes is printed with its time and th
 first one that fails ends the command with the component's name, its answer, and what to do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -8,8 +8,6 @@
 veRL's keys are not listed: its own YAML files explain them.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -3,8 +3,6 @@
 drzero diagnose outputs/checkpoints/challenger_iter1
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

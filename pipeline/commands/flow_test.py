@@ -8,8 +8,6 @@ no data and no service (`verl_ext.trainer.flow_load`). Flow monitor and watchdog
 healthy machine they find nothing, and a provoked fault must be named, as a symptom or as a stall.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ files. So the launcher runs fetch-models on a CPU before it requests GPUs. Model
 entries are skipped; the hub's own client resumes an interrupted download.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

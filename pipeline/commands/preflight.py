@@ -8,8 +8,6 @@ Prints the findings, the memory ledger and the estimate of time and cost; exits 
 (docs/preflight.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pipeline.loop.preflight import preflight_stage

@@ -5,8 +5,6 @@
 The same service, settings and checks as in a run (docs/retrieval.md).
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

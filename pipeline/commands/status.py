@@ -4,8 +4,6 @@ drzero status                                        the loop under outputs/chec
 drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import DictConfig

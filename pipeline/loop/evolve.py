@@ -11,8 +11,6 @@ at the first one that is not. If settings, inputs or outputs of a finished stage
 stops with an error that lists them. A stage that runs out of time ends the loop (docs/stopping.md).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Which of our keys count is part of their declaration (`pipeline.settings`, `drze
 those in `pipeline.settings.verl`, and any other that the command line sets. Inputs are compared by content.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 It makes the loop resumable and its results traceable, and is replaced atomically on every change.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

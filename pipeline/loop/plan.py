@@ -4,8 +4,6 @@ Iteration 0 is the evaluation of the base model; each further one is challenger 
 → evaluate. The paths that a stage reads follow from `iteration` in its own config, so the plan has no paths.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Each stage runs preflight itself when it starts, but by then earlier ones have b
 earlier stages will create are not reported as missing here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loop as tables: which stages are finished (`drzero status`), and the solver's scores by iteration."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

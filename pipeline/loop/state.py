@@ -4,8 +4,6 @@ Every removal is recorded before it starts and completed at the next start if it
 half-removed folder nor a record of a missing one remains.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ services are polled meanwhile, so that a dead one ends the stage at once with it
 Near the stop time no conversation is started; those that do not end in time are left to the next run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

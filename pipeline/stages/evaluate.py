@@ -10,8 +10,6 @@ answers of an endpoint are recorded under both its address and its name for the 
 identifies the model.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ from the workers' progress files, queues from the services' own metrics. All of 
 (`ops.flow.monitor`).
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

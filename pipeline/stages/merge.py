@@ -6,8 +6,6 @@
 docs/merge.md explains the table.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

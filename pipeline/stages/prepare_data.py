@@ -9,8 +9,6 @@ names. A prompt shows a limited number of tokens, so with whole documents nothin
 their ends.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import DictConfig

@@ -4,8 +4,6 @@ It is written last, so a stage without it is not finished. `outputs` are the fil
 stages read; `tokens` counts the tokens that models read or wrote for the stage, as far as it can know.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ benchmarks; and a draw over counts of distinct values takes milliseconds for 50,
 right or wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

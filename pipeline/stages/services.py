@@ -1,7 +1,5 @@
 """The services of a stage, as data: commands, ports, health, and where their logs go."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from pathlib import Path

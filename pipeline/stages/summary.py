@@ -1,7 +1,5 @@
 """The summary at the end of a training run: a table of its steps, its figures, and the paths of its files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

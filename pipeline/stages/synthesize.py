@@ -10,8 +10,6 @@ because of a service is not a sample: it is counted, and left to the next run. A
 samples it has.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -8,8 +8,6 @@ has been put in order after a kill (`verl_ext.checkpoints`). A trainer that runs
 leaves a note in the run's folder (`verl_ext.stop_time`); here that becomes the stage's OutOfTime.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

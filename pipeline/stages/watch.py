@@ -4,8 +4,6 @@ plan = watch_plan(config, flow)         # config: a resolved training config; fl
 run_supervised(trainer, services, plan=plan)
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
