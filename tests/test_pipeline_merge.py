@@ -27,12 +27,12 @@ from verl.model_merger import __main__ as merger
 from ops.errors import OutOfTime
 from ops.process.child import Command
 from ops.services.services import ServiceGroup
-from pipeline.checkpoints.export import _source
 from pipeline.checkpoints.verify import check_export
 from pipeline.checkpoints.weight_change import measure_change
 from pipeline.checkpoints.weights import FsdpCheckpoint
 from pipeline.compose import compose_stage
 from pipeline.errors import CheckError
+from pipeline.fingerprint import fingerprint_checkpoint
 from pipeline.stages.merge import run_merge
 from pipeline.stages.result import read_result
 from verl_ext.artefacts import LOG_VARIABLE
@@ -264,13 +264,14 @@ def test_a_copied_tree_has_its_export_already(tmp_path: Path, merged: Merged) ->
 
 
 def test_one_changed_weight_is_another_checkpoint(tmp_path: Path, merged: Merged) -> None:
-    """In the middle of the shard, at the same size: its checksum at the end is what tells."""
+    """In the middle of the shard, at the same size: only the checksum at its end differs."""
     state = moved(state_of(merged.start), lambda half: half + 1e-6)
     state["model.layers.0.self_attn.v_proj.weight"][0, 0] += 1
     run = save_run(tmp_path / "solver_iter1", merged.start, state)
     shard = Path("global_step_4", "actor", "model_world_size_1_rank_0.pt")
     assert (run / shard).stat().st_size == (merged.run / shard).stat().st_size
-    assert _source(FsdpCheckpoint(run)) != _source(FsdpCheckpoint(merged.run))
+    first, second = (fingerprint_checkpoint(FsdpCheckpoint(each).folder) for each in (run, merged.run))
+    assert first != second
 
 
 def test_a_merge_killed_halfway_leaves_no_export_and_the_next_one_is_whole(
