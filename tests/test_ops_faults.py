@@ -8,7 +8,7 @@ from faults.arrangement import LIMITS, Outcome, SilentServer, run_with_fault
 
 QUICK = replace(LIMITS, cold_start_s=6, floor_s=6)
 
-more = pytest.mark.slow("waits for a stall; test_ops_reading.py names all of them from recorded stacks")
+more = pytest.mark.slow("waits for a stall; test_ops_diagnosis.py names all of them from recorded stacks")
 
 
 def outcome(folder: Path, script: str, *arguments: str) -> Outcome:

@@ -368,7 +368,7 @@ class TestFinishedAfterAFailure:
         assert_nothing_left(resumed)
 
 
-@pytest.mark.slow("a start of the trainer; test_pipeline_continuation.py covers what is linked and refused")
+@pytest.mark.slow("a start of the trainer; test_pipeline_resume.py covers what is linked and refused")
 class TestTheNextIteration:
     def test_it_keeps_counting(self, continued: Run) -> None:
         assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
