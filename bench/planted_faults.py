@@ -16,7 +16,7 @@ from typing import Any
 from data.demo_world import Chain, World, compose_question, generate_world
 from data.pairs import Pair, pair_of
 from data.world_language import RELATIONS
-from policies.demonstrations import make_demonstrations
+from policies.demonstrations import make_demonstrations, world_retriever
 from verl_ext.method.answers import contains_answer
 from verl_ext.method.passages import format_passages
 from verl_ext.method.tool_calls import parse_tool_calls
@@ -40,7 +40,9 @@ def clean_pairs(seed: int, per_hop: int, passages: int = 240) -> Clean:
     """`per_hop` pairs of each of 1 to 4 hops."""
     world = generate_world(seed, "warmstart", passages=passages, chains_per_hop=3 * per_hop)
     counts = {hop: per_hop for hop in (1, 2, 3, 4)}
-    shown = make_demonstrations(world, challenger=counts, solver={}, seed=seed)
+    shown = make_demonstrations(
+        world, challenger=counts, solver={}, retrieve=world_retriever(world), seed=seed
+    )
     by_question = {chain.question: chain for chain in world.chains}
     clean = Clean(world, [], [], [], [])
     for index, demonstration in enumerate(shown):

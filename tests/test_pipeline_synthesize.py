@@ -430,8 +430,6 @@ def test_a_prompts_file_without_the_columns_is_refused_naming_them(
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("gates.evidenze", True, "gates has no evidenze"),
-        ("gates.max_answer_words", 0, "max_answer_words"),
         ("gates.benchmarks", ["nowhere.jsonl"], "no benchmark file at nowhere.jsonl"),
         ("prompts.form", "full", "not worded for this run"),
         ("partition", 6, "no partition 6 of 5"),
