@@ -275,18 +275,8 @@ def train(
     overrides: str = "",
 ) -> None:
     """Train: the challenger unless `--stage solver` or `--stage evolve`; overrides in one string."""
-    _launch(
-        stage,
-        overrides,
-        env=env,
-        steps=steps or None,
-        model=model,
-        iteration=None if iteration < 0 else iteration,
-        hop_ratio=hop_ratio,
-        gpu_type=gpu_type,
-        gpu_count=None if gpu_count < 0 else gpu_count,
-        config_path=config_path,
-    )
+    flags = locals()
+    _launch(flags.pop("stage"), **flags)
 
 
 @app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
@@ -301,25 +291,17 @@ def evaluate(
     overrides: str = "",
 ) -> None:
     """Evaluate a model on the benchmarks; `--num-examples` questions of each."""
-    _launch(
-        "evaluate",
-        overrides,
-        env=env,
-        model=model,
-        iteration=None if iteration < 0 else iteration,
-        num_examples=num_examples or None,
-        gpu_type=gpu_type,
-        gpu_count=None if gpu_count < 0 else gpu_count,
-        config_path=config_path,
-    )
+    _launch("evaluate", **locals())
 
 
 @app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
 def train_with_config(config_path: str, stage: str = "challenger", env: str = "", steps: int = 0) -> None:
     """Train with the settings of a run file."""
-    _launch(stage, "", config_path=config_path, env=env, steps=steps or None)
+    _launch(stage, config_path=config_path, env=env, steps=steps)
 
 
-def _launch(action: str, overrides: str, **flags: Any) -> None:
-    given = {key: value for key, value in flags.items() if value not in ("", None)}
+def _launch(action: str, overrides: str = "", **flags: Any) -> None:
+    """Launch with the flags that were given: not with empty text, -1, or 0 steps or examples."""
+    unset = {"steps": 0, "num_examples": 0}
+    given = {key: value for key, value in flags.items() if value not in ("", unset.get(key, -1))}
     conduct(resolve(of_function(action, overrides=overrides.split(), **given)))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from launch.actions import ACTIONS, Action, find_action
+from launch.actions import ACTIONS, find_action
 from launch.errors import LaunchError, nearest
 
 FUNCTIONS = {"train": "challenger", "evaluate": "evaluate", "train_with_config": "challenger"}
@@ -39,11 +39,6 @@ class Words:
     """Hydra overrides as typed: `key=value`, `+key=value`, `~key`, `group=option`."""
     places: list[str] = field(default_factory=list)
     """Other free words: the paths of upload and download, the stage of preflight."""
-
-    @property
-    def of_action(self) -> Action:
-        """The action's entry in the table."""
-        return find_action(self.action)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,7 +122,7 @@ def _build(*, needs_action: bool) -> _Parser:
 
 
 def _check(words: Words) -> None:
-    action = words.of_action
+    action = find_action(words.action)
     if words.steps is not None and not action.trains and action.name != "preflight":
         raise LaunchError(f"--steps: {action.name} does not train; leave it out")
     if words.follow and action.name != "logs":

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import yaml
 
-from launch.actions import Action
+from launch.actions import Action, find_action
 from launch.arguments import Words
 from launch.compute import Compute, for_gpus
 from launch.errors import LaunchError
 from launch.image.pins import flash_attn_wheel
-from launch.runfile import RunFile, check_option, model_of_env, read_runfile
+from launch.runfile import RunFile, check_option, chooses_model, read_runfile
 
 SMOKE_STEPS = 3
 SMOKE_TIMEOUT_S = 1800
@@ -65,7 +65,7 @@ class Request:
 
 def resolve(words: Words) -> Request:
     """Merge run file, environment default and flags; raises LaunchError for what is not possible."""
-    action, file = words.of_action, read_runfile(words.config_path)
+    action, file = find_action(words.action), read_runfile(words.config_path)
     env = words.env or file.env
     compute = for_gpus(_machine(action, file, words), words.gpu_type, words.gpu_count)
     compute, overrides = _budget(compute, [*file.overrides, *words.overrides])
@@ -125,7 +125,7 @@ def _model_choice(words: Words, file: RunFile, env: str | None) -> list[str]:
         return [_model(words.model)]
     if env and env in file.models_by_env:
         return [_model(file.models_by_env[env])]
-    if file.model and not (env and model_of_env(env)):
+    if file.model and not (env and chooses_model(env)):
         return [_model(file.model)]
     return []
 

@@ -101,10 +101,7 @@ def check_option(group: str, name: str) -> str:
     return name
 
 
-def model_of_env(env: str) -> str | None:
-    """The model that an environment's own file chooses (`override /model`); None if it chooses none."""
+def chooses_model(env: str) -> bool:
+    """Whether an environment's own file chooses a model (`override /model`)."""
     values = yaml.safe_load((CONFIG / "env" / f"{env}.yaml").read_text(encoding="utf-8")) or {}
-    for entry in values.get("defaults", ()):
-        if isinstance(entry, dict) and "override /model" in entry:
-            return str(entry["override /model"])
-    return None
+    return any(isinstance(entry, dict) and "override /model" in entry for entry in values.get("defaults", ()))

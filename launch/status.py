@@ -10,14 +10,11 @@ import subprocess
 import sys
 import time
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from launch.request import Request
 from launch.spend import SILENT_S, Spend, silent_s
 from launch.volumes import LAUNCHES, place
 from pipeline.metrics import read_metrics
+from pipeline.tables import console, new_table
 from verl_ext.checkpoints import saved_step
 
 _SCORES = {"drzero/reward/score": "reward", "drzero/reward/em": "exact match"}
@@ -29,9 +26,7 @@ def main() -> int:
     if not folders:
         print("nothing was launched on this volume yet")
         return 0
-    table = Table(title="launches", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("run", "action", "state", "calls", "hours", "usd", "app"):
-        table.add_column(column, justify="right" if column in ("calls", "hours", "usd") else "left")
+    table = new_table("launches", "run", "action", "state", ">calls", ">hours", ">usd", "app")
     for folder in folders:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         spend = Spend(folder)
@@ -44,7 +39,7 @@ def main() -> int:
             *(folder.name, state["action"], shown, str(len(spend.calls))),
             *(f"{hours:.2f}", f"{spend.usd:.2f}", state["app"] or "–"),
         )
-    Console(width=118).print(table)
+    console().print(table)
     if not (place("checkpoints") / "evolve" / "manifest.json").is_file():
         return 0
     roots = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]

@@ -132,13 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _STORAGE_FAULTS:
             raise
-        message, code = (
-            (
-                f"{error.filename or 'a file of the run'} cannot be written: {error.strerror}. "
-                "Make room or choose another place (paths.checkpoints=…), then rerun to resume"
-            ),
-            2,
-        )
+        advice = "Make room or choose another place (paths.checkpoints=…), then rerun to resume"
+        place = error.filename or "a file of the run"
+        message, code = f"{place} cannot be written: {error.strerror}. {advice}", 2
     except KeyboardInterrupt:
         message, code = "interrupted; rerun to resume", 130
     print(f"drzero {name}: {message}", file=sys.stderr)

@@ -37,22 +37,20 @@ from pipeline.settings.schema import Schema
 # Keys of older releases, veRL's and our own, and of guides to them: old key -> (today's key, why).
 # Nearest-name search would miss these.
 RENAMED: dict[str, tuple[str, str]] = {
-    "actor_rollout_ref.actor.micro_batch_size_per_gpu": (
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        "veRL names the actor's batch sizes after the update they belong to",
-    ),
-    "actor_rollout_ref.rollout.micro_batch_size_per_gpu": (
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-        "outside the update, micro-batches are those of the log-prob computation",
-    ),
-    "actor_rollout_ref.ref.micro_batch_size_per_gpu": (
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-        "outside the update, micro-batches are those of the log-prob computation",
-    ),
-    "critic.micro_batch_size_per_gpu": (
-        "critic.ppo_micro_batch_size_per_gpu",
-        "veRL names the critic's batch sizes after the update they belong to",
-    ),
+    **{
+        f"{place}.micro_batch_size_per_gpu": (
+            f"{place}.ppo_micro_batch_size_per_gpu",
+            f"veRL names the {place.rpartition('.')[2]}'s batch sizes after the update they belong to",
+        )
+        for place in ("actor_rollout_ref.actor", "critic")
+    },
+    **{
+        f"{place}.micro_batch_size_per_gpu": (
+            f"{place}.log_prob_micro_batch_size_per_gpu",
+            "outside the update, micro-batches are those of the log-prob computation",
+        )
+        for place in ("actor_rollout_ref.rollout", "actor_rollout_ref.ref")
+    },
     "actor_rollout_ref.rollout.multi_turn.max_turns": (
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
         "veRL caps assistant turns and user turns apart",

@@ -236,10 +236,6 @@ class RecordingSolver(SolverAgent):
         self.turns.add("solver turn", "solver", started, outcome, *sizes)
         return response
 
-    async def respond(self, call: SearchCall) -> SearchCall:
-        """Answer one call as a conversation does."""
-        return await self._respond(call)
-
     async def _respond(self, call: SearchCall) -> SearchCall:
         started = time.monotonic()
         answered = await super()._respond(call)
@@ -288,7 +284,7 @@ async def probe_tool_call(agent: RecordingSolver, question: ProbeQuestion, probe
     if made := sum(call.outcome == "answered" for call in calls):
         probes.done.append(_combined(calls, f"{made} of {len(calls)} were searches"))
         return
-    call = await agent.respond(parse_tool_calls(render_tool_call([question.text]))[0])
+    call = await agent._respond(parse_tool_calls(render_tool_call([question.text]))[0])
     if call.failed:
         raise probes.fail("tool call", "retrieval", started, str(call.error), "Read retrieval.log")
     outcome = "answered; written here, as the solver made no search in its attempts"

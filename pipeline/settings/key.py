@@ -27,6 +27,8 @@ SERVING = ("challenger", "synthesize", "evaluate")
 """The stages for which a model is served outside veRL."""
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
+# Hydra reads an unquoted 7 as a number.
+_TAKEN_FOR: dict[Any, Any] = {str: str | int | float, float: int | float, int: int}
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,10 @@ class Limits:
 
     doc: str
     low: float | None = None
-    """The least value that is allowed."""
     above: float | None = None
     """A bound that is itself too little."""
     high: float | None = None
-    """The greatest value that is allowed."""
     choices: tuple[str, ...] = ()
-    """The only values that are allowed."""
     results: tuple[str, ...] = ()
     """Stages whose results can change with it: a loop then runs them again."""
     journal: tuple[str, ...] = ()
@@ -103,16 +102,13 @@ class Key:
             if value in limits.choices:
                 return None
             near = difflib.get_close_matches(str(value), limits.choices, n=1)
-            return f"is {value!r}, not one of {self.allowed}" + (
-                f"; did you mean {near[0]!r}?" if near else ""
-            )
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            return f"is {value!r}, not one of {self.allowed}{meant}"
         is_fit = any(_fits(value, kind) for kind in kinds)
-        if is_fit and isinstance(value, int | float) and not isinstance(value, bool):
-            is_fit = (
-                (limits.low is None or value >= limits.low)
-                and (limits.above is None or value > limits.above)
-                and (limits.high is None or value <= limits.high)
-            )
+        if is_fit and _fits(value, float):
+            low, above, high = limits.low, limits.above, limits.high
+            is_fit = (low is None or value >= low) and (above is None or value > above)
+            is_fit &= high is None or value <= high
         return None if is_fit else f"is {value!r}, not {self.allowed}"
 
 
@@ -148,10 +144,6 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(any(_fits(one, k) for k in inner) for one in value)
     if get_origin(kind) is dict:
         return isinstance(value, Mapping)
-    if kind is str:  # Hydra reads an unquoted 7 as a number
-        return isinstance(value, str | int | float) and not isinstance(value, bool)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if kind in _TAKEN_FOR:
+        return isinstance(value, _TAKEN_FOR[kind]) and not isinstance(value, bool)
     return kind is Any or isinstance(value, kind)
