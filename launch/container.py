@@ -8,9 +8,7 @@ The stage is a child (`drzero STAGE …`), as it would be on any machine. Around
   (`verl_ext.artefacts`), every minute, and at the end. A container that dies in the middle of a write leaves
   the last committed state, and every file of ours is written under a temporary name first.
 * **stop time**: the stage gets the time (`DRZERO_STOP_AT`) at which the call's time or the run's money runs
-  out, saves a checkpoint before it, and exits with 75. A stage that is still running `LATE_S` after that time
-  is stopped.
-* **next**: the outcome of the call is one of finished, continue in another call, out of money, or failed.
+  out, saves a checkpoint before it, and exits with 75.
 * **retry**: a call that Modal restarts (preempted, or retried) resumes from the volume; if it had already
   ended, it returns the same outcome.
 """
@@ -37,7 +35,6 @@ from ops.process.logs import say
 from verl_ext.artefacts import LOG_VARIABLE
 
 OUT_OF_TIME = OutOfTime.exit_code
-"""Exit code of a stage that has stopped itself at a checkpoint."""
 MARGIN_S = 180.0
 """Seconds between the stage's stop time and the end of the call: for the shutdown and the last commit."""
 MARGIN_SHARE = 1 / 96

@@ -121,18 +121,12 @@ def _budget(compute: Compute, overrides: list[str]) -> tuple[Compute, list[str]]
 
 def _model_choice(words: Words, file: RunFile, env: str | None) -> list[str]:
     """file < environment default < flag."""
-    if words.model:
-        return [_model(words.model)]
-    if env and env in file.models_by_env:
-        return [_model(file.models_by_env[env])]
-    if file.model and not (env and chooses_model(env)):
-        return [_model(file.model)]
-    return []
-
-
-def _model(name: str) -> str:
-    """An option of config/model/, or a hub id, which has a slash."""
-    return f"base_model={name}" if "/" in name else f"model={check_option('model', name)}"
+    of_file = None if env and chooses_model(env) else file.model
+    name = words.model or file.models_by_env.get(env or "") or of_file
+    if not name:
+        return []
+    # An option of config/model/, or a hub id, which has a slash.
+    return [f"base_model={name}" if "/" in name else f"model={check_option('model', name)}"]
 
 
 def _command(

@@ -33,11 +33,8 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
         return
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.name not in ("sglang", "reference", "vllm"):
-        yield error(
-            f"{_ROLLOUT}.name",
-            f"there is no rollout engine {rollout.name!r}",
-            "choose sglang, or reference on a CPU or one GPU",
-        )
+        why = f"there is no rollout engine {rollout.name!r}"
+        yield error(f"{_ROLLOUT}.name", why, "choose sglang, or reference on a CPU or one GPU")
     if rollout.name != "reference":
         return
     if not config.trainer.v1.trainer_mode.endswith("_sync"):
@@ -173,11 +170,8 @@ def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
         budget = config.actor.ppo_max_token_len_per_gpu * sequence_parallel(ctx.config)
         longest = data.max_prompt_length + data.max_response_length
         if budget < longest:
-            yield error(
-                f"{_ACTOR}.ppo_max_token_len_per_gpu",
-                f"a sequence may have {longest} tokens (prompt and response), but a micro-batch {budget}",
-                f"raise it to {longest} at least",
-            )
+            why = f"a sequence may have {longest} tokens (prompt and response), but a micro-batch {budget}"
+            yield error(f"{_ACTOR}.ppo_max_token_len_per_gpu", why, f"raise it to {longest} at least")
         return
     needed = [(_ACTOR, "ppo_micro_batch_size"), (_ROLLOUT, "log_prob_micro_batch_size")]
     if config.actor.use_kl_loss or ctx.config.algorithm.use_kl_in_reward:
@@ -226,11 +220,8 @@ def check_batch(ctx: CheckContext) -> Iterator[Finding]:
     unit = (rollout[_LOG_PROB] or 1) * ranks
     recomputes = not (config.algorithm.rollout_correction.bypass_mode or rollout.log_prob_use_dynamic_bsz)
     if recomputes and batch * rollout.n % unit:
-        yield error(
-            f"{_ROLLOUT}.{_LOG_PROB}",
-            f"{_BATCH} × rollout.n = {batch * rollout.n} is no multiple of {_LOG_PROB} × devices = {unit}",
-            "change one of them",
-        )
+        why = f"{_BATCH} × rollout.n = {batch * rollout.n} is no multiple of {_LOG_PROB} × devices = {unit}"
+        yield error(f"{_ROLLOUT}.{_LOG_PROB}", why, "change one of them")
 
 
 def check_separate_async(ctx: CheckContext) -> Iterator[Finding]:
@@ -252,11 +243,8 @@ def check_separate_async(ctx: CheckContext) -> Iterator[Finding]:
             why = "separate_async needs GPUs of their own for the rollouts"
             yield error(f"{_ROLLOUT}.{key}", why, f"set {_ROLLOUT}.nnodes and .n_gpus_per_node")
     if rollout.checkpoint_engine.backend == "naive":
-        yield error(
-            f"{_ROLLOUT}.checkpoint_engine.backend",
-            "separate_async sends weights between GPUs, which naive cannot",
-            "set it to nccl",
-        )
+        why = "separate_async sends weights between GPUs, which naive cannot"
+        yield error(f"{_ROLLOUT}.checkpoint_engine.backend", why, "set it to nccl")
 
 
 def check_on_policy(ctx: CheckContext) -> Iterator[Finding]:
@@ -266,11 +254,8 @@ def check_on_policy(ctx: CheckContext) -> Iterator[Finding]:
         return
     mode = config.trainer.v1.trainer_mode
     if mode != "drzero_hrpo_sync":
-        yield error(
-            _MODE,
-            f"trainer mode {mode} trains on questions of an older policy, and HRPO is on-policy",
-            "use mode=sync, or set allow_off_policy=true",
-        )
+        why = f"trainer mode {mode} trains on questions of an older policy, and HRPO is on-policy"
+        yield error(_MODE, why, "use mode=sync, or set allow_off_policy=true")
     for key, wanted in (("ppo_mini_batch_size", config.data.train_batch_size), ("ppo_epochs", 1)):
         if config.actor_rollout_ref.actor[key] != wanted:
             yield error(

@@ -23,11 +23,9 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     if machine.is_local:
         return
     if wanted and machine.gpus != wanted:
-        yield error(
-            "compute.count",
-            f"the hardware profile wants {wanted} GPUs (machine.gpus), and this machine has {machine.gpus}",
-            f"choose another compute= or hardware=, or set machine.gpus={machine.gpus}",
-        )
+        why = f"the hardware profile wants {wanted} GPUs (machine.gpus), and this machine has {machine.gpus}"
+        fix = f"choose another compute= or hardware=, or set machine.gpus={machine.gpus}"
+        yield error("compute.count", why, fix)
     if machine.gpus and not wanted:
         why = f"{machine.gpus} × {compute.type} would be paid for and not used: machine.device is cpu"
         yield error("compute.type", why, "use compute=cpu, or hardware=single_gpu")
@@ -89,11 +87,8 @@ def check_cost(ctx: CheckContext) -> Iterator[Finding]:
     yield note("cost", str(found), value=found.source.partition(":")[0])
     compute = ctx.config.compute
     if compute.timeout and found.expected_s > compute.timeout:
-        yield warning(
-            "compute.timeout",
-            f"the call is expected to be ended before it is done: {found}",
-            "raise it, or rerun to resume",
-        )
+        why = f"the call is expected to be ended before it is done: {found}"
+        yield warning("compute.timeout", why, "raise it, or rerun to resume")
     yield from _spending(compute.max_usd, found, "run fewer steps (trainer.total_training_steps)")
 
 
@@ -107,12 +102,8 @@ def check_together(compute: DictConfig, estimates: Sequence[Estimate | None]) ->
     unknown = f"; {rest} more cannot be estimated before earlier stages have run" if rest else ""
     yield note("cost", f"{total}{unknown}", value=f"{len(known)} of {len(estimates)} stages")
     if compute.timeout and total.expected_s > compute.timeout:
-        yield note(
-            "compute.timeout",
-            "one call is expected to end before the loop is done",
-            "rerun to resume",
-            value=compute.timeout,
-        )
+        why = "one call is expected to end before the loop is done"
+        yield note("compute.timeout", why, "rerun to resume", value=compute.timeout)
     yield from _spending(compute.max_usd, total, "run fewer iterations")
 
 

@@ -121,11 +121,8 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
 def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iterator[Finding]:
     batch = config.data.train_batch_size
     if rows < batch:
-        yield error(
-            "data.train_batch_size",
-            f"{path} has {rows} rows, less than one batch (data.train_batch_size={batch})",
-            advice,
-        )
+        why = f"{path} has {rows} rows, less than one batch (data.train_batch_size={batch})"
+        yield error("data.train_batch_size", why, advice)
 
 
 def _wording(config: DictConfig, path: Path, is_same: bool, remade_by: str) -> Iterator[Finding]:

@@ -49,32 +49,22 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
 def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
     """Secrets that the run will use must be set, and not to a placeholder; their values are never shown."""
     if ctx.trains and "wandb" in ctx.config.trainer.logger and not os.environ.get("WANDB_API_KEY"):
-        yield note(
-            "WANDB_API_KEY",
-            "Weights & Biases logs offline, into the run's folder",
-            "put the key into .env to see runs live",
-            value="not set",
-        )
+        why = "Weights & Biases logs offline, into the run's folder"
+        yield note("WANDB_API_KEY", why, "put the key into .env to see runs live", value="not set")
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         value = os.environ.get(name, "")
         if value.lower().startswith(("your-", "your_", "<", "xxx", "changeme")):
-            yield error(
-                name,
-                f"{name} is still the placeholder of an example file",
-                "put the key into .env, or leave the line out",
-                value="set, but not to a key",
-            )
+            why = f"{name} is still the placeholder of an example file"
+            fix = "put the key into .env, or leave the line out"
+            yield error(name, why, fix, value="set, but not to a key")
 
 
 def check_stacks(ctx: CheckContext) -> Iterator[Finding]:
     """On the run's machine py-spy must be allowed to read processes, or a stall has no stacks."""
     if ctx.starting and (problem := why_unreadable()):
-        yield warning(
-            "watchdog",
-            "stacks of the run's processes cannot be read, so a stall would be reported without its cause",
-            "run as root or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0",
-            value=problem,
-        )
+        why = "stacks of the run's processes cannot be read, so a stall would be reported without its cause"
+        fix = "run as root or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
+        yield warning("watchdog", why, fix, value=problem)
 
 
 def check_files_visible(ctx: CheckContext) -> Iterator[Finding]:
@@ -82,11 +72,9 @@ def check_files_visible(ctx: CheckContext) -> Iterator[Finding]:
     for root in ("corpus", "checkpoints"):
         if not ctx.sees(root):
             folder = ctx.config.paths[root]
-            yield warning(
-                f"paths.{root}",
-                f"{folder} is not on this machine, so its files have not been checked",
-                "run preflight where the volume is mounted, before any GPU is requested",
-            )
+            why = f"{folder} is not on this machine, so its files have not been checked"
+            fix = "run preflight where the volume is mounted, before any GPU is requested"
+            yield warning(f"paths.{root}", why, fix)
 
 
 _OURS = ("verl_ext.", "search.", "data.", "ops.")
@@ -116,19 +104,13 @@ def check_imports(ctx: CheckContext) -> Iterator[Finding]:
             _load(target, ctx.starting)
         except Exception as reason:  # importing a user's module can fail in any way
             message = " ".join(str(reason).split()) or type(reason).__name__
-            yield error(
-                key,
-                f"{target} does not import ({type(reason).__name__}: {message[:300]})",
-                "correct the path or the name, or repair what it imports",
-                value=target,
-            )
+            why = f"{target} does not import ({type(reason).__name__}: {message[:300]})"
+            yield error(key, why, "correct the path or the name, or repair what it imports", value=target)
     chosen = config.actor_rollout_ref.rollout.agent.default_agent_loop
     if chosen not in (*loops, "single_turn_agent", "tool_agent"):
-        yield error(
-            "actor_rollout_ref.rollout.agent.default_agent_loop",
-            f"there is no agent loop {chosen!r}",
-            f"choose one of {', '.join(loops)}",
-        )
+        why = f"there is no agent loop {chosen!r}"
+        fix = f"choose one of {', '.join(loops)}"
+        yield error("actor_rollout_ref.rollout.agent.default_agent_loop", why, fix)
 
 
 @cache
@@ -217,16 +199,11 @@ def _room_for_checkpoints(ctx: CheckContext, free_gb: float) -> Iterator[Finding
         return
     checkpoint_gb = (4 * shape.parameters + 8 * trained(config, shape)) / 1e9
     if kept is None:
-        yield note(
-            "trainer.max_actor_ckpt_to_keep",
-            f"every checkpoint is kept, {checkpoint_gb:.0f} GB each",
-            "set how many to keep, unless there is room for all",
-        )
+        why = f"every checkpoint is kept, {checkpoint_gb:.0f} GB each"
+        fix = "set how many to keep, unless there is room for all"
+        yield note("trainer.max_actor_ckpt_to_keep", why, fix)
         return
     wanted = (kept + 1) * checkpoint_gb + 2 * shape.parameters / 1e9
     if free_gb < wanted:
-        yield warning(
-            "run.dir",
-            f"the disk has {free_gb:.0f} GB free; {kept + 1} checkpoints and an export take {wanted:.0f} GB",
-            "make room, or keep fewer (trainer.max_actor_ckpt_to_keep)",
-        )
+        why = f"the disk has {free_gb:.0f} GB free; {kept + 1} checkpoints and an export take {wanted:.0f} GB"
+        yield warning("run.dir", why, "make room, or keep fewer (trainer.max_actor_ckpt_to_keep)")

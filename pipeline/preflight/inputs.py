@@ -36,26 +36,18 @@ def partition_rows(config: DictConfig) -> list[dict[str, Any]]:
             "set partition= to reuse one, or set a larger partitions= from the first iteration on",
         )
     if not path.exists():
-        raise refusal(
-            "data.train_files",
-            f"no prompts at {path} (data.train_files)",
-            "make them with `drzero prepare-data`",
-        )
+        why = f"no prompts at {path} (data.train_files)"
+        raise refusal("data.train_files", why, "make them with `drzero prepare-data`")
     table = read_parquet(path)
     rows: list[dict[str, Any]] = table.to_pylist()[partition - 1 :: partitions]
     if not rows:
-        raise refusal(
-            "partitions",
-            f"{path} has {len(table)} rows, so partition {partition} of {partitions} is empty",
-            "set fewer partitions, or make more with `drzero prepare-data rows=…`",
-        )
+        why = f"{path} has {len(table)} rows, so partition {partition} of {partitions} is empty"
+        fix = "set fewer partitions, or make more with `drzero prepare-data rows=…`"
+        raise refusal("partitions", why, fix)
     repeated = [i for i, n in Counter(row["extra_info"]["index"] for row in rows).items() if n > 1]
     if repeated:
-        raise refusal(
-            "data.train_files",
-            f"{path} has several rows with extra_info.index {repeated[0]}, which must identify a sample",
-            "remake the prompts with `drzero prepare-data`",
-        )
+        why = f"{path} has several rows with extra_info.index {repeated[0]}, which must identify a sample"
+        raise refusal("data.train_files", why, "remake the prompts with `drzero prepare-data`")
     return rows
 
 
@@ -115,11 +107,8 @@ def check_gates(ctx: CheckContext) -> Iterator[Finding]:
     for source in gates.benchmarks:
         load_benchmark(source)
     if gates.contamination and not gates.benchmarks:
-        yield warning(
-            "gates.benchmarks",
-            "no benchmark is named, so generated questions are not compared with any",
-            "name the files that the solver will be evaluated on",
-        )
+        why = "no benchmark is named, so generated questions are not compared with any"
+        yield warning("gates.benchmarks", why, "name the files that the solver will be evaluated on")
 
 
 def gate_settings(config: DictConfig) -> GateSettings:
@@ -131,11 +120,8 @@ def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
     """An endpoint takes token ids, so its model's tokenizer must be set."""
     config = ctx.config
     if config.endpoint is not None and config.tokenizer is None:
-        yield error(
-            "tokenizer",
-            "an endpoint takes token ids, so its model's tokenizer is needed here too",
-            "set tokenizer= to the folder or hub id of the model that it serves",
-        )
+        why = "an endpoint takes token ids, so its model's tokenizer is needed here too"
+        yield error("tokenizer", why, "set tokenizer= to the folder or hub id of the model that it serves")
 
 
 def check_questions(ctx: CheckContext) -> None:

@@ -64,8 +64,5 @@ def known_gpu(key: str, name: str | None) -> GpuType | None:
         if known.lower() == str(name).lower():
             return gpu
     near = difflib.get_close_matches(str(name).upper(), GPUS, n=1, cutoff=0.4)
-    raise refusal(
-        key,
-        f"no GPU {name!r} is known" + (f", did you mean {near[0]!r}?" if near else ""),
-        f"choose one of {', '.join(GPUS)}, or add it to pipeline/rates.py",
-    )
+    why = f"no GPU {name!r} is known" + (f", did you mean {near[0]!r}?" if near else "")
+    raise refusal(key, why, f"choose one of {', '.join(GPUS)}, or add it to pipeline/rates.py")

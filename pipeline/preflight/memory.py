@@ -64,12 +64,9 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     if ledger.margin_gib < 0:
         yield _does_not_fit(ctx, ledger)
     elif ledger.margin_gib < TIGHT * ledger.capacity_gib:
-        yield warning(
-            "memory",
-            f"{ledger.worst} needs {_largest(ledger)}, which leaves less than fragmentation may take",
-            f"lower {MICRO_BATCH}, or the engines' shares",
-            value=f"{ledger.margin_gib:.1f} GiB left",
-        )
+        why = f"{ledger.worst} needs {_largest(ledger)}, which leaves less than fragmentation may take"
+        fix = f"lower {MICRO_BATCH}, or the engines' shares"
+        yield warning("memory", why, fix, value=f"{ledger.margin_gib:.1f} GiB left")
     yield from _host_next_to_gpus(ctx)
 
 
@@ -81,12 +78,9 @@ def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
         key = "base_model" if ctx.trains else "solver.model_path"
         yield error(key, f"the model does not fit this machine's memory: {needed}", "take a smaller model")
     elif ledger.margin_gib < 0:
-        yield warning(
-            "memory",
-            f"the machine may run out of memory: {needed}",
-            f"close other programs, or lower {MICRO_BATCH} and solver.max_batch_size",
-            value=f"{ledger.capacity_gib:.0f} GiB",
-        )
+        why = f"the machine may run out of memory: {needed}"
+        fix = f"close other programs, or lower {MICRO_BATCH} and solver.max_batch_size"
+        yield warning("memory", why, fix, value=f"{ledger.capacity_gib:.0f} GiB")
 
 
 def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:

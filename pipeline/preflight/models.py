@@ -44,11 +44,8 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
             if exported := re.fullmatch(r"(solver|challenger)_iter(\d+)_hf", folder.name):
                 stage = "merge" if exported[1] == "solver" else "challenger"
                 made_by = f"make it with `drzero {stage} iteration={exported[2]}`, or name another"
-            yield error(
-                key,
-                f"there is no model at {folder}, neither a folder nor on a reachable hub",
-                f"correct it, or {made_by}",
-            )
+            why = f"there is no model at {folder}, neither a folder nor on a reachable hub"
+            yield error(key, why, f"correct it, or {made_by}")
         else:
             yield from _hub_id(ctx, key, model)
 
@@ -107,11 +104,9 @@ def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
         return
     if is_unseen:
         size = f", about {gb:.0f} GB" if gb else ""
-        yield warning(
-            key,
-            f"could not be checked (HF_HUB_OFFLINE is set): the run would download it{size}",
-            "download it first and name its folder, so that no hub time-out can end the run",
-        )
+        why = f"could not be checked (HF_HUB_OFFLINE is set): the run would download it{size}"
+        fix = "download it first and name its folder, so that no hub time-out can end the run"
+        yield warning(key, why, fix)
     elif (
         not is_id
         or ctx.stage == "prepare_data"  # it needs only the tokenizer
@@ -126,11 +121,8 @@ def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
         why = f"the download of {gb:.0f} GB does not fit the hub's cache here ({free_gb:.0f} GB free)"
         yield warning(key, why, "set HF_HOME to a disk with room")
     if _GATED.match(model) and not os.environ.get("HF_TOKEN"):
-        yield warning(
-            key,
-            "models of this name require a signed licence, and HF_TOKEN is not set",
-            "accept the licence on the hub and put HF_TOKEN into .env",
-        )
+        why = "models of this name require a signed licence, and HF_TOKEN is not set"
+        yield warning(key, why, "accept the licence on the hub and put HF_TOKEN into .env")
     if not is_unseen:
         yield from _conversation(ctx, key, model)
 
@@ -154,14 +146,8 @@ def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
     if name == PACKAGED_EMBEDDER or Path(name).is_dir():
         return
     if not HUB_ID.fullmatch(name):
-        yield error(
-            "retrieval.embedder",
-            f"{name!r} is neither a folder nor a hub id",
-            f"name one, such as intfloat/e5-base-v2, or {PACKAGED_EMBEDDER}",
-        )
+        fix = f"name one, such as intfloat/e5-base-v2, or {PACKAGED_EMBEDDER}"
+        yield error("retrieval.embedder", f"{name!r} is neither a folder nor a hub id", fix)
     elif is_offline() and model_config(name) is None:
-        yield warning(
-            "retrieval.embedder",
-            "could not be checked (HF_HUB_OFFLINE is set): the retrieval service would download it",
-            "download it first and name its folder",
-        )
+        why = "could not be checked (HF_HUB_OFFLINE is set): the retrieval service would download it"
+        yield warning("retrieval.embedder", why, "download it first and name its folder")

@@ -63,11 +63,8 @@ def load_chat_tokenizer(path: str, key: str) -> Any:
     except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
         flaw = str(reason)
     if flaw:
-        raise refusal(
-            key,
-            f"the model at {path} cannot hold a conversation with searches: {flaw}",
-            "choose a ChatML model whose chat template renders tools, such as Qwen2.5-Instruct",
-        )
+        fix = "choose a ChatML model whose chat template renders tools, such as Qwen2.5-Instruct"
+        raise refusal(key, f"the model at {path} cannot hold a conversation with searches: {flaw}", fix)
     return tokenizer
 
 

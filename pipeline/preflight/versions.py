@@ -90,11 +90,8 @@ def _attention(ctx: CheckContext) -> Iterator[Finding]:
 def _sglang(key: str) -> Iterator[Finding]:
     """SGLang must be installed, of the pinned version; `key` asks for it."""
     if installed("sglang") is None:
-        yield error(
-            key,
-            "this profile needs SGLang, which is not installed (see 'GPUs' in the README)",
-            f"install sglang=={_ON_GPU['sglang']}, or use hardware=cpu",
-        )
+        why = "this profile needs SGLang, which is not installed (see 'GPUs' in the README)"
+        yield error(key, why, f"install sglang=={_ON_GPU['sglang']}, or use hardware=cpu")
         return
     if reason := refusal():
         yield error(key, reason, "", value=installed("sglang"))
