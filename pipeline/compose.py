@@ -133,12 +133,8 @@ def write_resolved(config: DictConfig) -> Path:
 
 def process_env(config: DictConfig) -> dict[str, str]:
     """The environment that the hardware profile and the log level ask for."""
-    return log_env(config) | {name: str(value) for name, value in config.process_env.items()}
-
-
-def log_env(config: DictConfig) -> dict[str, str]:
-    """One log level for ours, veRL's and its queue's processes; Ray's own servers log only at DEBUG."""
     level = str(config.log_level).upper()
-    names = {"DRZERO_LOG_LEVEL": level, "VERL_LOGGING_LEVEL": level, "TQ_LOGGING_LEVEL": level}
-    # With the variable set, Ray prints a line about it in every process.
-    return names | ({"RAY_BACKEND_LOG_LEVEL": "debug"} if level == "DEBUG" else {})
+    levels = {"DRZERO_LOG_LEVEL": level, "VERL_LOGGING_LEVEL": level, "TQ_LOGGING_LEVEL": level}
+    # Only at DEBUG: with the variable set, Ray prints a line about it in every process.
+    ray = {"RAY_BACKEND_LOG_LEVEL": "debug"} if level == "DEBUG" else {}
+    return levels | ray | {name: str(value) for name, value in config.process_env.items()}

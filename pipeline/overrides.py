@@ -454,14 +454,13 @@ def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:
 def _nearest(key: str, config: Tree, groups: Iterable[str] = ()) -> str:
     """Say what an unknown key may mean: its name elsewhere, else a similar key, else a similar name."""
     keys = [*_dotted_keys(config), *groups]
-    by_name: dict[str, list[str]] = {}
-    for known in keys:
-        by_name.setdefault(known.rpartition(".")[2], []).append(known)
+    names = {known: known.rpartition(".")[2] for known in keys}
     name = key.rpartition(".")[2]
-    candidates = by_name.get(name) or difflib.get_close_matches(key, keys, n=2)
+    same = [known for known in keys if names[known] == name]
+    candidates = same or difflib.get_close_matches(key, keys, n=2)
     if not candidates:
-        for similar in difflib.get_close_matches(name, by_name, n=1, cutoff=0.8):
-            candidates = by_name[similar]
+        similar = difflib.get_close_matches(name, dict.fromkeys(names.values()), n=1, cutoff=0.8)
+        candidates = [known for known in keys if names[known] in similar]
     nearest = sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, key, known).ratio())
     return _meant(nearest[:2])
 

@@ -29,14 +29,10 @@ def print_loop(manifest: Manifest, names: Sequence[str], *, running: bool) -> No
             f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
             for key, value in entry.figures.items()
         )
-        table.add_row(
-            name,
-            state,
-            str(entry.starts or "–"),
-            f"{seconds / 60:.1f}" if seconds else "–",
-            f"{entry.tokens:,}" if entry.tokens else "–",
-            entry.error or ", ".join(figures),
-        )
+        minutes = f"{seconds / 60:.1f}" if seconds else "–"
+        tokens = f"{entry.tokens:,}" if entry.tokens else "–"
+        outcome = entry.error or ", ".join(figures)
+        table.add_row(name, state, str(entry.starts or "–"), minutes, tokens, outcome)
     console().print(table)
 
 

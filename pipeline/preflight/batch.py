@@ -26,9 +26,8 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
     """The chosen engines must exist and support the rest of the config."""
     config = ctx.config
     if ctx.serves_model and config.solver.engine == "sglang" and config.machine.device == "cpu":
-        yield error(
-            "solver.engine", "SGLang needs a GPU, and machine.device is cpu", "use solver.engine=reference"
-        )
+        why = "SGLang needs a GPU, and machine.device is cpu"
+        yield error("solver.engine", why, "use solver.engine=reference")
     if not ctx.trains:
         return
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
@@ -258,9 +257,6 @@ def check_on_policy(ctx: CheckContext) -> Iterator[Finding]:
         yield error(_MODE, why, "use mode=sync, or set allow_off_policy=true")
     for key, wanted in (("ppo_mini_batch_size", config.data.train_batch_size), ("ppo_epochs", 1)):
         if config.actor_rollout_ref.actor[key] != wanted:
-            yield error(
-                f"{_ACTOR}.{key}",
-                "several updates a batch train on an older policy without any ratio",
-                "keep ppo_mini_batch_size at data.train_batch_size and ppo_epochs at 1, or set "
-                "allow_off_policy=true",
-            )
+            once = "keep ppo_mini_batch_size at data.train_batch_size and ppo_epochs at 1"
+            why = "several updates a batch train on an older policy without any ratio"
+            yield error(f"{_ACTOR}.{key}", why, f"{once}, or set allow_off_policy=true")

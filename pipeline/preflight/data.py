@@ -72,13 +72,11 @@ def use_train_for_missing_val(config: DictConfig) -> None:
 def _falls_back(config: DictConfig, path: str | None) -> Finding:
     trainer = config.trainer
     validates = trainer.test_freq > 0 or trainer.val_before_train
-    severity = warning if validates else note
-    return severity(
-        VAL,
-        f"there is no file at {path}, so {config.data.train_files} replaces it"
-        + (": validation will score training questions" if validates else ""),
-        "name a file of held-out questions, or set trainer.test_freq=-1 trainer.val_before_train=false",
-    )
+    why = f"there is no file at {path}, so {config.data.train_files} replaces it"
+    fix = "name a file of held-out questions, or set trainer.test_freq=-1 trainer.val_before_train=false"
+    if validates:
+        return warning(VAL, f"{why}: validation will score training questions", fix)
+    return note(VAL, why, fix)
 
 
 def check_val_file(ctx: CheckContext) -> Iterator[Finding]:
@@ -127,12 +125,9 @@ def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iter
 
 def _wording(config: DictConfig, path: Path, is_same: bool, remade_by: str) -> Iterator[Finding]:
     if not is_same:
-        yield error(
-            "prompts.form",
-            f"the prompts in {path} are not worded for this run "
-            f"(prompts.form={config.prompts.form}, {config.rollout.max_turns} turns)",
-            f"remake them with {remade_by} and the same model=",
-        )
+        wanted = f"prompts.form={config.prompts.form}, {config.rollout.max_turns} turns"
+        why = f"the prompts in {path} are not worded for this run ({wanted})"
+        yield error("prompts.form", why, f"remake them with {remade_by} and the same model=")
 
 
 def _too_long(

@@ -93,12 +93,9 @@ def check_challenger(ctx: CheckContext) -> Iterator[Finding]:
         why = f"{folder} is neither a model folder nor a run with a checkpoint"
         yield error("challenger", why, "name the export or the run folder of a trained challenger")
     if folder.is_absolute() and not folder.is_dir():
-        yield error(
-            "challenger",
-            f"there is nothing at {folder}",
-            "train one with `drzero challenger`, or set challenger= to the export or the run folder of a "
-            "trained one",
-        )
+        fix = "set challenger= to the export or the run folder of a trained one"
+        why = f"there is nothing at {folder}"
+        yield error("challenger", why, f"train one with `drzero challenger`, or {fix}")
 
 
 def check_gates(ctx: CheckContext) -> Iterator[Finding]:

@@ -208,13 +208,8 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     sleeping = asleep if config.actor_rollout_ref.rollout.free_cache_engine else engine
     gathered = (2 * (2 * shape.layer + shape.embeddings) + 4 * shape.layer) / GIB
     update = beside | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
-    return Ledger(
-        capacity,
-        {
-            "rollout": beside | engine | resident,
-            "update": update if fsdp.offload_policy else update | state,
-        },
-    )
+    updating = update if fsdp.offload_policy else update | state
+    return Ledger(capacity, {"rollout": beside | engine | resident, "update": updating})
 
 
 def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:

@@ -165,13 +165,9 @@ def preflight(
         if can_see and (can_count or not check.counts) and (check.ahead or not ahead):
             found.run(check, ctx)
     has_values = can_count and not found.explains
-    return Report(
-        name,
-        found.findings,
-        machine,
-        memory.stage_ledger(ctx) if has_values else None,
-        estimate(ctx) if has_values else None,
-    )
+    ledger = memory.stage_ledger(ctx) if has_values else None
+    cost = estimate(ctx) if has_values else None
+    return Report(name, found.findings, machine, ledger, cost)
 
 
 def require(config: DictConfig, stage: str) -> None:

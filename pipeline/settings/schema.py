@@ -111,14 +111,12 @@ def schema_of(stage: str) -> Schema:
 
 def run_keys() -> list[str]:
     """What a training run keeps for life: a checkpoint is not resumed with another value."""
-    keys = schema_of("challenger").keys.items()
-    return [*(name for name, key in keys if key.limits.run), *verl.RUN]
+    return [*(key.name for key in schema_of("challenger").keys.values() if key.limits.run), *verl.RUN]
 
 
 def pace_keys() -> list[str]:
     """What the time of a training step depends on: steps with another value are no measure."""
-    keys = schema_of("challenger").keys.items()
-    return [*(name for name, key in keys if key.limits.pace), *verl.PACE]
+    return [*(key.name for key in schema_of("challenger").keys.values() if key.limits.pace), *verl.PACE]
 
 
 def all_keys() -> Iterator[tuple[Key, tuple[str, ...]]]:

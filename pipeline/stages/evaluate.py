@@ -203,18 +203,13 @@ def _served_name(base: str, wanted: str | None) -> str:
         response = httpx.get(url, timeout=_ENDPOINT_TIMEOUT_S, trust_env=False)
         names = [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        raise refusal(
-            "endpoint",
-            f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})",
-            "start it, or correct the address, such as http://127.0.0.1:8001/v1",
-        ) from error
+        why = f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})"
+        fix = "start it, or correct the address, such as http://127.0.0.1:8001/v1"
+        raise refusal("endpoint", why, fix) from error
     if wanted in names:
         return str(wanted)
     if wanted is not None or len(names) != 1:
-        raise refusal(
-            "endpoint_model",
-            f"the server at {base} has the models {', '.join(names) or 'none'}"
-            f"{f', not {wanted}' if wanted else ''}",
-            "choose one with endpoint_model=",
-        )
+        not_this = f", not {wanted}" if wanted else ""
+        why = f"the server at {base} has the models {', '.join(names) or 'none'}{not_this}"
+        raise refusal("endpoint_model", why, "choose one with endpoint_model=")
     return names[0]

@@ -52,9 +52,5 @@ def flow_monitor(config: DictConfig, *, services: bool = True) -> FlowMonitor:
     if services and config.method == "hrpo":
         url = f"http://{solver.host}:{solver.port}/metrics"
         sources.append(service_source("solver queue", url, _SOLVER[solver.engine]))
-    return FlowMonitor(
-        folder / FLOW_FILE,
-        sources,
-        WAITS_ON,
-        FlowTimes(every_s=flow.every_s, log_every_s=flow.log_every_s, floor_s=config.watchdog.floor_s),
-    )
+    times = FlowTimes(every_s=flow.every_s, log_every_s=flow.log_every_s, floor_s=config.watchdog.floor_s)
+    return FlowMonitor(folder / FLOW_FILE, sources, WAITS_ON, times)
