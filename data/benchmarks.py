@@ -27,12 +27,10 @@ HUB_PREFIX = "hf://"
 _HUB_URL = re.compile(
     r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?/(?P<file>.+\.(parquet|jsonl))"
 )
-_VERL_PREFIX = "searchR1_"
 _CHAIN_FIELDS = {"id": str, "hop": int, "question": str, "answer": str}
 _TARGETS = "reward_model.ground_truth.target"
 # The published file has the question in a column, veRL's copy in extra_info.
 _QUESTION_COLUMNS = ("question", "extra_info.question")
-_OPTIONAL_COLUMNS = {"id": "id", "hop": "extra_info.hop"}
 _ADVICE = (
     "take the demo's chains.jsonl, test.parquet of the published nq_hotpotqa_train, or veRL's preprocessed "
     "copy of it"
@@ -170,7 +168,8 @@ def _read_parquet(path: Path) -> Iterator[BenchmarkQuestion]:
                 f"{' or '.join(_QUESTION_COLUMNS)}, found {', '.join(sorted(names))}: {_ADVICE}"
             )
         columns = {"source": "data_source", "targets": _TARGETS, "question": question}
-        columns |= {field: name for field, name in _OPTIONAL_COLUMNS.items() if name in names}
+        optional = {"id": "id", "hop": "extra_info.hop"}
+        columns |= {field: name for field, name in optional.items() if name in names}
         tables = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=[*columns.values()]))
         rows = (row for table in tables for row in _flat(table).to_pylist())
         for number, row in enumerate(rows):
@@ -195,7 +194,7 @@ def _question_of(path: Path, number: int, fields: Mapping[str, Any]) -> Benchmar
         raise DataError(f"{path}, row {number} has no {lacks[0]}: {_ADVICE}")
     own_id = fields.get("id")
     return BenchmarkQuestion(
-        benchmark=fields["source"].removeprefix(_VERL_PREFIX),
+        benchmark=fields["source"].removeprefix("searchR1_"),
         id=str(number if own_id is None else own_id),
         question=fields["question"],
         targets=tuple(targets),

@@ -153,11 +153,8 @@ def cut_to_tokens(text: str, tokenizer: Any, limit: int) -> str:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     word_end = low if text[low].isspace() else max(text.rfind(" ", 0, low), text.rfind("\n", 0, low))
-    return (
-        text[:word_end]
-        if word_end > 0 and low - word_end <= LONGEST_FRAGMENT and fits(word_end)
-        else text[:low]
-    )
+    is_close = word_end > 0 and low - word_end <= LONGEST_FRAGMENT
+    return text[: word_end if is_close and fits(word_end) else low]
 
 
 def _sample(documents: Iterable[Document], size: int, rng: random.Random) -> tuple[list[Document], int, int]:

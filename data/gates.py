@@ -29,9 +29,6 @@ from verl_ext.method.answers import contains_answer, normalize_answer
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.passages import shown_passages
 
-Alone = Callable[[Pair], str | None]
-Among = Callable[[Pair, AcceptedQuestions], str | None]
-
 
 @dataclass(frozen=True)
 class GateSettings:
@@ -86,9 +83,9 @@ def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:
 class Gates:
     """The gates that are on, with the embedder and the benchmark questions that they need."""
 
-    alone: dict[str, Alone]
+    alone: dict[str, Callable[[Pair], str | None]]
     """By name, the gates that judge a pair alone."""
-    among: dict[str, Among]
+    among: dict[str, Callable[[Pair, AcceptedQuestions], str | None]]
     """By name, the gates that judge a pair against those accepted before it."""
     idle: dict[str, str]
     """By name, the gates that are on but cannot judge, and what they lack."""

@@ -21,8 +21,6 @@ import httpx
 
 from search.wire import Passage, read_token
 
-__all__ = ["Passage", "SearchClient", "SearchRefused", "SearchRequestError", "SearchUnavailable"]
-
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 # A wait requested by the server is extended by up to this share of it.

@@ -30,7 +30,6 @@ from ops.errors import UserError
 
 DATABASE_FILE = "chroma.sqlite3"
 API_KEY_VARIABLE = "CHROMA_API_KEY"
-_API_KEY_HEADER = "X-Chroma-Token"
 _BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma Cloud with /TENANT/DATABASE"
 # Chroma's own port, and that of https.
 _PORTS = {"http": 8000, "https": 443}
@@ -40,12 +39,10 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 10.0
 _WRITE_TIMEOUT_S = 120.0
 
-_SQLITE_MAGIC = b"SQLite format 3\0"
 # Of hnswlib, as Chroma's own fork writes it: version, offset of the first level, capacity, elements, bytes of
 # an element, two offsets, top level, entry point, links of an element above the first level and on it, links
 # asked for, level factor, search width at building.
 _VECTOR_HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
-_VECTOR_HEADER_VERSION = 1
 _VECTOR_FILES = ("header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle")
 
 
@@ -191,7 +188,7 @@ def request_headers(place: ChromaPlace) -> dict[str, str]:
     # Checked here, because an HTTP library that rejects it would print it.
     if not (key.isascii() and key.isprintable()):
         raise StoreError(f"{API_KEY_VARIABLE} holds characters that an HTTP header cannot carry")
-    return {_API_KEY_HEADER: key} if key and (place.tls or _is_loopback(place.host)) else {}
+    return {"X-Chroma-Token": key} if key and (place.tls or _is_loopback(place.host)) else {}
 
 
 def plain(error: BaseException) -> str:
@@ -221,7 +218,7 @@ def check_files(folder: Path) -> None:
     path = folder / DATABASE_FILE
     with path.open("rb") as file:
         head = file.read(100)
-    if len(head) < 100 or not head.startswith(_SQLITE_MAGIC):
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\0"):
         raise damaged(f"{path.name} is no SQLite database")
     # A journal is left by an interrupted write, which SQLite rolls back when it opens the file.
     if not path.with_name(f"{path.name}-journal").exists():
@@ -240,7 +237,7 @@ def check_files(folder: Path) -> None:
             raise damaged(f"{vectors.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes")
         version, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
         # Another version is of another Chroma, which knows its own files; few vectors stay in the database.
-        if version != _VECTOR_HEADER_VERSION or elements == 0:
+        if version != 1 or elements == 0:
             continue
         if missing:
             raise damaged(f"{vectors.name} lacks {', '.join(missing)}")

@@ -17,7 +17,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -339,14 +339,12 @@ class _OpenCollection:
             return False
         if self._stamp is None or now[:2] != self._stamp[:2]:
             return True
-        try:
+        with suppress(Exception):  # of any kind: opening again reports what is wrong
             check_files(self._place.folder)
-            if not self._is_same():
-                return True
-        except Exception:  # of any kind: opening again reports what is wrong
-            return True
-        self._stamp = now
-        return False
+            if self._is_same():
+                self._stamp = now
+                return False
+        return True
 
     def is_unchanged(self) -> bool:
         """Whether the collection is still the opened one; in a folder, only whether the folder is."""

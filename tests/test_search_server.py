@@ -35,7 +35,7 @@ from search.embedders import Embedder
 from search.place import StoreError, StoreUnavailable, connect
 from search.server import bind, listen, parser
 from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, RetrievalApp
-from search.serving.batching import BatchLimits, Encoders
+from search.serving.batching import BatchLimits
 from search.serving.encoders import EncodeFailed, EncoderDied
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
@@ -232,7 +232,7 @@ def test_one_client_serves_several_event_loops(url: str) -> None:
 Work = Callable[[httpx.AsyncClient, Retrieval], Coroutine[Any, Any, Any]]
 
 
-def in_process(chroma: Path, encoders: Encoders, work: Work, **more: Any) -> Any:
+def in_process(chroma: Path, encoders: Any, work: Work, **more: Any) -> Any:
     """Run `work` with a client of the app over `chroma`, without sockets."""
     token, limits = more.pop("token", None), ServiceLimits(**more)
 

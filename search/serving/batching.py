@@ -33,12 +33,12 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 
 from search.place import StoreUnavailable
-from search.serving.encoders import EncodeFailed, EncoderDied
+from search.serving.encoders import EncodeFailed, EncoderDied, EncoderPool
 from search.serving.metrics import Metrics
 
 Answer = TypeVar("Answer")
@@ -62,17 +62,6 @@ class Unavailable(Exception):
 
 class IndexUnavailable(Unavailable):
     """The server works, but its index does not answer."""
-
-
-class Encoders(Protocol):
-    """The part of `search.serving.encoders.EncoderPool` that the scheduler uses."""
-
-    on_ready: Callable[[], None]
-
-    @property
-    def ready(self) -> int: ...  # noqa: D102
-
-    async def encode(self, texts: Sequence[str]) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +98,7 @@ class Batcher(Generic[Answer]):
 
     def __init__(
         self,
-        encoders: Encoders,
+        encoders: EncoderPool,
         search: Callable[[np.ndarray, int], Sequence[Answer]],
         metrics: Metrics,
         limits: BatchLimits | None = None,

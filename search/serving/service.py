@@ -21,9 +21,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from search.serving.batching import Batcher, BatchLimits, Encoders, Query, Unavailable
+from search.serving.batching import Batcher, BatchLimits, Query, Unavailable
 from search.serving.cache import ResultCache, fold
-from search.serving.encoders import CANARY
+from search.serving.encoders import CANARY, EncoderPool
 from search.serving.metrics import Metrics
 from search.store import Store
 
@@ -73,7 +73,7 @@ class Retrieval:
     def __init__(
         self,
         store: Store,
-        encoders: Encoders,
+        encoders: EncoderPool,
         metrics: Metrics,
         limits: ServiceLimits | None = None,
         folds: bool = False,

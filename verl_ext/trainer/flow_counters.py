@@ -114,15 +114,6 @@ class _Counts:
     validation_submitted: int = 0
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of `sample` that is under way."""
-
-    partition: str
-    want: int
-    since: float
-
-
 @dataclass(eq=False, kw_only=True)
 class FlowCounters:
     """The counts of one start of the trainer, whose thread calls the methods."""
@@ -143,7 +134,7 @@ class FlowCounters:
         self._file = StatusFile(self.path)
         self._lock = threading.Lock()
         self._counts = _Counts()
-        self._call: _Call | None = None
+        self._call: tuple[str, int, float] | None = None  # partition, wanted groups, since
         self._behind: list[int] = []
         self._step = 0
         self._clocks = {"train": GroupClock(), "val": GroupClock()}
@@ -175,7 +166,7 @@ class FlowCounters:
         """The body is a call of `sample` that waits for `want` groups."""
         with self._lock:
             self._step = step
-            self._call = _Call(partition, want, time.time())
+            self._call = partition, want, time.time()
             if partition == "val":
                 self._counts.validation_submitted += want
         try:
@@ -247,10 +238,11 @@ class FlowCounters:
         rows = sum(with_prompts or not tag.get("is_prompt", False) for tag in tags)
         with self._lock:
             waiting = None
-            if call := self._call:
+            if self._call:
+                partition, want, since = self._call
                 have = train.waiting if self.mode == "sync" else train.status["finished"]
-                point, have = ("validation", val.waiting) if call.partition == "val" else ("buffer", have)
-                waiting = {"point": point, "have": have, "want": call.want, "since": call.since}
+                point, have = ("validation", val.waiting) if partition == "val" else ("buffer", have)
+                waiting = {"point": point, "have": have, "want": want, "since": since}
             return {
                 "time": now,
                 "points": self._points(train, val, rows),

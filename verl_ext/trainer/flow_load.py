@@ -77,11 +77,10 @@ class LoadWorker:
                 await asyncio.sleep(self._random.expovariate(1 / self._settings["rollout_s"]))
         length = self._random.randint(8, self._settings["tokens"])
         tokens = torch.nested.as_nested_tensor([torch.randint(1000, (length,))], layout=torch.jagged)
-        tag = {"status": "success", "seq_len": length, "global_steps": step}
         await tq.async_kv_batch_put(
             keys=[key],
             fields=TensorDict({"input_ids": tokens}, batch_size=1),
-            tags=[tag],
+            tags=[{"status": "success", "seq_len": length, "global_steps": step}],
             partition_id="train",
         )
 
@@ -158,11 +157,8 @@ class LoadMixin:
         config = cast(Any, self).config.data
         size = config.get("gen_batch_size", None) or config.train_batch_size
         numbers = [next(self._numbers) for _ in range(size)]
-        columns: dict[str, Any] = {
-            "uid": np.array([f"prompt{number}" for number in numbers], dtype=object),
-            "index": torch.tensor(numbers),
-        }
-        return cast(TensorDict, tu.get_tensordict(columns))
+        uids = np.array([f"prompt{number}" for number in numbers], dtype=object)
+        return cast(TensorDict, tu.get_tensordict({"uid": uids, "index": torch.tensor(numbers)}))
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], size: int) -> KVBatchMeta:
         trainer = cast(Any, self)
