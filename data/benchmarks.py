@@ -122,14 +122,10 @@ def choose_questions(
     def place_in_draw(question: BenchmarkQuestion) -> bytes:
         return hashlib.sha256(f"{seed}/{question.key}".encode()).digest()
 
-    by_benchmark: dict[str, list[BenchmarkQuestion]] = {}
-    for question in questions:
-        by_benchmark.setdefault(question.benchmark, []).append(question)
-    chosen = {
-        question.key
-        for group in by_benchmark.values()
-        for question in sorted(group, key=place_in_draw)[:per_benchmark]
-    }
+    by_benchmark: dict[str, list[str]] = {}
+    for question in sorted(questions, key=place_in_draw):
+        by_benchmark.setdefault(question.benchmark, []).append(question.key)
+    chosen = {key for keys in by_benchmark.values() for key in keys[:per_benchmark]}
     return [question for question in questions if question.key in chosen]
 
 

@@ -136,9 +136,6 @@ def write_world(world: World, folder: Path) -> None:
     write_jsonl(folder / "chains.jsonl", map(asdict, world.chains))
 
 
-# --- names and facts ---------------------------------------------------------------------------------------
-
-
 def _name_entities(world: World, passages: int, rng: random.Random) -> None:
     used: set[str] = set()
 
@@ -186,9 +183,6 @@ def _draw_facts(world: World, rng: random.Random) -> None:
                 facts[subject, relation] = deck.pop(0)
 
 
-# --- passages ----------------------------------------------------------------------------------------------
-
-
 def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
     """Sentences of one or two clauses; the first says what the thing is, the others are in random order."""
     relations = [name for name in RELATIONS if (entity.id, name) in world.facts]
@@ -198,9 +192,6 @@ def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
     subjects = [entity.name] + [rng.choice(PRONOUNS[entity.kind])] * (len(sentences) - 1)
     text = " ".join(f"{subject} {clause}." for subject, clause in zip(subjects, sentences, strict=True))
     return f"{text} {rng.choice(COLOUR[entity.kind])}" if len(clauses) < 6 else text
-
-
-# --- chains ------------------------------------------------------------------------------------------------
 
 
 def _draw_chains(world: World, hop: int, count: int, rng: random.Random) -> list[Chain]:

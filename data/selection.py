@@ -6,7 +6,7 @@ result depends on the samples only, not on the order in which they finished.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -91,6 +91,8 @@ def select(
     accepted, rejected = _choose(candidates, gates)
     alone = [reasons for found in candidates for reasons in found.alone]
     among = [reasons for found in candidates for reasons in found.among]
+    judged = dict.fromkeys(gates.alone, alone) | dict.fromkeys(gates.among, among)
+    refused = {name: sum(name in reasons for reasons in all_of) for name, all_of in judged.items()}
     counts = {
         "prompts": len(rows),
         "samples": sum(map(len, records_by_prompt.values())),
@@ -98,18 +100,11 @@ def select(
         "accepted": len(accepted),
         "rejected": len(rejected),
         "gates": {
-            **_counts(gates.alone, alone),
-            **_counts(gates.among, among),
+            **{name: {"judged": len(judged[name]), "refused": count} for name, count in refused.items()},
             **{name: {"judged": 0, "refused": 0, "note": why} for name, why in gates.idle.items()},
         },
     }
     return Selection(accepted, rejected, counts)
-
-
-def _counts(names: Iterable[str], judged: Sequence[Mapping[str, str]]) -> dict[str, dict[str, int]]:
-    return {
-        name: {"judged": len(judged), "refused": sum(name in reasons for reasons in judged)} for name in names
-    }
 
 
 def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:

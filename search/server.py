@@ -13,8 +13,7 @@ Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canar
   taken, or anything else is wrong. If the index is not ready (a folder that is missing or damaged, a Chroma
   server that does not answer) it waits, `INDEX_WAIT_S` seconds at most, and logs that: a supervisor that
   restarts it meanwhile must not take that for a failure.
-* It serves the version of the collection that it was started with. If the collection is replaced, it answers
-  503 until it is restarted: model, cache and the run's records are about that version.
+* If the collection is replaced (see `search.store`), it answers 503 until it is restarted.
 * SIGTERM drains it: new requests get 503, open ones are answered for `DRAIN_S` seconds at most, then it exits
   with code 0, even if an encoder or the index hangs.
 * DRZERO_LOG_LEVEL is the minimum level of the lines on stderr (INFO); DEBUG adds the traceback of a refusal.

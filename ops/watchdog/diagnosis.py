@@ -3,9 +3,8 @@
     diagnosis = diagnose(situation, landmarks)
     print(diagnosis.sentence)
 
-Pure functions. The situation is what was collected (`ops.watchdog.collect`), the landmarks are what only the
-recipe knows. Rules are tried from the cause that explains most to the one that explains least; the first that
-finds evidence decides.
+Pure functions over what `ops.watchdog.collect` found. Rules are tried from the cause that explains most to
+the one that explains least; the first that finds evidence decides.
 """
 
 import re
@@ -148,7 +147,6 @@ def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
 
 
 def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """The disk is full, or there is no memory left."""
     free, kills = situation.disk_free_gb, situation.oom_kills
     error = _error_of(situation, "disk full")
     if error or (free is not None and free <= 0.05):

@@ -189,18 +189,18 @@ class PhaseClock:
 
 
 class NewLines:
-    """Whether a log has new lines; a repeated line, such as a warning that comes again, is not new."""
+    """Whether a log has new lines from its present end on; a warning that comes again is not new."""
 
     _WHEN = re.compile(rb"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d([.,]\d+)?")
 
     def __init__(self, path: Path) -> None:
-        """Read `path` from its present end on."""
         self._path = path
         self._offset = path.stat().st_size if path.exists() else 0
         self._seen: set[int] = set()
 
     def have_come(self) -> bool:
         """Whether since the last call a line came that, but for its time stamp, never came before."""
+        fresh: set[int] = set()
         with suppress(OSError), self._path.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
@@ -209,8 +209,7 @@ class NewLines:
             lines = {hash(self._WHEN.sub(b"", line)) for line in re.split(rb"[\r\n]+", new) if line}
             fresh = lines - self._seen
             self._seen = fresh if len(self._seen) > 100_000 else self._seen | fresh
-            return bool(fresh)
-        return False
+        return bool(fresh)
 
 
 def _size(folder: Path, pattern: str) -> int:

@@ -6,8 +6,7 @@
 It answers three questions without holding a corpus's ids in memory: does an id occur twice, which documents
 are new, changed or removed, and which chunks still lack vectors. SQLite keeps the answers in one file, of
 which at most `CACHE_KIB` are in memory. What was embedded survives a kill at any moment: chunks and vectors
-are written in transactions, one unit (about `UNIT` chunks of whole documents) at a time. Chroma's own files
-cannot do that, because Chroma writes its vector files in place.
+are written in transactions, one unit (about `UNIT` chunks of whole documents) at a time.
 
 Documents are compared by id and digest, so vectors stay usable for the next run even if the corpus has
 changed in the meantime. The last bits of a vector depend on the other texts in its batch: units are cut from
@@ -53,7 +52,6 @@ CREATE TABLE chunks (
 CREATE UNIQUE INDEX chunks_document ON chunks (document, part);
 CREATE TABLE vectors (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 """
-RUN_TABLES = ("source", "existing", "kept", "unsplit", "units")
 ROW = "c.number, c.id, c.title, c.text, c.document, c.digest, c.part, c.parts"
 
 
@@ -126,7 +124,8 @@ class IndexJournal:
         self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         with self.transaction():
             is_new = not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone()
-            dropped = "".join(f"DROP TABLE IF EXISTS {table};" for table in RUN_TABLES)
+            of_a_run = ("source", "existing", "kept", "unsplit", "units")
+            dropped = "".join(f"DROP TABLE IF EXISTS {table};" for table in of_a_run)
             # Not executescript, which ends the transaction.
             for statement in ((LASTING_SCHEMA if is_new else "") + dropped + SCHEMA).split(";"):
                 self._db.execute(statement)
@@ -158,8 +157,6 @@ class IndexJournal:
                 self._db.execute(f"DELETE FROM {table}")
             self._db.execute("INSERT INTO settings VALUES (?)", (wanted,))
         return dropped
-
-    # --- the corpus against the existing collection ---
 
     def survey(self, corpus: Corpus) -> Survey:
         """Read a whole corpus; raises CorpusError for an empty one, a bad record, or two texts of one id."""
@@ -224,8 +221,6 @@ class IndexJournal:
     def kept_chunk_count(self) -> int:
         """Return how many existing chunks stay."""
         return self._number("SELECT count(*) FROM existing") - sum(1 for _ in self.stale_chunks())
-
-    # --- chunks ---
 
     def select_unsplit(self) -> tuple[int, int]:
         """Find the documents to split, and drop chunks of an earlier run that are no longer needed.
@@ -304,8 +299,6 @@ class IndexJournal:
     def chunk_count(self) -> int:
         """Return how many chunks are to be written."""
         return self._number("SELECT count(*) FROM chunks")
-
-    # --- vectors ---
 
     def unembedded(self, unit: int) -> list[Row]:
         """Return the chunks of a unit that have no vectors yet."""

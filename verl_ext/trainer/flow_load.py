@@ -36,7 +36,6 @@ class LoadWorker:
     """A Ray actor in place of veRL's agent loop worker: sleeps as long as a rollout, then writes its rows."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        """Connect to the run's TransferQueue."""
         tq.init()
         self._settings = settings
         self._slots = asyncio.Semaphore(settings["concurrency"])
@@ -92,7 +91,6 @@ class LoadManager:
     """In place of veRL's agent loop manager: it deals the prompts out to the workers."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        """Start the workers."""
         worker: Any = ray.remote(LoadWorker)
         workers = settings["workers"]
         share = {**settings, "concurrency": max(settings["concurrency"] // workers, 1)}
@@ -158,7 +156,8 @@ class LoadMixin:
         size = config.get("gen_batch_size", None) or config.train_batch_size
         numbers = [next(self._numbers) for _ in range(size)]
         uids = np.array([f"prompt{number}" for number in numbers], dtype=object)
-        return cast(TensorDict, tu.get_tensordict({"uid": uids, "index": torch.tensor(numbers)}))
+        columns: dict[str, Any] = {"uid": uids, "index": torch.tensor(numbers)}
+        return cast(TensorDict, tu.get_tensordict(columns))
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], size: int) -> KVBatchMeta:
         trainer = cast(Any, self)
