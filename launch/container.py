@@ -115,7 +115,7 @@ class _Job:
             self._money_ends -= MARGIN_S
         self._artefacts = self.folder / "artefacts.jsonl"
         self._seen = 0
-        self._announced()
+        self._announced()  # what earlier calls have announced does not count
         self._grew = False
         state, before = _state(self.folder), (request.id, request.part - 1)
         follows = state is not None and (state["launch"], state["part"]) == before

@@ -130,7 +130,10 @@ class SearchClient:
         """Return the seconds to wait before the next attempt; `left_s` is until the deadline."""
         requested = getattr(failures[-1], "retry_after_s", 0.0)
         if not requested:
-            return random.uniform(0.0, min(BACKOFF_FIRST_S * 2 ** (len(failures) - 1), BACKOFF_MAX_S))
+            doublings = min(
+                len(failures) - 1, 16
+            )  # far beyond the longest pause; more would overflow at last
+            return random.uniform(0.0, min(BACKOFF_FIRST_S * 2**doublings, BACKOFF_MAX_S))
         pause_s = requested * random.uniform(1.0, 1.0 + JITTER)
         # If it exceeds the time left, a last attempt is made while there is time for one.
         return pause_s if pause_s < left_s else max(left_s - self._attempt_s, 0.0) or pause_s

@@ -70,24 +70,42 @@ def test_an_encoder_that_hangs_is_killed_and_replaced(
     with_pool(spec, work)
 
 
+def take_handles() -> list[int]:
+    """Open files until no more can be opened."""
+    taken: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    return taken
+
+
 @contextlib.contextmanager
-def no_files_to_open() -> Iterator[None]:
-    """Let this process open no further files or sockets."""
+def files_to_open(free: int) -> Iterator[None]:
+    """Let this process open so many more files or sockets; at the end no fewer must be free."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard))
+    taken = take_handles()
+    for _ in range(free):
+        os.close(taken.pop())
     try:
         yield
+        still_free = take_handles()
+        taken += still_free
+        assert len(still_free) >= free
     finally:
+        for handle in taken:
+            os.close(handle)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.slow("a second set of encoder processes; the restart itself is tested above")
+@pytest.mark.parametrize("free", [0, 4])
 def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(
-    spec: EmbedderSpec, caplog: pytest.LogCaptureFixture
+    spec: EmbedderSpec, caplog: pytest.LogCaptureFixture, free: int
 ) -> None:
     async def work(pool: EncoderPool) -> None:
         (victim,) = replicas()
-        with no_files_to_open():
+        with files_to_open(free):
             os.kill(victim.pid, signal.SIGKILL)  # psutil would open files for it
             await until(lambda: "does not start: [Errno 24] Too many open files" in caplog.text)
         await until(lambda: pool.ready)

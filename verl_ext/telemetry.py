@@ -148,7 +148,7 @@ class Progress:
     def _write_forever(self) -> None:
         while self._file:
             # A full disk or a counter of an engine that is closing costs a line, never the worker.
-            with suppress(OSError, RuntimeError):
+            with suppress(OSError, RuntimeError, psutil.Error):
                 self._file.write(self.snapshot())
             time.sleep(_EVERY_S)
 
@@ -161,7 +161,8 @@ class StatusFile:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # `write` raises it
+            path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
 
     def write(self, content: Mapping[str, Any]) -> None:

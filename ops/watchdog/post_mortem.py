@@ -88,7 +88,7 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
 
 
 def _blamed(events: Sequence[Record]) -> Record | None:
-    """The event that ended the run; a service's only if it never came back, a stall if nothing ever moved."""
+    """The event that ended the run: a service's if it never came back, a stall if nothing moved after it."""
     blamed = None
     for place, event in enumerate(events):
         kind, later = event["kind"], events[place + 1 :]

@@ -92,9 +92,13 @@ class FsdpCheckpoint:
         weight = self._gather(self._keys[name]).float()
         if name in self.adapters:
             a, b = (self._gather(key).float() for key in self.adapters[name])
-            meta = _read_json(self.folder / "lora_train_meta.json", "rank and alpha of the adapter")
-            weight = weight + float(meta["lora_alpha"]) / float(meta["r"]) * (b @ a)
+            weight = weight + self._adapter_scale * (b @ a)
         return weight
+
+    @cached_property
+    def _adapter_scale(self) -> float:
+        meta = _read_json(self.folder / "lora_train_meta.json", "rank and alpha of the adapter")
+        return float(meta["lora_alpha"]) / float(meta["r"])
 
     def _gather(self, key: str) -> torch.Tensor:
         parts = [shard[key] for shard in self._shards]

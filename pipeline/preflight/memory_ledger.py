@@ -4,8 +4,8 @@
 rollout engine has freed its memory (`free_cache_engine`), the solver's server has not, and the actor holds
 everything. With P weights, P' trained ones (an adapter's with LoRA, else P), D devices that FSDP2
 shards over, w bytes a weight (4, or 2 with model_dtype=bf16), T tokens of a micro-batch at full length
-(the worst case, not the usual one), H hidden, V vocabulary, Q and K the lengths of a token's queries and
-keys, I the MLP's width, L layers, in bytes:
+(micro-batch size × (prompt + response), or ppo_max_token_len_per_gpu), H hidden, V vocabulary, Q and K the
+lengths of a token's queries and keys, I the MLP's width, L layers, in bytes:
 
     weights        w · P / D             gradients  w · P' / D           Adam  2w · P' / D
     gathered       2 · (2 layers + embedding and output layer) + 4 · 1 layer

@@ -37,7 +37,7 @@ def can_be_reckoned_with(ctx: CheckContext) -> bool:
 
 
 def check_values(ctx: CheckContext) -> Iterator[Finding]:
-    """Every value in the table above must be of its kind and in its range; chunks must have room."""
+    """Every value in RULES must be of its kind and in its range, chunks have room, data be one file each."""
     config = ctx.config
     if ctx.stage == "prepare_data":
         from search.indexing.chunking import Chunking, ChunkingError

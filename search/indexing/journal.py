@@ -109,7 +109,7 @@ class Changes:
 class IndexJournal:
     """The journal in the SQLite file at `path`, created if missing; what earlier runs embedded is kept.
 
-    `read_only` is for another process that reads while one writes.
+    `read_only` opens one that exists, whatever its state, and leaves it as it is.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:

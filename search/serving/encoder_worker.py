@@ -94,7 +94,7 @@ def main() -> int:
             if is_failure and isinstance(_answer(embedder, EncodeRequest([CANARY])), EncodeFailed):
                 print(f"encoder {request.replica}: beyond repair, exits: {answer}", file=sys.stderr)
                 return 3
-    except (EOFError, BrokenPipeError):  # the server is gone
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):  # the server is gone, perhaps amid a request
         return 0
 
 
@@ -126,4 +126,8 @@ def _one_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    sys.stderr.flush()
+    # Without Python's own ending, in which the driver of a broken device may hang: the server would take the
+    # process for one that answers.
+    os._exit(code)

@@ -16,7 +16,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -28,6 +28,8 @@ CANARY = "canary"
 HUNG_S = 120.0
 """A batch that takes longer means that the device hangs: the process is killed and replaced."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_START_HANDLES = 12
+"""File handles that must be free for a start: pipes to the process, and uvloop's own to see it start."""
 _END_S = 1.0
 """How long to wait for killed processes to exit when the pool closes: a device driver may keep one."""
 
@@ -174,8 +176,10 @@ class EncoderPool:
 
     async def _start(self, number: int) -> ModelInfo:
         """Start a process and load the model; raises EmbedderError, EncoderDied or OSError."""
-        for handle in os.pipe():  # a lack of file handles, which uvloop would report as "Unknown error -1"
-            os.close(handle)
+        # With fewer handles than a start takes, uvloop fails with "Unknown error -1" and keeps some of them.
+        with ExitStack() as handles:
+            for _ in range(_START_HANDLES):
+                handles.enter_context(open(os.devnull))
         # Not in a thread: the kernel's parent-death signal is sent when the starting thread ends.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "search.serving.encoder_worker"),
@@ -206,7 +210,7 @@ class EncoderPool:
         while True:
             try:
                 await self._start(replica.number)
-            except (EncoderDied, EmbedderError, OSError) as error:
+            except Exception as error:  # whatever it is: a replica that is not replaced is lost for good
                 reason = str(error) or "it died while it loaded the model"
                 log.error(
                     "encoder %d does not start: %s; next attempt in %g s", replica.number, reason, pause
