@@ -65,8 +65,7 @@ def main() -> int:
     """Serve until the server closes stdin; return the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not come between the answers
+    answers = os.fdopen(os.dup(0), "wb")
 
     def send(answer: ModelInfo | np.ndarray | Exception) -> None:
         payload = pickle.dumps(answer)

@@ -13,11 +13,12 @@ import asyncio
 import logging
 import os
 import pickle
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,7 @@ CANARY = "canary"
 HUNG_S = 120.0
 """A batch that takes longer means that the device hangs: the process is killed and replaced."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_START_HANDLES = 12
-"""File handles that must be free for a start: pipes to the process, and uvloop's own to see it start."""
+_POLL_S = 0.05
 _END_S = 1.0
 """How long to wait for killed processes to exit when the pool closes: a device driver may keep one."""
 
@@ -71,24 +71,40 @@ class EncodeRequest(NamedTuple):
 
 
 class _Replica:
-    """One process; at most one request is open at a time."""
+    """One process, at the other end of a socket; at most one request is open at a time."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, number: int) -> None:
+        """Start the process; raises OSError if it cannot be started."""
         self.number = number
-        self.process = process
         self.ready = False
         """Whether it answers, busy or idle."""
+        self._writer: asyncio.StreamWriter | None = None
+        self._socket, theirs = socket.socketpair()
+        try:
+            # Not in a thread: the kernel sends the parent-death signal when the starting thread ends. Nor by
+            # the event loop, where a cancelled start leaves its process running.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "search.serving.encoder_worker"],
+                stdin=theirs.fileno(),
+                # The tokenizer's threads, one per core, would compete with the other replicas.
+                env={"TOKENIZERS_PARALLELISM": "false", **os.environ},
+            )
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
 
     async def ask(self, request: LoadRequest | EncodeRequest) -> Any:
         """Return the answer; raises EncoderDied if the process exits first, or the error it answers with."""
-        stdin = cast(asyncio.StreamWriter, self.process.stdin)
-        stdout = cast(asyncio.StreamReader, self.process.stdout)
         try:
-            if stdin.is_closing():
+            if self._writer is None:
+                self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+            if self._writer.is_closing():
                 raise EncoderDied
-            stdin.write(pickle.dumps(request))
-            size = int.from_bytes(await stdout.readexactly(8))
-            answer = pickle.loads(await stdout.readexactly(size))
+            self._writer.write(pickle.dumps(request))
+            size = int.from_bytes(await self._reader.readexactly(8))
+            answer = pickle.loads(await self._reader.readexactly(size))
         except BaseException as error:
             self.kill()  # also when cancelled: the answer would be taken for the next request's
             if isinstance(error, (asyncio.IncompleteReadError, ConnectionError)):
@@ -100,8 +116,15 @@ class _Replica:
 
     def kill(self) -> None:
         self.ready = False
-        with suppress(ProcessLookupError):
-            self.process.kill()
+        self._process.kill()
+
+    async def exited(self) -> int:
+        """Wait until the process has exited, and return its exit code."""
+        # Not `wait`, which would block the event loop while a device driver keeps the process from exiting.
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(_POLL_S)
+        (self._writer or self._socket).close()
+        return code
 
 
 class EncoderPool:
@@ -176,19 +199,7 @@ class EncoderPool:
 
     async def _start(self, number: int) -> ModelInfo:
         """Start a process and load the model; raises EmbedderError, EncoderDied or OSError."""
-        # With fewer handles than a start takes, uvloop fails with "Unknown error -1" and keeps some of them.
-        with ExitStack() as handles:
-            for _ in range(_START_HANDLES):
-                handles.enter_context(open(os.devnull))
-        # Not in a thread: the kernel's parent-death signal is sent when the starting thread ends.
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "search.serving.encoder_worker"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # The tokenizer's threads, one per core, would compete with the other replicas.
-            env={"TOKENIZERS_PARALLELISM": "false", **os.environ},
-        )
-        replica = _Replica(number, process)
+        replica = _Replica(number)
         self._replicas.add(replica)
         try:
             model: ModelInfo = await replica.ask(LoadRequest(self.spec, number, self._threads, os.getpid()))
@@ -202,7 +213,7 @@ class EncoderPool:
         return model
 
     async def _replace_when_dead(self, replica: _Replica) -> None:
-        await replica.process.wait()
+        await replica.exited()
         self._metrics.encoder_restarts.inc()
         code = await self._end(replica)
         log.error("encoder %d died (exit code %s): starting another", replica.number, code)
@@ -226,7 +237,7 @@ class EncoderPool:
         replica.kill()
         if replica in self._idle:
             self._idle.remove(replica)
-        code = await replica.process.wait()
+        code = await replica.exited()
         self._replicas.discard(replica)
         return code
 
