@@ -62,17 +62,13 @@ def write_solver_split(
     document.
 
     Raises:
-        DataError: there is no accepted pair, or the share or the limit is invalid.
+        DataError: there is no accepted pair.
         PairingError: the fields of a row read back do not belong together; the file is not kept.
     """
     if not accepted:
         raise DataError(
             f"no pair was accepted of {len(prompts)} prompts, so the solver has nothing to train on: see "
             f"{out_dir / REJECTS} for the reasons, then train the challenger longer or loosen the gates"
-        )
-    if not 0 < val_share < 1 or max_val_rows < 1:
-        raise DataError(
-            f"val_share is between 0 and 1 and max_val_rows at least 1, not {val_share} and {max_val_rows}"
         )
     rows = prompts_by_index(prompts)
     ask = partial(solver_messages, form=prompt_form, max_turns=max_turns)

@@ -132,12 +132,6 @@ def test_no_accepted_pair_is_an_error_that_points_to_the_reasons(write: Write, t
     assert not (tmp_path / "out" / "train.parquet").exists()
 
 
-@pytest.mark.parametrize("changes", [{"val_share": 0.0}, {"val_share": 1.0}, {"max_val_rows": 0}])
-def test_an_invalid_share_is_refused(write: Write, changes: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="val_share is between 0 and 1"):
-        write([about(0), about(1)], **changes)
-
-
 # --- split -------------------------------------------------------------------------------------------------
 
 DOCUMENTS = st.lists(st.integers(0, 6), min_size=1, max_size=30)

@@ -79,9 +79,18 @@ def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str
     assert said in refusal(stage, override)
 
 
-def test_a_stage_without_a_sample_or_a_partition_is_refused() -> None:
-    assert "samples is 0, not a whole number at least 1" in refusal("synthesize", "samples=0")
-    assert "partitions is 0" in refusal("synthesize", "partitions=0")
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("samples=0", "samples is 0, not a whole number at least 1"),
+        ("partitions=0", "partitions is 0"),
+        ("val_share=0", "val_share is 0, not a number above 0 and at most 0.9"),
+        ("val_share=1", "val_share is 1, not"),
+        ("max_val_rows=0", "max_val_rows is 0, not a whole number at least 1"),
+    ],
+)
+def test_a_synthesis_that_can_give_no_data_is_refused(override: str, said: str) -> None:
+    assert said in refusal("synthesize", override)
 
 
 @pytest.mark.parametrize(

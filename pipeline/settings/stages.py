@@ -232,12 +232,12 @@ class Synthesize:
         0.1,
         "Share of the accepted pairs that validates the solver, by whole documents, none of which it is "
         "trained on.",
-        low=0,
-        high=1,
+        above=0,
+        high=0.9,
         **_SYNTHESIZE,
     )
     max_val_rows: int = key(
-        1200, "Validation rows at most: each is played every trainer.test_freq steps.", low=0, **_SYNTHESIZE
+        1200, "Validation rows at most: each is played every trainer.test_freq steps.", low=1, **_SYNTHESIZE
     )
     gates: Gates = group(Gates)
 
