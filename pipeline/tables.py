@@ -1,4 +1,4 @@
-"""Tables and lines, of one width and look in every command's output."""
+"""Tables and lines, of one width and style in every command's output."""
 
 from typing import Any
 

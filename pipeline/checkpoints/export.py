@@ -99,7 +99,7 @@ def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
 
 
 def _fold_adapter(checkpoint: FsdpCheckpoint, export: Path) -> None:
-    """Add a LoRA adapter to the weights it is for; the merger puts it beside them, where no server looks."""
+    """Add a LoRA adapter to its weights; the merger writes it next to them, where no server reads it."""
     if not checkpoint.adapters:
         return
     for file in sorted(export.glob("*.safetensors")):

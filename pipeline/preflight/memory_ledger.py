@@ -195,21 +195,21 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     """The ledger of one GPU of a training stage; `solver` is the opponent's model, in a challenger's run."""
     assert machine.gpu is not None
     capacity = machine.gpu.memory_gib
-    beside = {"contexts": 2 * CONTEXT_GIB}
+    others = {"contexts": 2 * CONTEXT_GIB}
     if config.method == "hrpo":
-        beside |= solver_server(config, solver).items(capacity)
-    beside |= encoders_on_gpu(config, machine.gpus)
+        others |= solver_server(config, solver).items(capacity)
+    others |= encoders_on_gpu(config, machine.gpus)
     state = actor_state(config, shape, machine.gpus * machine.nodes)
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     resident = resident_state(state, fsdp)
-    free = capacity - sum(beside.values()) - sum(resident.values())
+    free = capacity - sum(others.values()) - sum(resident.values())
     engine = rollout_server(config, shape).items(free)
     asleep = {"rollout engine: asleep": CONTEXT_GIB}
     sleeping = asleep if config.actor_rollout_ref.rollout.free_cache_engine else engine
     gathered = (2 * (2 * shape.layer + shape.embeddings) + 4 * shape.layer) / GIB
-    update = beside | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
+    update = others | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
     updating = update if fsdp.offload_policy else update | state
-    return Ledger(capacity, {"rollout": beside | engine | resident, "update": updating})
+    return Ledger(capacity, {"rollout": others | engine | resident, "update": updating})
 
 
 def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
