@@ -276,6 +276,14 @@ def test_without_the_variable_nothing_is_written_and_counting_is_free_of_threads
     assert progress._thread is None
 
 
+def test_a_folder_that_cannot_be_made_costs_the_file_and_not_the_work(tmp_path: Path) -> None:
+    (tmp_path / "progress").write_text("a file where the folder would be")
+    progress = Progress(tmp_path / "progress" / "1.json")
+    with progress.waiting("search"):
+        pass
+    assert progress.snapshot()["done"] == {"search": 1}
+
+
 def test_a_file_that_is_just_being_written_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('{"time": 1, "pid"')
     assert read_workers(tmp_path, 10.0) == [] and finished([]) == {}
