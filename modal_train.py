@@ -275,8 +275,18 @@ def train(
     overrides: str = "",
 ) -> None:
     """Train: the challenger unless `--stage solver` or `--stage evolve`; overrides in one string."""
-    flags = locals()
-    _launch(flags.pop("stage"), **flags)
+    _launch(
+        stage,
+        overrides,
+        env=env,
+        steps=steps,
+        model=model,
+        iteration=iteration,
+        hop_ratio=hop_ratio,
+        gpu_type=gpu_type,
+        gpu_count=gpu_count,
+        config_path=config_path,
+    )
 
 
 @app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
@@ -291,7 +301,17 @@ def evaluate(
     overrides: str = "",
 ) -> None:
     """Evaluate a model on the benchmarks; `--num-examples` questions of each."""
-    _launch("evaluate", **locals())
+    _launch(
+        "evaluate",
+        overrides,
+        env=env,
+        model=model,
+        iteration=iteration,
+        num_examples=num_examples,
+        gpu_type=gpu_type,
+        gpu_count=gpu_count,
+        config_path=config_path,
+    )
 
 
 @app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)

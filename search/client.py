@@ -130,9 +130,8 @@ class SearchClient:
         """Return the seconds to wait before the next attempt; `left_s` is until the deadline."""
         requested = getattr(failures[-1], "retry_after_s", 0.0)
         if not requested:
-            doublings = min(
-                len(failures) - 1, 16
-            )  # far beyond the longest pause; more would overflow at last
+            # 16 is far beyond the longest pause; after a thousand failures the power would overflow.
+            doublings = min(len(failures) - 1, 16)
             return random.uniform(0.0, min(BACKOFF_FIRST_S * 2**doublings, BACKOFF_MAX_S))
         pause_s = requested * random.uniform(1.0, 1.0 + JITTER)
         # If it exceeds the time left, a last attempt is made while there is time for one.

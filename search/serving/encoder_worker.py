@@ -1,10 +1,10 @@
 """One encoder replica: a process that turns texts into vectors, started and fed by `search.serving.encoders`.
 
-Requests are pickles on stdin: first the `LoadRequest`, answered by a `ModelInfo`, then texts to encode.
-An answer is eight bytes of length and a pickle, of an exception if there is none. The end of stdin ends the
-process, and the kernel kills it when the server dies in the middle of a batch. It ignores SIGTERM and SIGINT,
-which are the server's to handle: a stop of the whole process group must not kill the encoder of requests that
-the server still answers.
+Its stdin is a socket, for both directions. Requests are pickles: first the `LoadRequest`, answered by a
+`ModelInfo`, then texts to encode. An answer is eight bytes of length and a pickle, of an exception if there
+is none. The end of stdin ends the process, and the kernel kills it when the server dies in the middle of a
+batch. It ignores SIGTERM and SIGINT, which are the server's to handle: a stop of the whole process group must
+not kill the encoder of requests that the server still answers.
 """
 
 import json
