@@ -17,6 +17,7 @@ catches and what it refuses wrongly.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from data.contamination import DEFAULT_NGRAM, OverlapIndex, contamination
 from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
 from data.errors import DataError
 from data.pairs import Pair
-from verl_ext.method.answers import contains_answer, normalize_answer
+from verl_ext.method.answers import contains_answer, normalize_answer, space_characters
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.passages import shown_passages
 
@@ -153,7 +154,11 @@ _BEGINS_AS_QUESTION = re.compile(
     rf"(?:(?:{_PREPOSITION})\s+)?(?:{_ASKING})\b|(?:{_AUXILIARY})\b|(?:{_IMPERATIVE})\s+(?:{_ASKED_FOR})(?!\S)",
     re.IGNORECASE,
 )
-_AROUND = " \t\"'“”‘’«»()*_"
+# Arabic ؟ and Ethiopic ፧, the interrobang, and Japanese か; NFKC turns the other forms of "?" into it.
+_ENDS_AS_QUESTION = re.compile(r"(?:[?؟፧‽]|か。?)$")
+# The Armenian mark stands within the word that it asks about. The Greek one looks like a semicolon.
+_ASKS_WITHIN = re.compile(r"՞|[\u0370-\u03ff\u1f00-\u1fff]\W*;$")
+_AROUND = " \t\"'“”‘’«»「」『』()*_"
 
 _SOURCE = "document|passage|text|paragraph|article|excerpt"
 _LEFTOVERS = {
@@ -178,12 +183,13 @@ _LEFTOVERS = {
 def is_question(text: str) -> bool:
     """Whether the text asks: three or more words that end with a question mark or open as questions do.
 
-    Such openings are "Which …", "In which …", "Does …" and "Name the …".
+    Such openings are "Which …", "In which …", "Does …" and "Name the …". In scripts without spaces each
+    character counts as a word.
     """
-    bare = text.strip(_AROUND)
-    if len(bare.split()) < 3:
+    bare = unicodedata.normalize("NFKC", text).strip(_AROUND)
+    if len(space_characters(bare).split()) < 3:
         return False
-    return bare.endswith(("?", "？")) or _BEGINS_AS_QUESTION.match(bare) is not None
+    return any((_ENDS_AS_QUESTION.search(bare), _ASKS_WITHIN.search(bare), _BEGINS_AS_QUESTION.match(bare)))
 
 
 def template_leftover(text: str) -> str | None:

@@ -72,15 +72,71 @@ def test_f1_takes_the_best_target() -> None:
     assert f1("red fox", ["blue whale", "red fox"]) == 1.0
 
 
-def test_an_answer_is_contained_on_word_boundaries_only() -> None:
-    assert contains_answer("He moved to New  York, in 1950.", "new york")
-    assert not contains_answer("the 1950s", "1950")
-    assert not contains_answer("anything", "the")
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("He moved to New  York, in 1950.", "new york"),
+        ("Oslo's port", "Oslo"),
+        ("Oslo’s port", "Oslo"),
+        ("“Oslo”, she said", "Oslo"),
+        ("to Oslo—at last", "Oslo"),
+        ("an Oslo-based firm", "Oslo"),
+        ("Oslo™ and Oslo²", "Oslo"),
+        ("the war of 1914–1918", "1914"),
+        ("born 14.07.1789", "1789"),
+        ("it cost €5,000", "5,000"),
+        ("it cost 5\u202f000 €", "5,000"),
+        ("pi is 3.14…", "3.14"),
+        ("Jean-Paul’s house", "Jean Paul"),
+        ("in the U.S. alone", "US"),
+        ("Thomas Mu\u0308ller", "Müller"),
+        ("ＯＳＬＯ", "oslo"),
+        ("os\u00adlo", "Oslo"),
+        ("№5 and ５，０００", "5000"),
+        ("挪威的首都是奥斯陆。", "奥斯陆"),
+        ("ノルウェーの首都はオスロです", "オスロ"),
+        ("ソニーPS5の発売", "PS5"),
+        ("ออสโลเป็นเมืองหลวง", "ออสโล"),
+        ("수도는 오슬로입니다", "오슬로"),
+        ("1914년에", "1914"),
+    ],
+)
+def test_an_answer_is_found_in_ordinary_typography(text: str, answer: str) -> None:
+    assert contains_answer(text, answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("the 1950s", "1950"),
+        ("starting", "art"),
+        ("it cost 5,000", "5"),
+        ("it cost 5,000", "000"),
+        ("pi is 3.14", "14"),
+        ("東京都", "京東"),
+        ("ก่", "ก"),
+        ("anything", "the"),
+        ("anything …", "—"),
+    ],
+)
+def test_part_of_a_word_or_of_a_number_is_no_answer(text: str, answer: str) -> None:
+    assert not contains_answer(text, answer)
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
 def test_a_text_contains_what_is_written_into_it(before: str, answer: str, after: str) -> None:
-    assert contains_answer(f"{before} {answer} {after}", answer) == bool(normalize_answer(answer))
+    assert contains_answer(f"{before} {answer} {after}", answer) or not normalize_answer(answer)
+
+
+MARKS = st.characters(categories=["Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So"])
+
+
+@given(MARKS, st.sampled_from(["Oslo", "1914", "Müller", "5,000"]), MARKS)
+def test_every_punctuation_mark_and_symbol_ends_a_word(before: str, answer: str, after: str) -> None:
+    assert contains_answer(f"x{before}{answer}{after}x", answer)
+
+
+TAGGED = st.lists(st.sampled_from(["<answer>", "</answer>", "<question>", " ", "x", "y"]), max_size=12)
 
 
 def test_the_last_closed_tag_counts() -> None:
@@ -89,6 +145,33 @@ def test_the_last_closed_tag_counts() -> None:
 
 def test_an_opening_tag_left_open_does_not_swallow_the_next_block() -> None:
     assert extract_last_tag("<answer>draft <answer>final</answer>", "answer") == "final"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<answer>Oslo</answer></answer>",
+        "<answer>Oslo</answer> </answer> so",
+        "</answer><answer>Oslo</answer>",
+    ],
+)
+def test_a_stray_closing_tag_is_no_part_of_the_content(text: str) -> None:
+    assert extract_last_tag(text, "answer") == "Oslo"
+
+
+@given(TAGGED)
+def test_the_content_of_a_tag_holds_no_such_tag(parts: list[str]) -> None:
+    content = extract_last_tag("".join(parts), "answer")
+    assert content is None or "answer>" not in content
+
+
+@given(TAGGED, st.sampled_from(["x", "x y", "<question>x</question>"]), TAGGED)
+def test_a_closed_tag_is_found_whatever_stands_around_it(
+    before: list[str], content: str, after: list[str]
+) -> None:
+    closed_again = "<answer>" in after
+    text = "".join([*before, f"<answer>{content}</answer>", *after])
+    assert closed_again or extract_last_tag(text, "answer") == content
 
 
 @pytest.mark.parametrize("text", ["", "<answer>", "</answer>", "</answer><answer>", "<question>x</question>"])

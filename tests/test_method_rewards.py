@@ -99,6 +99,10 @@ def test_answer_part_steps_at_five_and_ten_words(words: int, score: float) -> No
     assert answer_part(answer, [f"x {answer} y"]) == score
 
 
+def test_the_answer_is_looked_for_as_it_is_written() -> None:
+    assert answer_part("Jean-Paul", ["“Jean-Paul”"]) == 1.0
+
+
 def test_evidence_does_not_reach_across_two_texts() -> None:
     assert answer_part("red fox", ["it is red", "fox hunting"]) == 0.0
 

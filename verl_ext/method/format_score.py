@@ -57,7 +57,7 @@ def answer_part(answer: str, evidence: Sequence[str]) -> float:
     """1 for an answer of 1 to 5 normalised words found in a text (or yes/no), 0.5 for 6 to 10, else 0."""
     normal = normalize_answer(answer)
     words = len(normal.split())
-    supported = normal in ("yes", "no") or any(contains_answer(text, normal) for text in evidence)
+    supported = normal in ("yes", "no") or any(contains_answer(text, answer) for text in evidence)
     if not supported or words > 10:
         return 0.0
     return 1.0 if words <= 5 else 0.5
