@@ -25,7 +25,7 @@ from data.pairing import check_pairing
 from data.pairs import Pair
 from data.parquet_io import TRAINING_SCHEMA, read_parquet
 from data.selection import prompts_by_index
-from data.solver_rows import write_solver_split
+from data.solver_rows import SOURCE, write_solver_split
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from verl_ext.method.prompts import solver_messages
 
@@ -80,6 +80,9 @@ def measure_pairing(clean: Clean, folder: Path, trials: int, seed: int) -> tuple
         pairs=[pair for pair in clean.pairs if pair.prompt_index in written],
         prompts=prompts_by_index(clean.prompts),
         ask=partial(solver_messages, form="short"),
+        source=SOURCE,
+        split="train",
+        generator_checkpoint="demo",
     )
 
     def refused(path: Path) -> bool:

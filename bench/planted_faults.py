@@ -366,6 +366,18 @@ def _swap(*names: str) -> FileFault:
     return damage
 
 
+def _set(value: Any, *path: str) -> FileFault:
+    """Another value in a field that is the same in every row."""
+
+    def damage(rows: list[Row], one: int, other: int) -> None:
+        row = rows[one]
+        for key in path[:-1]:
+            row = row[key]
+        row[path[-1]] = value
+
+    return damage
+
+
 def _lose(rows: list[Row], one: int, other: int) -> None:
     del rows[one]
 
@@ -380,6 +392,15 @@ FILE_FAULTS: dict[str, FileFault] = {
     "question, answer and prompt swapped": _swap(*_QUESTION),
     "document with id and hash swapped": _swap(*_DOCUMENT),
     "whole conversation swapped": _swap(*_QUESTION, "trajectory", "seed"),
+    "data source of a benchmark": _set("searchR1_nq", "data_source"),
+    "data source of the tool": _set(
+        "searchR1_nq", "extra_info", "tools_kwargs", "search", "create_kwargs", "data_source"
+    ),
+    "agent of another name": _set("single_turn_agent", "agent_name"),
+    "reward by a model": _set("model", "reward_model", "style"),
+    "split of the other file": _set("val", "extra_info", "split"),
+    "no tools": _set(False, "extra_info", "need_tools_kwargs"),
+    "another challenger": _set("challenger_iter0_hf@0", "metadata", "generator_checkpoint"),
     "row lost": _lose,
     "row written over another": _double,
 }

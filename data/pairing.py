@@ -2,8 +2,8 @@
 
 The writer is not trusted: question, answer and prompt must follow from the row's own trajectory, the document
 must be that of the challenger prompt with the row's index and match its hash, and the trajectory must be the
-one accepted for that prompt. A mismatch is an error; published code for this step has written new answers
-next to old prompts.
+one accepted for that prompt. The fields that are the same in all rows are checked too. A mismatch is an
+error; published code for this step has written new answers next to old prompts.
 """
 
 import json
@@ -12,14 +12,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data.errors import PairingError
+from data.errors import DataError, PairingError
 from data.pairs import Pair, question_and_answer
-from data.parquet_io import read_parquet
+from data.parquet_io import check_training_rows, read_parquet
 from verl_ext.method.prompts import Message
 from verl_ext.method.trajectory import Trajectory
 
 Ask = Callable[[str], list[Message]]
 """The solver's prompt for a question."""
+_NOT_KEPT = "The file is not kept; this is a bug or a damaged disk, so do not train on what was written"
 
 
 def check_pairing(
@@ -27,30 +28,43 @@ def check_pairing(
     pairs: Sequence[Pair],
     prompts: Mapping[int, Mapping[str, Any]],
     ask: Ask,
+    *,
+    source: str,
+    split: str,
+    generator_checkpoint: str,
     shown_as: Path | None = None,
 ) -> int:
     """Read the file back and check every row; returns the number of rows checked.
 
     `pairs` are those that the file should hold, in any order; `prompts` are challenger prompt rows by index.
-    `shown_as` is the name to use in errors while the file still has a temporary name.
+    Every row has the same `source` (its `data_source`), `split` and `generator_checkpoint`. `shown_as` is the
+    name to use in errors while the file still has a temporary name.
 
     Raises:
         PairingError: a row's fields do not belong together, or a pair is missing or occurs twice.
     """
     name = shown_as or path
     awaited = {pair.prompt_index: pair for pair in pairs}
-    for number, row in enumerate(read_parquet(path).to_pylist()):
+    same = {
+        "data_source": source,
+        "tools_kwargs": {"search": {"create_kwargs": {"data_source": source}}},
+        "split": split,
+        "generator_checkpoint": generator_checkpoint,
+    }
+    rows = read_parquet(path).to_pylist()
+    try:
+        check_training_rows(rows)
+    except DataError as error:
+        raise PairingError(f"{name}: {error}. {_NOT_KEPT}") from error
+    for number, row in enumerate(rows):
         index = row["extra_info"]["index"]
         pair = awaited.pop(index, None)
         if pair is None or index not in prompts:
             raise PairingError(
                 f"{name}, row {number}: extra_info.index is {index}, of which there is no further pair"
             )
-        if fault := _fault(row, pair, prompts[index], ask):
-            raise PairingError(
-                f"{name}, row {number} (prompt {index}): {fault}. The file is not kept; this is a bug or a "
-                "damaged disk, so do not train on what was written"
-            )
+        if fault := _fault(row, pair, prompts[index], ask, same):
+            raise PairingError(f"{name}, row {number} (prompt {index}): {fault}. {_NOT_KEPT}")
     if awaited:
         raise PairingError(
             f"{name}: {len(awaited)} accepted pairs are missing, the first is of prompt {min(awaited)}"
@@ -58,7 +72,13 @@ def check_pairing(
     return len(pairs)
 
 
-def _fault(row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], ask: Ask) -> str | None:
+def _fault(
+    row: Mapping[str, Any],
+    pair: Pair,
+    prompt_row: Mapping[str, Any],
+    ask: Ask,
+    same: Mapping[str, Any],
+) -> str | None:
     """The first field that does not belong to the others, as a message, or None."""
     extra, metadata = row["extra_info"], row["metadata"]
     source, source_metadata = prompt_row["extra_info"], prompt_row["metadata"]
@@ -84,6 +104,15 @@ def _fault(row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], as
         ),
         ("metadata.seed", metadata["seed"] == pair.seed, "the accepted sample"),
         ("metadata.trajectory", trajectory == pair.trajectory, "the accepted sample"),
+        *(
+            (name, part[name] == same[name], "this file")
+            for part, *names in (
+                (row, "data_source"),
+                (extra, "split", "tools_kwargs"),
+                (metadata, "generator_checkpoint"),
+            )
+            for name in names
+        ),
     )
     return next(
         (f"{name} does not belong to {other}" for name, belongs, other in checks if not belongs), None

@@ -84,7 +84,16 @@ def write_solver_split(
         if not pairs:
             path.unlink(missing_ok=True)  # an earlier run may have written one
             continue
-        check = partial(check_pairing, pairs=pairs, prompts=rows, ask=ask, shown_as=path)
+        check = partial(
+            check_pairing,
+            pairs=pairs,
+            prompts=rows,
+            ask=ask,
+            source=SOURCE,
+            split=split,
+            generator_checkpoint=generator_checkpoint,
+            shown_as=path,
+        )
         made = [
             _solver_row(pair, split, ask(pair.question), rows[pair.prompt_index], generator_checkpoint)
             for pair in pairs

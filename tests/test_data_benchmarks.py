@@ -1,24 +1,21 @@
-"""Benchmark files as questions, the draw of a smaller number, and the bootstrap interval of a mean."""
+"""Benchmark files as questions, and the draw of a smaller number."""
 
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from damaged import damage_pages
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from data.benchmarks import BenchmarkQuestion, choose_questions, load_benchmark
 from data.demo_world import generate_world, write_world
 from data.errors import DataError
 from data.parquet_io import write_training_rows
-from pipeline.stages.scores import interval, resampled_means
 
 CHAIN = {"id": "run-0-0001", "hop": 2, "question": "Who?", "answer": "Vell", "doc_ids": ["a"]}
 
@@ -269,49 +266,3 @@ def test_another_seed_chooses_others() -> None:
 def test_without_a_limit_all_are_chosen() -> None:
     questions = questions_of({"nq": 3, "popqa": 2})
     assert choose_questions(questions, None, 0) == questions
-
-
-# --- the interval -------------------------------------------------------------------------------------------
-
-scores = st.lists(st.floats(0, 1), min_size=1, max_size=50)
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-@given(scores)
-def test_an_interval_lies_within_the_values(values: list[float]) -> None:
-    low, high = interval(resampled_means(values, rng(), 200))
-    assert min(values) <= low <= high <= max(values)
-
-
-@given(st.floats(0, 1), st.integers(1, 50))
-def test_equal_values_even_a_single_one_give_an_interval_of_no_width(value: float, n: int) -> None:
-    assert interval(resampled_means([value] * n, rng(), 200)) == (value, value)
-
-
-@pytest.mark.parametrize(("right", "n"), [(1, 2), (3, 40), (20, 40), (350, 1000)])
-def test_right_or_wrong_scores_give_the_binomial_interval(right: int, n: int) -> None:
-    low, high = interval(resampled_means([1.0] * right + [0.0] * (n - right), rng()))
-    binomial = stats.binom(n, right / n)
-    assert binomial.ppf(0.02) / n <= low <= binomial.ppf(0.03) / n
-    assert binomial.ppf(0.97) / n <= high <= binomial.ppf(0.98) / n
-
-
-def test_the_resamples_are_those_of_drawing_with_replacement() -> None:
-    values = np.array([0.0, 0.0, 0.2, 0.5, 0.5, 1.0])
-    drawn = rng(1).choice(values, size=(10_000, len(values))).mean(axis=1)
-    ours = resampled_means(values.tolist(), rng(2))
-    assert ours.mean() == pytest.approx(drawn.mean(), abs=0.01)
-    assert ours.std() == pytest.approx(drawn.std(), rel=0.05)
-
-
-def test_the_same_seed_gives_the_same_interval() -> None:
-    values = [0.0, 1.0, 1.0]
-    assert interval(resampled_means(values, rng(7))) == interval(resampled_means(values, rng(7)))
-
-
-def test_no_values_have_no_interval() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        resampled_means([], rng())

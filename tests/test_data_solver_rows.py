@@ -208,7 +208,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Pair], list[
 
 def check(path: Path, pairs: list[Pair]) -> int:
     return check_pairing(
-        path, pairs, prompts_by_index(prompts_of(pairs)), partial(solver_messages, form="short")
+        path,
+        pairs,
+        prompts_by_index(prompts_of(pairs)),
+        partial(solver_messages, form="short"),
+        source="search_zero",
+        split="train",
+        generator_checkpoint="c",
     )
 
 

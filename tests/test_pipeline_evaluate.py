@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import pytest
 from conftest import Peer, Prepared, StartPeer, unused_port
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from transformers import AutoTokenizer
@@ -36,7 +38,7 @@ from pipeline.stages import conversations, evaluate
 from pipeline.stages.conversations import ConversationsFailed
 from pipeline.stages.evaluate import answer_record, load_questions, run_evaluate
 from pipeline.stages.result import read_result
-from pipeline.stages.scores import PAPER_BENCHMARKS, evaluation_table, score_all
+from pipeline.stages.scores import PAPER_BENCHMARKS, averaged, evaluation_table, score_all, wilson
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.method.solver_agent import SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call
@@ -180,7 +182,7 @@ def test_an_endpoints_answers_are_scored_per_hop_count(
     }
     assert all(row["n"] == 2 and row["failed"] == 0 for row in benchmarks.values())
     assert report_of(config)["averages"]["macro average"]["em"] == 0.5
-    assert re.search(r"demo_1hop +2 +1\.000 +1\.000–1\.000", capsys.readouterr().out)
+    assert re.search(r"demo_1hop +2 +1\.000 +\.342–1\.000", capsys.readouterr().out)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -615,10 +617,36 @@ def width(score: Any) -> float:
     return float(score.em_high - score.em_low)
 
 
-def test_a_benchmarks_interval_does_not_depend_on_what_stands_beside_it() -> None:
-    alone = score_all(records_of("nq", 7, 40), {}, ["nq"])[0]["nq"]
-    both = [*records_of("popqa", 3, 9), *records_of("nq", 7, 40)]
-    assert score_all(both, {}, ["popqa", "nq"])[0]["nq"] == alone
+@pytest.mark.parametrize(("right", "n", "low", "high"), [(0, 40, 0.0, 0.088), (40, 40, 0.912, 1.0)])
+def test_all_right_or_all_wrong_leaves_an_interval_with_a_width(
+    right: int, n: int, low: float, high: float
+) -> None:
+    scores, averages = score_all(
+        [*records_of("nq", right, n), *records_of("popqa", right, n)], {}, ["nq", "popqa"]
+    )
+    assert (scores["nq"].em_low, scores["nq"].em_high) == pytest.approx((low, high), abs=0.0005)
+    assert all(0 < width(average) < width(scores["nq"]) for average in averages.values())
+
+
+SHARES = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, max_size=7)
+
+
+@given(SHARES)
+def test_wilsons_ends_solve_its_equation(drawn: list[tuple[int, float]]) -> None:
+    for n, share in drawn:
+        right = round(share * n)
+        for end in wilson(right, n):
+            assert 0 <= end <= 1
+            # The two values p from which the observed share is 1.96 standard errors away (Wilson 1927).
+            assert (right / n - end) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / n, abs=1e-6)
+
+
+@given(SHARES)
+def test_an_averages_interval_holds_it_and_lies_within_its_parts_ends(drawn: list[tuple[int, float]]) -> None:
+    sizes, rights = [n for n, _ in drawn], [round(share * n) for n, share in drawn]
+    ends = list(map(wilson, rights, sizes))
+    mean, low, high = averaged(sizes, rights, sizes)
+    assert min(low for low, _ in ends) - 1e-9 <= low <= mean <= high <= max(high for _, high in ends) + 1e-9
 
 
 def test_one_benchmark_has_no_average() -> None:

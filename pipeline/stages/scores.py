@@ -1,13 +1,11 @@
-"""Scores of an evaluation: per benchmark with bootstrap intervals, next to the paper's figures.
+"""Scores of an evaluation: per benchmark with intervals, next to the paper's figures.
 
     scores, averages = score_all(journal.records, failed, ["nq", "popqa"])
     Console().print(evaluation_table("solver_iter2", scores, averages))
 
 A question that failed because of a service is in no score. *Macro* averages weigh each benchmark alike, as
-the paper does; *micro* averages weigh each question alike. The interval is the percentile bootstrap over
-questions. `scipy.stats.bootstrap` keeps no resampled means, which the averages' intervals combine over
-benchmarks; and a draw over counts of distinct values takes milliseconds for 50,000 questions of which each is
-right or wrong.
+the paper does; *micro* averages weigh each question alike. The interval of a benchmark is Wilson's, which has
+a width where all answers are right or all wrong; that of an average combines those of its benchmarks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,31 +13,37 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.table import Table
+from scipy import stats
 
 from pipeline.tables import new_table
 
-RESAMPLES = 10_000
 LEVEL = 0.95
 
 
-def resampled_means(
-    values: Sequence[float], rng: np.random.Generator, resamples: int = RESAMPLES
-) -> NDArray[np.float64]:
-    """The means of `resamples` bootstrap resamples of `values`; raises ValueError for no values."""
-    if not len(values):
-        raise ValueError("there is no mean of no values")
-    distinct_V, counts_V = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
-    drawn_RV = rng.multinomial(len(values), counts_V / len(values), size=resamples)
-    # Rounding must not push a mean outside the values.
-    return np.clip(drawn_RV @ distinct_V / len(values), distinct_V[0], distinct_V[-1])
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """Wilson's interval of the share `right` of `n` questions, its lower and upper end in [0, 1].
+
+    Raises ValueError unless 0 <= right <= n and n >= 1.
+    """
+    found = stats.binomtest(right, n).proportion_ci(LEVEL, method="wilson")
+    return float(found.low), float(found.high)
 
 
-def interval(means: NDArray[np.float64], level: float = LEVEL) -> tuple[float, float]:
-    """The central share `level` of the resampled means, as its lower and upper end."""
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def averaged(
+    weights: Sequence[int], rights: Sequence[int], sizes: Sequence[int]
+) -> tuple[float, float, float]:
+    """A weighted average of shares, each `rights` of `sizes`, and the two ends of its interval.
+
+    The distances of Wilson's ends from the shares are combined as standard errors are (MOVER; Zou, Huang and
+    Zhang, Comput. Stat. Data Anal. 53, 2009).
+    """
+    weight_B = np.array(weights) / sum(weights)
+    share_B = np.array(rights) / np.array(sizes)
+    end_B2 = np.array([wilson(right, n) for right, n in zip(rights, sizes, strict=True)])
+    mean = float(weight_B @ share_B)
+    below, above = np.linalg.norm(weight_B[:, None] * (end_B2 - share_B[:, None]), axis=0)
+    return mean, mean - float(below), mean + float(above)
 
 
 Records = Sequence[Mapping[str, Any]]
@@ -56,7 +60,6 @@ PAPER = {
 PAPER_MACRO = (0.327, 0.326, 0.384, 0.372)
 """The averages as printed in the paper, in the order of PAPER."""
 
-_BOOTSTRAP_SEED = 0
 _MICRO, _MACRO = "micro average", "macro average"
 
 
@@ -70,7 +73,7 @@ class Score:
     """Exact match in [0, 1]; None if no question was answered."""
     em_low: float | None
     em_high: float | None
-    """Ends of the bootstrap 95 % interval."""
+    """Ends of the 95 % interval."""
     f1: float | None
     searches: float | None
     """Answered searches per question."""
@@ -82,10 +85,10 @@ class Score:
     """Questions without an answer because services failed."""
 
 
-def score(records: Records, failed: int, resampled: NDArray[np.float64] | None) -> Score:
-    """The score of one benchmark's records; `resampled` are the bootstrap means of its exact match."""
+def score(records: Records, failed: int) -> Score:
+    """The score of one benchmark's records."""
     n = len(records)
-    low, high = interval(resampled) if resampled is not None else (None, None)
+    low, high = wilson(sum(record["right"] for record in records), n) if n else (None, None)
 
     def share(part: str, whole: str | None = None) -> float | None:
         total = sum(record[whole] for record in records) if whole else n
@@ -109,30 +112,23 @@ def score_all(
 ) -> tuple[dict[str, Score], dict[str, Score]]:
     """The scores by benchmark, in the order given, and the two averages over those that have answers.
 
-    `failed` counts the unanswered questions of each benchmark. The same answers to a benchmark give it the
-    same interval, whichever others are evaluated with it.
+    `failed` counts the unanswered questions of each benchmark.
     """
     groups = {name: [record for record in records if record["benchmark"] == name] for name in benchmarks}
-    # A generator of its own for each benchmark, so that its interval does not depend on the others.
-    rngs = {name: np.random.default_rng([_BOOTSTRAP_SEED, *name.encode()]) for name in benchmarks}
-    resampled = {
-        name: resampled_means([float(record["right"]) for record in group], rngs[name])
-        for name, group in groups.items()
-        if group
-    }
-    scores = {name: score(group, failed.get(name, 0), resampled.get(name)) for name, group in groups.items()}
-    if len(resampled) < 2:
+    scores = {name: score(group, failed.get(name, 0)) for name, group in groups.items()}
+    answered = [each for each in scores.values() if each.n]
+    if len(answered) < 2:
         return scores, {}
-    weights = np.array([scores[name].n for name in resampled], dtype=np.float64)
-    means_BR = np.stack(list(resampled.values()))
-    micro = score(records, sum(failed.values()), weights @ means_BR / weights.sum())
-    low, high = interval(means_BR.mean(axis=0))
-    means: dict[str, Any] = {}
-    for name in ("em", "f1", "searches", "truncated_turn_share", "invalid_call_share"):
-        values = [value for each in resampled if (value := getattr(scores[each], name)) is not None]
+    sizes = [each.n for each in answered]
+    rights = [sum(record["right"] for record in group) for group in groups.values() if group]
+    _, low, high = averaged(sizes, rights, sizes)
+    micro = replace(score(records, sum(failed.values())), em_low=low, em_high=high)
+    em, low, high = averaged([1] * len(answered), rights, sizes)
+    means: dict[str, Any] = {"em": em, "em_low": low, "em_high": high}
+    for name in ("f1", "searches", "truncated_turn_share", "invalid_call_share"):
+        values = [value for each in answered if (value := getattr(each, name)) is not None]
         means[name] = sum(values) / len(values) if values else None
-    macro = replace(micro, em_low=low, em_high=high, **means)
-    return scores, {_MICRO: micro, _MACRO: macro}
+    return scores, {_MICRO: micro, _MACRO: replace(micro, **means)}
 
 
 def evaluation_table(title: str, scores: Mapping[str, Score], averages: Mapping[str, Score]) -> Table:
