@@ -49,7 +49,7 @@ def published() -> DictConfig:
         ("actor_rollout_ref.rollout.n", 5),
         ("actor_rollout_ref.actor.clip_ratio", 0.2),
         ("actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type", "ppo_clip"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", "bypass_mode"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "drzero_bypass_mode"),
         ("algorithm.rollout_correction.bypass_mode", True),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", 0),
         ("actor_rollout_ref.rollout.val_kwargs.n", 1),

@@ -207,6 +207,14 @@ def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> No
     assert "1 are invalid, the first because: ['down']" in message
 
 
+def test_a_step_without_a_rollout_that_counts_is_stopped_whatever_the_limit(
+    queue: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("test_verl_ext_trainers.STEP", [(1, 9.0, False, False)] * 8)
+    with pytest.raises(TooManyFailures, match="step 3: no rollout is left to learn from"):
+        trainer(limit=1.0)._compute_advantage(put_step("none"), {})
+
+
 def test_a_solvers_row_is_compared_with_the_other_answers_to_its_prompt(
     written_by_grpo: dict[str, list[torch.Tensor]],
 ) -> None:

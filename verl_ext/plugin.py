@@ -1,8 +1,8 @@
 """Registers our extensions with veRL: `VERL_USE_EXTERNAL_MODULES=verl_ext.plugin` (veRL 0.9.1).
 
 Every veRL process imports this module while it imports `verl`, so it holds registrations only; the rollout
-engine is imported by the process that needs it. The trainers must be registered before veRL selects one, and
-veRL offers no later hook than this.
+engine is imported by the process that needs it. The trainers and the policy loss must be registered before
+veRL selects one, and veRL offers no later hook than this.
 """
 
 from importlib import import_module
@@ -31,4 +31,5 @@ rollout_base._ROLLOUT_REGISTRY[(REFERENCE_ROLLOUT, "async")] = (
     "verl_ext.rollout.reference_rollout.ReferenceServerAdapter"
 )
 
-import_module("verl_ext.trainer.trainers")
+for _module in ("policy_loss", "trainers"):
+    import_module(f"verl_ext.trainer.{_module}")

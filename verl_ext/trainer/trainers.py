@@ -84,7 +84,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Count and dump the step's rows, then write their advantages in veRL's place.
 
-        Raises TooManyFailures above the configured share of spoiled rows.
+        Raises TooManyFailures above the configured share of spoiled rows, and where no other row is left.
         """
         step = self.global_steps
         self._heartbeat.beat(step, "advantage")
@@ -93,6 +93,8 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         self._flow.judged(self._expected_rollouts, real, good)
         causes = [row.reward.get("reason_invalid") for row in rows if not row.padding and not row.counts]
         self._check_failed_share(f"step {step}", self._expected_rollouts, good, causes)
+        if not good:
+            raise TooManyFailures(f"step {step}: no rollout is left to learn from, because: {causes[:3]}")
         if folder := self.config.trainer.rollout_data_dir:
             # Before the update, so that every checkpoint has the dumps of all its steps.
             part = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
