@@ -11,6 +11,7 @@ passes every other micro-batch on. The test
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.workers.config import ActorConfig
 
@@ -25,7 +26,7 @@ def bypass_mode_loss(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     loss_agg_mode: str = "token-mean",
-    config: ActorConfig | None = None,
+    config: DictConfig | ActorConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """The loss of a micro-batch and its metrics; all tensors are [rows, tokens].
