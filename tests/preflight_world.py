@@ -65,9 +65,9 @@ class World:
 
     def places(self, stage: str, groups: list[str], form: str) -> list[str]:
         """The overrides that lead a stage to its files."""
-        is_cpu = any(group in ("hardware=cpu", "compute=cpu") for group in groups)
+        is_demo = any(group in ("hardware=cpu", "compute=cpu", "env=demo") for group in groups)
         chosen = [group.partition("=")[2] for group in groups if group.startswith("model=")]
-        export = self.export(chosen[0] if chosen else "demo-policy" if is_cpu else "qwen2.5-3b")
+        export = self.export(chosen[0] if chosen else "demo-policy" if is_demo else "qwen2.5-3b")
         common = [
             f"paths.corpus={self.corpus}",
             f"paths.checkpoints={self.checkpoints}",

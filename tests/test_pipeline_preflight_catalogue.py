@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from _pytest.mark import ParameterSet
 from conftest import Prepared, unused_port
 from hydra import initialize_config_dir
 from preflight_world import World, save_model_folder, write_prompts
@@ -189,24 +190,54 @@ def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: 
     assert report.ledger is not None or stage not in MODELLED
 
 
-@pytest.mark.parametrize(
-    ("compute", "model"),
-    [
-        ("8xh100", "qwen2.5-7b"),
-        ("4xa100-80gb", "qwen2.5-3b"),
-        ("single_h100", "qwen2.5-3b"),
-        ("a100-40gb", "smollm2-135m"),
-        ("a10g", "smollm2-135m"),
-        ("t4", "smollm2-135m"),
-        ("cpu", "demo-policy"),
-    ],
-)
-def test_every_compute_group_has_a_recipe_that_it_can_run(world: World, compute: str, model: str) -> None:
-    groups = [f"compute={compute}", f"model={model}"]
-    config = world.config("challenger", groups, form_of(groups), [])
-    report = preflight(config, "challenger", readings=world.readings)
-    assert report.errors == []
-    assert report.estimate is not None and report.estimate.usd_per_hour > 0
+RECIPES = {
+    "8xh100": "qwen2.5-7b",
+    "4xa100-80gb": "qwen2.5-3b",
+    "single_h100": "qwen2.5-3b",
+    "a100-40gb": "smollm2-135m",
+    "a10g": "smollm2-135m",
+    "t4": "smollm2-135m",
+    "cpu": "demo-policy",
+}
+"""A model for every machine on Modal, with which all stages run there."""
+ENVIRONMENTS = sorted(path.stem for path in (CONFIG_DIR / "env").glob("*.yaml"))
+
+
+def every_launch() -> Iterator[ParameterSet]:
+    """Every environment on every machine in every stage.
+
+    In the first tier the challenger on every machine, and every stage in every environment.
+    """
+    rest = pytest.mark.slow("the first tier has each machine, stage and environment at least once")
+    for place, compute in enumerate(RECIPES):
+        for stage in STAGES:
+            for env in ENVIRONMENTS:
+                of_machine = stage == "challenger" and env == ENVIRONMENTS[place % len(ENVIRONMENTS)]
+                of_stage = stage != "challenger" and compute == "a10g"
+                marks = [] if of_machine or of_stage else [rest]
+                yield pytest.param(env, compute, stage, marks=marks, id=f"{env}-{compute}-{stage}")
+
+
+def test_every_machine_has_a_recipe() -> None:
+    assert {*RECIPES, "local"} == {path.stem for path in (CONFIG_DIR / "compute").glob("*.yaml")}
+
+
+@pytest.mark.parametrize(("env", "compute", "stage"), every_launch())
+def test_every_environment_composes_and_passes_preflight_on_every_machine_in_every_stage(
+    world: World, env: str, compute: str, stage: str
+) -> None:
+    # An environment may bring its own model.
+    model = [] if env == "demo" else [f"model={RECIPES[compute]}"]
+    groups = [f"compute={compute}", f"env={env}", *model]
+    config = world.config(stage, groups, "short" if env == "demo" else form_of(groups), [])
+    assert env != "demo" or Path(config.base_model).name == "demo-policy"
+    report = preflight(config, stage, readings=world.readings)
+    # The demo policy's nine heads cannot be split over two GPUs, which is reported, and nothing else.
+    splits = env == "demo" and compute in ("8xh100", "4xa100-80gb") and stage in MODELLED
+    known = ("solver.tp_size", "actor_rollout_ref.rollout.tensor_model_parallel_size") if splits else ()
+    assert [finding for finding in report.errors if finding.key not in known] == []
+    assert bool(report.errors) == splits
+    assert report.machine is not None and report.machine.usd_per_hour > 0
 
 
 def test_a_port_that_is_taken_here_says_nothing_of_a_machine_elsewhere(world: World) -> None:
