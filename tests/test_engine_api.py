@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from verl_ext.engine.api_server import main
@@ -75,6 +78,11 @@ def complete(server: httpx.Client, **fields: Any) -> dict[str, Any]:
     return response.json()
 
 
+def post(server: httpx.Client, body: str | bytes) -> httpx.Response:
+    """Send what httpx's own JSON encoder refuses."""
+    return server.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+
+
 def metric(server: httpx.Client, name: str) -> float:
     lines = server.get("/metrics").text.splitlines()
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
@@ -133,15 +141,95 @@ def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
         ({"n": 2}, "n"),
         ({"stream": True}, "stream"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e-45}, "temperature"),
+        ({"top_k": 2**70}, "top_k"),
+        ({"prompt": [2**63]}, "vocabulary"),
+        ({"prompt": "\ud800"}, "hex escape"),
+        ({"stop": "\ud800"}, "hex escape"),
         ({"best_of": 3}, "best_of"),
     ],
 )
 def test_unsupported_options_are_refused_with_a_400_that_names_them(
     server: httpx.Client, fields: dict[str, Any], named: str
 ) -> None:
-    response = server.post("/v1/completions", json={"prompt": [1], **fields})
+    response = post(server, json.dumps({"prompt": [1], **fields}))
     assert response.status_code == 400
     assert named in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"prompt": [1], "x": ' + b"[" * 100_000])
+def test_a_body_that_is_no_request_is_refused_with_a_400(server: httpx.Client, body: bytes) -> None:
+    response = post(server, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_a_prompt_far_longer_than_the_engines_sequences_is_refused_before_it_is_read(
+    server: httpx.Client,
+) -> None:
+    response = server.post("/v1/completions", json={"prompt": "long " * 2_000_000})
+    assert response.status_code == 413
+    assert "the prompt cannot fit" in response.json()["error"]["message"]
+
+
+small = st.integers(-2, 5)
+odd = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats()
+    | st.text(st.characters(), max_size=20)  # lone surrogates too
+    | st.lists(small | st.text(st.characters(), max_size=3), max_size=4)
+)
+requests = st.fixed_dictionaries(
+    {"prompt": st.text(max_size=30) | st.lists(small | st.integers(), max_size=20) | odd},
+    optional={
+        "max_tokens": small,
+        "temperature": st.floats(0, 2) | odd,
+        "top_p": st.floats(0, 1) | odd,
+        "top_k": small | odd,
+        "seed": odd,
+        "stop": st.text(max_size=3) | odd,
+        "stop_token_ids": st.lists(st.integers()) | odd,
+        "logprobs": odd,
+        "echo": odd,
+        "skip_special_tokens": odd,
+        "other": odd,
+    },
+)
+
+
+@settings(max_examples=60)
+@given(requests)
+def test_whatever_a_request_holds_the_engine_answers_the_next_one(
+    server: httpx.Client, fields: dict[str, Any]
+) -> None:
+    response = post(server, json.dumps(fields))
+    assert response.status_code in (200, 400), response.text
+    assert complete(server, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+BROKEN_LOOP = """
+import sys
+from torch.nn.modules.module import register_module_forward_hook
+from verl_ext.engine.api_server import main
+register_module_forward_hook(lambda *_: sys.exit("the loop is lost"))
+main()
+"""
+
+
+@pytest.mark.slow("a server of its own; `test_engine_generation.py` ends an engine in process")
+def test_an_engine_whose_loop_has_ended_ends_its_process_with_the_cause(model_folder: Path) -> None:
+    command = [sys.executable, "-c", BROKEN_LOOP, "--model", str(model_folder), "--port", "0"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().rsplit(" ", 1)[-1].strip()
+        with httpx.Client(base_url=address, timeout=60, transport=httpx.HTTPTransport(retries=5)) as client:
+            assert client.get("/health").status_code == 503
+        _, errors = process.communicate()
+    assert process.returncode == 1
+    assert "the engine's loop has ended: SystemExit('the loop is lost')" in errors
 
 
 def test_health_answers_200_when_the_engine_produces_tokens(server: httpx.Client) -> None:

@@ -1,6 +1,8 @@
 """The engine against transformers' own `generate`: tokens, log-probabilities, prefixes, weights, failures."""
 
 import asyncio
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,7 +155,7 @@ def test_the_response_ends_at_max_seq_len_with_reason_length(engine_of: Build) -
     assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
 
 
-@pytest.mark.parametrize("prompt", [[], prompt_of(200), [VOCABULARY], [-1]])
+@pytest.mark.parametrize("prompt", [[], prompt_of(200), [VOCABULARY], [-1], [2**63], [-(2**63) - 1]])
 def test_a_prompt_that_cannot_be_served_is_refused_and_the_engine_keeps_serving(
     prompt: list[int], engine_of: Build
 ) -> None:
@@ -297,14 +299,16 @@ def test_an_update_with_requests_in_flight_is_refused_and_aborting_them_allows_i
 
 
 @pytest.mark.parametrize("part", ["lm_head", "model.embed_tokens"], ids=["decoding", "prefilling"])
-def test_an_error_in_the_worker_reaches_all_requests_and_later_ones(engine_of: Build, part: str) -> None:
+def test_a_forward_that_fails_ends_its_requests_and_later_ones_are_tried_again(
+    engine_of: Build, part: str
+) -> None:
     model = tiny_llama()
     engine = engine_of(model, max_batch_size=2)
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ArithmeticError("the forward broke")
 
-    model.get_submodule(part).register_forward_hook(broken)
+    hook = model.get_submodule(part).register_forward_hook(broken)
 
     async def scenario() -> list[Any]:
         requests = [engine.generate(prompt_of(5 + i), GREEDY) for i in range(4)]
@@ -313,16 +317,68 @@ def test_an_error_in_the_worker_reaches_all_requests_and_later_ones(engine_of: B
     for outcome in asyncio.run(scenario()):
         assert isinstance(outcome, EngineFailure)
         assert "the forward broke" in str(outcome)
-    assert isinstance(engine.failure, ArithmeticError)
-    with pytest.raises(EngineFailure, match="the forward broke"):
-        asyncio.run(engine.generate(prompt_of(5), GREEDY))
+    hook.remove()
+    expected = [expected_greedy(tiny_llama(), prompt_of(n), GREEDY.max_tokens) for n in (5, 9)]
+    generations = asyncio.run(gather(engine, [prompt_of(5), prompt_of(9)], GREEDY))
+    assert [generation.token_ids for generation in generations] == expected
 
 
-def test_weights_that_are_not_numbers_stop_the_engine_with_that_cause(engine_of: Build) -> None:
+def test_an_error_of_one_request_leaves_the_others_in_its_batch_as_they_are(engine_of: Build) -> None:
+    engine = engine_of(tiny_llama())
+
+    def broken(token_ids: list[int]) -> bool:
+        return 1 / (3 - len(token_ids)) > 1  # fails at its third id
+
+    async def scenario() -> list[Any]:
+        requests = [engine.generate(prompt_of(n), GREEDY, broken if n == 9 else None) for n in (5, 9, 30)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    first, failed, last = asyncio.run(scenario())
+    assert isinstance(failed, EngineFailure)
+    assert "ZeroDivisionError" in str(failed)
+    for generation, length in ((first, 5), (last, 30)):
+        assert generation.token_ids == expected_greedy(tiny_llama(), prompt_of(length), GREEDY.max_tokens)
+
+
+def test_a_prompt_whose_states_are_not_numbers_spoils_no_other_request(engine_of: Build) -> None:
     model = tiny_llama()
+    poison = VOCABULARY - 1
+    model.model.embed_tokens.weight.data[poison] = float("nan")  # also of its key and value, in its slot
+    engine = engine_of(model)
+
+    async def scenario() -> list[Any]:
+        prompts = [prompt_of(30), [*prompt_of(60), poison, 5]]
+        requests = [engine.generate(prompt, GREEDY) for prompt in prompts]
+        # The second round takes the slots of the first, with shorter and longer prompts next to each other.
+        outcomes = await asyncio.gather(*requests, return_exceptions=True)
+        return outcomes + await gather(engine, [prompt_of(40), prompt_of(9)], GREEDY)
+
+    first, failed, *later = asyncio.run(scenario())
+    assert isinstance(failed, EngineFailure)
+    assert "NaN" in str(failed)
+    for generation, length in zip([first, *later], (30, 40, 9), strict=True):
+        assert generation.token_ids == expected_greedy(tiny_llama(), prompt_of(length), GREEDY.max_tokens)
+
+
+def test_weights_that_are_not_numbers_are_the_named_cause_until_they_are_replaced(engine_of: Build) -> None:
+    model = tiny_llama()
+    engine = engine_of(model)
     model.model.norm.weight.data.fill_(float("nan"))
     with pytest.raises(EngineFailure, match="NaN"):
-        asyncio.run(engine_of(model).generate(prompt_of(5), SamplingParams()))
+        asyncio.run(engine.generate(prompt_of(5), SamplingParams()))
+    asyncio.run(engine.update_weights(tiny_llama().state_dict().items()))
+    assert asyncio.run(engine.generate(prompt_of(5), GREEDY)).token_ids
+
+
+def test_an_error_of_the_loop_itself_ends_the_engine_and_is_reported(engine_of: Build) -> None:
+    engine, crashed = engine_of(tiny_llama()), threading.Event()
+    engine.on_crash = crashed.set
+    with pytest.raises(EngineFailure, match="lost"):
+        asyncio.run(engine.generate(prompt_of(5), GREEDY, lambda token_ids: sys.exit("lost")))
+    assert crashed.wait(60)
+    assert isinstance(engine.failure, SystemExit)
+    with pytest.raises(EngineFailure, match="lost"):
+        asyncio.run(engine.generate(prompt_of(5), GREEDY))
 
 
 def test_closing_aborts_requests_in_flight(engine_of: Build) -> None:

@@ -1,5 +1,6 @@
 """The sampler: which ids can be drawn, how often, and which log-probability is recorded."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.engine.sampling import SamplingParams, sample
+from verl_ext.engine.sampling import LEAST, SamplingParams, sample
 
 VOCABULARY = 12
 logits_rows = st.lists(st.floats(-8, 8, width=32), min_size=VOCABULARY, max_size=VOCABULARY)
@@ -63,6 +64,19 @@ def test_greedy_log_prob_is_that_of_the_raw_logits() -> None:
     assert log_prob == pytest.approx(float(torch.tensor([1.0, 3.0, 2.0]).log_softmax(0)[1]), abs=1e-6)
 
 
+temperatures = st.floats(LEAST, 1 / LEAST)
+
+
+@given(logits_rows, uniforms, temperatures, st.integers(-1, 2**31 - 1), st.floats(LEAST, 1))
+def test_every_permitted_request_draws_an_id_with_a_probability_above_zero(
+    row: list[float], uniform: float, temperature: float, top_k: int, top_p: float
+) -> None:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    drawn, log_prob = draw_one(row, params, uniform)
+    assert 0 <= drawn < VOCABULARY
+    assert -math.inf < log_prob <= 0
+
+
 @given(st.lists(st.booleans(), min_size=2, max_size=8).filter(any), uniforms)
 def test_an_id_of_probability_zero_is_never_drawn(possible: list[bool], uniform: float) -> None:
     row = [0.0 if allowed else float("-inf") for allowed in possible]
@@ -101,7 +115,20 @@ def test_rows_with_different_parameters_do_not_affect_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("max_tokens", 0), ("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", -2)]
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -1),
+        ("temperature", 1e-45),  # a float32 holds it, and no logit divided by it
+        ("temperature", 1e-300),
+        ("temperature", 1e300),
+        ("temperature", math.nan),
+        ("top_p", 0),
+        ("top_p", 1e-300),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("top_k", 2**70),
+    ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: float) -> None:
     arguments: dict[str, Any] = {field: value}

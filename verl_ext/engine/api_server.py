@@ -4,7 +4,9 @@
 
 `POST /v1/completions` takes a text or token-id prompt and answers in OpenAI's shape, with vLLM's `token_ids`
 on request. `GET /health` answers 200 only when the engine has just produced a token. A request whose client
-disconnects is cancelled. Unsupported options (streaming, penalties) are refused with a 400 that names them.
+disconnects is cancelled. Unsupported options (streaming, penalties) are refused with a 400 that names them,
+a body far longer than the engine's sequences with a 413, before it has all arrived. If the engine's loop ends by an
+error, so does the process, with that error and status 1: a supervisor can then restart it.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,12 +24,11 @@ from typing import Any, Literal
 import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from setproctitle import setproctitle
 from transformers import PreTrainedTokenizerBase
 
@@ -34,6 +36,9 @@ from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
 from verl_ext.engine.sequence import Generation
+
+BODY_BYTES, BODY_BYTES_PER_ID = 64 << 10, 64
+"""The longest body: this, and for each id of the engine's `max_seq_len` more than its text takes as JSON."""
 
 
 class CompletionRequest(BaseModel):
@@ -78,17 +83,25 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
     registry.register(EngineCollector(engine))
     tokens_at_last_check = 0
 
-    @app.exception_handler(RequestValidationError)
-    async def refuse_malformed(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"] if part != "body")
-        return _error(400, f"{field or 'body'}: {first['msg']}")
+    body_bytes = BODY_BYTES + BODY_BYTES_PER_ID * engine.max_seq_len
 
     @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        prompt = tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+    async def completions(request: Request) -> Response:
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > body_bytes:
+                return _error(413, f"the body is longer than {body_bytes} bytes: the prompt cannot fit")
+        try:
+            # From JSON, which also refuses what Python's own parser lets pass: deep nesting, lone surrogates.
+            body = CompletionRequest.model_validate_json(bytes(content))
+        except ValidationError as error:
+            return _error(400, _first_of(error))
         try:
             params = SamplingParams(**body.model_dump(include={*SamplingParams.__dataclass_fields__}))
+            prompt = body.prompt
+            if isinstance(prompt, str):  # in a thread: the longest take a while
+                prompt = await asyncio.to_thread(tokenizer.encode, prompt)
             generating = engine.generate(prompt, params, _stop_checker(tokenizer, body.stop_strings))
             generation = await _until_disconnect(request, generating)
         except ValueError as error:
@@ -156,6 +169,12 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("engine_prefix_cache_bytes", "Bytes of kept prefixes", kept)
 
 
+def _first_of(error: ValidationError) -> str:
+    """The first thing that is wrong with a request, and where."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
+
+
 async def _until_disconnect(request: Request, generating: Any) -> Generation | None:
     """The generation; None, with the request cancelled, if the client disconnects first."""
 
@@ -212,7 +231,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_tok
 
 
 def _error(status: int, message: str) -> JSONResponse:
-    kind = "invalid_request_error" if status == 400 else "server_error"
+    kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)
 
 
@@ -222,7 +241,10 @@ def _exit(message: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until a signal; exits with status 2 for a taken port or a model that does not load."""
+    """Serve until a signal; exits with status 2 for a taken port or a model that does not load.
+
+    Raises EngineFailure when the engine has ended by an error.
+    """
     parser = argparse.ArgumentParser(prog="python -m verl_ext.engine.api_server", description=__doc__)
     parser.add_argument("--model", required=True, help="folder or hub id")
     parser.add_argument("--host", default="127.0.0.1")
@@ -261,7 +283,17 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"solver server: listening on http://{host}:{port}", flush=True)
     # The run's own level; at INFO uvicorn would log every request.
     level = "debug" if os.environ.get("DRZERO_LOG_LEVEL") == "DEBUG" else "warning"
-    uvicorn.Server(uvicorn.Config(app, log_level=level)).run(sockets=[listener])
+    server = uvicorn.Server(uvicorn.Config(app, log_level=level))
+    crashed = threading.Event()
+
+    def end() -> None:
+        crashed.set()
+        server.should_exit = True
+
+    engine.on_crash = end
+    server.run(sockets=[listener])
+    if crashed.is_set():
+        raise EngineFailure(f"the engine's loop has ended: {engine.failure!r}") from engine.failure
 
 
 if __name__ == "__main__":

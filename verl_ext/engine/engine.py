@@ -9,8 +9,10 @@ fills a slot of the key-value cache with all of its prompt but the last id: copi
 prefix (of a sequence in flight or in the prefix cache), the rest computed. So n equal prompts are computed
 once, and the next turn of a conversation computes only its new ids.
 
-Callers use asyncio, in any event loop; cancelling the task frees the slot at the next step. An unexpected
-error in the worker is raised in every waiting caller, and the engine stays unhealthy.
+Callers use asyncio, in any event loop; cancelling the task frees the slot at the next step. What goes wrong
+with one sequence ends that sequence; a decode step that fails ends the sequences in it, and the next requests
+are tried as usual. Only an error of the loop itself ends the engine: it is raised in every waiting caller and
+every later one, and `on_crash` is called.
 """
 
 import asyncio
@@ -34,7 +36,7 @@ from verl_ext.engine.sequence import FinishReason, Generation, Sequence
 
 
 class EngineFailure(RuntimeError):
-    """The engine cannot serve: its worker failed, it is closed, or its weights are half updated."""
+    """The engine cannot serve: a forward failed, it has ended, or its weights are half updated."""
 
 
 @dataclass
@@ -93,6 +95,8 @@ class ReferenceEngine:
         self._lock = threading.Lock()  # no request may be submitted after the failure is set
         self.failure: BaseException | None = None
         """What stopped the engine, None while it serves."""
+        self.on_crash: Callable[[], None] = lambda: None
+        """Called in the worker's thread when an error has stopped the engine."""
         self._half_updated = False
         self._thread = threading.Thread(target=self._work, name="reference-engine", daemon=True)
         self._thread.start()
@@ -111,8 +115,7 @@ class ReferenceEngine:
         Raises ValueError for an empty or too long prompt or an id outside the vocabulary, EngineFailure if
         the engine cannot serve.
         """
-        prompt = np.fromiter(prompt_ids, dtype=np.int64)
-        self._check_prompt(prompt)
+        prompt = self._checked(list(prompt_ids))
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         sequence = Sequence(
             prompt=prompt,
@@ -131,7 +134,7 @@ class ReferenceEngine:
         """Log-probability, in nats, of each response id, by one plain forward with the present weights."""
         if not response_ids:
             raise ValueError("there is no response to score")
-        self._check_prompt(np.array(prompt_ids + response_ids[:-1]))
+        self._checked(prompt_ids + response_ids[:-1])
         length = len(response_ids)
 
         def forward() -> list[float]:
@@ -183,15 +186,16 @@ class ReferenceEngine:
         self._inbox.put(None)
         self._thread.join()
 
-    def _check_prompt(self, prompt: np.ndarray) -> None:
+    def _checked(self, prompt: list[int]) -> np.ndarray:
         if not 0 < len(prompt) < self.max_seq_len:
             raise ValueError(
                 f"the prompt has {len(prompt)} ids; it must have at least 1 and leave room for a response "
                 f"within the engine's max_seq_len of {self.max_seq_len}"
             )
         vocabulary = self.model.config.vocab_size
-        if prompt.min() < 0 or prompt.max() >= vocabulary:
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
             raise ValueError(f"the prompt has an id outside the model's vocabulary of {vocabulary} ids")
+        return np.array(prompt, dtype=np.int64)
 
     def _submit(self, item: Sequence | _Command) -> None:
         with self._lock:
@@ -219,6 +223,7 @@ class ReferenceEngine:
             self._fail(EngineFailure("it was closed"))
         except BaseException as error:  # of any kind: the callers must not wait forever
             self._fail(error)
+            self.on_crash()
 
     def _take_in(self) -> bool:
         """Accept requests and commands, waiting for one when idle; False when the engine is to close."""
@@ -248,9 +253,7 @@ class ReferenceEngine:
         self._waiting.clear()
         for item in left:
             if item is not None and item.future.set_running_or_notify_cancel():
-                failure = EngineFailure(f"the engine has stopped: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                item.future.set_exception(failure)
+                item.future.set_exception(_failure("the engine has stopped", error))
 
     def _admit(self) -> None:
         """Move waiting sequences into free slots, with everything but their last prompt id in the cache."""
@@ -260,10 +263,14 @@ class ReferenceEngine:
                 self._waiting.popleft()
                 continue
             slot = len(self._running)
-            self._slots.reserve(slot + 1, len(sequence.prompt))
-            reused = self._reuse_prefix(sequence, slot)
-            if reused < sequence.cached:
-                self._prefill(sequence, slot, reused)
+            try:
+                self._slots.reserve(slot + 1, len(sequence.prompt))
+                reused = self._reuse_prefix(sequence, slot)
+                if reused < sequence.cached:
+                    self._prefill(sequence, slot, reused)
+            except Exception as error:  # the model's, or of a lack of memory: it belongs to this sequence
+                self._waiting.popleft().fail(_failure("the prompt's forward failed", error))
+                continue
             self._running.append(self._waiting.popleft())
             self._stats.requests += 1
             self._stats.tokens_in += len(sequence.prompt)
@@ -297,6 +304,31 @@ class ReferenceEngine:
 
     def _decode(self) -> None:
         """Advance every running sequence by one id."""
+        try:
+            sampled = self._step()
+        except Exception as error:  # as in `_admit`; which sequence caused it cannot be seen
+            while self._running:
+                self._running.pop().fail(_failure("the decode step failed", error))
+            self._slots.release()
+            return
+        # Backwards: a sequence that ends is replaced by the last one, which has its new id already.
+        for slot in reversed(range(len(sampled))):
+            sequence, (token_id, log_prob) = self._running[slot], sampled[slot]
+            try:
+                if log_prob != log_prob:
+                    raise ArithmeticError("the model's logits are not numbers (NaN): its weights are broken")
+                reason = sequence.append(token_id, log_prob)
+            except Exception as error:  # also of the caller's `stop_when`
+                self._slots.blank(slot)
+                self._vacate(slot)
+                sequence.fail(_failure("the request failed", error))
+                continue
+            self._stats.tokens_out += 1
+            if reason is not None:
+                self._leave(slot, reason)
+
+    def _step(self) -> list[tuple[int, float]]:
+        """Sample the next id of every running sequence; returns (id, log-probability) of each."""
         batch, device = self._running, self.model.device
         lengths = [sequence.cached for sequence in batch]
         longest = max(lengths) + 1
@@ -313,25 +345,21 @@ class ReferenceEngine:
         ).logits[:, -1]
         ids, log_probs = sample(logits, [s.params for s in batch], [s.draws.random() for s in batch])
         self._stats.decode_steps += 1
-        self._stats.tokens_out += len(batch)
-        if log_probs.isnan().any():
-            raise ArithmeticError("the model's logits are not numbers (NaN): its weights are broken")
-        sampled = list(zip(ids.tolist(), log_probs.tolist(), strict=True))
-        # Backwards: a sequence that ends is replaced by the last one, which has its new id already.
-        for slot in reversed(range(len(sampled))):
-            reason = batch[slot].append(*sampled[slot])
-            if reason is not None:
-                self._leave(slot, reason)
+        return list(zip(ids.tolist(), log_probs.tolist(), strict=True))
 
     def _leave(self, slot: int, reason: FinishReason = "aborted") -> None:
-        """Keep the sequence as a prefix, resolve it, and move the last slot's sequence into the gap."""
+        """Keep the sequence as a prefix, resolve it, and free its slot."""
         sequence = self._running[slot]
         self._prefixes.insert(sequence.cached_ids(), self._slots.read(slot, sequence.cached))
+        self._vacate(slot)
+        sequence.resolve(reason, self._stats.weight_version)
+
+    def _vacate(self, slot: int) -> None:
+        """Move the last slot's sequence into this one, so that there is no gap."""
         last = self._running.pop()
-        if last is not sequence:
+        if slot < len(self._running):
             self._slots.write(slot, self._slots.read(len(self._running), last.cached))
             self._running[slot] = last
-        sequence.resolve(reason, self._stats.weight_version)
 
     def _abort_all(self) -> int:
         aborted = len(self._running) + len(self._waiting)
@@ -340,6 +368,12 @@ class ReferenceEngine:
         while self._waiting:
             self._waiting.popleft().resolve("aborted", self._stats.weight_version)
         return aborted
+
+
+def _failure(what: str, error: BaseException) -> EngineFailure:
+    failure = EngineFailure(f"{what}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _additive_mask(positions: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:

@@ -110,6 +110,10 @@ class SlotCache:
         """Copy `states`, shaped as `read` returns them, to the start of a slot."""
         self._store[:, :, slot, :, : states.shape[3]] = states
 
+    def blank(self, slot: int) -> None:
+        """Forget a slot's states, which may be no numbers: a later sequence there would get them masked."""
+        self._store[:, :, slot] = 0
+
     def decode_window(self, positions: torch.Tensor, longest: int) -> CacheWindow:
         """Window that writes one entry to each of the first `len(positions)` slots, at its own position."""
         rows = torch.arange(len(positions), device=positions.device)

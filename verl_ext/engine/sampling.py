@@ -14,6 +14,10 @@ from dataclasses import dataclass
 import torch
 
 
+LEAST = 1e-6
+"""The least temperature and top-p: far below, a float32 holds neither them nor the logits divided by them."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to continue one prompt.
@@ -34,9 +38,14 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checks = (
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
-            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "0 (greedy) or more"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", self.top_k, self.top_k >= -1, "at least 1, or 0 or -1 for no limit"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature == 0 or LEAST <= self.temperature <= 1 / LEAST,
+                f"0 (greedy), or from {LEAST:g} to {1 / LEAST:g}",
+            ),
+            ("top_p", self.top_p, LEAST <= self.top_p <= 1, f"from {LEAST:g} to 1"),
+            ("top_k", self.top_k, -1 <= self.top_k < 1 << 31, "from 1 to 2^31 - 1, or 0 or -1 for no limit"),
         )
         for name, value, holds, allowed in checks:
             if not holds:

@@ -59,6 +59,11 @@ class Sequence:
         """The ids whose keys and values are stored, in order."""
         return np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int64)])[: self.cached]
 
+    def fail(self, failure: Exception) -> None:
+        """Raise `failure` in the waiting caller, unless it has cancelled."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(failure)
+
     def resolve(self, reason: FinishReason, weight_version: int) -> None:
         """Pass the result to the waiting caller, unless it has cancelled."""
         if self.future.set_running_or_notify_cancel():
