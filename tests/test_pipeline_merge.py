@@ -365,6 +365,18 @@ def spoil_other_weights(actor: Path) -> None:
     (actor / "huggingface" / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
 
 
+def spoil_world_size(value: Any) -> Callable[[Path], None]:
+    return lambda actor: _set(actor / "fsdp_config.json", world_size=value)
+
+
+def spoil_model_config(**values: Any) -> Callable[[Path], None]:
+    return lambda actor: _set(actor / "huggingface" / "config.json", **values)
+
+
+def _set(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def spoil_config(actor: Path) -> None:
     (actor / "huggingface" / "config.json").unlink()
 
@@ -372,12 +384,21 @@ def spoil_config(actor: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_missing_run, r"solver_iter1 holds no checkpoint .*train that run first"),
+        (spoil_missing_run, r"solver_iter1 holds no whole checkpoint: train that run first"),
         (spoil_pruned, r"global_step_4/actor is missing"),
         (spoil_missing_shard, r"lacks model_world_size_2_rank_1.pt: a checkpoint of 2 processes has 2"),
         (spoil_cut_off, r"model_world_size_1_rank_0.pt cannot be read as a checkpoint's shard"),
         (spoil_other_weights, r"mlp.down_proj.weight is \(64, 128\), not \(64, 256\)"),
-        (spoil_config, r"the checkpoint: no model config at .*huggingface"),
+        (spoil_config, r"the checkpoint: no usable model config at .*huggingface"),
+        (spoil_world_size(10**9), r"lacks model_world_size_1000000000_rank_0.pt"),
+        (spoil_world_size("2"), r"fsdp_config.json does not say world_size"),
+        (spoil_world_size([2]), r"fsdp_config.json does not say world_size"),
+        (spoil_model_config(hidden_size="x"), r"no usable model config at .*'hidden_size'"),
+        (spoil_model_config(model_type=["llama"]), r"no usable model config at .*unhashable"),
+        (spoil_model_config(num_attention_heads=0), r"no usable model config at .*ZeroDivision"),
+        (spoil_model_config(hidden_act="nope"), r"no model can be made from .*huggingface/config.json.*nope"),
+        (spoil_model_config(vocab_size=-5), r"no model can be made from .*huggingface/config.json.*-5"),
+        (spoil_model_config(vocab_size=10**30), r"no model can be made from .*huggingface/config.json"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_used_is_refused(

@@ -1,13 +1,15 @@
 """Which checkpoint a training run starts from, and the checkpoints it refuses to go on from."""
 
 import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.checkpoints.resume import choose_start
+from pipeline.checkpoints.resume import choose_start, start_step
 from pipeline.errors import CheckError
 from verl_ext.checkpoints import TRACKER, step_folder
 
@@ -19,9 +21,9 @@ def save(run: Path, step: int, model: Path, devices: int = 1, **changes: Any) ->
     config = json.loads((model / "config.json").read_text()) | changes
     (actor / "huggingface" / "config.json").write_text(json.dumps(config))
     (actor / "fsdp_config.json").write_text(json.dumps({"world_size": devices}))
-    for rank in range(devices):
-        (actor / f"model_world_size_{devices}_rank_{rank}.pt").touch()
-    (step_folder(run, step) / "data.pt").touch()
+    shards = (actor / f"model_world_size_{devices}_rank_{rank}.pt" for rank in range(devices))
+    for path in (*shards, step_folder(run, step) / "data.pt"):
+        zipfile.ZipFile(path, "w").close()  # as torch saves
     (run / TRACKER).write_text(str(step))
 
 
@@ -149,3 +151,44 @@ def test_a_folder_with_another_runs_checkpoint_is_refused(
     OmegaConf.save(before, tmp_path / "second" / "resolved.yaml")
     message = refusal(config)
     assert f"holds a run with {key}={was}" in message and "run.name" in message
+
+
+RESOLVED = {
+    **{"a list": b"- a", "one value": b"5", "bytes": b"base_model: \xff", "zeros": b"\0" * 9},
+    **{"cut off": b'a: "b', "nested": b"[" * 10_000, "interpolation": b"base_model: ${nope}"},
+    **{"a tag": b"a: !!python/name:os.system", "other kinds": b"data: [1]", "twice": b"a: 1\na: 2"},
+}
+
+
+@pytest.mark.parametrize("damaged", RESOLVED.values(), ids=RESOLVED)
+def test_damaged_settings_of_the_last_start_are_refused_by_name(
+    tmp_path: Path, tiny_model: Path, damaged: bytes
+) -> None:
+    save(tmp_path / "second", 6, tiny_model)
+    (tmp_path / "second" / "resolved.yaml").write_bytes(damaged)
+    assert f"{tmp_path}/second/resolved.yaml (the settings of" in refusal(config_of(tmp_path, tiny_model))
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, None], ids=repr)
+def test_a_damaged_model_config_in_a_checkpoint_is_refused_by_name(
+    tmp_path: Path, tiny_model: Path, damaged: bytes | None
+) -> None:
+    save(tmp_path / "second", 6, tiny_model)
+    path = step_folder(tmp_path / "second", 6) / "actor" / "huggingface" / "config.json"
+    path.unlink()
+    if damaged is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(damaged)
+    assert str(tmp_path / "second" / "global_step_6") in refusal(config_of(tmp_path, tiny_model))
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "step"),
+    [("auto", None, None), ("disable", None, 0), ("resume_path", "runs/other/global_step_12/", 12)],
+)
+def test_the_step_that_the_settings_say_a_run_starts_at(
+    mode: str, path: str | None, step: int | None
+) -> None:
+    trainer = {"resume_mode": mode, "resume_from_path": path}
+    assert start_step(OmegaConf.create({"trainer": trainer})) == step

@@ -124,7 +124,7 @@ def test_a_partial_dump_of_a_killed_start_is_removed(tmp_path: Path) -> None:
     (tmp_path / "dumps").mkdir()
     for name in ("step_0001.jsonl", "step_0002.partial"):
         (tmp_path / "dumps" / name).touch()
-    _tidy(tmp_path)
+    _tidy(tmp_path, None)
     assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["step_0001.jsonl"]
 
 

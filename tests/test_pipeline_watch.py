@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from test_verl_ext_checkpoints import save
 
 from ops.process.child import Command
 from ops.services.services import ServiceGroup
@@ -115,19 +116,23 @@ def stalled(folder: Path) -> Stalled:
 def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, stalls: int, starts: int, raises: bool
 ) -> None:
+    """From the checkpoints that it has saved since, also if it was told to start elsewhere."""
     begun: list[str] = []
+    modes: list[str] = []
 
     def run(main: Command, services: ServiceGroup, plan: Any) -> int:
         begun.append(main.env["VERL_FILE_LOGGER_PATH"])
         Path(main.env["VERL_FILE_LOGGER_PATH"]).touch()
+        modes.append(config.trainer.resume_mode)
         if len(begun) <= stalls:
+            save(tmp_path, len(begun))
             raise stalled(tmp_path)
         return 0
 
     monkeypatch.setattr(training, "run_supervised", run)
     monkeypatch.setattr(training, "write_resolved", lambda config: None)
     monkeypatch.setattr(training, "flow_monitor", lambda config: nullcontext())
-    trainer = {"resume_mode": "auto", "test_freq": -1, "total_training_steps": 4, "val_only": False}
+    trainer = {"resume_mode": "disable", "test_freq": -1, "total_training_steps": 4, "val_only": False}
     watchdog = {"policy": action, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "factor": 2}
     more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
     config = OmegaConf.create(
@@ -146,3 +151,4 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
         else:
             training._until_done(config, tmp_path, services)
     assert len(set(begun)) == starts  # each start has metrics of its own
+    assert modes == ["disable", *["auto"] * (starts - 1)]

@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 
 from pipeline.compose import compose_plain, resolve
 from verl_ext.artefacts import LOG_VARIABLE
-from verl_ext.checkpoints import TRACKER, is_whole, saved_step, step_folder
+from verl_ext.checkpoints import TRACKER, is_whole, saved_step, settle_checkpoints, step_folder
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.stop_time import STOP_VARIABLE, take_note
 from verl_ext.trainer.step_rows import dump_rows, read_log_probs, read_rows
@@ -474,7 +474,11 @@ def test_a_save_that_breaks_off_is_not_announced(rehearse: Rehearse, tmp_path: P
     (tmp_path / TRACKER).mkdir()  # the last of a save, the number, cannot be written either
     with pytest.raises(OSError, match=f"the disk is gone|{TRACKER}"):
         rehearse("trainer.save_freq=1", files=files)
-    assert announced(tmp_path) == [] and saved_step(tmp_path) == 0
+    settle_checkpoints(tmp_path)
+    # The next start resumes from what became whole, and finds nothing else.
+    whole = files == len(FILES)
+    assert announced(tmp_path) == [] and saved_step(tmp_path) == int(whole)
+    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"] * whole
 
 
 def test_a_dump_is_announced_when_it_has_its_name(

@@ -1,25 +1,37 @@
 """A run's checkpoints on disk: which are whole, which one a rerun resumes from, and which may be removed.
 
-    settle_checkpoints(run)           # before veRL resumes: remove what a kill left half-written
+    settle_checkpoints(run)           # before veRL resumes: put aside or remove what is not whole
     saved_step(run)                   # 40
 
 veRL 0.9.1 saves in place, in this order: the actor's files into `global_step_N/actor`, then `data.pt` (the
-position in the data), then the number N into `latest_checkpointed_iteration.txt`. So a kill may leave
-
-- a step folder above the recorded number, which is removed; the rerun resumes from the recorded step.
-- an empty number: the file had been opened for writing, so its step is complete. The rerun resumes from the
-  newest whole step: one with a `data.pt` and a complete actor.
+position in the data), in the asynchronous modes `transfer_queue` (under another name until it is complete),
+then the number N into `latest_checkpointed_iteration.txt`. A whole checkpoint is
+judged by its files and counts whether or not that number says so: a kill, a copy or a slip of the hand loses
+the number first. Nothing whole is removed but by `prune_checkpoints`, and of the rest only what is known to
+be ours: a save that was marked as begun (`saving`), and what was being removed. Anything else is renamed.
 
 veRL prunes old actors, and only these, before the new step has its `data.pt` and its number. Our trainer
-therefore prunes with `prune_checkpoints`: whole folders, and only below a recorded step.
+therefore prunes with `prune_checkpoints`: whole folders, and never the newest.
 """
 
 import json
+import os
 import re
 import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
+from ops.files import atomic_write
+
 TRACKER = "latest_checkpointed_iteration.txt"
+_SAVING = ".saving"
+"""In a run's folder: the step whose save has begun and not ended."""
+_SAVED = {"actor", "data.pt", *(f"transfer_queue{part}" for part in ("", ".tmp", ".old"))}
+"""What veRL writes into a step's folder, for a run without a critic."""
+_REMOVING = ".removing"
 
 
 def step_folder(run: Path, step: int) -> Path:
@@ -28,63 +40,141 @@ def step_folder(run: Path, step: int) -> Path:
 
 
 def saved_step(run: Path) -> int:
-    """The step of the run's last complete checkpoint, 0 if it has none."""
-    tracker = run / TRACKER
-    if not tracker.is_file():
-        return 0
-    text = tracker.read_text().strip()
-    if text.isdecimal():
-        return int(text)
-    return max((step for step in _steps(run) if is_whole(step_folder(run, step))), default=0)
+    """The step of the run's last complete checkpoint, 0 if it has none.
+
+    It is the recorded one unless a whole one is newer. A recorded one may be missing (`is_whole` tells).
+    """
+    recorded = _number(run / TRACKER)
+    return next(
+        (step for step in reversed(_steps(run)) if step > recorded and is_whole(step_folder(run, step))),
+        recorded,
+    )
+
+
+def shard_count(actor: Path) -> int | None:
+    """In how many shards an actor's weights are; None if its `fsdp_config.json` is missing or damaged."""
+    path = actor / "fsdp_config.json"
+    try:
+        world = json.loads(path.read_text(encoding="utf-8"))["world_size"] if path.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return world if type(world) is int and world > 0 else None
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a step folder has every rank's weights, and the position in the data, which is written last."""
+    """Whether a step folder has every rank's weights, and the position in the data, which is written last.
+
+    A file that was cut off counts as missing: torch's files end with the list of their parts.
+    """
     actor = checkpoint / "actor"
-    try:
-        ranks = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
-    except (OSError, ValueError, KeyError):
+    world = shard_count(actor)
+    is_config = (actor / "huggingface" / "config.json").is_file()
+    if world is None or not is_config or (checkpoint / "transfer_queue.tmp").exists():
         return False
-    shards = [actor / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
-    needed = (*shards, actor / "huggingface" / "config.json", checkpoint / "data.pt")
-    return all(path.is_file() for path in needed)
+    shards = (actor / f"model_world_size_{world}_rank_{rank}.pt" for rank in range(world))
+    files = chain([checkpoint / "data.pt"], shards)
+    return all(path.is_file() and zipfile.is_zipfile(path) for path in files)
 
 
-def settle_checkpoints(run: Path) -> list[str]:
-    """Repair a run's folder so that veRL resumes from the last complete step; returns what was done."""
+@contextmanager
+def saving(run: Path, step: int) -> Iterator[None]:
+    """Mark a step as being saved: if the body does not end well, `settle_checkpoints` may remove the step.
+
+    A folder of that name that is there before is not marked: it is somebody else's.
+    """
+    if not step_folder(run, step).exists():
+        atomic_write(run / _SAVING, str(step))
+    yield
+    (run / _SAVING).unlink(missing_ok=True)
+
+
+def settle_checkpoints(run: Path, start: int | None = None) -> list[str]:
+    """Put a run's folder in order, so that veRL resumes from its last complete step; returns what was done.
+
+    Steps above `start` are put aside even if they are whole: the run is to start there, and would otherwise
+    resume from them the next time. None is no such limit. The recorded step is not judged here.
+    """
     if not run.is_dir():
         return []
-    done = []
-    step = saved_step(run)
-    tracker = run / TRACKER
-    if tracker.is_file() and tracker.read_text().strip() != str(step):
-        done.append(f"{tracker} was torn by a kill; the newest whole checkpoint is of step {step}")
-        if step:
-            tracker.write_text(str(step))  # if another kill truncates it, this same case repairs it
-        else:
-            tracker.unlink()
-    for other in _steps(run):
-        folder = step_folder(run, other)
-        if other > step:
-            what = f"a save that was cut off, the last complete one is of step {step}"
-        elif other < step and not is_whole(folder):
-            what = "the rest of an old checkpoint"
-        else:
-            continue
-        done.append(f"removing {folder}: {what}")
+    done, saving_step, recorded = [], _number(run / _SAVING), _number(run / TRACKER)
+    for folder in run.glob(f".global_step_*{_REMOVING}"):
         shutil.rmtree(folder)
-    return done
+    for step in _steps(run):
+        folder = step_folder(run, step)
+        if step == recorded or is_whole(folder):
+            if start is not None and step > start:
+                done.append(_put_earlier(folder, f"this run starts at step {start}"))
+        elif step == saving_step and _is_ours(folder):
+            done.append(f"removing {folder}: a save that was cut off")
+            _remove(folder)
+        else:
+            done.append(_put_aside(folder, "it is no complete checkpoint"))
+    (run / _SAVING).unlink(missing_ok=True)
+    last = saved_step(run) if start is None else max(_steps(run), default=0)
+    return [*done, *_record(run, last)]
 
 
 def prune_checkpoints(run: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep` step folders, never the recorded one; None or 0 keeps them all."""
-    last = saved_step(run)
-    old = [step for step in _steps(run) if step < last]
-    surplus = max(0, len(old) + 1 - keep) if keep else 0
-    for step in old[:surplus]:
-        shutil.rmtree(step_folder(run, step))
+    """Remove all but the newest `keep` whole steps; None or 0 keeps them all.
+
+    A folder with other files than veRL's in it stays, and so does one that is not whole.
+    """
+    whole = [folder for step in _steps(run) if is_whole(folder := step_folder(run, step))]
+    for folder in whole[:-keep] if keep else []:
+        if _is_ours(folder):
+            _remove(folder)
+
+
+def _record(run: Path, step: int) -> list[str]:
+    """Make the recorded number `step`, no file for 0; returns what was done."""
+    tracker = run / TRACKER
+    if _number(tracker) == step and (step or not os.path.lexists(tracker)):
+        return []
+    done = [_put_aside(tracker, "it is no file")] if tracker.is_dir() else []
+    if step:
+        atomic_write(tracker, str(step))
+        return [*done, f"{tracker} was missing or wrong: the newest whole checkpoint is of step {step}"]
+    tracker.unlink(missing_ok=True)
+    return done
+
+
+def _put_earlier(folder: Path, why: str) -> str:
+    """Put aside a checkpoint of an earlier start; of several such of one step the last is kept."""
+    before = folder.with_name(f"{folder.name}.earlier")
+    if before.is_dir() and _is_ours(before):
+        _remove(before)
+    return _put_aside(folder, why, "earlier")
+
+
+def _put_aside(path: Path, why: str, word: str = "put_aside") -> str:
+    names = (path.with_name(f"{path.name}.{word}{number or ''}") for number in count())
+    new = next(name for name in names if not os.path.lexists(name))
+    path.rename(new)
+    return f"{path} is now called {new.name}, because {why}: remove it if nobody needs it"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a step's folder; a kill leaves it under a name that the next start removes."""
+    gone = folder.with_name(f".{folder.name}{_REMOVING}")
+    folder.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _is_ours(folder: Path) -> bool:
+    return not folder.is_symlink() and {path.name for path in folder.iterdir()} <= _SAVED
+
+
+def _number(path: Path) -> int:
+    """The step that a file names; 0 for no file, or any other content."""
+    try:
+        text = path.read_text(encoding="ascii").strip() if path.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
 
 
 def _steps(run: Path) -> list[int]:
-    found = (re.fullmatch(r"global_step_(\d+)", path.name) for path in run.iterdir() if path.is_dir())
+    """The steps that have a folder, from the oldest on."""
+    names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
+    found = (re.fullmatch("global_step_([1-9][0-9]{0,17})", name) for name in names)
     return sorted(int(match[1]) for match in found if match)

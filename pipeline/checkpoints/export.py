@@ -20,6 +20,7 @@ from ops.files import publish, recover, staging_folder
 from ops.process.child import Command
 from ops.services.services import ServiceGroup
 from ops.supervisor import run_supervised
+from pipeline.checkpoints.reading import read_json
 from pipeline.checkpoints.verify import ExportCheck, check_export
 from pipeline.checkpoints.weights import FsdpCheckpoint
 from pipeline.compose import process_env
@@ -83,7 +84,10 @@ def _about(export: Path) -> dict[str, Any]:
             f"{export} is there and is no export of ours (no {ABOUT} in it): move it away, or set "
             "run.export_dir"
         )
-    return dict(json.loads((export / ABOUT).read_text(encoding="utf-8")))
+    about = read_json(export / ABOUT, "what the export is of")
+    if not about.keys() >= {"source", "check"}:
+        raise CheckError(f"{export / ABOUT} does not say what the export is of: move {export} away")
+    return about
 
 
 def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:

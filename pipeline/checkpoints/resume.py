@@ -5,16 +5,17 @@ devices in a missing file, and a missing step folder in a silent start from scra
 sentence, before anything starts.
 """
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from ops.process.logs import say
+from pipeline.checkpoints.reading import read_json, read_settings
 from pipeline.errors import CheckError
 from pipeline.settings.schema import run_keys
-from verl_ext.checkpoints import is_whole, saved_step, step_folder
+from verl_ext.checkpoints import TRACKER, is_whole, saved_step, shard_count, step_folder
 
 _IDENTITY = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size")
 """Fields of a model's config that distinguish it from another model."""
@@ -42,18 +43,24 @@ def find_start(config: DictConfig) -> Path | None:
     folder = Path(config.run.dir)
     if not saved_step(folder):
         return None if config.get("continue_from") is None else _last_runs_checkpoint(config)
-    if (folder / "resolved.yaml").is_file():
-        before = OmegaConf.load(folder / "resolved.yaml")
-        for key in run_keys():
-            was, now = OmegaConf.select(before, key), OmegaConf.select(config, key)
-            if was != now:
-                raise CheckError(
-                    f"{folder} holds a run with {key}={was}, and this one has {now}: set another run.name "
-                    f"(in a loop: --from {folder.name})"
-                )
+    for key, was in (read_settings(folder, run_keys()) or {}).items():
+        if was != (now := OmegaConf.select(config, key)):
+            raise CheckError(
+                f"{folder} holds a run with {key}={was}, and this one has {now}: set another run.name "
+                f"(in a loop: --from {folder.name})"
+            )
     checkpoint = step_folder(folder, saved_step(folder))
     check_checkpoint(checkpoint, config, "set another run.name to start from scratch")
     return checkpoint
+
+
+def start_step(config: DictConfig) -> int | None:
+    """The step at which the settings say that a run starts; None if that is its last checkpoint's."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        named = re.fullmatch(r"global_step_(\d+)", Path(str(trainer.resume_from_path)).name)
+        return int(named[1]) if named else None
+    return 0 if trainer.resume_mode == "disable" else None
 
 
 def _last_runs_checkpoint(config: DictConfig) -> Path:
@@ -83,10 +90,10 @@ def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> No
     if not is_whole(checkpoint):
         raise CheckError(
             f"{checkpoint} is recorded as the last checkpoint, but it is missing or incomplete: restore it, "
-            f"or {otherwise}"
+            f"remove {TRACKER} next to it to resume from the newest whole one, or {otherwise}"
         )
     actor, path = checkpoint / "actor", config.actor_rollout_ref.model.path
-    saved = json.loads((actor / "huggingface" / "config.json").read_text(encoding="utf-8"))
+    saved = read_json(actor / "huggingface" / "config.json", "the model that was trained")
     from transformers import AutoConfig  # slow to import, and most starts have no checkpoint
 
     model = AutoConfig.from_pretrained(path).to_dict()
@@ -98,8 +105,7 @@ def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> No
                 f"{_short(now)} here. Set base_model to the model it was trained from, or {otherwise}"
             )
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    world_size = json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"]
-    if world_size != devices:
+    if (world_size := shard_count(actor)) != devices:
         raise CheckError(
             f"{checkpoint} is in shards for {world_size} devices, and this run has {devices} "
             "(trainer.n_gpus_per_node × trainer.nnodes): resume on as many as before"

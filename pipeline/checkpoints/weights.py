@@ -4,7 +4,6 @@ Both are read through memory maps, so a model may be larger than memory. Names a
 `state_dict`; of tied weights a checkpoint has every name, a folder usually one.
 """
 
-import json
 import logging
 import pickle
 from collections.abc import Sequence
@@ -18,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from pipeline.checkpoints.reading import in_one_line, read_json
 from pipeline.errors import CheckError
-from verl_ext.checkpoints import TRACKER, saved_step, step_folder
+from verl_ext.checkpoints import saved_step, shard_count, step_folder
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -28,9 +28,15 @@ class Layout:
     """The tensors of a model with a given config: their shapes, and which names share one weight."""
 
     def __init__(self, config: PretrainedConfig) -> None:
-        with torch.device("meta"):  # shapes without memory
-            # Not the config's attention, which may not be installed here; it has no weights of its own.
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        """Raises CheckError for a config that no language model can be made from."""
+        try:
+            with torch.device("meta"):  # shapes without memory
+                # Not the config's attention, which may not be installed here; it has no weights of its own.
+                model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        except Exception as error:  # whatever a damaged value leads to, deep in the model's code
+            raise CheckError(
+                f"no model can be made from {config.name_or_path}/config.json: {in_one_line(error)}"
+            ) from error
         model.tie_weights()
         self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         names_of: dict[int, list[str]] = {}
@@ -58,13 +64,12 @@ class FsdpCheckpoint:
         step = saved_step(run)
         if not step:
             raise CheckError(
-                f"{run} holds no checkpoint (no {TRACKER}): train that run first, or name another one's "
-                "folder"
+                f"{run} holds no whole checkpoint: train that run first, or name another one's folder"
             )
         self.folder = step_folder(run, step) / "actor"
         if not self.folder.is_dir():
             raise CheckError(
-                f"{self.folder} is missing, though {run / TRACKER} names that step: it was removed, perhaps "
+                f"{self.folder} is missing, though it is recorded as the last step: it was removed, perhaps "
                 "after it had been merged. Repeat the run, or use its export"
             )
         self.huggingface = self.folder / "huggingface"
@@ -97,8 +102,12 @@ class FsdpCheckpoint:
 
     @cached_property
     def _adapter_scale(self) -> float:
-        meta = _read_json(self.folder / "lora_train_meta.json", "rank and alpha of the adapter")
-        return float(meta["lora_alpha"]) / float(meta["r"])
+        path = self.folder / "lora_train_meta.json"
+        meta = read_json(path, "rank and alpha of the adapter")
+        try:
+            return float(meta["lora_alpha"]) / float(meta["r"])
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise CheckError(f"{path} does not say the adapter's rank and alpha") from error
 
     def _gather(self, key: str) -> torch.Tensor:
         parts = [shard[key] for shard in self._shards]
@@ -126,8 +135,10 @@ class HfWeights:
         files = sorted(folder.glob("*.safetensors"))
         index = folder / "model.safetensors.index.json"
         if index.is_file():
-            names = set(_read_json(index, "the list of the weight files")["weight_map"].values())
-            files = [folder / name for name in sorted(names)]
+            listed = read_json(index, "the list of the weight files").get("weight_map")
+            if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+                raise CheckError(f"{index} does not say which file holds which weight")
+            files = [folder / name for name in sorted(set(listed.values()))]
         if not files:
             raise CheckError(f"{folder} holds no safetensors: save the model in that format")
         try:
@@ -159,8 +170,8 @@ def load_config(model: str, what: str) -> PretrainedConfig:
     """The config of a model folder or hub id; raises CheckError, which names `what` needed it."""
     try:
         return AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise CheckError(f"{what}: no model config at {model} ({error})") from error
+    except Exception as error:  # of a damaged file, Transformers raises whatever its parts run into
+        raise CheckError(f"{what}: no usable model config at {model} ({in_one_line(error)})") from error
 
 
 def first_difference(expected: Shapes, found: Shapes) -> str | None:
@@ -176,15 +187,20 @@ def first_difference(expected: Shapes, found: Shapes) -> str | None:
 
 
 def _shard_paths(folder: Path) -> list[Path]:
-    world = _read_json(folder / "fsdp_config.json", "the number of shards").get("world_size")
-    if not isinstance(world, int) or world < 1:
-        raise CheckError(f"{folder / 'fsdp_config.json'} does not say world_size: this is no FSDP checkpoint")
-    paths = [folder / f"model_world_size_{world}_rank_{rank}.pt" for rank in range(world)]
-    if missing := [path.name for path in paths if not path.is_file()]:
+    world = shard_count(folder)
+    if world is None:
         raise CheckError(
-            f"{folder} lacks {', '.join(missing)}: a checkpoint of {world} processes has {world} shards. "
-            "Copy the missing ones, or repeat the last steps"
+            f"{folder / 'fsdp_config.json'} does not say world_size: it is missing or damaged, or this is no "
+            "FSDP checkpoint"
         )
+    paths = []
+    for rank in range(world):
+        paths.append(folder / f"model_world_size_{world}_rank_{rank}.pt")
+        if not paths[-1].is_file():
+            raise CheckError(
+                f"{folder} lacks {paths[-1].name}: a checkpoint of {world} processes has {world} shards. "
+                "Copy the missing ones, or repeat the last steps"
+            )
     return paths
 
 
@@ -204,13 +220,3 @@ def _load_shard(path: Path) -> dict[str, Any]:
 def _plain_name(key: str) -> str:
     """A weight's name in the model, whether or not peft wrapped it."""
     return key.removeprefix("base_model.model.").replace(".base_layer.", ".")
-
-
-def _read_json(path: Path, what: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckError(f"{path} ({what}) cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckError(f"{path} ({what}) holds no JSON object")
-    return content

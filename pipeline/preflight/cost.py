@@ -23,6 +23,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.checkpoints.reading import read_settings
+from pipeline.errors import CheckError
 from pipeline.metrics import read_metrics
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.model_shape import ModelShape
@@ -123,10 +125,11 @@ def _measured_steps(config: DictConfig) -> Range | None:
     iteration = config.iteration
     before = folder.with_name(folder.name.replace(f"iter{iteration}", f"iter{iteration - 1}"))
     for place in dict.fromkeys((folder, before)):
-        if not (place / "resolved.yaml").is_file():
+        try:
+            earlier = read_settings(place, pace_keys())
+        except CheckError:  # the check of the run's start reports it
             continue
-        earlier = OmegaConf.load(place / "resolved.yaml")
-        if any(OmegaConf.select(earlier, key) != OmegaConf.select(config, key) for key in pace_keys()):
+        if earlier != {key: OmegaConf.select(config, key) for key in pace_keys()}:
             continue
         steps = read_metrics(place).values()
         seconds = [step["timing_s/step"] for step in steps if "timing_s/step" in step]

@@ -23,7 +23,7 @@ from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog, say
 from ops.services.services import ServiceGroup, ServiceSpec
 from ops.supervisor import NothingDone, Stalled, run_supervised
 from pipeline.checkpoints.export import export_policy
-from pipeline.checkpoints.resume import choose_start
+from pipeline.checkpoints.resume import choose_start, start_step
 from pipeline.compose import RESOLVED, process_env, write_resolved
 from pipeline.metrics import metrics_path, read_metrics, spent_tokens
 from pipeline.preflight.data import use_train_for_missing_val
@@ -72,7 +72,7 @@ def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
     """
     folder, steps = Path(config.run.dir), config.trainer.total_training_steps
     with HeldLock(folder / "lock"):
-        _tidy(folder)
+        _tidy(folder, start_step(config))
         _plan_validation(config, folder)
         resumes = config.trainer.resume_mode != "disable"
         if resumes and saved_step(folder) >= steps and not config.trainer.val_only:
@@ -104,7 +104,9 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
                 raise
             say("watchdog", f"{stalled.summary}; restarting from the last checkpoint ({left - 1} left)")
         require_time(config.run.name, START_S)
-        _tidy(folder)
+        if saved_step(folder) > (start_step(config) or 0):
+            config.trainer.resume_mode = "auto"
+        _tidy(folder, start_step(config))
         _plan_validation(config, folder)
         write_resolved(config)
 
@@ -128,9 +130,9 @@ def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
     write_result(config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), print_summary(config))
 
 
-def _tidy(folder: Path) -> None:
-    """Put a run's folder in order after the last start, however it ended."""
-    for line in settle_checkpoints(folder):
+def _tidy(folder: Path, start: int | None) -> None:
+    """Put a run's folder in order after the last start, however it ended; `start` as `start_step` has it."""
+    for line in settle_checkpoints(folder, start):
         say("checkpoints", line)
     for partial in (folder / "dumps").glob("*.partial"):
         partial.unlink()

@@ -9,7 +9,7 @@ from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.debug import marked_timer
 
 from verl_ext.artefacts import announce
-from verl_ext.checkpoints import prune_checkpoints, saved_step, step_folder
+from verl_ext.checkpoints import prune_checkpoints, saved_step, saving, step_folder
 from verl_ext.stop_time import Note, Pace, describe_left, seconds_left, write_note
 from verl_ext.telemetry import Heartbeat
 
@@ -87,7 +87,8 @@ class ProgressMixin(PPOTrainer):
         with self._pace.apart("save"):
             # Make room for the new checkpoint first, but never remove the only whole one.
             prune_checkpoints(folder, max(keep - 1, 1) if keep else None)
-            super()._save_checkpoint()
+            with saving(folder, self.global_steps):
+                super()._save_checkpoint()
             prune_checkpoints(folder, keep)
         if saved_step(folder) == self.global_steps:
             announce(step_folder(folder, self.global_steps))
