@@ -5,8 +5,8 @@
 `POST /v1/completions` takes a text or token-id prompt and answers in OpenAI's shape, with vLLM's `token_ids`
 on request. `GET /health` answers 200 only when the engine has just produced a token. A request whose client
 disconnects is cancelled. Unsupported options (streaming, penalties) are refused with a 400 that names them,
-a body far longer than the engine's sequences with a 413, before it has all arrived. If the engine's loop ends by an
-error, so does the process, with that error and status 1: a supervisor can then restart it.
+a body far longer than the engine's sequences with a 413, before it has all arrived. If the engine's loop
+ends by an error, so does the process, with that error and status 1: a supervisor can then restart it.
 """
 
 import argparse

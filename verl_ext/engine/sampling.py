@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 LEAST = 1e-6
 """The least temperature and top-p: far below, a float32 holds neither them nor the logits divided by them."""
 
