@@ -99,9 +99,9 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
             return _error(400, _first_of(error))
         try:
             params = SamplingParams(**body.model_dump(include={*SamplingParams.__dataclass_fields__}))
-            prompt = body.prompt
-            if isinstance(prompt, str):  # in a thread: the longest take a while
-                prompt = await asyncio.to_thread(tokenizer.encode, prompt)
+            given = body.prompt
+            # In a thread: the longest take a while.
+            prompt = await asyncio.to_thread(tokenizer.encode, given) if isinstance(given, str) else given
             generating = engine.generate(prompt, params, _stop_checker(tokenizer, body.stop_strings))
             generation = await _until_disconnect(request, generating)
         except ValueError as error:
