@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from data.errors import DataError
 from data.parquet_io import arrow_faults
+from ops.hub import hub_fault
 
 HUB_PREFIX = "hf://"
 _HUB_URL = re.compile(
@@ -94,16 +95,21 @@ def benchmark_file(source: str | Path) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
+    fault = hub_fault()
     try:
         return Path(
             hf_hub_download(
-                match["repo"], match["file"], repo_type="dataset", revision=match["revision"] or None
+                match["repo"],
+                match["file"],
+                repo_type="dataset",
+                revision=match["revision"] or None,
+                local_files_only=fault is not None,
             )
         )
     except (OSError, ValueError, EntryNotFoundError) as error:
         raise DataError(
-            f"{source} cannot be fetched, and the hub's cache does not hold it ({error}). Check the name, "
-            "your connection and HF_HUB_OFFLINE, or download the file and give its path"
+            f"{source} cannot be fetched, and the hub's cache does not hold it ({fault or error}). Check the "
+            "name, your connection and HF_HUB_OFFLINE, or download the file and give its path"
         ) from error
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ops.errors import UserError
+from ops.hub import hub_fault
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -218,12 +219,16 @@ class Embedder:
         folder = _local_folder(self.name) if self.name == PACKAGED_EMBEDDER else None
         device = self.spec.device or get_device_name()
         dtype = getattr(torch, self.spec.dtype or default_dtype(device))
+        fault = None if folder or Path(self.name).is_dir() else hub_fault()
         try:
             model = SentenceTransformer(
-                str(folder or self.name), device=device, model_kwargs={"dtype": dtype}
+                str(folder or self.name),
+                device=device,
+                model_kwargs={"dtype": dtype},
+                local_files_only=fault is not None,
             )
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = fault or str(error).partition("\n")[0] or type(error).__name__
             raise EmbedderError(
                 f"embedder {self.name!r} could not be loaded: no such model folder, not in the hub cache, "
                 f"and not on a reachable hub ({reason}). "

@@ -2,8 +2,12 @@
 
 import os
 
-# Before any library that reads them is imported.
-os.environ["HF_HUB_OFFLINE"] = "1"
+from loopback_hub import NO_HUB
+
+# Before any library that reads them is imported. The hub is out of reach as it is for users: nobody answers.
+# HF_HUB_OFFLINE would hide what then retries.
+os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{NO_HUB}"
+os.environ.pop("HF_HUB_OFFLINE", None)
 # Models here are tiny, and with two threads in each of two workers the threads would wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own servers then stay on loopback
@@ -32,6 +36,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from data.demo_world import generate_world, write_world
+from ops.hub import hub_fault
 from pipeline.cli import main
 
 # An example takes long where two workers share two cores with a training run; that is no failure.
@@ -181,6 +186,15 @@ def launched_loop(
     """One loop through the launcher, preempted on the way: the run on which several files assert."""
     with launched(tmp_path_factory.mktemp("launched"), prepared.corpus, speaking_model) as loop:
         yield loop
+
+
+@pytest.fixture
+def fresh_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What was found of the hub is forgotten before and after, and its cache is empty."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    hub_fault.cache_clear()
+    yield
+    hub_fault.cache_clear()
 
 
 @pytest.fixture

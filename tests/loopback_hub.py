@@ -1,9 +1,13 @@
-"""A model hub on loopback, which answers the four requests that a download makes."""
+"""A model hub on loopback, which answers the four requests of a download, refuses all, or stays silent.
+
+The tests' own hub, `NO_HUB`, is an address at which nobody answers, until a test starts a hub there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,11 +18,35 @@ from urllib.parse import urlsplit
 REVISION = "0" * 40
 
 
-class LoopbackHub:
-    """Serves `models` (hub id, file name, content); `fetched` lists the files whose content was asked for."""
+# Bound and never listening: connections are refused, and no other process can take the port.
+_RESERVED = socket.socket()
+_RESERVED.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+_RESERVED.bind(("127.0.0.1", 0))
+NO_HUB: int = _RESERVED.getsockname()[1]
+"""The port of the hub that this process's environment names."""
 
-    def __init__(self, models: Mapping[str, Mapping[str, bytes]]) -> None:
+
+class _Server(ThreadingHTTPServer):
+    allow_reuse_port = True
+
+
+class LoopbackHub:
+    """Serves `models` (hub id, file name, content); `fetched` lists the files whose content was asked for.
+
+    With a `status` every request is answered by it; a `silent` hub takes requests and answers none.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Mapping[str, bytes]],
+        *,
+        port: int = 0,
+        status: int | None = None,
+        silent: bool = False,
+    ) -> None:
         self.fetched: list[str] = []
+        self._heads: list[str] = []
+        self._ended = threading.Event()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -30,6 +58,14 @@ class LoopbackHub:
 
             def _answer(self, *, body: bool) -> None:
                 path = urlsplit(self.path).path.lstrip("/")
+                if not body:
+                    hub._heads.append(f"/{path}")
+                if silent:
+                    hub._ended.wait()
+                    return
+                if status:
+                    self._send(status, b'{"error": "refused"}', body)
+                    return
                 model = next((name for name in models if f"{name}/" in f"{path}/"), None)
                 if model is None:
                     self._send(
@@ -65,8 +101,12 @@ class LoopbackHub:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def asked(self) -> list[str]:
+        """The paths of HEAD requests: each file is asked for so first. The client has requests of its own."""
+        return list(self._heads)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -75,6 +115,7 @@ class LoopbackHub:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         self._server.shutdown()
         self._server.server_close()
 

@@ -72,7 +72,7 @@ class Server:
             [*command, "--collection", collection, "--port", str(port), *more],
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
     def wait_healthy(self) -> None:

@@ -27,7 +27,7 @@ from verl_ext.engine.sampling import SamplingParams
 
 MAX_SEQ_LEN = 3000
 COMMAND = [sys.executable, "-m", "verl_ext.engine.api_server"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ class Fetched:
 
 def fetch(url: str, cache: Path, *lines: Sequence[str]) -> tuple[list[int], list[str]]:
     """Exit codes and other lines of standard error."""
-    own = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    own = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],
         input=json.dumps(lines),
@@ -105,7 +105,10 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     assert "could not be downloaded from the hub" in line
 
 
-def test_offline_nothing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_nothing_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert main(["fetch-models", "challenger", *STAGE]) == 0
     assert "nothing is downloaded" in capsys.readouterr().out
 

@@ -1,10 +1,14 @@
 """`drzero preflight`: what it prints, what it exits with, and what it leaves alone."""
 
 import json
+import logging
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Prepared
+from loopback_hub import NO_HUB, LoopbackHub
 
 from pipeline.cli import main
 from pipeline.errors import CheckError
@@ -29,6 +33,52 @@ def test_a_run_that_can_start_ends_well_and_leaves_nothing(
     out = judged(capsys, 0, "challenger", *overrides(prepared, tmp_path))
     assert "it may start" in out and "memory of the machine" in out
     assert list(tmp_path.iterdir()) == []
+
+
+ON_HUB = ["hardware=8xh100", "model=qwen3-8b", "retrieval.embedder=org/embedder"]
+"""What needs two models of the hub."""
+
+
+def places(prepared: Prepared, folder: Path) -> list[str]:
+    return [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={folder}"]
+
+
+@pytest.mark.usefixtures("fresh_hub")
+@pytest.mark.parametrize("hub", [None, {"silent": True}, {"status": 503}], ids=["away", "silent", "failing"])
+def test_a_hub_that_does_not_answer_is_tried_once_and_is_one_warning_next_to_the_ledger(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    prepared: Prepared,
+    hub: dict[str, Any] | None,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
+    monkeypatch.setattr("ops.hub.TIMEOUT_S", 0.5)
+    with ExitStack() as stack:
+        running = hub and stack.enter_context(LoopbackHub({}, port=NO_HUB, **hub))
+        (report,) = json.loads(
+            judged(capsys, 2, "challenger", *places(prepared, tmp_path), *ON_HUB, "--json")
+        )
+        assert not running or running.asked() == ["/"]
+    (found,) = (finding for finding in report["findings"] if "does not answer" in finding["why"])
+    assert (found["key"], found["severity"]) == ("base_model", "warning")
+    assert "Qwen/Qwen3-8B (base_model, about 16 GB) and org/embedder (retrieval.embedder)" in found["why"]
+    assert report["memory"]["capacity_gib"] > 0
+    assert not [record for record in caplog.records if record.name.startswith("huggingface_hub")]
+
+
+@pytest.mark.usefixtures("fresh_hub")
+def test_a_model_that_the_hub_refuses_is_asked_for_once_and_is_one_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    with LoopbackHub({}, port=NO_HUB, status=403) as hub:
+        (report,) = json.loads(
+            judged(capsys, 2, "challenger", *places(prepared, tmp_path), *ON_HUB, "--json")
+        )
+    assert hub.asked() == ["/", "/Qwen/Qwen3-8B/resolve/main/config.json"]
+    (why,) = (finding["why"] for finding in report["findings"] if "403" in finding["why"])
+    assert "there is no model at Qwen/Qwen3-8B" in why
 
 
 def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared) -> None:

@@ -10,6 +10,7 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import yaml
 from _pytest.mark import ParameterSet
 from conftest import Prepared, unused_port
 from hydra import initialize_config_dir
+from loopback_hub import NO_HUB, LoopbackHub
 from preflight_world import World, save_model_folder, write_prompts
 
 from data.parquet_io import TRAINING_SCHEMA
@@ -29,6 +31,7 @@ from pipeline.overrides import OverrideError
 from pipeline.preflight import compute as compute_checks
 from pipeline.preflight import environment as environment_checks
 from pipeline.preflight import machine, versions
+from pipeline.preflight.context import Readings
 from pipeline.preflight.model_shape import KNOWN
 from pipeline.preflight.run import STAGES, Report, preflight, refused_override
 
@@ -124,7 +127,16 @@ def judge(world: World, case: dict[str, Any], places: dict[str, str]) -> Report:
     except OverrideError as refused:
         return refused_override(case["stage"], refused)
     # What is damaged is a folder of its own, so what was read of the others stays true.
-    return preflight(config, case["stage"], starting=case.get("starting", False), readings=world.readings)
+    readings = Readings() if "hub" in case else world.readings
+    return preflight(config, case["stage"], starting=case.get("starting", False), readings=readings)
+
+
+def hub_of(world: World, case: dict[str, Any]) -> AbstractContextManager[Any]:
+    """A hub with the case's model and no weights, or none."""
+    if "hub" not in case:
+        return nullcontext()
+    files = {file.name: file.read_bytes() for file in world.model.iterdir() if file.suffix != ".safetensors"}
+    return LoopbackHub({case["hub"]: files}, port=NO_HUB)
 
 
 def gpus_of(case: dict[str, Any]) -> list[GpuSample]:
@@ -137,7 +149,11 @@ def gpus_of(case: dict[str, Any]) -> list[GpuSample]:
 
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
 def test_a_broken_configuration_is_reported_with_its_key(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    path: Path,
 ) -> None:
     case = yaml.safe_load(path.read_text())
     for name, value in case.get("env", {}).items():
@@ -154,7 +170,9 @@ def test_a_broken_configuration_is_reported_with_its_key(
         monkeypatch.setattr(versions, "installed", lambda name: case["installed"].get(name, real(name)))
     if "damage" in case:
         DAMAGE[case["damage"]](world, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    if "hub" in case:
+        request.getfixturevalue("fresh_hub")
+    with socket.create_server(("127.0.0.1", 0)) as listener, hub_of(world, case):
         places = {
             "tmp": str(tmp_path),
             "corpus": str(world.corpus),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
-from huggingface_hub import list_repo_files, snapshot_download
+from huggingface_hub import is_offline_mode, list_repo_files, snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 from omegaconf import DictConfig, OmegaConf
@@ -24,7 +24,7 @@ from pipeline.loop.plan import compose_loop, plan_loop
 from pipeline.preflight.context import CheckContext, Readings
 from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.model_shape import load_shape
-from pipeline.preflight.models import HUB_ID, is_offline
+from pipeline.preflight.models import HUB_ID
 from pipeline.preflight.run import STAGES
 from pipeline.tables import console, new_table
 
@@ -53,7 +53,7 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
     for name, of_stage in runs:
         for key, model in _hub_models(name, resolve(compose_stage(name, of_stage))):
             wanted.setdefault(model, key)
-    if is_offline():
+    if is_offline_mode():
         say("fetch-models", "HF_HUB_OFFLINE is set: nothing is downloaded")
         return
     for model, key in wanted.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from pipeline.preflight.finding import PreflightFailed
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape, load_shape
 from pipeline.preflight.tokenizers import load_chat_tokenizer
@@ -16,6 +17,7 @@ class Readings:
     """Contents read from disk, cached so that the stages of a loop read each file once."""
 
     tokenizers: dict[str, Any] = field(default_factory=dict)
+    """By model; the PreflightFailed of one that cannot be used, so that no check tries it again."""
     embedders: dict[tuple[str, str], str] = field(default_factory=dict)
     """A collection's embedder, by the collection's folder and name."""
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
@@ -62,9 +64,15 @@ class CheckContext:
 
     def load_tokenizer(self, model: str, key: str) -> Any:
         """A model's tokenizer; raises PreflightFailed for one that cannot be used."""
-        if model not in self.readings.tokenizers:
-            self.readings.tokenizers[model] = load_chat_tokenizer(model, key)
-        return self.readings.tokenizers[model]
+        known = self.readings.tokenizers
+        if model not in known:
+            try:
+                known[model] = load_chat_tokenizer(model, key)
+            except PreflightFailed as failed:
+                known[model] = failed
+        if isinstance(known[model], PreflightFailed):
+            raise known[model]
+        return known[model]
 
     @property
     def policy(self) -> str:

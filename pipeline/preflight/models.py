@@ -11,6 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
+from ops.hub import hub_fault
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
 from pipeline.preflight.model_shape import model_config
@@ -46,13 +47,8 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
                 made_by = f"make it with `drzero {stage} iteration={exported[2]}`, or name another"
             why = f"there is no model at {folder}, neither a folder nor on a reachable hub"
             yield error(key, why, f"correct it, or {made_by}")
-        else:
+        elif not (HUB_ID.fullmatch(model) and _is_out_of_reach(model)):
             yield from _hub_id(ctx, key, model)
-
-
-def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE forbids access to the hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
@@ -83,7 +79,7 @@ def _weights(key: str, folder: Path) -> Iterator[Finding]:
         yield error(key, f"{folder} holds no weights (*.safetensors)", _AGAIN)
     for name in sorted(names):
         try:
-            with safe_open(str(folder / name), framework="pt"):
+            with safe_open(str(folder / name), framework="np"):
                 pass
         except (OSError, SafetensorError) as reason:
             yield error(key, f"{folder / name} is damaged or cut off ({reason})", _AGAIN)
@@ -91,24 +87,9 @@ def _weights(key: str, folder: Path) -> Iterator[Finding]:
 
 def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     """Findings for a model that is no folder here: its download, its licence, its conversations."""
-    shape, is_id = ctx.shape(model), HUB_ID.fullmatch(model)
-    gb = 2 * shape.parameters / 1e9 if shape else 0.0
-    is_unseen = is_id and is_offline() and model_config(model) is None
-    if is_unseen and ctx.starting:
-        yield error(
-            key,
-            f"there is no model at {model}: it is neither a folder nor on a reachable hub (HF_HUB_OFFLINE is "
-            "set, and the cache lacks it)",
-            "unset HF_HUB_OFFLINE, or download it first",
-        )
-        return
-    if is_unseen:
-        size = f", about {gb:.0f} GB" if gb else ""
-        why = f"could not be checked (HF_HUB_OFFLINE is set): the run would download it{size}"
-        fix = "download it first and name its folder, so that no hub time-out can end the run"
-        yield warning(key, why, fix)
-    elif (
-        not is_id
+    gb = _gigabytes(ctx, model)
+    if (
+        not HUB_ID.fullmatch(model)
         or ctx.stage == "prepare_data"  # it needs only the tokenizer
         or any(isinstance(try_to_load_from_cache(model, name), str) for name in (_WHOLE, _INDEX))
     ):
@@ -120,11 +101,13 @@ def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     if free_gb < gb and ctx.machine.is_here:  # another machine has another disk
         why = f"the download of {gb:.0f} GB does not fit the hub's cache here ({free_gb:.0f} GB free)"
         yield warning(key, why, "set HF_HOME to a disk with room")
-    if _GATED.match(model) and not os.environ.get("HF_TOKEN"):
-        why = "models of this name require a signed licence, and HF_TOKEN is not set"
-        yield warning(key, why, "accept the licence on the hub and put HF_TOKEN into .env")
-    if not is_unseen:
-        yield from _conversation(ctx, key, model)
+    yield from _conversation(ctx, key, model)
+
+
+def _gigabytes(ctx: CheckContext, model: str) -> float:
+    """The size of a model's weights in bfloat16; 0 if it is not known."""
+    shape = ctx.shape(model)
+    return 2 * shape.parameters / 1e9 if shape else 0.0
 
 
 def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
@@ -148,6 +131,34 @@ def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
     if not HUB_ID.fullmatch(name):
         fix = f"name one, such as intfloat/e5-base-v2, or {PACKAGED_EMBEDDER}"
         yield error("retrieval.embedder", f"{name!r} is neither a folder nor a hub id", fix)
-    elif is_offline() and model_config(name) is None:
-        why = "could not be checked (HF_HUB_OFFLINE is set): the retrieval service would download it"
-        yield warning("retrieval.embedder", why, "download it first and name its folder")
+
+
+def check_hub(ctx: CheckContext) -> Iterator[Finding]:
+    """One finding for all models that are to come from a hub that does not answer; a warning per licence."""
+    models = ctx.models()
+    if ctx.searches or (ctx.stage == "prepare_data" and ctx.config.source is not None):
+        models["retrieval.embedder"] = str(ctx.config.retrieval.embedder)
+    keys: dict[str, str] = {}
+    for key, model in models.items():
+        if HUB_ID.fullmatch(model) and not Path(model).is_dir():
+            keys.setdefault(model, key)
+    for model, key in keys.items():
+        if _GATED.match(model) and not os.environ.get("HF_TOKEN"):
+            why = "models of this name require a signed licence, and HF_TOKEN is not set"
+            yield warning(key, why, "accept the licence on the hub and put HF_TOKEN into .env")
+    if not (unseen := [model for model in keys if _is_out_of_reach(model)]):
+        return
+    sizes = {model: f", about {gb:.0f} GB" for model in unseen if (gb := _gigabytes(ctx, model))}
+    names = " and ".join(f"{model} ({keys[model]}{sizes.get(model, '')})" for model in unseen)
+    cause = f"neither in a folder nor in the hub's cache, and {hub_fault()}"
+    if ctx.starting:
+        fix = "restore the connection, or download it first (`drzero fetch-models`, or a folder)"
+        yield error(keys[unseen[0]], f"there is no model at {names}: {cause}", fix)
+        return
+    fix = "download it first and name its folder, so that no hub time-out can end the run"
+    yield warning(keys[unseen[0]], f"{names} could not be checked: {cause}. The run would download it", fix)
+
+
+def _is_out_of_reach(model: str) -> bool:
+    """Whether a hub id is not in the cache, and the hub does not answer."""
+    return model_config(model) is None and hub_fault() is not None

@@ -84,7 +84,8 @@ _SEARCH = (
     Check(environment.check_ports, "retrieval.port"),
 )
 _RUN_FOLDER = Check(environment.check_run_folder, "run.dir", reads="checkpoints")
-_MODELS = Check(models.check_models, "base_model")
+_HUB = Check(models.check_hub, "base_model")
+_MODELS = (Check(models.check_models, "base_model"), _HUB)
 _SERVED = (
     Check(batch.check_engines, "solver.engine"),
     Check(batch.check_parallel, "solver.tp_size", counts=True),
@@ -103,18 +104,18 @@ _TRAINING = (
 _COST = Check(compute.check_cost, "compute.max_usd", counts=True)
 _CHECKS: dict[str, tuple[Check, ...]] = {
     "challenger": (
-        *(Check(batch.check_on_policy, "mode"), *_SERVED, *_TRAINING, _MODELS),
+        *(Check(batch.check_on_policy, "mode"), *_SERVED, *_TRAINING, *_MODELS),
         Check(data.check_challenger_data, "data.train_files", reads="corpus"),
         Check(data.check_val_file, "data.val_files", reads="corpus"),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
     "solver": (
-        *(*_SERVED, *_TRAINING, _MODELS),
+        *(*_SERVED, *_TRAINING, *_MODELS),
         Check(data.check_solver_data, "data.train_files", reads="checkpoints"),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
     "synthesize": (
-        *(*_SERVED, _MODELS),
+        *(*_SERVED, *_MODELS),
         Check(inputs.check_prompts, "data.train_files", reads="corpus"),
         Check(data.check_challenger_data, "data.train_files", reads="corpus"),
         Check(inputs.check_challenger, "challenger", reads="checkpoints"),
@@ -123,12 +124,12 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     ),
     "merge": (_RUN_FOLDER, *_MACHINE, _COST),
     "evaluate": (
-        *(*_SERVED, _MODELS, Check(inputs.check_endpoint, "endpoint")),
+        *(*_SERVED, *_MODELS, Check(inputs.check_endpoint, "endpoint")),
         Check(inputs.check_questions, "benchmarks", reads="corpus"),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
-    "prepare_data": (_MODELS, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
-    "serve_search": (*_SEARCH, _RUN_FOLDER, *_MACHINE),
+    "prepare_data": (*_MODELS, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
+    "serve_search": (_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE),
 }
 
 

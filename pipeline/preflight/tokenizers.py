@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from jinja2 import TemplateError
 
+from ops.hub import hub_fault
 from pipeline.preflight.finding import refusal
+from pipeline.preflight.model_shape import model_config
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import render_tool_call
@@ -14,15 +18,20 @@ from verl_ext.method.tool_calls import render_tool_call
 
 def load_tokenizer(path: str, key: str) -> Any:
     """The tokenizer of the model that `key` names; PreflightFailed for neither a folder nor a hub id."""
-    try:
-        return _tokenizer_class(path).from_pretrained(path)
-    except (OSError, ValueError) as reason:
-        raise refusal(
-            key,
-            f"there is no model at {path}, neither a folder nor on a reachable hub "
-            f"({str(reason).splitlines()[0]})",
-            "correct it, or download the model first. The demo's models come with `drzero demo-data`",
-        ) from reason
+    is_folder = Path(path).is_absolute() or Path(path).is_dir()
+    fault = reason = None if is_folder else hub_fault()
+    if fault is None or model_config(path) is not None:
+        try:
+            if not is_folder and fault is None:  # a refusal is clear here, and takes one request
+                get_hf_file_metadata(hf_hub_url(path, "config.json"))
+            return _tokenizer_class(path).from_pretrained(path, local_files_only=is_folder or bool(fault))
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            reason = str(error).strip().partition("\n")[0]
+    raise refusal(
+        key,
+        f"there is no model at {path}, neither a folder nor on a reachable hub ({reason})",
+        "correct it, or download the model first. The demo's models come with `drzero demo-data`",
+    )
 
 
 def _tokenizer_class(path: str) -> Any:
