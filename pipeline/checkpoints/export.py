@@ -1,8 +1,9 @@
 """The merged export: a checkpoint as a folder that Transformers and any inference server load.
 
-veRL's own merger gathers the FSDP shards and writes bfloat16, with the tokenizer, chat template and
-generation config that the checkpoint keeps. The folder appears whole and checked
-(`pipeline.checkpoints.verify`) or not at all (`ops.files`).
+veRL's own merger gathers the FSDP shards and writes the folder, with the tokenizer, chat template and
+generation config that the checkpoint keeps. It knows bfloat16 only and leaves an adapter unmerged; where
+`run.export_dtype` or the checkpoint asks for more, the weights are then written again from the checkpoint.
+The folder appears whole and checked (`pipeline.checkpoints.verify`) or not at all (`ops.files`).
 """
 
 import json
@@ -13,8 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from ops.files import publish, recover, staging_folder
 from ops.process.child import Command
@@ -31,6 +34,8 @@ from verl_ext.stop_time import require_time
 
 ABOUT = "export.json"
 """In an export: which checkpoint it is of, and what was checked."""
+MERGER_DTYPE = "bfloat16"
+"""What veRL's merger writes (veRL 0.9.1)."""
 _MARGIN_BYTES = 64 * 2**20  # tokenizer, config, logs
 _LEAST_S, _WEIGHTS_PER_S = 60.0, 20e6
 """What an export takes at least: a minute, and a second for so many weights, as a disk of some 200 MB/s
@@ -50,21 +55,23 @@ def export_policy(config: DictConfig, run: Path) -> Path:
     step = checkpoint.folder.parent
     # With the content: a run from the start writes the same step again, and a copy has other times.
     content = fingerprint_checkpoint(checkpoint.folder)
-    source = {"run": step.parent.name, "step": step.name, "content": content}
+    dtype = config.run.export_dtype
+    source = {"run": step.parent.name, "step": step.name, "content": content, "dtype": dtype}
     if target.exists() and _about(target)["source"] == source:
         return target
     weights = checkpoint.layout.size
     require_time(f"the export {target.name}", _LEAST_S + weights / _WEIGHTS_PER_S)
     target.parent.mkdir(parents=True, exist_ok=True)
-    free, size = shutil.disk_usage(target.parent).free, 2 * weights
+    free, size = shutil.disk_usage(target.parent).free, getattr(torch, dtype).itemsize * weights
     if free < size + _MARGIN_BYTES:
         raise CheckError(
             f"{target.parent} has {free / 2**30:.2f} GiB free and the export takes {size / 2**30:.2f}: "
-            "make room, or set run.export_dir"
+            "make room, set run.export_dir, or halve it with run.export_dtype=bfloat16"
         )
     with staging_folder(target) as folder:
         run_supervised(_merger(config, checkpoint.folder, folder), ServiceGroup([]))
-        _fold_adapter(checkpoint, folder)
+        if dtype != MERGER_DTYPE or checkpoint.adapters:
+            _write_weights(checkpoint, folder, dtype)
         check = check_export(checkpoint, folder)
         (folder / ABOUT).write_text(json.dumps({"source": source, "check": asdict(check)}, indent=1))
         _make_readable(folder)
@@ -102,16 +109,18 @@ def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
     )
 
 
-def _fold_adapter(checkpoint: FsdpCheckpoint, export: Path) -> None:
-    """Add a LoRA adapter to its weights; the merger writes it next to them, where no server reads it."""
-    if not checkpoint.adapters:
-        return
+def _write_weights(checkpoint: FsdpCheckpoint, export: Path, dtype: str) -> None:
+    """Replace the merger's weights, file by file, by the checkpoint's in `dtype`, with its adapter added."""
     for file in sorted(export.glob("*.safetensors")):
-        weights = load_file(file)
-        for name in checkpoint.adapters.keys() & weights.keys():
-            weights[name] = checkpoint.tensor(name).to(weights[name].dtype)
+        with safe_open(file, framework="pt") as merged:
+            names = list(merged.keys())
+        weights = {name: checkpoint.tensor(name).to(getattr(torch, dtype)) for name in names}
         save_file(weights, file, metadata={"format": "pt"})
-    shutil.rmtree(export / "lora_adapter")
+    # Next to the weights, where no server reads it.
+    shutil.rmtree(export / "lora_adapter", ignore_errors=True)
+    config = json.loads((export / "config.json").read_text(encoding="utf-8"))
+    config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config}
+    (export / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def _make_readable(folder: Path) -> None:

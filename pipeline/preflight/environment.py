@@ -15,7 +15,7 @@ from ops.process.ports import PortTaken, free_port
 from ops.watchdog.stacks import why_unreadable
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
-from pipeline.preflight.memory_ledger import trained
+from pipeline.preflight.memory_ledger import trained, width
 
 
 def check_ports(ctx: CheckContext) -> Iterator[Finding]:
@@ -203,7 +203,8 @@ def _room_for_checkpoints(ctx: CheckContext, free_gb: float) -> Iterator[Finding
         fix = "set how many to keep, unless there is room for all"
         yield note("trainer.max_actor_ckpt_to_keep", why, fix)
         return
-    wanted = (kept + 1) * checkpoint_gb + 2 * shape.parameters / 1e9
+    export_gb = width(config.run.export_dtype) * shape.parameters / 1e9
+    wanted = (kept + 1) * checkpoint_gb + export_gb
     if free_gb < wanted:
         why = f"the disk has {free_gb:.0f} GB free; {kept + 1} checkpoints and an export take {wanted:.0f} GB"
         yield warning("run.dir", why, "make room, or keep fewer (trainer.max_actor_ckpt_to_keep)")

@@ -67,8 +67,14 @@ class Run:
     )
     export_dir: str = key(
         "${paths.checkpoints}/${run.name}_hf",
-        "Where its last checkpoint goes as one model folder (bfloat16), for Transformers and any inference "
-        "server.",
+        "Where its last checkpoint goes as one model folder, for Transformers and any inference server.",
+    )
+    export_dtype: str = key(
+        "float32",
+        "Numbers of that folder's weights. The next solver starts from it, and bfloat16, at half the size, "
+        "rounds most of a small training step away (docs/merge.md).",
+        choices=("float32", "bfloat16"),
+        results=("challenger", "synthesize", "merge"),
     )
     max_failed_share: Number = key(
         0.25,

@@ -53,7 +53,7 @@ def run_merge(config: DictConfig) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / "report.json", json.dumps(report, indent=1))
-    _print_report(export, check, change)
+    _print_report(export, config.run.export_dtype, check, change)
     figures = {
         "changed_share": change.trained.share,
         "changed_share_exported": change.exported.share,
@@ -81,10 +81,10 @@ def check_same_model(checkpoint: FsdpCheckpoint, start: Path) -> None:
         )
 
 
-def _print_report(export: Path, check: ExportCheck, change: WeightChange) -> None:
+def _print_report(export: Path, dtype: str, check: ExportCheck, change: WeightChange) -> None:
     table = new_table(f"change of {change.weights:,} weights", "", ">changed", ">largest", ">mean")
     table.add_row("checkpoint, float32", *_cells(change.trained))
-    table.add_row("export, bfloat16", *_cells(change.exported))
+    table.add_row(f"export, {dtype}", *_cells(change.exported))
     out = console()
     out.print(table)
     if change.kept is not None:
