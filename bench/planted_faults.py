@@ -188,6 +188,36 @@ def _unanswered_search(clean: Clean, i: int, rng: random.Random) -> Pair | None:
     return _changed_calls(clean, i, lambda call: replace(call, response=None, failed=True, error="503"))
 
 
+def _searching(change: Callable[[tuple[Turn, ...]], tuple[Turn, ...]], least_hop: int) -> Change:
+    """The turns that search changed; for chains of at least so many hops."""
+
+    def changed(clean: Clean, i: int, rng: random.Random) -> Pair | None:
+        pair = clean.pairs[i]
+        *searches, last = pair.trajectory.turns
+        if pair.hop < least_hop:
+            return None
+        return replace(pair, trajectory=Trajectory((*change(tuple(searches)), last)))
+
+    return changed
+
+
+def _same_search(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    return turns[-1:] * len(turns)
+
+
+def _all_at_once(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    return (replace(turns[0], calls=tuple(call for turn in turns for call in turn.calls)),)
+
+
+def _no_results(clean: Clean, i: int, rng: random.Random) -> Pair | None:
+    return _changed_calls(clean, i, lambda call: replace(call, response=format_passages(["query"], [[]])))
+
+
+def _answered_by_document(clean: Clean, i: int, rng: random.Random) -> Pair | None:
+    pair = clean.pairs[i]
+    return replace(pair, document=f"{pair.document} Then came {pair.answer}.") if pair.hop >= 2 else None
+
+
 def _unhelpful(clean: Clean, pair: Pair, rng: random.Random) -> list[dict[str, str]]:
     passages = [
         passage
@@ -298,13 +328,17 @@ def _another_answer(clean: Clean, i: int, rng: random.Random) -> Pair:
 
 FAULTS = (
     Fault("evidence", "answer replaced by one without evidence", _unfounded_answer),
-    Fault("evidence", "one search taken out", _without_a_search),
-    Fault("evidence", "searches failed", _unanswered_search),
     Fault("evidence", "searches found nothing about the answer", _nothing_found),
     Fault("evidence", "answer only in the model's own query", _echoed_answer),
     Fault("evidence", "conversation of another prompt", _other_conversation, visible=False),
     Fault("evidence", "wrong answer from the passage", _wrong_but_present, visible=False),
     Fault("evidence", "question of another chain", _other_question, visible=False),
+    Fault("hops", "one search taken out", _without_a_search),
+    Fault("hops", "searches failed", _unanswered_search),
+    Fault("hops", "the same search again and again", _searching(_same_search, 3)),
+    Fault("hops", "all searches in one turn", _searching(_all_at_once, 3)),
+    Fault("hops", "searches without results", _no_results),
+    Fault("hops", "answer in the document", _answered_by_document),
     Fault("integrity", "answer in the question", _asking("{bare}, {answer}?")),
     Fault("integrity", "last word of the answer in the question", _part_of_answer, visible=False),
     Fault("integrity", "statement", _asking("I wonder {bare}.")),

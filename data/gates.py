@@ -5,14 +5,15 @@
 
 Each gate is a function over one pair that returns None (passes) or a short reason that begins with its name:
 
-    evidence         the answer occurs in the document or in retrieved passages, after enough searches
+    evidence         the answer occurs in the document or in retrieved passages
+    hops             enough searches for the hops, and an answer beyond the document that the hops start from
     integrity        a question that asks, does not contain its answer and shows no template; a short answer
     contamination    no run of words shared with a benchmark question (data/contamination.py)
     duplicates       no accepted question has the same words (data/duplicates.py)
     near_duplicates  no accepted question asks the same in other words (data/duplicates.py)
 
-The first three judge a pair alone; the last two judge pairs that passed them against those accepted before.
-The sixth gate, pairing, judges the written file (data/pairing.py). bench/gates.py measures what each gate
+The first four judge a pair alone; the last two judge pairs that passed them against those accepted before.
+The seventh gate, pairing, judges the written file (data/pairing.py). bench/gates.py measures what each gate
 catches and what it refuses wrongly.
 """
 
@@ -28,6 +29,7 @@ from data.errors import DataError
 from data.pairs import Pair
 from verl_ext.method.answers import contains_answer, normalize_answer, space_characters
 from verl_ext.method.challenger_reward import has_integrity
+from verl_ext.method.format_score import answered_by_document, search_steps
 from verl_ext.method.passages import shown_passages
 
 
@@ -36,6 +38,7 @@ class GateSettings:
     """Which gates are on, and their thresholds: the config's `gates`, whose ranges pipeline/settings has."""
 
     evidence: bool = True
+    hops: bool = True
     integrity: bool = True
     max_answer_words: int = 10
     """Words of an answer in normal form; the format score gives no points for longer ones."""
@@ -50,20 +53,27 @@ class GateSettings:
 
 
 def evidence(pair: Pair) -> str | None:
-    """Gate: the answer can be found, and the pair has the searches that its hops take.
+    """Gate: the answer can be found.
 
-    Yes and no need no evidence, as in the format score. A search without passages is none, and neither is the
-    query that is repeated above its passages, as the model wrote it.
+    Yes and no need no evidence, as in the format score. The query that is repeated above its passages, as the
+    model wrote it, is none.
     """
-    searches = len(pair.trajectory.searches)
-    if searches < pair.hop - 1:
-        return f"evidence: {searches} answered searches, {pair.hop} hops take at least {pair.hop - 1}"
     if normalize_answer(pair.answer) in ("yes", "no"):
         return None
     retrieved = [line for call in pair.trajectory.searches for line in shown_passages(call.response or "")]
     if any(contains_answer(text, pair.answer) for text in (pair.document, *retrieved)):
         return None
     return "evidence: the answer is neither in the document nor in a retrieved passage"
+
+
+def hops(pair: Pair) -> str | None:
+    """Gate: a search in a turn of its own for each hop after the first, and an answer that they lead to."""
+    steps = search_steps(pair.trajectory)
+    if steps < pair.hop - 1:
+        return f"hops: {steps} turns found passages with a new query, {pair.hop} hops take {pair.hop - 1}"
+    if answered_by_document(pair.answer, pair.document, pair.hop):
+        return f"hops: the answer stands in the document that {pair.hop} hops should lead away from"
+    return None
 
 
 def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:
@@ -111,6 +121,7 @@ class Gates:
         benchmarks = OverlapIndex(benchmark_questions, settings.contamination_ngram)
         self.alone = {
             "evidence": evidence,
+            "hops": hops,
             "integrity": partial(integrity, max_answer_words=settings.max_answer_words),
             "contamination": partial(contamination, benchmarks=benchmarks),
         }

@@ -316,7 +316,7 @@ def _lines(path: Path) -> list[str]:
 
 def small_loop(corpus: Path, model: Path, checkpoints: Path) -> list[str]:
     """Overrides of a loop of one iteration on tiny models, whose questions would pass few of the gates."""
-    gates = ("evidence", "integrity", "duplicates", "near_duplicates", "contamination")
+    gates = ("evidence", "hops", "integrity", "duplicates", "near_duplicates", "contamination")
     return [
         *(
             "hardware=cpu",

@@ -15,7 +15,7 @@ from bench.planted_faults import FAULTS, Clean, clean_pairs
 from data.contamination import OverlapIndex, contamination
 from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
 from data.errors import DataError
-from data.gates import Gates, GateSettings, evidence, integrity, is_question, template_leftover
+from data.gates import Gates, GateSettings, evidence, hops, integrity, is_question, template_leftover
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from verl_ext.method.passages import format_passages
 
@@ -61,24 +61,6 @@ def test_yes_and_no_need_no_evidence(answer: str) -> None:
     assert evidence(pair("Does Drosken lie on a river?", answer)) is None
 
 
-@pytest.mark.parametrize("hop", [1, 2, 3, 4])
-def test_a_chain_of_h_hops_takes_h_minus_1_searches(hop: int) -> None:
-    enough = [search() for _ in range(hop - 1)]
-    assert evidence(pair("On which river?", "Galmir", *enough, hop=hop)) is None
-    if enough:
-        assert (evidence(pair("On which river?", "Galmir", *enough[1:], hop=hop)) or "").startswith(
-            "evidence: "
-        )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"response": None}, {"failed": True}, {"queries": None, "error": "the call is not JSON"}],
-)
-def test_a_search_without_passages_does_not_count(changes: dict[str, Any]) -> None:
-    assert evidence(pair("On which river?", "Galmir", search(**changes), hop=2)) is not None
-
-
 def test_passages_of_a_failed_search_are_no_evidence() -> None:
     assert evidence(pair("Where?", "Tesk", search(failed=True), search(response="[1] Kelm: a region"), hop=2))
 
@@ -87,6 +69,41 @@ def test_a_query_repeated_above_its_passages_is_no_evidence() -> None:
     queries = ("Zolvan", "Drosken")
     echoed = search(queries=queries, response=format_passages(queries, [[PASSAGE], [PASSAGE]]))
     assert evidence(pair("Who leads Drosken?", "Zolvan", echoed, hop=2)) is not None
+
+
+# --- hops --------------------------------------------------------------------------------------------------
+
+TOWNS = ("Kelm", "Tesk", "Orrin", "Vell")
+
+
+@pytest.mark.parametrize("hop", [1, 2, 3, 4])
+def test_a_chain_of_h_hops_takes_h_minus_1_searches(hop: int) -> None:
+    enough = [search(town) for town in TOWNS[: hop - 1]]
+    assert hops(pair("In which region does it rise?", "Tesk", *enough, hop=hop)) is None
+    if enough:
+        assert (hops(pair("In which region?", "Tesk", *enough[1:], hop=hop)) or "").startswith("hops: ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"response": None},
+        {"failed": True},
+        {"queries": None, "error": "the call is not JSON"},
+        {"response": "No results."},
+    ],
+)
+def test_a_search_without_passages_is_no_hop(changes: dict[str, Any]) -> None:
+    assert hops(pair("In which region does it rise?", "Tesk", search(**changes), hop=2)) is not None
+
+
+def test_an_answer_in_its_own_document_takes_one_hop() -> None:
+    asked = ("On which river does it lie?", "the Galmir", search())
+    assert hops(pair(*asked, hop=1)) is None
+    assert hops(pair(*asked, hop=2)) == (
+        "hops: the answer stands in the document that 2 hops should lead away from"
+    )
+    assert hops(pair("Is no town there?", "No", search(), hop=2, document="No town is there.")) is None
 
 
 # --- integrity ---------------------------------------------------------------------------------------------
@@ -341,21 +358,23 @@ def test_near_duplicates_need_an_embedder() -> None:
         Gates(GateSettings())
 
 
-@pytest.mark.parametrize("name", ["evidence", "integrity", "contamination", "duplicates", "near_duplicates"])
+@pytest.mark.parametrize(
+    "name", ["evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"]
+)
 def test_a_gate_that_is_off_judges_nothing(name: str) -> None:
     settings = replace(GateSettings(near_duplicate_cosine=0.9), **{name: False})
     gates = Gates(settings, embed=letters, benchmark_questions=[pair().question])
-    others = {"evidence", "integrity", "contamination", "duplicates", "near_duplicates"} - {name}
+    others = {"evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"} - {name}
     assert {*gates.alone, *gates.among} == others
 
 
 def test_every_reason_begins_with_the_name_of_its_gate() -> None:
-    bad = pair("Drosken lies somewhere.", "Zolvan", index=1)
+    bad = pair("Drosken lies somewhere.", "Zolvan", index=1, hop=2)
     gates = Gates(GateSettings(near_duplicate_cosine=0.1), embed=letters, benchmark_questions=[bad.question])
     accepted = gates.accepted([bad, replace(bad, prompt_index=2)])
     accepted.add(replace(bad, prompt_index=2))
     reasons = gates.judge(bad) | gates.judge_among(bad, accepted)
-    assert list(reasons) == ["evidence", "integrity", "contamination", "duplicates", "near_duplicates"]
+    assert list(reasons) == [*gates.alone, *gates.among]
     assert all(reason.startswith(f"{name}: ") for name, reason in reasons.items())
 
 

@@ -75,7 +75,7 @@ def test_a_rejection_lists_each_sample_s_reasons() -> None:
     samples = [(sample.sample, sample.question, sample.answer) for sample in rejection.samples]
     assert samples == [(0, "Drosken is a town.", "Zolvan"), (1, None, None), (2, "Who?", None)]
     gates_named = [[reason.partition(":")[0] for reason in sample.reasons] for sample in rejection.samples]
-    assert gates_named == [["evidence", "integrity"], ["pair"], ["pair"]]
+    assert gates_named == [["evidence", "hops", "integrity"], ["pair"], ["pair"]]
 
 
 def test_a_prompt_without_samples_is_rejected_too() -> None:
@@ -163,6 +163,7 @@ def test_counts_hold_samples_pairs_and_each_gate() -> None:
         "rejected": 2,
         "gates": {
             "evidence": {"judged": 3, "refused": 1},
+            "hops": {"judged": 3, "refused": 0},
             "integrity": {"judged": 3, "refused": 1},
             "contamination": {"judged": 3, "refused": 0},
             "duplicates": {"judged": 1, "refused": 0},

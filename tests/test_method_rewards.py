@@ -19,6 +19,14 @@ INVALID = SearchCall("raw", None, response="Error", error="the call is not JSON"
 FAILED = SearchCall("raw", ("q",), failed=True, error="HTTP 503")
 
 
+NOTHING_FOUND = SearchCall("raw", ("q",), response="No results.")
+
+
+def searches(*queries: str) -> tuple[SearchCall, ...]:
+    """A call for each query, which finds one passage."""
+    return tuple(SearchCall("raw", (query,), response=f"[1] {query}: a passage.") for query in queries)
+
+
 def ask(question: str, answer: str, thinking: str = "<think>hm</think>") -> Turn:
     return Turn(f"{thinking}<question>{question}</question>\n<answer>{answer}</answer>")
 
@@ -67,14 +75,40 @@ def test_thinking_counts_where_a_turn_opens_with_a_closed_block(texts: list[str]
         ((ANSWERED,), 3, 2 / 3),
         ((ANSWERED,), 4, 0.5),
         ((ANSWERED, INVALID), 4, 0.5),
-        ((ANSWERED,) * 5, 4, 1.0),
         ((ANSWERED, UNANSWERED), 4, 0.0),
+        (searches("k", "l", "m"), 4, 1.0),
+        (searches("k", "l", "m", "n", "o"), 4, 1.0),
+        (searches("Orrin", "orrin!", "the Orrin"), 4, 0.5),
+        ((NOTHING_FOUND,), 2, 0.0),
+        ((NOTHING_FOUND, ANSWERED), 3, 2 / 3),
     ],
 )
-def test_tool_part_counts_valid_answered_calls_against_hops(
+def test_tool_part_counts_new_queries_that_found_passages_against_hops(
     calls: tuple[SearchCall, ...], hop: int, score: float
 ) -> None:
-    assert tool_part(Trajectory((Turn("", calls),)), hop) == pytest.approx(score)
+    turns = tuple(Turn("", (call,)) for call in calls)
+    assert tool_part(Trajectory(turns), hop) == pytest.approx(score)
+
+
+def test_calls_and_queries_of_one_turn_are_one_step() -> None:
+    at_once = Turn("", searches("k", "l", "m"))
+    several = Turn("", (SearchCall("raw", ("d", "e"), response="d:\n[1] D: d\ne:\n[2] E: e"),))
+    assert tool_part(Trajectory((at_once,)), 4) == 0.5
+    assert tool_part(Trajectory((at_once, several)), 4) == 0.75
+
+
+def test_only_a_query_that_found_passages_itself_is_new() -> None:
+    """Asked together with a query that finds the same again, one that finds nothing is no step."""
+    again = Turn("", (SearchCall("raw", ("k", "l"), response="k:\n[1] K: k\nl:\nNo results."),))
+    assert tool_part(Trajectory((Turn("", searches("k")), again)), 4) == 0.5
+
+
+@given(st.lists(st.lists(st.sampled_from("klm"), max_size=3), max_size=5), st.integers(2, 5))
+def test_no_repetition_of_turns_or_queries_raises_the_tool_part(turns: list[list[str]], hop: int) -> None:
+    made = tuple(Turn("", searches(*queries)) for queries in turns)
+    once = tool_part(Trajectory(made), hop)
+    assert tool_part(Trajectory((*made, *made)), hop) == once
+    assert once <= (1 + min(len(made), len({query for queries in turns for query in queries}))) / hop
 
 
 @pytest.mark.parametrize(
@@ -117,20 +151,31 @@ def test_an_answer_that_only_the_models_own_query_names_is_not_retrieved() -> No
     assert format_score(GOOD, DOCUMENT, 2, "Kestmoor").answer == 1.0
 
 
+def test_an_answer_in_the_document_earns_nothing_beyond_one_hop() -> None:
+    there = trajectory(ANSWERED, last=ask("What did Halvorsen design?", "the Ostrel lighthouse"))
+    scores = [format_score(there, DOCUMENT, hop, "the Ostrel lighthouse").answer for hop in (1, 2, 4)]
+    assert scores == [1.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize(
-    ("question", "answer", "integrity"),
+    ("question", "answer", "fault"),
     [
-        ("Who?", "Ann", True),
-        (None, "Ann", False),
-        ("Who?", None, False),
-        ("?!", "Ann", False),
-        ("Who?", "The", False),
-        ("What is Oslo's river?", "Oslo", False),
-        ("Which U.S. state?", "us", False),
+        ("Who?", "Ann", None),
+        (None, "Ann", "no_question"),
+        ("Who?", None, "no_answer"),
+        ("?!", "Ann", "question_without_words"),
+        ("Who?", "The", "answer_without_words"),
+        ("What is Oslo's river?", "Oslo", "answer_in_question"),
+        ("Which U.S. state?", "us", "answer_in_question"),
     ],
 )
-def test_integrity(question: str | None, answer: str | None, integrity: bool) -> None:
-    assert has_integrity(question, answer) is integrity
+def test_what_costs_a_question_its_integrity_is_named(
+    question: str | None, answer: str | None, fault: str | None
+) -> None:
+    assert has_integrity(question, answer) is (fault is None)
+    tags = [("question", question), ("answer", answer)]
+    last = Turn("".join(f"<{tag}>{text}</{tag}>" for tag, text in tags if text is not None))
+    assert challenger_reward(Trajectory((last,)), DOCUMENT, 1, n=5, k=0).integrity_fault == fault
 
 
 def test_the_pair_comes_from_the_last_turn_after_its_thinking() -> None:

@@ -74,7 +74,7 @@ QUESTION = "<question>Who founded the town?</question><answer>Vell</answer>"
 ROOT = Path(__file__).resolve().parent.parent
 RUN_LIMIT_S = 300
 FILES = ("train.parquet", "val.parquet", "rejects.jsonl", "report.json")
-JUDGING = ("evidence", "integrity", "duplicates", "near_duplicates")
+JUDGING = ("evidence", "hops", "integrity", "duplicates", "near_duplicates")
 """The gates that nothing of the speaking model's passes."""
 
 

@@ -38,6 +38,7 @@ def row(
         ("difficulty", "format", "think", "tool", "answer_part"), score / 2
     )
     reward |= {"score": score, "valid": valid, "integrity": k is not None, "n": 2, "k": k, "attempts_s": 1.0}
+    reward["integrity_fault"] = "no_answer" if k is None else None
     if k is not None:
         reward |= ATTEMPTS
     turns = (*(Turn("t", (call,)) for call in calls), Turn("end", truncated=truncated))
@@ -75,6 +76,8 @@ def all_metrics(rows: list[StepRow], expected: int = 8) -> dict[str, float]:
         ("reward/score_hop_1", 0.75),
         ("reward/score_hop_2", 0.5),
         ("questions/valid_share", 0.75),
+        ("questions/no_answer", 1),
+        ("questions/answer_in_question", 0),
         ("questions/valid_share_hop_1", 0.5),
         ("questions/valid_share_hop_2", 1),
         ("solved/0_of_2", 1),

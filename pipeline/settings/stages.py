@@ -154,10 +154,11 @@ class Gates:
     new conversations.
     """
 
-    evidence: bool = key(
+    evidence: bool = key(True, "The answer stands in the document or in what was retrieved.", **_SYNTHESIZE)
+    hops: bool = key(
         True,
-        "The answer stands in the document or in what was retrieved, and a question of h hops took h - 1 "
-        "searches.",
+        "A question of h hops took h - 1 turns that found passages with a new query, and its answer does not "
+        "stand in the document that it starts from.",
         **_SYNTHESIZE,
     )
     integrity: bool = key(

@@ -16,6 +16,7 @@ not: such a sample is invalid, left out of the statistics and counted as a failu
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from verl_ext.method.answers import after_thinking, extract_last_tag, normalize_answer
 from verl_ext.method.format_score import format_score
@@ -24,6 +25,10 @@ from verl_ext.method.trajectory import Trajectory
 ATTEMPTS = 5
 """Solver attempts per question (paper, table 5)."""
 FORMAT_WEIGHT = 0.5
+IntegrityFault = Literal[
+    "no_question", "no_answer", "question_without_words", "answer_without_words", "answer_in_question"
+]
+"""Why a question has no integrity."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class ChallengerScore:
     think: float = 0.0
     tool: float = 0.0
     answer_part: float = 0.0
+    integrity_fault: IntegrityFault | None = None
 
 
 def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:
@@ -54,14 +60,25 @@ def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:
 
 
 def has_integrity(question: str | None, answer: str | None) -> bool:
-    """Whether both exist and are not empty, and the question does not contain the answer.
+    """Whether both exist and are not empty, and the question does not contain the answer."""
+    return integrity_fault(question, answer) is None
+
+
+def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault | None:
+    """What costs the question its integrity, the first of the list above; None if nothing does.
 
     The answer may not occur anywhere in the question, word boundary or not: "Oslo's" gives "Oslo" away too.
     """
-    if question is None or answer is None:
-        return False
+    if question is None:
+        return "no_question"
+    if answer is None:
+        return "no_answer"
     normal_question, normal_answer = normalize_answer(question), normalize_answer(answer)
-    return bool(normal_question and normal_answer) and normal_answer not in normal_question
+    if not normal_question:
+        return "question_without_words"
+    if not normal_answer:
+        return "answer_without_words"
+    return "answer_in_question" if normal_answer in normal_question else None
 
 
 def difficulty(k: int, n: int) -> float:
@@ -85,14 +102,16 @@ def challenger_reward(
     right attempts of `n`, or None when fewer than n attempts finished (or none ran, without integrity).
     """
     question, answer = extract_pair(trajectory)
-    integrity = has_integrity(question, answer)
+    fault = integrity_fault(question, answer)
     reason = None
     if failed := trajectory.failed_calls:
         reason = f"{len(failed)} of the challenger's searches failed: {failed[0].error}"
-    elif integrity and k is None:
+    elif fault is None and k is None:
         reason = f"fewer than {n} solver attempts finished"
-    if not integrity or answer is None:
-        return ChallengerScore(0.0, reason is None, reason, question, answer, False, hop, n, None)
+    if fault or answer is None:  # the latter for mypy: no_answer is a fault
+        return ChallengerScore(
+            0.0, reason is None, reason, question, answer, False, hop, n, None, integrity_fault=fault
+        )
     form = format_score(trajectory, document, hop, answer)
     hardness = 0.0 if k is None else difficulty(k, n)
     return ChallengerScore(

@@ -1,6 +1,7 @@
 """The format score of a challenger trajectory: f = (1 + think + tool + answer) / 4, in [1/4, 1].
 
-The constant 1 is for integrity: a trajectory without a proper question and answer has no format score.
+The constant 1 is for integrity: a trajectory without a proper question and answer has no format score. A
+question of two or more hops has no answer part if its answer stands in the document that it starts from.
 """
 
 import re
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_ext.method.answers import contains_answer, normalize_answer
-from verl_ext.method.passages import shown_passages
+from verl_ext.method.passages import queries_with_passages, shown_passages
 from verl_ext.method.trajectory import Trajectory
 
 _OPENS_WITH_THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
@@ -31,8 +32,9 @@ class FormatScore:
 def format_score(trajectory: Trajectory, document: str, hop: int, answer: str) -> FormatScore:
     """Score a trajectory whose question has integrity; `document` is the text the challenger was shown."""
     retrieved = [line for call in trajectory.searches for line in shown_passages(call.response or "")]
-    evidence = [document, *retrieved]
-    return FormatScore(think_part(trajectory), tool_part(trajectory, hop), answer_part(answer, evidence))
+    given = answered_by_document(answer, document, hop)
+    found = 0.0 if given else answer_part(answer, [document, *retrieved])
+    return FormatScore(think_part(trajectory), tool_part(trajectory, hop), found)
 
 
 def think_part(trajectory: Trajectory) -> float:
@@ -44,13 +46,36 @@ def think_part(trajectory: Trajectory) -> float:
 
 
 def tool_part(trajectory: Trajectory, hop: int) -> float:
-    """1 for one hop; else min((1 + valid calls) / hop, 1), but 0 without calls or with an unanswered one."""
+    """1 for one hop; else min((1 + search steps) / hop, 1), but 0 without one or with an unanswered call."""
     if hop == 1:
         return 1.0
-    calls = [call for call in trajectory.calls if call.valid]
-    if not calls or not all(call.answered for call in calls):
+    steps = search_steps(trajectory)
+    if not steps or not all(call.answered for call in trajectory.calls if call.valid):
         return 0.0
-    return min((1 + len(calls)) / hop, 1.0)
+    return min((1 + steps) / hop, 1.0)
+
+
+def search_steps(trajectory: Trajectory) -> int:
+    """Turns that got passages for a query which no turn before them had, by its normal form.
+
+    So neither a repeated query, nor several at once, nor one that finds nothing stands for another hop.
+    """
+    steps, asked = 0, {""}
+    for turn in trajectory.turns:
+        found = {
+            normalize_answer(query)
+            for call in turn.calls
+            if call.answered
+            for query in queries_with_passages(call.queries or (), call.response or "")
+        }
+        steps += bool(found - asked)
+        asked |= found
+    return steps
+
+
+def answered_by_document(answer: str, document: str, hop: int) -> bool:
+    """Whether a question of two or more hops ends where it starts, in its document; yes and no never do."""
+    return hop >= 2 and normalize_answer(answer) not in ("yes", "no") and contains_answer(document, answer)
 
 
 def answer_part(answer: str, evidence: Sequence[str]) -> float:

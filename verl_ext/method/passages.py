@@ -12,6 +12,7 @@ RESPONSE_LIMIT = 2048
 """Characters of one tool response."""
 # A query shown above its passages ends in a colon, so it cannot pass for a passage.
 _NUMBERED = re.compile(r"\[\d+\] .*[^:\s]\s*")
+_NOTHING = "No results."
 
 
 def format_passages(
@@ -33,7 +34,7 @@ def format_passages(
         if len(queries) > 1:
             lines.append(_cut(_one_line(query), 60) + ":")
         if not passages:
-            lines.append("No results.")
+            lines.append(_NOTHING)
         for passage in passages:
             number += 1
             lines.append(f"[{number}] {_passage_line(passage)}")
@@ -49,6 +50,20 @@ def shown_passages(response: str) -> list[str]:
     Queries are the model's own words: an answer that occurs only there has not been retrieved.
     """
     return [line for line in response.splitlines() if _NUMBERED.fullmatch(line)]
+
+
+def queries_with_passages(queries: Sequence[str], response: str) -> list[str]:
+    """Those of the queries for which a formatted response shows a passage."""
+    if len(queries) == 1:
+        return list(queries) if shown_passages(response) else []
+    found: set[int] = set()
+    current = -1
+    for line in response.splitlines():
+        if _NUMBERED.fullmatch(line):
+            found.add(current)
+        elif line != _NOTHING:
+            current += 1
+    return [query for number, query in enumerate(queries) if number in found]
 
 
 def defuse(text: str) -> str:

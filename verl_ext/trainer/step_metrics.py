@@ -6,9 +6,12 @@ for a low reward.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from verl_ext.method.challenger_reward import IntegrityFault
 
 if TYPE_CHECKING:  # so that reading these functions needs neither TransferQueue nor Ray
     from verl_ext.trainer.step_rows import StepRow
@@ -52,14 +55,16 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
     """Reward by component, valid-question share by hop and the solver's k-of-n histogram of one step.
 
     A valid question is one with integrity: question and answer exist, and the question does not contain the
-    answer. `solved/k_of_n/…` counts questions; `solved/some` is the share that some but not all attempts
-    solve, which is where the difficulty reward comes from.
+    answer; `questions/{fault}` counts the others by what they lack. `solved/k_of_n/…` counts questions;
+    `solved/some` is the share that some but not all attempts solve, where the difficulty reward comes from.
     """
     good = [row for row in rows if row.counts]
     asked = [row for row in good if row.reward["integrity"]]
     parts = ("score", "difficulty", "format", "think", "tool", "answer_part")
     metrics: dict[str, float] = {f"reward/{part}": mean([row.reward[part] for row in good]) for part in parts}
     metrics["questions/valid_share"] = mean([row.reward["integrity"] for row in good])
+    faults = Counter(row.reward["integrity_fault"] for row in good)
+    metrics |= {f"questions/{fault}": faults[fault] for fault in get_args(IntegrityFault)}
     for hop in sorted({row.hop for row in good}):
         of_hop = [row for row in good if row.hop == hop]
         metrics[f"questions/valid_share_hop_{hop}"] = mean([row.reward["integrity"] for row in of_hop])

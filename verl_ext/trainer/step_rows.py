@@ -88,7 +88,9 @@ def dump_rows(rows: Sequence[StepRow], step: int, target: Path) -> None:
                 "step": step,
                 "key": row.key,
                 "hop": row.hop,
-                **{name: row.extra_info.get(name) for name in ("doc_id", "document", "question")},
+                **{name: row.extra_info.get(name) for name in ("doc_id", "document")},
+                # Challengers write theirs, solvers are given it.
+                "question": row.reward.get("question") or row.extra_info.get("question"),
                 "trajectory": row.trajectory.to_dict(),
                 "token_drift": row.token_drift,
                 "reward": {name: value for name, value in row.reward.items() if name != "attempts"},
