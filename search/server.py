@@ -9,10 +9,11 @@ Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canar
   single flight either.
 * A bearer token is required if RETRIEVAL_TOKEN is set in the environment; there is no flag for it, because
   anyone on the machine can read a command line.
-* It refuses to start, with exit code 2 and one line, if the embedder does not fit the collection, the port is
-  taken, or anything else is wrong. If the index is not ready (a folder that is missing or damaged, a Chroma
-  server that does not answer) it waits, `INDEX_WAIT_S` seconds at most, and logs that: a supervisor that
-  restarts it meanwhile must not take that for a failure.
+* It refuses to start, with exit code 2 and one line, if the collection is not as it was published
+  (`search.content`), the embedder does not fit it, the port is taken, or anything else is wrong. If the index
+  is not ready (a folder that is missing or cut off, a Chroma server that does not answer) it waits,
+  `INDEX_WAIT_S` seconds at most, and logs that: a supervisor that restarts it meanwhile must not take that
+  for a failure.
 * If the collection is replaced (see `search.store`), it answers 503 until it is restarted.
 * SIGTERM drains it: new requests get 503, open ones are answered for `DRAIN_S` seconds at most, then it exits
   with code 0, even if an encoder or the index hangs.
@@ -37,6 +38,7 @@ import uvicorn
 import uvloop
 from setproctitle import setproctitle
 
+from search.content import check_content
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.place import ChromaPlace, StoreError, StoreNotReady, StoreUnavailable, plain
 from search.serving.app import RetrievalApp
@@ -226,6 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             bind(args.host, args.port) as listener,
             closing(wait_for_store(args.chroma_path, args.collection)) as store,
         ):
+            folder = store.place.folder
+            if folder and not check_content(folder, store.name):
+                log.warning("no hashes of %r were recorded: `python -m search.index` does it", store.name)
             uvloop.run(_serve(args, token, listener, store))
     except Exception as error:  # of many types from Chroma and the system; a start reports one line
         log.debug("refused", exc_info=True)

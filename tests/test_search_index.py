@@ -1,7 +1,9 @@
 """Index building with a real Chroma and the packaged embedder."""
 
 import json
+import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.files import AlreadyWriting, publish, recover, staging_folder
+from search.content import RECORD, check_content
 from search.embedders import Embedder, EmbedderError, EmbedderSpec, Prefixes, model_identity
 from search.index import main
 from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
 from search.indexing.corpus import Corpus, CorpusError, Document
 from search.indexing.journal import IndexJournal, Survey
-from search.place import StoreError, connect
+from search.place import DATABASE_FILE, StoreError, connect
 from search.store import CollectionInfo, iter_documents, open_collection
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
@@ -339,6 +342,35 @@ def test_command_line_prints_one_error_line_and_exits_2(
     ]
     assert main(arguments) == 2
     assert capsys.readouterr().err == f"error: no corpus at {tmp_path}/none.jsonl\n"
+
+
+# --- what was damaged since ---
+
+
+def damage(chroma: Path) -> None:
+    with closing(sqlite3.connect(chroma / DATABASE_FILE)) as database, database:
+        database.execute("UPDATE embedding_metadata SET string_value = 'x' WHERE key = 'chroma:document'")
+
+
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[:-1]], ids=["unchanged", "an update"])
+def test_a_damaged_collection_is_not_kept_but_can_be_replaced(tmp_path: Path, records: list[Any]) -> None:
+    source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
+    build_index(source, chroma, "wiki", SPEC)
+    damage(chroma)
+    source = write_jsonl(tmp_path / "c.jsonl", records)
+    with pytest.raises(StoreError, match="is damaged"):
+        build_index(source, chroma, "wiki", SPEC)
+    assert build_index(source, chroma, "wiki", SPEC, replace=True).embedded == len(records)
+    assert check_content(chroma, "wiki")
+    assert "x" not in {text for _, _, text in rows(chroma)}
+
+
+def test_a_collection_without_a_record_gets_one_at_the_next_build(tmp_path: Path) -> None:
+    source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
+    build_index(source, chroma, "wiki", SPEC)
+    (chroma / RECORD).unlink()
+    assert not build_index(source, chroma, "wiki", SPEC).built
+    assert check_content(chroma, "wiki")
 
 
 # --- nothing half-written ---

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +34,9 @@ from search_parts import (
 from pipeline.compose import compose_stage, resolve
 from pipeline.stages.services import retrieval_spec
 from search.client import SearchClient, SearchRequestError
+from search.content import record_content
 from search.embedders import Embedder
-from search.place import StoreError, StoreUnavailable, connect
+from search.place import DATABASE_FILE, StoreError, StoreUnavailable, connect
 from search.server import bind, listen, parser
 from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, RetrievalApp
 from search.serving.batching import BatchLimits
@@ -436,12 +440,21 @@ def test_collection_of_another_embedder_is_not_served(chroma: Path, tmp_path: Pa
     with open_collection(chroma, COLLECTION) as store, connect(tmp_path, create=True) as client:
         metadata = {**store.info.to_metadata(), "embedder": "intfloat/e5-large-v2"}
         client.create_collection(COLLECTION, metadata=metadata, embedding_function=None)
+    record_content(tmp_path, COLLECTION)
     message = refusal(tmp_path, "--embedder", "packaged-minilm")
     assert (
         "was built with another embedder than 'packaged-minilm': its model is 'intfloat/e5-large-v2'"
         in message
     )
     assert "Serve it with --embedder intfloat/e5-large-v2" in message
+
+
+def test_a_collection_whose_texts_were_swapped_is_not_served(chroma: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(chroma, tmp_path / "chroma"))
+    with closing(sqlite3.connect(folder / DATABASE_FILE)) as database, database:
+        database.execute("UPDATE embedding_metadata SET string_value = 'Vell' WHERE key = 'title'")
+    message = refusal(folder)
+    assert f"is damaged, not as published: texts in {DATABASE_FILE}. Restore the folder" in message
 
 
 def test_missing_embedder_is_reported_in_one_line(chroma: Path) -> None:

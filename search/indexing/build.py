@@ -40,6 +40,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ops.files import recover, sole_writer, work_folder
+from search.content import check_content, record_content
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.chunking import Chunk, Chunker, Chunking
 from search.indexing.collection import (
@@ -176,7 +177,7 @@ class _Build:
         """Build in `folder`; return the report, with the seconds since `started`."""
         with closing(IndexJournal(folder / JOURNAL)) as journal:
             surveyed = journal.survey(self.corpus)
-            existing = self.target.metadata()
+            existing = self._whole(replace)
             encoder, chunking = self.encoder, self.chunking
             settings: dict[str, Any] = {
                 "embedder": encoder.name,
@@ -217,6 +218,23 @@ class _Build:
                 write_folder(self.target, journal, info, update, units, folder / "chroma")
         seconds = time.monotonic() - started
         return IndexReport(info, True, surveyed.duplicates, seconds, changes, chunks - resumed, resumed)
+
+    def _whole(self, replace: bool) -> Mapping[str, Any] | None:
+        """Return the existing collection's metadata; None without one, or to `replace` a damaged one.
+
+        Raises StoreError for a damaged one otherwise. What an earlier version built gets its hashes recorded.
+        """
+        existing, folder = self.target.metadata(), self.target.place.folder
+        if folder is None or CollectionInfo.from_metadata(existing) is None:
+            return existing
+        try:
+            if not check_content(folder, self.target.name):
+                record_content(folder, self.target.name)
+        except StoreError:
+            if not replace:
+                raise
+            return None
+        return existing
 
     def _compare(
         self,

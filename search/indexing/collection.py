@@ -12,6 +12,7 @@ from chromadb.errors import ChromaError
 from tqdm import tqdm
 
 from ops.files import publish
+from search.content import record_content
 from search.embedders import model_identity
 from search.indexing.journal import IndexJournal, Row
 from search.place import DATABASE_FILE, ChromaPlace, StoreError, connect
@@ -91,6 +92,7 @@ def write_folder(
     stored = (journal.embedded(unit) for unit in range(units))
     embedded = with_progress(stored, "writing", journal.chunk_count())
     write(target, ChromaPlace.parse(work), journal, info, update, embedded)
+    record_content(work, target.name)
     publish(work, folder)
 
 
