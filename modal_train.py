@@ -26,7 +26,14 @@ import modal
 from dotenv import dotenv_values
 
 from launch.actions import find_action
-from launch.arguments import Words, of_function, parse, parse_function, words_of_modal_run
+from launch.arguments import (
+    Words,
+    of_function,
+    parse,
+    parse_function,
+    split_overrides,
+    words_of_modal_run,
+)
 from launch.client import launch_running, run_download, run_logs, run_upload
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
@@ -101,8 +108,8 @@ def cpu_stage(request: Request) -> dict[str, Any]:
     return _run(request)
 
 
-# Only if it is needed: --action list-models must not wait for the GPU image.
-if PLANNED is None or resolve(PLANNED).compute.type is not None:
+# Only if it is needed: --action list-models and preflight must not wait for the GPU image.
+if PLANNED is None or (find_action(PLANNED.action).is_job and resolve(PLANNED).compute.type is not None):
 
     @app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
     def gpu_stage(request: Request) -> dict[str, Any]:
@@ -230,6 +237,12 @@ def main(*words: str) -> None:
     except LaunchError as error:
         print(f"modal_train: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        # Modal ends its client with 0 then; with --detach, where nothing ends, that is right.
+        if {"--detach", "-d"} & set(sys.argv):
+            raise
+        print("modal_train: interrupted: the app ends with it; the same command resumes", file=sys.stderr)
+        raise SystemExit(130) from None
     # Modal's own: a time-out, a lost connection, a missing permission.
     except modal.exception.Error as error:
         print(f"modal_train: Modal: {type(error).__name__}: {error}", file=sys.stderr)
@@ -324,4 +337,8 @@ def _launch(action: str, overrides: str = "", **flags: Any) -> None:
     """Launch with the flags that were given: not with empty text, -1, or 0 steps or examples."""
     unset = {"steps": 0, "num_examples": 0}
     given = {key: value for key, value in flags.items() if value not in ("", unset.get(key, -1))}
-    conduct(resolve(of_function(action, overrides=overrides.split(), **given)))
+    try:
+        conduct(resolve(of_function(action, overrides=split_overrides(overrides), **given)))
+    except LaunchError as error:
+        # The client raises what is raised here: so it ends with this line, and not with a traceback.
+        raise SystemExit(f"modal_train: {error}") from None

@@ -1,6 +1,6 @@
 """The actions of `modal run modal_train.py --action X`, as data: what each runs, and on what machine.
 
-    find_action("challenger").compute       # "8xh100"
+    find_action("merge").compute       # "cpu"
 
 An action that is a stage becomes `drzero STAGE overrides…` in a container, as it would be typed locally. The
 machine is a default; `--config-path`, `--gpu-type` and `--gpu-count` replace it.
@@ -19,8 +19,8 @@ class Action:
     help: str
     stage: str | None = None
     """The `drzero` command that it runs in a container; None for what the launcher does itself."""
-    compute: str = "cpu"
-    """The file of `config/compute/` that describes its machine."""
+    compute: str | None = "cpu"
+    """The file of `config/compute/` that describes its machine; None: the smallest that holds its model."""
     preflight: bool = False
     """Whether `drzero preflight STAGE` checks it before its machine is requested."""
     trains: bool = False
@@ -37,12 +37,12 @@ ACTIONS = {
     for action in (
         Action("smoke", "a check on a CPU, then three real steps on one GPU", "demo", "a10g"),
         Action("prepare-data", "index a corpus and write challenger prompts", "prepare-data", preflight=True),
-        Action("challenger", "train the challenger", "challenger", "8xh100", True, True),
-        Action("synthesize", "its questions, gated, as solver data", "synthesize", "8xh100", True),
-        Action("solver", "train the solver on them", "solver", "8xh100", True, True),
+        Action("challenger", "train the challenger", "challenger", None, True, True),
+        Action("synthesize", "its questions, gated, as solver data", "synthesize", None, True),
+        Action("solver", "train the solver on them", "solver", None, True, True),
         Action("merge", "the solver's checkpoint as a model folder", "merge", preflight=True),
-        Action("evaluate", "exact match on the benchmarks", "evaluate", "8xh100", True),
-        Action("evolve", "the whole loop", "evolve", "8xh100", True, True),
+        Action("evaluate", "exact match on the benchmarks", "evaluate", None, True),
+        Action("evolve", "the whole loop", "evolve", None, True, True),
         Action(
             "preflight", "check a stage, estimate its cost, start nothing: preflight [STAGE]", "preflight"
         ),

@@ -8,6 +8,7 @@ reported in a second, not after an image build.
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -17,6 +18,20 @@ from launch.errors import LaunchError, nearest
 
 FUNCTIONS = {"train": "challenger", "evaluate": "evaluate", "train_with_config": "challenger"}
 """App functions, and the action that each launches without `--stage`."""
+
+
+_FLAGS = {
+    "model": "an option of config/model/, or a hub id; evaluate scores it unless --iteration is given",
+    "env": "own or demo",
+    "stage": "of logs, diagnose and preflight",
+    "hop-ratio": "like 4:3:2:1",
+    "config-path": "a run file, as in config/runs/",
+    "gpu-type": "like H100; without it the smallest machine that holds the model",
+    "iteration": "of the loop; 0 is the base model",
+    "steps": "training steps of an iteration",
+    "gpu-count": "0 for none",
+    "num-examples": "questions of each benchmark",
+}
 
 
 @dataclass
@@ -41,6 +56,10 @@ class Words:
     """Other free words: the paths of upload and download, the stage of preflight."""
 
 
+_QUOTED = r"'[^']*'|\"[^\"]*\""
+_OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*\}}|[^\s'\"\[\]{{}}])+"
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors as LaunchError, one line each, with the nearest flag."""
 
@@ -54,7 +73,7 @@ def parse(words: Sequence[str]) -> Words:
     """Parse the words after `modal_train.py`.
 
     Raises LaunchError for an unknown action or flag, a flag without a value, or one that the action does not
-    take.
+    take. Prints the help and exits for `--help`.
     """
     parser = _build(needs_action=True)
     values, rest = parser.parse_known_args(list(words))
@@ -88,7 +107,19 @@ def parse_function(argv: Sequence[str], file: str) -> Words | None:
     parser.add_argument("--overrides", default="")
     values = vars(parser.parse_known_args(words)[0])
     stage = values.pop("stage") or FUNCTIONS[function]
-    return of_function(stage, **values | {"overrides": values["overrides"].split()})
+    return of_function(stage, **values | {"overrides": split_overrides(values["overrides"])})
+
+
+def split_overrides(text: str) -> list[str]:
+    """The overrides in one string; spaces within quotes or brackets do not separate (`+a.b='x y' c=[1, 2]`).
+
+    Raises LaunchError for a quote or bracket that is not closed.
+    """
+    words = re.findall(_OVERRIDE, text)
+    if re.sub(r"\s", "", "".join(words)) != re.sub(r"\s", "", text):
+        raise LaunchError(f"--overrides {text}: a quote or bracket is not closed")
+    # Quotes around a whole override are a shell's; those within are Hydra's.
+    return [word[1:-1] if word[0] in "'\"" and word[0] == word[-1] else word for word in words]
 
 
 def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
@@ -110,14 +141,22 @@ def of_function(action: str, **flags: Any) -> Words:
 
 
 def _build(*, needs_action: bool) -> _Parser:
-    parser = _Parser(prog="modal run modal_train.py", allow_abbrev=False, add_help=False)
+    actions = "".join(f"\n  {action.name:<14}{action.help}" for action in ACTIONS.values())
+    parser = _Parser(
+        prog="modal run modal_train.py",
+        usage="%(prog)s --action ACTION [flags] [KEY=VALUE …]",
+        description=f"actions:{actions}",
+        epilog="KEY=VALUE is a Hydra override for the stage. docs/modal.md explains it all.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=needs_action,
+    )
     if needs_action:
         parser.add_argument("--action", required=True)
-    for flag in ("model", "env", "stage", "hop-ratio", "config-path", "gpu-type"):
-        parser.add_argument(f"--{flag}")
-    for flag in ("iteration", "steps", "gpu-count", "num-examples"):
-        parser.add_argument(f"--{flag}", type=int)
-    parser.add_argument("--follow", action="store_true")
+    for flag, meaning in _FLAGS.items():
+        is_number = flag in ("iteration", "steps", "gpu-count", "num-examples")
+        parser.add_argument(f"--{flag}", type=int if is_number else str, help=meaning)
+    parser.add_argument("--follow", action="store_true", help="with logs: until the run's end")
     return parser
 
 

@@ -142,7 +142,7 @@ def upload(volume: modal.Volume, source: Path, target: str) -> tuple[int, int]:
 def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]:
     """Fetch a file or folder; returns how many files were fetched and how many were already present.
 
-    Raises LaunchError for a source that the volume does not have.
+    Raises LaunchError for a source that the volume does not have, or a listed path outside of it.
     """
     entries = _remote_files(volume, source)
     if not entries:
@@ -150,7 +150,7 @@ def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]
             f"download {source}: the volume has no such file or folder; --action status lists runs"
         )
     root = PurePosixPath(source.strip("/"))
-    places = [(entry, target / PurePosixPath(entry.path).relative_to(root)) for entry in entries]
+    places = [(entry, target / _below(root, entry.path)) for entry in entries]
     here = {path: path.stat() for _, path in places if path.is_file()}
     wanted = [
         (entry, path)
@@ -174,6 +174,16 @@ def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]
                 partial.unlink(missing_ok=True)
             progress.advance(bar, entry.size)
     return len(wanted), len(entries) - len(wanted)
+
+
+def _below(root: PurePosixPath, path: str) -> PurePosixPath:
+    """A listed path relative to what is downloaded; raises LaunchError for one that leads elsewhere."""
+    listed = PurePosixPath(path.lstrip("/"))
+    if ".." in listed.parts or not listed.is_relative_to(root):
+        raise LaunchError(
+            f"download {root}: the volume lists {path!r}, which is not below it: nothing fetched"
+        )
+    return listed.relative_to(root)
 
 
 def _remote_files(volume: modal.Volume, path: str) -> list[FileEntry]:

@@ -11,8 +11,10 @@ requested machine. Any GPU type that pipeline/rates.py has a price for is allowe
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -25,6 +27,8 @@ MODAL_LIMIT_S = 86400
 """Modal ends a call after a day."""
 IDLE_S = 2
 """Seconds that a container is kept after its call; Modal's minimum."""
+MAX_CORES, MAX_MEMORY_MIB = 64, 344064
+"""The most that a container is requested with; Modal refuses more than maxima that its pages do not state."""
 MODAL_GPUS = {"A10": 4, "A10G": 4}
 """Maximum GPUs of one machine on Modal, where it is not 8."""
 
@@ -86,7 +90,8 @@ class Compute:
             words.append(f"hardware={self.hardware}")
         for key in _KEYS:
             mine = getattr(self, key)
-            if mine != getattr(file, key):
+            # An environment may set a limit too (config/env), so the one of this launch is always named.
+            if mine != getattr(file, key) or key == "max_usd":
                 # Hydra's grammar wants quotes around `H100!`.
                 quoted = isinstance(mine, str) and not mine.replace("-", "").isalnum()
                 words.append(f"compute.{key}={'null' if mine is None else repr(mine) if quoted else mine}")
@@ -100,7 +105,19 @@ class Compute:
         return words
 
 
-_KEYS = ("type", "count", "cpu", "memory", "timeout", "region", "retries", "max_usd")
+_KEYS: dict[str, tuple[tuple[type, ...], str]] = {
+    "type": ((str, NoneType), "the name of a GPU"),
+    "count": ((int,), "a number of GPUs"),
+    "cpu": ((int, float), "a number of cores"),
+    "memory": ((int,), "a whole number of MiB"),
+    "timeout": ((int,), "a whole number of seconds"),
+    "region": ((str, NoneType), "the name of a region"),
+    "retries": ((int,), "a whole number"),
+    "max_usd": ((int, float, NoneType), "a number of US dollars, or null"),
+}
+"""The keys of a machine, the types of their values, and what they are."""
+_REGIONS = ("us", "eu", "uk", "ap", "ca", "sa", "me", "mx", "af", "jp")
+_REGION = re.compile(rf"({'|'.join(_REGIONS)})(-[a-z0-9]+)*")
 
 
 def compute_names() -> list[str]:
@@ -155,6 +172,10 @@ def _known_type(name: str) -> str:
 
 
 def _checked(compute: Compute) -> Compute:
+    for key, (kinds, what) in _KEYS.items():
+        value = getattr(compute, key)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise LaunchError(f"compute {compute.name}: {key} is {value!r}, not {what}")
     if compute.type is not None:
         compute = dataclasses.replace(compute, type=_known_type(str(compute.type)))
     gpu, count, most = compute.type, compute.count, MODAL_GPUS.get(compute.type or "", 8)
@@ -163,11 +184,17 @@ def _checked(compute: Compute) -> Compute:
         f"count is {count} and type is not set: choose one of {', '.join(GPUS)}": count and not gpu,
         f"timeout is {compute.timeout}: Modal ends a call after 1 to {MODAL_LIMIT_S} seconds; a longer run "
         "continues in a new call by itself": not 1 <= compute.timeout <= MODAL_LIMIT_S,
-        f"cpu={compute.cpu} cores, memory={compute.memory} MiB: both are required": compute.cpu <= 0
-        or compute.memory < 128,
+        f"cpu is {compute.cpu}: a container has more than 0 cores, and {MAX_CORES} at most": not 0
+        < compute.cpu
+        <= MAX_CORES,
+        f"memory is {compute.memory} MiB: a container has 128 to {MAX_MEMORY_MIB}": not 128
+        <= compute.memory
+        <= MAX_MEMORY_MIB,
+        f"region is {compute.region!r}: Modal's regions are {', '.join(_REGIONS)}, or narrower ones such as "
+        "us-east": compute.region is not None and not _REGION.fullmatch(compute.region),
         f"retries is {compute.retries}: Modal allows 0 to 10": not 0 <= compute.retries <= 10,
         f"max_usd is {compute.max_usd}: it must be above 0, or null for no limit": compute.max_usd is not None
-        and compute.max_usd <= 0,
+        and not compute.max_usd > 0,
     }
     for fault, is_so in faults.items():
         if is_so:

@@ -9,21 +9,36 @@ Run file, environment default and flags are merged here, once, at the client; th
 from __future__ import annotations
 
 import dataclasses
+import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import yaml
 
-from launch.actions import Action, find_action
+from launch.actions import ACTIONS, Action, find_action
 from launch.arguments import Words
 from launch.compute import Compute, for_gpus
-from launch.errors import LaunchError
+from launch.default_machine import billions_of, default_machine
+from launch.errors import LaunchError, nearest
 from launch.image.pins import flash_attn_wheel
-from launch.runfile import RunFile, check_option, chooses_model, read_runfile
+from launch.known_keys import check_keys
+from launch.runfile import (
+    RunFile,
+    check_option,
+    model_group,
+    model_of_loop,
+    read_environment,
+    read_runfile,
+)
 
 SMOKE_STEPS = 3
 SMOKE_TIMEOUT_S = 1800
 """Default time limit of the GPU half: one that hangs costs a dollar, not a day."""
+SMOKE_MAX_USD = 2
+DEFAULT_MODEL = "qwen2.5-3b"
+"""The model of the stages' own files (config/STAGE.yaml); its group sets nothing but the hub id."""
+_RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,8 @@ class Request:
     command: tuple[str, ...]
     """The `drzero` command."""
     compute: Compute
+    reason: str
+    """Why it is this machine."""
     preflight: bool
     secrets: tuple[str, ...] = ()
     """Modal's named secrets for every call of the launch; found once, at its start."""
@@ -56,6 +73,7 @@ class Request:
             "launch": f"{self.action}: {self.name}",
             "command": "drzero " + " ".join(self.command),
             "compute": dataclasses.asdict(self.compute),
+            "because": self.reason,
             "usd_per_hour": round(self.compute.usd_per_hour, 2),
         }
         if self.preparations:
@@ -67,9 +85,12 @@ def resolve(words: Words) -> Request:
     """Merge run file, environment default and flags; raises LaunchError for what is not possible."""
     action, file = find_action(words.action), read_runfile(words.config_path)
     env = words.env or file.env
-    compute = for_gpus(_machine(action, file, words), words.gpu_type, words.gpu_count)
-    compute, overrides = _budget(compute, [*file.overrides, *words.overrides])
     choices = [f"env={check_option('env', env)}"] if env else []
+    # The last of a key wins, and the command line comes after the file.
+    typed = (*file.overrides, *words.overrides)
+    check_keys(typed)
+    compute, reason = _machine(action, file, words, env)
+    compute, overrides = _budget(for_gpus(compute, words.gpu_type, words.gpu_count), typed)
     shared = [*choices, *_model_choice(words, file, env)]
     if action.is_job or action.name == "preflight":
         # Torch's own attention if the image has no flash-attn; the profile of one GPU uses it anyway.
@@ -79,54 +100,114 @@ def resolve(words: Words) -> Request:
     # A user's own corpus is uploaded; the demo world is made where it is used.
     is_demo = action.name == "smoke" or (env == "demo" and action.is_job and action.name != "merge")
     is_demo_data = _is_demo_data(action, env)
-    named = [word.partition("=")[2] for word in overrides if word.startswith("run.name=")]
+    name = _named(typed, "run.name") or _default_name(action.name, words, file)
+    if not _RUN_NAME.fullmatch(name):
+        raise LaunchError(
+            f"run.name={name}: it names a folder, and has letters, digits, '_', '-' and '.', 100 at most"
+        )
     return Request(
         id=uuid.uuid4().hex,
         part=0,
         action=action.name,
-        name=named[-1] if named else _default_name(action.name, _iteration(words, file)),
+        name=name,
         preparations=(("demo-data",),) if is_demo and not is_demo_data else (),
         command=_command(action, words, file, shared, overrides),
         compute=compute,
+        reason=reason,
         preflight=action.preflight and not is_demo_data,
     )
 
 
-def _machine(action: Action, file: RunFile, words: Words) -> Compute:
-    # The last one wins, and the command line comes after the file.
-    overrides = (*file.overrides, *words.overrides)
-    named = [word.partition("=")[2] for word in overrides if word.startswith("compute=")]
-    if named:
-        return RunFile(compute=named[-1]).machine(action.compute)
-    # A run file's machine is for runs; other actions keep their own.
-    checked = action.is_job or action.name == "preflight"
-    default = "8xh100" if action.name == "preflight" else action.compute
-    machine = file.machine(default) if checked else RunFile().machine(action.compute)
-    if action.name == "smoke" and file.compute is None:
-        return machine.changed(timeout=SMOKE_TIMEOUT_S)
-    return machine
+def _machine(action: Action, file: RunFile, words: Words, env: str | None) -> tuple[Compute, str]:
+    """The machine before `--gpu-type` and `--gpu-count`, and why it is this one."""
+    if named := _named((*file.overrides, *words.overrides), "compute"):
+        return RunFile().machine(named), "it was asked for"
+    if not (action.is_job or action.name == "preflight"):
+        # A run file's machine is for runs; other actions keep their own.
+        return RunFile().machine(action.compute or "cpu"), f"{action.name} runs on it"
+    flags_choose = words.gpu_type is not None or words.gpu_count is not None
+    base, reason = file.base, "it was asked for"
+    if base is None:
+        base, reason = _default_machine(action, file, words, env, flags_choose)
+    machine = file.machine(base)
+    limit = read_environment(env).max_usd
+    if action.name == "smoke":
+        limit = SMOKE_MAX_USD
+        if file.compute is None:
+            machine = machine.changed(timeout=SMOKE_TIMEOUT_S)
+    if limit is not None and machine.max_usd == RunFile().machine(base).max_usd:
+        machine = machine.changed(max_usd=limit)
+    return machine, "it was asked for" if flags_choose else reason
 
 
-def _budget(compute: Compute, overrides: list[str]) -> tuple[Compute, list[str]]:
+def _default_machine(
+    action: Action, file: RunFile, words: Words, env: str | None, flags_choose: bool
+) -> tuple[str, str]:
+    """The file of the machine of a launch that names none, and the reason."""
+    stage = _stage(action, words)
+    if (fixed := find_action(stage).compute) is not None:
+        return fixed, f"{stage} runs on it by default"
+    typed = (*file.overrides, *words.overrides)
+    chosen = _named(typed, "model", "base_model") or _model(words, file, env)
+    served = _named(typed, "solver.model_path") if stage == "evaluate" else None
+    if served and billions_of(served) is not None:
+        chosen = served
+    chosen = chosen or model_of_loop(_named(typed, "loop") or "") or DEFAULT_MODEL
+    if flags_choose and billions_of(chosen) is None:
+        return "single_h100", ""
+    return default_machine(stage, chosen)
+
+
+def _stage(action: Action, words: Words) -> str:
+    """The action that runs, or that is checked; raises LaunchError for one that has no preflight."""
+    if action.name != "preflight":
+        return action.name
+    stage = words.stage or (words.places[0] if words.places else "challenger")
+    known = [name for name, other in ACTIONS.items() if other.preflight]
+    if stage not in known:
+        raise LaunchError(
+            f"preflight {stage}: no such stage: {nearest(stage, known)}Stages: {', '.join(known)}"
+        )
+    return stage
+
+
+def _named(overrides: Sequence[str], *keys: str) -> str | None:
+    """The last value that overrides give one of the keys."""
+    values = [value for key, _, value in (word.partition("=") for word in overrides) if key in keys]
+    return values[-1] if values else None
+
+
+def _budget(compute: Compute, overrides: Sequence[str]) -> tuple[Compute, list[str]]:
     """Overrides of `compute.KEY` change the requested machine; the rest are for the stage."""
     rest, changes = [], {}
     for word in overrides:
         key, _, value = word.partition("=")
         if key.startswith("compute."):
-            changes[key.removeprefix("compute.")] = yaml.safe_load(value)
+            try:
+                changes[key.removeprefix("compute.")] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise LaunchError(f"{word}: {value!r} is no value of a machine") from None
         elif key != "compute":
             rest.append(word)
     return (compute.changed(**changes) if changes else compute), rest
 
 
-def _model_choice(words: Words, file: RunFile, env: str | None) -> list[str]:
+def _model(words: Words, file: RunFile, env: str | None) -> str | None:
     """file < environment default < flag."""
-    of_file = None if env and chooses_model(env) else file.model
-    name = words.model or file.models_by_env.get(env or "") or of_file
-    if not name:
+    return words.model or file.models_by_env.get(env or "") or read_environment(env).model or file.model
+
+
+def _model_choice(words: Words, file: RunFile, env: str | None) -> list[str]:
+    """The overrides for the model; none for the environment's, which its own file chooses."""
+    name = _model(words, file, env)
+    if not name or name == read_environment(env).model:
         return []
-    # An option of config/model/, or a hub id, which has a slash.
-    return [f"base_model={name}" if "/" in name else f"model={check_option('model', name)}"]
+    if "/" not in name:
+        return [f"model={check_option('model', name)}"]
+    # A hub id, or a folder. Prompts and lengths of another group, such as the demo policy's, are not its own.
+    if group := model_group(name):
+        return [f"model={group}"]
+    return [f"model={DEFAULT_MODEL}", f"base_model={name}"]
 
 
 def _command(
@@ -144,15 +225,13 @@ def _command(
         return (action.name, *overrides)
     if action.name == "diagnose":
         return ("diagnose", run_name(words))
-    if action.name == "preflight":
-        stage = words.stage or (words.places[0] if words.places else "challenger")
-        rest = ["preflight", stage, *shared]
-    else:
-        stage = action.name
-        rest = [action.stage, *shared]
-    iteration = _iteration(words, file)
+    stage = _stage(action, words)
+    rest = ["preflight", stage, *shared] if action.name == "preflight" else [action.stage, *shared]
+    iteration = _iteration(stage, words, file)
     if iteration is not None and stage != "evolve":
         rest.append(f"iteration={iteration}")
+    if _is_of_model(stage, words, file) and not _named(overrides, "run.name"):
+        rest.append(f"run.name={_default_name(stage, words, file)}")
     steps = words.steps or file.steps
     if steps and stage in ("challenger", "solver", "evolve"):
         rest.append(f"steps_per_iteration={steps}")
@@ -192,17 +271,30 @@ def _is_demo_data(action: Action, env: str | None) -> bool:
     return action.name == "prepare-data" and env == "demo"
 
 
-def _iteration(words: Words, file: RunFile) -> int | None:
+def _is_of_model(stage: str, words: Words, file: RunFile) -> bool:
+    """Whether an evaluation is of the model that is named, and not of an iteration's solver."""
+    typed = _named((*file.overrides, *words.overrides), "iteration", "solver.model_path", "endpoint")
+    chosen = words.iteration if words.iteration is not None else file.iteration
+    return stage == "evaluate" and words.model is not None and chosen is None and typed is None
+
+
+def _iteration(stage: str, words: Words, file: RunFile) -> int | None:
+    if _is_of_model(stage, words, file):
+        return 0  # the base model, before any training
     return words.iteration if words.iteration is not None else file.iteration
 
 
-def _default_name(stage: str, iteration: int | None) -> str:
+def _default_name(stage: str, words: Words, file: RunFile) -> str:
+    if _is_of_model(stage, words, file):
+        return f"evaluate_{re.sub(r'[^A-Za-z0-9_.-]+', '_', (words.model or '').strip('/'))}"
     stage = stage.replace("-", "_")
     if stage in ("smoke", "evolve", "prepare_data"):
         return stage
-    return f"{stage}_iter{1 if iteration is None else iteration}"
+    typed = _named((*file.overrides, *words.overrides), "iteration")
+    iteration = _iteration(stage, words, file)
+    return f"{stage}_iter{typed or (1 if iteration is None else iteration)}"
 
 
 def run_name(words: Words) -> str:
     """The run that logs and diagnose read: a name, or --stage with --iteration."""
-    return words.places[0] if words.places else _default_name(words.stage or "challenger", words.iteration)
+    return words.places[0] if words.places else _default_name(words.stage or "challenger", words, RunFile())

@@ -20,6 +20,7 @@ Merged in the order file < environment default < flag: `models_by_env`, or else 
 takes precedence over `model`, and `--model` over all.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,15 @@ class RunFile:
     overrides: list[str] = field(default_factory=list)
     image: dict[str, list[str]] = field(default_factory=dict)
 
-    def machine(self, default: str) -> Compute:
-        """The machine it describes, else the default one of that name."""
-        if self.compute is None or isinstance(self.compute, str):
-            return load_compute(self.compute or default)
-        values = dict(self.compute)
-        base = load_compute(str(values.pop("base", default)))
-        return base.changed(**values)
+    @property
+    def base(self) -> str | None:
+        """The file of `config/compute/` that its machine starts from; None for the default one."""
+        return self.compute.get("base") if isinstance(self.compute, dict) else self.compute
+
+    def machine(self, base: str) -> Compute:
+        """The machine of that name with the changes that it describes."""
+        changes = self.compute if isinstance(self.compute, dict) else {}
+        return load_compute(base).changed(**{str(key): changes[key] for key in changes if key != "base"})
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -90,7 +93,16 @@ def read_runfile(path: str | None) -> RunFile:
     for part, items in values.get("image", {}).items():
         if part not in _IMAGE_KEYS or not isinstance(items, list):
             raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
+        _require_text(f"{path}: image.{part}", items)
+    _require_text(f"{path}: overrides", values.get("overrides", ()))
+    _require_text(f"{path}: models_by_env", values.get("models_by_env", {}).values())
     return RunFile(**values)
+
+
+def _require_text(place: str, items: Iterable[Any]) -> None:
+    for item in items:
+        if not isinstance(item, str):
+            raise LaunchError(f"{place}: {item!r} is not text, as in [trainer.save_freq=5]")
 
 
 def check_option(group: str, name: str) -> str:
@@ -101,7 +113,38 @@ def check_option(group: str, name: str) -> str:
     return name
 
 
-def chooses_model(env: str) -> bool:
-    """Whether an environment's own file chooses a model (`override /model`)."""
-    values = yaml.safe_load((CONFIG / "env" / f"{env}.yaml").read_text(encoding="utf-8")) or {}
-    return any(isinstance(entry, dict) and "override /model" in entry for entry in values.get("defaults", ()))
+@dataclass(frozen=True)
+class Environment:
+    """What an environment's own file says of models and money; None for what it leaves open."""
+
+    model: str | None = None
+    """The option of `config/model/` that it chooses (`override /model`)."""
+    max_usd: float | None = None
+
+
+def read_environment(name: str | None) -> Environment:
+    """`config/env/NAME.yaml`; of no name, an environment that leaves all open."""
+    if name is None:
+        return Environment()
+    values = _read_option("env", name)
+    choices = [entry for entry in values.get("defaults", ()) if isinstance(entry, dict)]
+    models = [entry["override /model"] for entry in choices if "override /model" in entry]
+    return Environment(models[-1] if models else None, values.get("compute", {}).get("max_usd"))
+
+
+def model_of_loop(name: str) -> str | None:
+    """The model that `config/loop/NAME.yaml` gives all stages, if there is such a file and it does."""
+    if not (CONFIG / "loop" / f"{name}.yaml").is_file():
+        return None
+    words = _read_option("loop", name).get("common", ())
+    return next((word.removeprefix("model=") for word in words if word.startswith("model=")), None)
+
+
+def model_group(hub_id: str) -> str | None:
+    """The option of `config/model/` for a model on the hub; None if it has none of its own."""
+    files = sorted((CONFIG / "model").glob("*.yaml"))
+    return next((f.stem for f in files if _read_option("model", f.stem).get("base_model") == hub_id), None)
+
+
+def _read_option(group: str, name: str) -> dict[str, Any]:
+    return yaml.safe_load((CONFIG / group / f"{name}.yaml").read_text(encoding="utf-8")) or {}

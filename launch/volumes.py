@@ -40,7 +40,13 @@ def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
             raise LaunchError(
                 f"{key}={value!r}: volume names have letters, digits, '.', '_' and '-', 64 at most"
             )
-    return {kind: f"dr-zero-{kind}-{who}-{what or 'default'}" for kind in MOUNTS}
+    names = {kind: f"dr-zero-{kind}-{who}-{what or 'default'}" for kind in MOUNTS}
+    if len(longest := max(names.values(), key=len)) > 64:
+        raise LaunchError(
+            f"EXPERIMENTER and EXPERIMENT_NAME make {longest!r}: a volume's name has 64 letters at most, "
+            f"this one {len(longest)}; shorten them"
+        )
+    return names
 
 
 def place(kind: str) -> Path:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.actions import ACTIONS
-from launch.arguments import parse, parse_function, words_of_modal_run
+from launch.arguments import parse, parse_function, split_overrides, words_of_modal_run
 from launch.errors import LaunchError
 
 
@@ -77,6 +77,38 @@ def test_the_flags_of_an_app_function_are_parsed_before_modal_parses_them():
     assert (words.action, words.config_path, words.steps) == ("solver", "a.yaml", 3)
     assert function_words("evaluate --num-examples 50").num_examples == 50
     assert function_words("train_with_config --config-path a.yaml").action == "challenger"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a=1 +b=2", ["a=1", "+b=2"]),
+        ("+a.b='x y'", ["+a.b='x y'"]),
+        ("c=[1, 2] d={e: 'f g'}", ["c=[1, 2]", "d={e: 'f g'}"]),
+        ("'c=[1, 2]' a=1", ["c=[1, 2]", "a=1"]),
+        ("", []),
+    ],
+)
+def test_overrides_in_one_string_are_separated_outside_of_quotes_and_brackets(text, words):
+    assert split_overrides(text) == words
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,5}=('[a-z ]{0,5}'|[a-z0-9]{1,5}|\[[a-z, ]{0,8}\])", fullmatch=True)))
+def test_overrides_in_one_string_come_out_as_they_went_in(overrides):
+    assert split_overrides("  ".join(overrides)) == overrides
+
+
+def test_a_quote_that_is_not_closed_is_one_line():
+    with pytest.raises(LaunchError, match="a quote or bracket is not closed"):
+        split_overrides("+a.b='x y")
+
+
+def test_help_lists_actions_and_flags(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"  {name}" in shown for name in ACTIONS) and "--gpu-type" in shown
 
 
 def test_other_modal_commands_on_the_file_are_not_parsed():

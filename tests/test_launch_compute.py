@@ -19,7 +19,8 @@ def test_every_machine_of_the_design_has_a_file():
 @pytest.mark.parametrize("name", ASKED)
 def test_modal_and_the_stages_config_get_the_same_numbers(name):
     compute = load_compute(name)
-    config = compose_stage("merge", compute.overrides()).compute
+    whole = compose_stage("merge", compute.overrides())
+    config = whole.compute
     options = compute.modal_options()
     assert options["gpu"] == (f"{config.type}:{config.count}" if config.type else None)
     assert (options["cpu"], options["memory"], options["timeout"]) == (
@@ -27,6 +28,8 @@ def test_modal_and_the_stages_config_get_the_same_numbers(name):
         config.memory,
         config.timeout,
     )
+    # A hung machine is paid for: resumed once, then stopped.
+    assert (whole.watchdog.policy, whole.watchdog.resumes) == ("resume", 1)
 
 
 def test_a_region_has_its_price():
@@ -79,7 +82,13 @@ def test_no_gpu_means_the_cpu_machine():
         ({"max_usd": 0}, "max_usd is 0"),
         ({"memroy": 1}, "did you mean 'memory'?"),
         ({"retries": 11}, "0 to 10"),
-        ({"cpu": 0}, "cpu=0"),
+        ({"cpu": 0}, "cpu is 0"),
+        ({"cpu": 400}, "cpu is 400"),
+        ({"cpu": True}, "not a number of cores"),
+        ({"memory": 10**6}, "memory is 1000000 MiB"),
+        ({"region": "moon"}, "region is 'moon'"),
+        ({"count": "two"}, "count is 'two', not a number of GPUs"),
+        ({"max_usd": float("nan")}, "max_usd is nan"),
     ],
 )
 def test_a_machine_that_modal_does_not_offer_is_refused(change, message):

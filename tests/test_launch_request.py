@@ -4,10 +4,12 @@ import dataclasses
 import pickle
 
 import pytest
+import yaml
 
 from launch.arguments import parse
+from launch.compute import CONFIG
 from launch.errors import LaunchError
-from launch.request import resolve
+from launch.request import DEFAULT_MODEL, resolve
 from pipeline.compose import compose_stage
 
 
@@ -22,7 +24,14 @@ def launch(line, tmp_path=None, file=""):
 def test_a_stage_becomes_the_words_that_are_typed_locally():
     request = launch("challenger --iteration 2 --model qwen2.5-7b --steps 3 +trainer.foo=1")
     assert request.command == (
-        *("challenger", "compute=8xh100", "model=qwen2.5-7b", "iteration=2", "steps_per_iteration=3"),
+        *(
+            "challenger",
+            "compute=4xa100-80gb",
+            "compute.max_usd=400",
+            "model=qwen2.5-7b",
+            "iteration=2",
+            "steps_per_iteration=3",
+        ),
         "+trainer.foo=1",
     )
     assert (request.name, request.preflight) == ("challenger_iter2", True)
@@ -36,7 +45,7 @@ def test_a_stage_becomes_the_words_that_are_typed_locally():
         ("challenger --env demo", "model: qwen3-8b", None),
         ("challenger --env demo", "{model: qwen3-8b, models_by_env: {demo: qwen2.5-3b}}", "model=qwen2.5-3b"),
         ("challenger --env demo --model qwen3-14b", "{models_by_env: {demo: qwen2.5-3b}}", "model=qwen3-14b"),
-        ("challenger --model Qwen/Qwen2.5-0.5B-Instruct", "", "base_model=Qwen/Qwen2.5-0.5B-Instruct"),
+        ("challenger --model Qwen/Qwen3-8B", "", "model=qwen3-8b"),
     ],
 )
 def test_the_flags_model_takes_precedence_over_the_environments_and_that_over_the_files(
@@ -44,6 +53,82 @@ def test_the_flags_model_takes_precedence_over_the_environments_and_that_over_th
 ):
     chosen = [w for w in launch(line, tmp_path, file).command if w.startswith(("model=", "base_model="))]
     assert chosen == ([model] if model else [])
+
+
+@pytest.mark.parametrize("flags", ["", "--env demo", "--gpu-count 0"])
+def test_a_named_model_is_what_is_evaluated_with_its_own_prompts_and_turns(flags):
+    """The demo's environment and the CPU's profile bring the demo policy's short ones."""
+    request = launch(f"evaluate --model Qwen/Qwen2.5-0.5B-Instruct {flags}")
+    config = compose_stage("evaluate", request.command[1:])
+    assert config.solver.model_path == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert (config.prompts.form, config.solver.max_tokens_per_turn) == ("full", 1024)
+    assert config.run.name == request.name == "evaluate_Qwen_Qwen2.5-0.5B-Instruct"
+
+
+def test_the_group_that_a_hub_id_stands_on_sets_nothing_but_the_id():
+    values = yaml.safe_load((CONFIG / "model" / f"{DEFAULT_MODEL}.yaml").read_text())
+    assert list(values) == ["base_model"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("evaluate", "evaluate_iter1"),
+        ("evaluate --model qwen2.5-3b --iteration 2", "evaluate_iter2"),
+        ("evaluate --model qwen2.5-3b iteration=2", "evaluate_iter2"),
+        ("evaluate --model qwen2.5-3b run.name=mine", "mine"),
+    ],
+)
+def test_an_evaluation_has_the_name_of_its_run_folder(line, name):
+    request = launch(line)
+    assert (request.name, compose_stage("evaluate", request.command[1:]).run.name) == (name, name)
+
+
+@pytest.mark.parametrize(
+    ("line", "machine"),
+    [
+        ("challenger", "single_h100"),
+        ("challenger --env demo", "a10g"),
+        ("evaluate --model Qwen/Qwen2.5-0.5B-Instruct", "a10g"),
+        ("preflight evaluate --model qwen3-14b", "8xh100"),
+        ("preflight merge", "cpu"),
+        ("evolve loop=demo", "a10g"),
+        ("evolve loop=demo model=qwen2.5-7b", "4xa100-80gb"),
+        ("challenger --model me/mine --gpu-type L40S", "single_h100"),
+        ("evaluate base_model=me/mine-7B", "single_h100"),
+        ("evaluate solver.model_path=/checkpoints/solver_iter3_hf", "a100-40gb"),
+        ("challenger --env demo compute=8xh100", "8xh100"),
+    ],
+)
+def test_the_smallest_machine_that_holds_the_model_is_requested_unless_one_is_named(line, machine):
+    assert launch(line).compute.name == machine
+
+
+def test_the_choice_of_a_machine_is_printed_with_its_reason():
+    chosen, asked = (yaml.safe_load(launch(line).as_yaml()) for line in ("solver", "solver --gpu-type H200"))
+    assert "smallest machine whose memory holds a model of 3 billion weights" in chosen["because"]
+    assert asked["because"] == "it was asked for"
+
+
+@pytest.mark.parametrize(
+    ("line", "limit"),
+    [
+        ("challenger --env demo", 5),
+        ("challenger --env demo --gpu-type H100", 5),
+        ("challenger --env demo compute.max_usd=45", 45),
+        ("smoke", 2),
+        ("challenger", 130),
+    ],
+)
+def test_a_rehearsal_has_a_small_limit_unless_another_is_typed(line, limit):
+    request = launch(line)
+    assert request.compute.max_usd == limit
+    overrides = [word for word in request.command[1:] if line != "smoke" or word.startswith("compute")]
+    assert compose_stage("merge", overrides).compute.max_usd == limit
+
+
+def test_a_run_files_limit_is_kept_in_the_demo(tmp_path):
+    assert launch("challenger --env demo", tmp_path, "compute: {base: t4, max_usd: 2}").compute.max_usd == 2
 
 
 def test_a_run_files_machine_is_changed_by_flags_and_overrides(tmp_path):
@@ -105,6 +190,23 @@ def test_hop_ratio_names_prompts_and_their_file():
         ("challenger", "image: {pypi: [x]}", "image.pypi"),
         ("challenger", "compute: {base: a10g, tmeout: 3}", "did you mean 'timeout'"),
         ("challenger", "a: [", "not YAML"),
+        (
+            "challenger",
+            "compute: {base: a10g, timeout: 4h}",
+            "timeout is '4h', not a whole number of seconds",
+        ),
+        ("challenger", "compute: {base: a10g, max_usd: lots}", "max_usd is 'lots'"),
+        ("challenger", "overrides: [{a: 1}]", "overrides: {'a': 1} is not text"),
+        ("challenger", "image: {pip: [{a: 1}]}", "image.pip: {'a': 1} is not text"),
+        ("challenger", "models_by_env: {demo: 3}", "models_by_env: 3 is not text"),
+        ("challenger compute.cpu=many", "", "cpu is 'many', not a number of cores"),
+        ("challenger compute.cpu=[", "", "no value of a machine"),
+        ("challenger trainer.save_frek=5", "", "did you mean 'trainer.save_freq'?"),
+        ("challenger", "overrides: [trainer.save_frek=5]", "did you mean 'trainer.save_freq'?"),
+        ("preflight solvr", "", "did you mean 'solver'?"),
+        ("preflight --stage smoke", "", "no such stage"),
+        ("challenger run.name=täst", "", "run.name=täst: it names a folder"),
+        ("challenger run.name=../x", "", "run.name=../x: it names a folder"),
     ],
 )
 def test_a_mistake_is_reported_with_its_place(tmp_path, line, file, message):

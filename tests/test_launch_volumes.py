@@ -29,7 +29,13 @@ def test_the_experiments_name_defaults_to_default():
 
 
 @pytest.mark.parametrize(
-    "environment", [{"EXPERIMENT_NAME": "x"}, {"EXPERIMENTER": "a/b"}, {"EXPERIMENTER": "x" * 65}]
+    "environment",
+    [
+        {"EXPERIMENT_NAME": "x"},
+        {"EXPERIMENTER": "a/b"},
+        {"EXPERIMENTER": "x" * 65},
+        {"EXPERIMENTER": "x" * 30, "EXPERIMENT_NAME": "y" * 30},
+    ],
 )
 def test_names_that_modal_would_refuse_are_refused_here(environment):
     with pytest.raises(LaunchError, match="EXPERIMENT"):

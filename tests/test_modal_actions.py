@@ -57,12 +57,12 @@ class TestEveryStage:
         ("words", "function", "gpu", "command"),
         [
             (["prepare-data", "source=/corpus/a.jsonl"], "cpu_stage", None, "prepare-data compute=cpu"),
-            (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu iteration=2"),
-            (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 8), "challenger compute=8xh100"),
-            (["synthesize"], "gpu_stage", ("H100", 8), "synthesize compute=8xh100"),
-            (["solver", "--steps", "7"], "gpu_stage", ("H100", 8), "solver compute=8xh100"),
-            (["evaluate"], "gpu_stage", ("H100", 8), "evaluate compute=8xh100"),
-            (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 8), "evolve compute=8xh100"),
+            (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu"),
+            (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 1), "challenger compute=single_h100"),
+            (["synthesize"], "gpu_stage", ("A100-40GB", 1), "synthesize compute=a100-40gb"),
+            (["solver", "--steps", "7"], "gpu_stage", ("H100", 1), "solver compute=single_h100"),
+            (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("H100", 8), "evaluate compute=8xh100"),
+            (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 1), "evolve compute="),
             (["smoke"], "gpu_stage", ("A10G", 1), "demo compute=a10g"),
         ],
     )
@@ -85,7 +85,11 @@ class TestLooks:
         [
             (["status"], "launch.status", []),
             (["list-models"], "pipeline.cli", ["list-models", *ROOTS]),
-            (["preflight", "solver"], "pipeline.cli", ["preflight", "solver", *ROOTS, "compute=8xh100"]),
+            (
+                ["preflight", "solver"],
+                "pipeline.cli",
+                ["preflight", "solver", *ROOTS, "compute=single_h100", "compute.max_usd=130"],
+            ),
             (
                 ["diagnose", "--stage", "solver", "--iteration", "2"],
                 "pipeline.cli",
@@ -100,7 +104,7 @@ class TestLooks:
         assert done.code == 0, done.stdout + done.stderr
         (call,) = calls_of(plane)
         assert (call.function, call.args, call.spec.gpu) == ("ask", (module, asked), None)
-        assert "gpu_stage" not in plane.functions or words[0] == "preflight"
+        assert "gpu_stage" not in plane.functions
 
 
 class TestTransfers:
@@ -153,7 +157,7 @@ class TestOneLaunch:
 
     def test_the_machine_is_applied_by_options_of_the_call(self, plane: ControlPlane, call: Call) -> None:
         spec = call.spec
-        assert (spec.gpu, spec.cpu, spec.memory, spec.timeout) == (("A100-80GB", 4), 32, 344064, 7200)
+        assert (spec.gpu, spec.cpu, spec.memory, spec.timeout) == (("A100-80GB", 4), 16, 262144, 7200)
         assert spec.regions == ("us-east",)
         assert plane.functions["gpu_stage"].gpu is None
 
@@ -249,6 +253,23 @@ class TestRunFiles:
         assert [path for path in plane.mounted_files if path.endswith("mine.py")]
 
 
+class TestInterrupted:
+    def test_a_launch_that_ctrl_c_ends_has_not_succeeded(self, plane: ControlPlane, checkout: Path) -> None:
+        released = threading.Event()
+        plane.answer("cpu_stage", lambda request: released.wait(60) and FINISHED)
+        try:
+            client = start_action(plane, checkout, "merge")
+            plane.wait_for(lambda: "may be closed now" in client.stdout, "that the stage is requested")
+            client.interrupt()
+            done = client.wait(60)
+        finally:
+            released.set()
+            plane.answer("cpu_stage", lambda request: FINISHED)
+        assert done.code == 130
+        assert "interrupted: the app ends with it" in done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+
+
 class TestDetached:
     def test_the_stage_continues_when_the_client_dies(self, plane: ControlPlane, checkout: Path) -> None:
         released = threading.Event()
@@ -294,6 +315,19 @@ class TestAppFunctions:
         assert done.code == 0, done.stdout + done.stderr
         command = set(stage_of(plane).args[0].command)
         assert {"base_model=Qwen/Qwen2.5-0.5B-Instruct", "questions_per_benchmark=50"} <= command
+        assert stage_of(plane).spec.gpu == ("A10G", 1)
+
+    def test_a_launch_that_is_refused_ends_with_one_line_of_error(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        plane.answer("ask", lambda module, words: 2)
+        try:
+            done = run_function(plane, checkout, "evaluate", "--overrides", "+a.b='x y'")
+        finally:
+            plane.answer("ask", lambda module, words: 0)
+        assert done.code == 1
+        assert done.stderr.strip().splitlines()[-1].startswith("modal_train: preflight found errors")
+        assert "+a.b='x y'" in calls_of(plane)[-1].args[1]
 
     def test_train_with_config_reads_a_run_file_of_the_checkout(
         self, plane: ControlPlane, checkout: Path
