@@ -87,7 +87,8 @@ class Player:
         """The call with the tool's response: passages from the index, or what is wrong with the call."""
         if call.queries is None:
             return replace(call, response=invalid_call_response(call))
-        found = self.index.query(self.embedder.encode_queries(list(call.queries)), TOPK)
+        scored = self.index.query(self.embedder.encode_queries(list(call.queries)), TOPK)
+        found = [[passage["document"] for passage in passages] for passages in scored]
         return replace(call, response=format_passages(call.queries, found, RESPONSE_CHARS))
 
 

@@ -1,11 +1,16 @@
 """The examples run, and print every step of the method."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from examples.one_question import main
+from examples.one_question import EMBEDDER, Player, main
+from search.embedders import Embedder
+from search.index import build_index
+from search.store import open_collection
+from verl_ext.method.trajectory import SearchCall
 
 TITLES = ("The corpus", "The model", "The rollouts", "The rollout with", "The reward", "The advantage")
 
@@ -29,6 +34,16 @@ def test_one_question_prints_every_step_and_writes_only_into_its_outputs(
     assert sum(advantage for _, advantage in rows) == pytest.approx(0.0, abs=0.05)
     assert max(rows)[1] == max(advantage for _, advantage in rows) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_search_of_one_question_shows_the_model_passages(tmp_path: Path) -> None:
+    line = {"id": "a", "title": "Orrin", "text": "Orrin is a harbour town on the river Vell."}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(line) + "\n")
+    build_index(tmp_path / "corpus.jsonl", tmp_path / "chromadb", "corpus", EMBEDDER)
+    with open_collection(tmp_path / "chromadb", "corpus") as index:
+        player = Player(None, None, Embedder(EMBEDDER), index)  # neither model nor tokenizer searches
+        answered = player.answer(SearchCall("raw", ("Where is Orrin?",)))
+    assert answered.response == "[1] Orrin: Orrin is a harbour town on the river Vell."
 
 
 def test_a_second_run_over_the_same_outputs_gives_the_same_step(
