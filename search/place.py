@@ -115,7 +115,7 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
         check_files(folder)
     elif folder and not create:
         raise StoreNotReady(
-            f"no Chroma folder at {folder}: build one with `python -m search.index --chroma-path {folder} …`"
+            f"no Chroma folder at {folder}: make one with `drzero prepare-data chroma.path={folder} source=…`"
         )
     try:
         if folder:
@@ -128,6 +128,11 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
         raise StoreNotReady(f"Chroma at {place} failed: {plain(error)}") from error
     except ChromaError as error:
         raise StoreError(f"Chroma at {place} failed: {plain(error)}") from error
+    except BaseException as error:
+        # Chroma's Rust part panics over some damaged databases; PyO3 has no importable name for that.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise StoreNotReady(f"Chroma at {place} is damaged: {plain(error)}. Build it again") from error
 
 
 def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:

@@ -48,6 +48,9 @@ SCHEMA_VERSION = 2
 BEING_WRITTEN = "being_written"
 """In the metadata of a server's collection while it is indexed, in place of `CollectionInfo`."""
 DISTANCE: Literal["cosine"] = "cosine"
+# What a unit of Chroma's distance between unit vectors takes from the cosine similarity, by distance: an
+# adopted collection keeps its own.
+_COSINE_LOSS = {DISTANCE: 1.0, "ip": 1.0, "l2": 0.5}
 # The parameters of new collections, measured by bench/hnsw.py.
 HNSW: HNSWConfiguration = {
     "space": DISTANCE,
@@ -145,9 +148,13 @@ def iter_documents(
             page = handle.get(ids=wanted, include=["documents", "metadatas"])
             rows = zip(page["ids"], page["metadatas"] or [], page["documents"] or [], strict=True)
             by_id = {key: (metadata, text) for key, metadata, text in rows}
+            if lost := set(wanted) - by_id.keys():
+                raise StoreNotReady(
+                    f"collection {collection!r} in {place} is damaged: it lacks {min(lost)!r}. Build it again"
+                )
             for key in wanted:
                 metadata, text = by_id[key]
-                yield key, str((metadata or {}).get("title") or ""), text or ""
+                yield key, _title(metadata), text or ""
 
 
 def open_collection(place: ChromaPlace | Path | str, name: str) -> "closing[Store]":
@@ -184,7 +191,7 @@ class Store:
             ("its query prefix is", info.query_prefix, embedder.prefixes.query),
             ("its passage prefix is", info.passage_prefix, embedder.prefixes.passage),
             ("its dimension is", info.dimension, embedder.dimension),
-            ("its distance is", info.distance, DISTANCE),
+            ("its distance is", info.distance, info.distance if info.distance in _COSINE_LOSS else DISTANCE),
             ("normalised vectors:", info.normalised, True),
         ):
             if stored != ours:
@@ -196,9 +203,10 @@ class Store:
         metadatas, documents, vectors = sample["metadatas"], sample["documents"], sample["embeddings"]
         if not metadatas or not documents or vectors is None or documents[0] is None:
             raise StoreError(f"collection {self.name!r} in {self.place} lost its documents: rebuild it")
-        text = passage_text(str(metadatas[0].get("title", "")), documents[0])
+        text = passage_text(_title(metadatas[0]), documents[0])
         stored_vector = np.asarray(vectors[0], dtype=np.float32)
-        cosine = float(np.dot(embedder.encode_passages([text])[0], stored_vector))
+        length = max(float(np.linalg.norm(stored_vector)), 1e-12)  # an adopted one's need not be 1
+        cosine = float(np.dot(embedder.encode_passages([text])[0], stored_vector)) / length
         if cosine < SAME_VECTOR_COSINE:
             what = f"the same text gets another vector (cosine {cosine:.3f}): its revision is"
             self._refuse(embedder, what, info.revision, embedder.revision)
@@ -213,8 +221,9 @@ class Store:
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
         """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
 
-        The score is the cosine similarity, 1 - Chroma's cosine distance. A `topk` beyond the collection's
-        size gives all. Raises StoreUnavailable when the collection that was opened cannot answer now.
+        The score is the cosine similarity, which follows from Chroma's distance. A `topk` beyond the
+        collection's size gives all. Raises StoreUnavailable when the collection that was opened cannot answer
+        now.
         """
         vectors = np.asarray(embeddings, dtype=np.float32)
         wanted = min(topk, self.info.chunks)
@@ -231,7 +240,7 @@ class Store:
                 # Checked afterwards: a writer marks the collection first, so one that is unmarked now was not
                 # being changed during the query.
                 if opened.is_unchanged():
-                    return _passages(found, wanted)
+                    return _passages(found, wanted, _COSINE_LOSS[self.info.distance])
                 self._forget(opened)
             except NotFoundError:  # the server no longer has a collection with this id
                 self._forget(opened)
@@ -305,7 +314,8 @@ class _OpenCollection:
             schema = metadata.get("schema_version", SCHEMA_VERSION)
             info = CollectionInfo.from_metadata(metadata)
             this = f"collection {name!r} in {place}"
-            rebuild = f"rebuild it: `python -m search.index --source {place} --source-collection {name} …`"
+            prepare = "`drzero prepare-data"
+            rebuild = f"rebuild it: {prepare} source={place} source_collection={name} replace=true`"
             if BEING_WRITTEN in metadata:
                 raise StoreError(
                     f"{this} is being indexed, or its indexing was interrupted: wait for it, or run it again"
@@ -313,7 +323,8 @@ class _OpenCollection:
             if schema != SCHEMA_VERSION:
                 raise StoreError(f"{this} has schema {schema}, not {SCHEMA_VERSION}: {rebuild}")
             if info is None:
-                raise StoreError(f"{this} was not built by search.index (no metadata): {rebuild}")
+                adopt = f"{prepare}` adopts it if its vectors are those of retrieval.embedder; else {rebuild}"
+                raise StoreError(f"{this} was not built by search.index (no metadata): {adopt}")
             self.info = info
             self.release = stack.pop_all().close
 
@@ -369,12 +380,17 @@ class _OpenCollection:
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _passages(found: Any, wanted: int) -> list[list[ScoredPassage]]:
+def _title(metadata: Mapping[str, Any] | None) -> str:
+    """The title in a record's metadata, which a record of another tool may lack."""
+    return str((metadata or {}).get("title") or "")
+
+
+def _passages(found: Any, wanted: int, loss: float) -> list[list[ScoredPassage]]:
     """Convert Chroma's answer to passages; raises ValueError if some are missing."""
     rows = zip(found["documents"], found["metadatas"], found["distances"], strict=True)
     answers: list[list[ScoredPassage]] = [
         [
-            {"document": make_passage(str(metadata["title"]), text), "score": 1.0 - distance}
+            {"document": make_passage(_title(metadata), text), "score": 1.0 - loss * distance}
             for text, metadata, distance in zip(*row, strict=True)
         ]
         for row in rows

@@ -1,13 +1,20 @@
 """The prepare-data stage as its launcher sees it: what it announces, and when it is not begun."""
 
 import json
+import re
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Prepared
 
 from pipeline.cli import main
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.adopt import is_foreign
+from search.place import connect
+from search.store import get_collection, open_collection
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.stop_time import STOP_VARIABLE
 
@@ -38,3 +45,53 @@ def test_with_too_little_time_it_is_not_begun(
     assert main(["prepare-data", *arguments(prepared, tmp_path / "corpus")]) == 75
     assert "drzero prepare-data: prepare-data was not started: the stop time" in capsys.readouterr().err
     assert not (tmp_path / "corpus").exists()
+
+
+def foreign_index(folder: Path, documents: list[dict[str, Any]], vectors: np.ndarray) -> str:
+    """A collection as another tool makes it: Chroma's own distance, texts without titles; its overrides."""
+    with connect(folder, create=True) as client:
+        handle = client.create_collection("theirs", embedding_function=None)
+        texts = [document["text"] for document in documents]
+        handle.add(ids=[document["id"] for document in documents], documents=texts, embeddings=vectors)
+    return f"chroma.path={folder}"
+
+
+def theirs(prepared: Prepared, tmp_path: Path, chroma: str) -> list[str]:
+    return [
+        *prepared.overrides(tmp_path),
+        *(chroma, "chroma.collection=theirs", f"out_dir={tmp_path / 'data'}", "rows=8", "heldout_rows=0"),
+    ]
+
+
+def test_an_index_of_another_tool_with_our_vectors_is_adopted_and_answers_with_cosines(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    documents, embedder = prepared.documents[:12], Embedder(EmbedderSpec("packaged-minilm", "cpu"))
+    vectors = embedder.encode_passages([document["text"] for document in documents])
+    words = theirs(prepared, tmp_path, foreign_index(tmp_path / "chroma", documents, vectors))
+    assert main(["prepare-data", *words]) == 0
+    assert (tmp_path / "data" / "zero_ratio4321.parquet").is_file()
+    with open_collection(str(tmp_path / "chroma"), "theirs") as store:
+        store.check_embedder(embedder)
+        (found,) = store.query(vectors[3:4], 12)
+    assert found[0]["document"]["contents"].endswith(documents[3]["text"])
+    cosines = sorted(vectors @ vectors[3], reverse=True)
+    assert [passage["score"] for passage in found] == pytest.approx(cosines, abs=1e-4)
+
+
+def test_an_index_with_other_vectors_is_refused_unchanged_with_the_command_that_embeds_it_again(
+    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = prepared.documents[:12]
+    other = np.random.default_rng(0).normal(size=(12, 384))
+    words = theirs(prepared, tmp_path, foreign_index(tmp_path / "chroma", documents, other))
+    assert main(["prepare-data", *words]) == 2
+    refused = capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+    with connect(tmp_path / "chroma") as client:
+        assert is_foreign(get_collection(client, tmp_path / "chroma", "theirs").metadata)
+    assert "of 12 records that were embedded again 0 agree" in refused
+    said = re.search("`drzero (.+?)`", refused)
+    assert said and main([*said[1].split(), *words]) == 0
+    with open_collection(str(tmp_path / "chroma"), "theirs") as store:
+        assert store.info.chunks == 12

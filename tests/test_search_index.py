@@ -488,7 +488,7 @@ def test_missing_collection_names_those_that_exist(built: Path) -> None:
         ("query_prefix", "query: ", "its query prefix is 'query: ', not ''"),
         ("passage_prefix", "passage: ", "its passage prefix is 'passage: ', not ''"),
         ("dimension", 1024, "its dimension is 1024, not 384"),
-        ("distance", "l2", "its distance is 'l2', not 'cosine'"),
+        ("distance", "hamming", "its distance is 'hamming', not 'cosine'"),
         ("normalised", False, "normalised vectors: False, not True"),
     ],
 )

@@ -16,7 +16,9 @@ from data.parquet_io import read_parquet
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, PreflightFailed, error, note, warning
 from search.embedders import model_identity
-from search.store import open_collection
+from search.indexing.adopt import is_foreign
+from search.place import connect
+from search.store import get_collection, open_collection
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
@@ -176,6 +178,23 @@ def count_too_long(
     lengths = {row: len(render_prompt_ids(tokenizer, prompts[row], [SEARCH_TOOL_SCHEMA])) for row in rows}
     over = {row: length for row, length in lengths.items() if length > limit}
     return over, len(rows) if is_sample else None
+
+
+def check_source(ctx: CheckContext) -> Iterator[Finding]:
+    """Without a source to index there must be a collection: one of ours, or one to adopt."""
+    chroma, source = ctx.config.chroma, ctx.config.source
+    if source is not None:
+        return
+    with connect(chroma.path) as client:
+        foreign = is_foreign(get_collection(client, chroma.path, chroma.collection).metadata)
+    if foreign:
+        why = (
+            f"collection {chroma.collection!r} is of another tool: it is adopted if its vectors are those of"
+        )
+        fix = "if they are not, the run says how to embed it again"
+        yield note("chroma.path", f"{why} {ctx.config.retrieval.embedder}, which a sample will show", fix)
+    else:
+        yield from check_index(ctx)
 
 
 def check_index(ctx: CheckContext) -> Iterator[Finding]:

@@ -128,7 +128,10 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         Check(inputs.check_questions, "benchmarks", reads="corpus"),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
-    "prepare_data": (*_MODELS, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
+    "prepare_data": (
+        Check(data.check_source, "chroma.path", reads="corpus"),
+        *(*_MODELS, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
+    ),
     "serve_search": (_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE),
 }
 

@@ -18,6 +18,7 @@ from pipeline.compose import resolve
 from pipeline.preflight.run import require
 from pipeline.preflight.tokenizers import load_tokenizer
 from search.embedders import EmbedderSpec
+from search.indexing.adopt import adopt
 from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
 from search.place import ChromaPlace
@@ -44,8 +45,13 @@ def prepare_data(config: DictConfig) -> PrepareReport:
     config = resolve(config)
     tokenizer = load_tokenizer(config.base_model, "base_model")
     chroma_path, collection = config.chroma.path, config.chroma.collection
-    if config.source is not None:
-        embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
+    embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
+    if config.source is None:
+        adopted = adopt(chroma_path, collection, embedder)
+        if adopted is not None:
+            print(f"adopted {adopted.chunks} records of another tool, with vectors of {adopted.embedder}")
+            _announce_index(chroma_path)
+    else:
         report = build_index(
             config.source,
             chroma_path,
@@ -57,8 +63,7 @@ def prepare_data(config: DictConfig) -> PrepareReport:
             workers=config.indexing.workers,
         )
         print(report)
-        if index := ChromaPlace.parse(chroma_path).folder:  # not a server's
-            announce(index)
+        _announce_index(chroma_path)
     prompts = prepare_challenger_prompts(
         iter_documents(chroma_path, collection),
         rows=config.rows,
@@ -76,3 +81,8 @@ def prepare_data(config: DictConfig) -> PrepareReport:
         announce(path)
     print(prompts.summary())
     return prompts
+
+
+def _announce_index(chroma_path: str) -> None:
+    if index := ChromaPlace.parse(chroma_path).folder:  # not a server's
+        announce(index)

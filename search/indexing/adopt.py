@@ -1,0 +1,113 @@
+"""Taking over a collection that another tool wrote, where its vectors are those of our embedder.
+
+    adopt("my/chromadb", "papers", EmbedderSpec("intfloat/e5-large-v2"))
+
+A sample of its records is embedded again. If all agree with the stored vectors, the collection gets the
+metadata that a build writes last (`CollectionInfo`), and its records stay as they are; else it is refused
+with the command that embeds it again.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import chromadb
+import numpy as np
+
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.corpus import Document
+from search.place import ChromaPlace, StoreError, connect
+from search.store import (
+    BEING_WRITTEN,
+    SAME_VECTOR_COSINE,
+    CollectionInfo,
+    get_collection,
+    iter_documents,
+    passage_text,
+)
+
+SAMPLE = 100
+_UNIT = 1e-3
+"""How far the length of a unit vector in float32 or half precision may be from 1."""
+
+
+def is_foreign(metadata: Mapping[str, Any] | None) -> bool:
+    """Whether a collection with this metadata is of another tool, and no unfinished or older one of ours."""
+    return not {"schema_version", BEING_WRITTEN} & set(metadata or {})
+
+
+def adopt(chroma_path: ChromaPlace | str, collection: str, spec: EmbedderSpec) -> CollectionInfo | None:
+    """Make a collection of another tool one of ours; None if it is ours already, which loads no model.
+
+    Its documents become the chunks, of unknown size. Raises StoreError, with nothing written, if it is
+    missing or empty, or has records without text or vectors of another embedder.
+    """
+    place = ChromaPlace.parse(chroma_path)
+    with connect(place) as client:
+        if not is_foreign(get_collection(client, place, collection).metadata):
+            return None
+    total = count = 0
+    for key, title, text in iter_documents(place, collection):
+        if not text.strip():
+            raise _refusal(place, collection, f"record {key!r} has no text")
+        total, count = total + int.from_bytes(Document(key, title, text).digest()), count + 1
+    if not count:
+        raise StoreError(f"collection {collection!r} in {place} is empty: index a corpus with source=…")
+    embedder = Embedder(spec)
+    with connect(place) as client:
+        handle = get_collection(client, place, collection)
+        distance = _distance(handle)
+        if why := _difference(handle, count, embedder, distance):
+            raise _refusal(place, collection, why)
+        info = CollectionInfo(
+            embedder=embedder.name,
+            revision=embedder.revision,
+            dimension=embedder.dimension,
+            query_prefix=embedder.prefixes.query,
+            passage_prefix=embedder.prefixes.passage,
+            documents=count,
+            chunks=count,
+            chunk_tokens=0,
+            chunk_overlap=0,
+            version=f"{total % 2**256:064x}",
+            distance=distance,
+        )
+        # Chroma refuses to be told the distance again, which older ones keep here.
+        own = {key: value for key, value in (handle.metadata or {}).items() if not key.startswith("hnsw:")}
+        handle.modify(metadata={**own, **info.to_metadata()})
+    return info
+
+
+def _distance(handle: chromadb.Collection) -> str:
+    configuration: Mapping[str, Any] = handle.configuration
+    graph = configuration.get("hnsw") or configuration.get("spann") or {}
+    return str(graph.get("space") or "l2")
+
+
+def _difference(handle: chromadb.Collection, count: int, embedder: Embedder, distance: str) -> str | None:
+    """How a sample's stored vectors differ from those of `embedder`; None if they do not."""
+    texts, stored = [], []
+    for place in np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)):
+        page = handle.get(limit=1, offset=int(place), include=["documents", "metadatas", "embeddings"])
+        (text,), (metadata,), (vector,) = page["documents"], page["metadatas"], page["embeddings"]
+        texts.append(passage_text(str((metadata or {}).get("title") or ""), text))
+        stored.append(np.asarray(vector, dtype=np.float32))
+    if (dimension := len(stored[0])) != embedder.dimension:
+        return f"its vectors have {dimension} numbers, those of {embedder.name} {embedder.dimension}"
+    lengths = np.linalg.norm(stored, axis=1)
+    cosines = (embedder.encode_passages(texts) * stored).sum(axis=1) / np.maximum(lengths, 1e-12)
+    if (agreeing := int((cosines >= SAME_VECTOR_COSINE).sum())) < len(texts):
+        return (
+            f"its vectors are not those of {embedder.name} (of {len(texts)} records that were embedded again "
+            f"{agreeing} agree, the least with cosine {cosines.min():.2f})"
+        )
+    if distance != "cosine" and abs(lengths - 1).max() > _UNIT:
+        return f"its distance is {distance!r} over vectors that are not of length 1"
+    return None
+
+
+def _refusal(place: ChromaPlace, collection: str, why: str) -> StoreError:
+    return StoreError(
+        f"collection {collection!r} in {place} is of another tool and cannot be used as it is: {why}. Set "
+        "retrieval.embedder to the model that made its vectors, or embed it again: `drzero prepare-data "
+        f"source={place} source_collection={collection} replace=true`"
+    )
