@@ -140,7 +140,7 @@ def _read_chains(path: Path) -> Iterator[BenchmarkQuestion]:
         for number, line in enumerate(lines, start=1):
             try:
                 chain = json.loads(line.decode())
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number} is not JSON in UTF-8 ({error}): {_ADVICE}") from error
             fields = chain if isinstance(chain, dict) else {}
             wrong = [name for name, kind in _CHAIN_FIELDS.items() if not isinstance(fields.get(name), kind)]
@@ -160,6 +160,11 @@ def _read_chains(path: Path) -> Iterator[BenchmarkQuestion]:
             )
 
 
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    batch.validate(full=True)  # texts must be UTF-8
+    return _flat(pa.Table.from_batches([batch])).to_pylist()
+
+
 def _read_parquet(path: Path) -> Iterator[BenchmarkQuestion]:
     with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
         names = _flat(file.schema_arrow.empty_table()).column_names
@@ -172,8 +177,7 @@ def _read_parquet(path: Path) -> Iterator[BenchmarkQuestion]:
         columns = {"source": "data_source", "targets": _TARGETS, "question": question}
         optional = {"id": "id", "hop": "extra_info.hop"}
         columns |= {field: name for field, name in optional.items() if name in names}
-        tables = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=[*columns.values()]))
-        rows = (row for table in tables for row in _flat(table).to_pylist())
+        rows = (row for batch in file.iter_batches(columns=[*columns.values()]) for row in _rows(batch))
         for number, row in enumerate(rows):
             yield _question_of(path, number, {field: row[name] for field, name in columns.items()})
 

@@ -126,6 +126,7 @@ def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.name
         faults = [fault for field in wanted for fault in _type_faults(schema.field(field.name).type, field)]
         if not faults:
             table = file.read(columns=list(columns))
+            table.validate(full=True)  # texts must be UTF-8
             faults = [fault for field in wanted for fault in _null_faults(table[field.name], field)]
     if faults:
         raise DataError(

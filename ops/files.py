@@ -13,23 +13,37 @@ build empties (`staging_folder`) or resumes (`work_folder`). One that dies betwe
 `publish` leaves the old folder as `.NAME.previous`, which `recover` puts back.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ops.errors import UserError
 
 
 class AlreadyWriting(UserError):
     """Another process is writing the same folder or collection."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that a user named, to read its bytes; raises OSError for what is no file.
+
+    A FIFO would wait for a writer, and a device such as /dev/zero never ends.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which a FIFO's opening does not wait for
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
 
 
 @contextmanager

@@ -21,8 +21,10 @@ import yaml
 from _pytest.mark import ParameterSet
 from conftest import Prepared, unused_port
 from hydra import initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
 from loopback_hub import NO_HUB, LoopbackHub
-from preflight_world import World, save_model_folder, write_prompts
+from preflight_world import World, config_of, save_model_folder, write_prompts
 
 from data.parquet_io import TRAINING_SCHEMA
 from ops.resources.gpu import GpuSample
@@ -32,7 +34,7 @@ from pipeline.preflight import compute as compute_checks
 from pipeline.preflight import environment as environment_checks
 from pipeline.preflight import machine, versions
 from pipeline.preflight.context import Readings
-from pipeline.preflight.model_shape import KNOWN
+from pipeline.preflight.model_shape import KNOWN, shape_of
 from pipeline.preflight.run import STAGES, Report, preflight, refused_override
 
 BROKEN = sorted((Path(__file__).parent / "broken").glob("*.yaml"))
@@ -145,6 +147,33 @@ def gpus_of(case: dict[str, Any]) -> list[GpuSample]:
         GpuSample(place, int(one["used_gib"] * 1024), int(one["total_gib"] * 1024), 0, {one.get("pid", 1): 1})
         for place, one in enumerate(case["nvml"])
     ]
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", b"\xff", "", '{"model_type": "llama"}'])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_damaged_file_of_a_model_is_an_error_of_its_key_that_names_it(
+    world: World, tmp_path: Path, name: str, content: str | bytes
+) -> None:
+    def damage(model: Path) -> None:
+        (model / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    damage_model(world, tmp_path, damage)
+    config = world.config("evaluate", ["hardware=cpu"], "short", [f"solver.model_path={tmp_path / 'model'}"])
+    found = [finding.why for finding in preflight(config, "evaluate", readings=world.readings).errors]
+    assert len(found) == 1 and name in found[0] and "is damaged" in found[0]
+
+
+@given(
+    field=st.sampled_from([name for name in config_of(KNOWN["qwen3-8b"]) if name != "model_type"]),
+    value=st.sampled_from([None, 0, -1, 1.5, "many", [], {}, True, 10**30]),
+)
+def test_sizes_are_positive_numbers_or_refused(field: str, value: object) -> None:
+    try:
+        shape = shape_of({**config_of(KNOWN["qwen3-8b"]), field: value})
+    except ValueError as refused:
+        assert field in str(refused)
+    else:
+        assert shape is not None and shape.parameters > 0
 
 
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)

@@ -52,6 +52,13 @@ def read_tokens(title: str, text: str) -> int:
 
 
 @given(texts, titles)
+def test_progress_comes_with_every_chunk_and_is_one_document_in_sum(text: str, title: str) -> None:
+    parts: list[float] = []
+    chunks = chunker().split(Document("doc", title, text), parts.append)
+    assert len(parts) == len(chunks) and sum(parts) == pytest.approx(1)
+
+
+@given(texts, titles)
 def test_no_chunk_is_longer_than_the_limit_as_the_embedder_reads_it(text: str, title: str) -> None:
     chunks = split(text, title)
     assert all(read_tokens(chunk.title, chunk.text) <= 40 for chunk in chunks)

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +220,22 @@ def test_a_server_refuses_a_half_written_collection_and_a_repeated_build_complet
         assert contents(server.url) == contents(built)
         assert 0 < encoded() == report.embedded <= report.info.chunks - 512
         assert not index(source, server.url, spec).built
+
+
+def test_a_document_of_many_chunks_is_embedded_in_parts_of_which_a_kill_loses_one(
+    tmp_path: Path, spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("search.indexing.build.TOGETHER", 4)
+    record = {"id": "one", "text": text_of(0) * 10}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(record))
+    encode, calls = Embedder.encode_passages, iter(range(10**6))
+
+    def interrupted(self: Embedder, texts: Sequence[str]) -> np.ndarray:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(Embedder, "encode_passages", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        index(tmp_path / "corpus.jsonl", tmp_path / "chroma", spec)
+    assert index(tmp_path / "corpus.jsonl", tmp_path / "chroma", spec).resumed == 8

@@ -15,6 +15,8 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from pipeline.checkpoints.reading import in_one_line
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -99,7 +101,7 @@ KNOWN = {
 def model_config(model: str) -> dict[str, Any] | None:
     """The config.json of a folder, or of a hub id that is in the local cache; None if it is not local.
 
-    Raises ValueError for one that is not JSON.
+    Raises ValueError for one that is no JSON object.
     """
     path = Path(model) / "config.json"
     if not path.is_file():
@@ -110,8 +112,13 @@ def model_config(model: str) -> dict[str, Any] | None:
         if not isinstance(cached, str):
             return None
         path = Path(cached)
-    config = json.loads(path.read_text(encoding="utf-8"))
-    return config if isinstance(config, dict) else None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, RecursionError) as error:
+        raise ValueError(in_one_line(error)) from error
+    if not isinstance(config, dict):
+        raise ValueError("no object")
+    return config
 
 
 def load_shape(model: str) -> ModelShape | None:
@@ -121,25 +128,37 @@ def load_shape(model: str) -> ModelShape | None:
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """The sizes from a config.json; None for a family without a formula here."""
+    """The sizes from a config.json; None for a family without a formula here.
+
+    Raises ValueError for a size that is missing or no positive number.
+    """
     family = config.get("model_type")
     if family not in ("llama", "qwen2", "qwen3") or "num_experts" in config:
         return None
-    heads = config["num_attention_heads"]
+
+    def size(name: str, otherwise: int | None = None) -> int:
+        value = config.get(name) or otherwise
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {config.get(name)!r}, not a positive number")
+        return value
+
+    heads, hidden = size("num_attention_heads"), size("hidden_size")
     has_bias = bool(config.get("attention_bias", False))
-    context = int(config.get("max_position_embeddings", 0))
+    context = size("max_position_embeddings")
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping) or not isinstance(scaling.get("factor", 1), int | float):
+        raise ValueError(f"its RoPE scaling is {scaling!r}, not an object with a factor")
     kind = scaling.get("rope_type", scaling.get("type"))
     # SGLang's rule: some kinds already include the scaling in their positions.
     is_included = "original_max_position_embeddings" in scaling or kind in (None, "default", "llama3")
     return ModelShape(
-        hidden=config["hidden_size"],
-        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        layers=size("num_hidden_layers"),
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or config["hidden_size"] // heads,
-        intermediate=config["intermediate_size"],
-        vocabulary=config["vocab_size"],
+        kv_heads=size("num_key_value_heads", heads),
+        head_size=size("head_dim", hidden // heads),
+        intermediate=size("intermediate_size"),
+        vocabulary=size("vocab_size"),
         context=context,
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=has_bias or family == "qwen2",

@@ -1,6 +1,5 @@
 """Checks that models exist locally or on the hub, are complete, fit the disk and can hold conversations."""
 
-import json
 import os
 import re
 import shutil
@@ -12,9 +11,11 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
 from ops.hub import hub_fault
+from pipeline.checkpoints.reading import read_json
+from pipeline.errors import CheckError
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
-from pipeline.preflight.model_shape import model_config
+from pipeline.preflight.model_shape import model_config, shape_of
 from pipeline.preflight.tokenizers import load_tokenizer, token_drift
 from search.embedders import PACKAGED_EMBEDDER
 from verl_ext.checkpoints import saved_step
@@ -54,8 +55,10 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
 def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
     try:
         config = model_config(str(folder))
+        if config is not None:
+            shape_of(config)
     except ValueError as reason:
-        yield error(key, f"config.json in {folder} is not JSON ({reason})", _AGAIN)
+        yield error(key, f"config.json in {folder} is damaged ({reason})", _AGAIN)
         return
     if config is None:
         why = f"{folder} has no config.json, so it is no model folder"
@@ -70,7 +73,11 @@ def _weights(key: str, folder: Path) -> Iterator[Finding]:
     """Check weights for completeness by their index and the header of every file; nothing is loaded."""
     names = {path.name for path in folder.glob("*.safetensors")}
     if (folder / _INDEX).is_file():
-        wanted = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        try:
+            wanted = set(read_json(folder / _INDEX, "the list of weight files")["weight_map"].values())
+        except (CheckError, KeyError, AttributeError, TypeError) as reason:
+            yield error(key, f"{folder / _INDEX} is damaged ({reason})", _AGAIN)
+            return
         if missing := sorted(wanted - names):
             why = f"{folder} lacks {len(missing)} of {len(wanted)} weight files, {missing[0]} for one"
             yield error(key, why, "download or upload the model again")

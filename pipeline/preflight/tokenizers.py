@@ -42,7 +42,9 @@ def _tokenizer_class(path: str) -> Any:
     """
     try:
         saved = json.loads((Path(path) / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict):  # AutoTokenizer says what is wrong
         saved = {}
     if saved.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in saved:
         from transformers import TokenizersBackend

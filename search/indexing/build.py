@@ -59,6 +59,10 @@ from search.store import BEING_WRITTEN, SCHEMA_VERSION, CollectionInfo
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256
 """Documents whose chunks are written to the journal together."""
+TOGETHER = 1024
+"""Chunks that are embedded and committed together at most: one document can have a hundred thousand."""
+# A large document is shown in part, which tqdm's own format writes with all its digits.
+_DOCUMENTS_IN_PART = "{l_bar}{bar}| {n:.2f}/{total} docs [{elapsed}<{remaining}]"
 
 
 @dataclass(frozen=True)
@@ -272,13 +276,14 @@ class _Build:
             print(f"dropped {dropped} chunks that an interrupted run had embedded of other documents")
         with (
             closing(journal.read_unsplit(self.corpus)) as documents,  # closed before the journal it reads
-            tqdm(total=count, desc="splitting", unit=" docs", mininterval=1.0, delay=1.0) as progress,
+            tqdm(
+                total=count, desc="splitting", bar_format=_DOCUMENTS_IN_PART, mininterval=1.0, delay=1.0
+            ) as progress,
         ):
 
             def split(some: Iterator[tuple[Document, str]]) -> Iterator[tuple[Document, str, list[Chunk]]]:
                 for document, digest in some:
-                    yield document, digest, chunker.split(document)
-                    progress.update()
+                    yield document, digest, chunker.split(document, progress.update)
 
             for _ in range(0, count, SPLIT_DOCUMENTS):
                 journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))
@@ -291,5 +296,7 @@ class _Build:
             yield from embed_with_ray(journal, units, self.spec, self.workers)
             return
         for unit in range(units):
-            if rows := journal.unembedded(unit):
-                yield rows, self.encoder.encode_passages([row.passage for row in rows])
+            rows = journal.unembedded(unit)
+            for start in range(0, len(rows), TOGETHER):
+                some = rows[start : start + TOGETHER]
+                yield some, self.encoder.encode_passages([row.passage for row in some])

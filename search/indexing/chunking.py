@@ -16,7 +16,7 @@ brings a dozen packages.
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -88,18 +88,28 @@ class Chunker:
                 "(chunk_overlap)"
             )
 
-    def split(self, document: Document) -> list[Chunk]:
-        """Return the document's chunks in order; one that fits is a single chunk, with its id and title."""
+    def split(
+        self, document: Document, progress: Callable[[float], object] = lambda part: None
+    ) -> list[Chunk]:
+        """Return the document's chunks in order; one that fits is a single chunk, with its id and title.
+
+        `progress` is called with each part of the document that is done: 1 in sum.
+        """
         title, text = document.title, document.text
         is_small = len(title) + len(text) <= self.limit * CHARACTERS_PER_TOKEN
         if is_small and self._count(title, text) <= self.limit:
+            progress(1)
             return [Chunk(document.id, title, text, 1, 1, 0)]
         # Every chunk repeats the title, cut to a quarter of the limit.
         title = title[: self.limit * WINDOW_CHARACTERS_PER_TOKEN]
         offsets = self._offsets(title)
         if len(offsets) > (most := self.limit // 4):
             title = title[: offsets[most][0]].rstrip()
-        spans = list(self._spans(title, text))
+        spans, done = [], 0
+        for start, end in self._spans(title, text):
+            spans.append((start, end))
+            progress((end - done) / len(text))
+            done = end
         chunks = []
         for part, (start, end) in enumerate(spans, start=1):
             content = hashlib.sha256(passage_text(title, text[start:end]).encode()).hexdigest()

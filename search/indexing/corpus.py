@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ops.errors import UserError
+from ops.files import open_regular
 from search.place import DATABASE_FILE, ChromaPlace, connect
 from search.store import collection_names, iter_documents
 
@@ -32,7 +33,7 @@ KINDS = (
     "a corpus is a .jsonl file, a .parquet file, a folder of .txt and .md files, a Chroma folder or the "
     "address of a Chroma server"
 )
-_HEADING = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)(?:[ \t]+#+)?[ \t]*$")
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(?=[^ \t])")
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
 
 
@@ -122,13 +123,13 @@ class Corpus:
         elif path.is_dir():
             yield from enumerate(_read_folder(path), start=1)
         elif path.suffix == ".jsonl":
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 for number, line in enumerate(stream, start=1):
                     if not line.strip():
                         continue
                     try:
                         yield number, json.loads(line)
-                    except ValueError as error:  # not JSON, or not UTF-8
+                    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep
                         raise CorpusError(f"{self.place(number)} is not JSON: {error}") from error
         elif path.suffix == ".parquet":
             yield from enumerate(_read_parquet(path), start=1)
@@ -143,17 +144,22 @@ def _unreadable(path: Path | str, error: OSError) -> CorpusError:
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:
+    number, rows = 0, "the beginning"
     try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise CorpusError(f"{path} is not a parquet file: {error}") from error
-    with file:
-        present = file.schema_arrow.names
-        if "text" not in present and "contents" not in present:
-            raise CorpusError(f"{path} has neither a column 'text' nor 'contents', only {', '.join(present)}")
-        columns = [name for name in COLUMNS if name in present]
-        for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
-            yield from batch.to_pylist()
+        with open_regular(path) as stream, pq.ParquetFile(stream) as file:
+            present = file.schema_arrow.names
+            if "text" not in present and "contents" not in present:
+                raise CorpusError(
+                    f"{path} has neither a column 'text' nor 'contents', only {', '.join(present)}"
+                )
+            columns = [name for name in COLUMNS if name in present]
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=columns):
+                rows = f"rows {number + 1} to {number + len(batch)}"
+                batch.validate(full=True)  # texts must be UTF-8
+                number += len(batch)
+                yield from batch.to_pylist()
+    except pa.ArrowException as error:
+        raise CorpusError(f"{path} is not a parquet file or is damaged ({rows}): {error}") from error
 
 
 def _read_folder(folder: Path) -> Iterator[dict[str, str]]:
@@ -162,7 +168,8 @@ def _read_folder(folder: Path) -> Iterator[dict[str, str]]:
     for path in _walk(folder):
         found = True
         try:
-            text = path.read_bytes().decode("utf-8-sig")
+            with open_regular(path) as stream:
+                text = stream.read().decode("utf-8-sig")
         except OSError as error:  # a dangling link, no permission, a failing disk
             raise _unreadable(path, error) from error
         except UnicodeDecodeError as error:
@@ -177,18 +184,24 @@ def _read_folder(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    # Only one folder's names at a time are in memory, not the whole tree's.
+    # Only the names on the way to one folder are in memory, not the whole tree's. No recursion: folders can
+    # be deeper than Python's calls.
+    way = [iter([(folder, True)])]
+    while way:
+        path, is_folder = next(way[-1], (None, False))
+        if path is None:
+            way.pop()
+        elif is_folder:
+            way.append(iter(_entries(path)))
+        elif path.suffix.lower() in TEXT_SUFFIXES:
+            yield path
+
+
+def _entries(folder: Path) -> list[tuple[Path, bool]]:
+    """The visible entries of a folder, sorted by name, and whether each is a folder."""
     with os.scandir(folder) as scanned:
-        entries = sorted(
-            (entry.name, entry.is_dir(follow_symlinks=False))
-            for entry in scanned
-            if not entry.name.startswith(".")
-        )
-    for name, is_folder in entries:
-        if is_folder:
-            yield from _walk(folder / name)
-        elif Path(name).suffix.lower() in TEXT_SUFFIXES:
-            yield folder / name
+        found = ((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in scanned)
+        return sorted((path, is_folder) for path, is_folder in found if not path.name.startswith("."))
 
 
 def _title_of(path: Path, text: str) -> tuple[str, str]:
@@ -202,6 +215,9 @@ def _title_of(path: Path, text: str) -> tuple[str, str]:
             fenced = not fenced
         elif not fenced and (heading := _HEADING.match(content)):
             rest = text[line.end() :]
-            return heading[1], rest.lstrip("\r\n") if blank and rest.strip() else text
+            title = content[heading.end() :].rstrip(" \t")
+            closed = title.rstrip("#")  # "# Title ##"
+            title = closed.rstrip(" \t") if closed.endswith((" ", "\t")) else title
+            return title, rest.lstrip("\r\n") if blank and rest.strip() else text
         blank = blank and not content.strip()
     return path.stem, text
