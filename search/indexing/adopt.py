@@ -87,7 +87,7 @@ def _difference(handle: chromadb.Collection, count: int, embedder: Embedder, dis
     """How a sample's stored vectors differ from those of `embedder`; None if they do not."""
     texts, stored = [], []
     for place in np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)):
-        page = handle.get(limit=1, offset=int(place), include=["documents", "metadatas", "embeddings"])
+        page: Any = handle.get(limit=1, offset=int(place), include=["documents", "metadatas", "embeddings"])
         (text,), (metadata,), (vector,) = page["documents"], page["metadatas"], page["embeddings"]
         texts.append(passage_text(str((metadata or {}).get("title") or ""), text))
         stored.append(np.asarray(vector, dtype=np.float32))
