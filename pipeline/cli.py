@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]!r}? " if near else ""
         print(f"drzero: no command {name!r}: {hint}commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    if words[:1] in (["-h"], ["--help"]):
+    if {"-h", "--help"} & set(words):
         print(command.help())
         return 0
     try:

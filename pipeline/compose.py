@@ -14,10 +14,11 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from ops.files import atomic_write
 from ops.resources.gpu import gpus_here
-from pipeline.overrides import check_overrides, for_stage, key_of
+from pipeline.overrides import check_overrides, for_stage, key_of, leaf_values
 from pipeline.settings.schema import schema_of
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
@@ -114,6 +115,21 @@ def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:
 def resolve(config: DictConfig) -> DictConfig:
     """The same config without interpolations; raises OmegaConf's error for a key that has no value."""
     return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
+
+
+def first_broken(config: DictConfig) -> tuple[tuple[str, str], OmegaConfBaseException] | None:
+    """An interpolation that fails although whatever it names resolves: its key and text, and why it fails."""
+    failing: dict[str, tuple[str, OmegaConfBaseException]] = {}
+    for key, text in leaf_values("", OmegaConf.to_container(config, resolve=False)):
+        if isinstance(text, str) and "${" in text:
+            try:
+                OmegaConf.select(config, key)
+            except OmegaConfBaseException as refused:
+                failing[key] = (text, refused)
+    for key, (text, reason) in failing.items():
+        if not failing.keys() & set(re.findall(r"[\w.]+", text)):
+            return (key, text), reason
+    return None
 
 
 def write_resolved(config: DictConfig) -> Path:

@@ -13,9 +13,11 @@ What is not checked here (packages of groups, types of veRL's keys) is left to H
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +256,14 @@ class _Groups:
         try:
             return _plain(_compose_choices(self._dir, self._config_name, *self._context, *lines))
         except MissingConfigException as error:
-            group, _, option = (error.missing_cfg_file or "").rpartition("/")
-            if not lines or not group:
+            group, _, option = (error.missing_cfg_file or "").partition("/")
+            if not lines or not option:
                 raise
             options = self.options(group)
             near = _meant(difflib.get_close_matches(option, options))
+            other = f". For any other model write base_model={option}" if group == "model" else ""
             raise OverrideError(
-                f"config group {group!r} has no option {option!r}{near} Options: {', '.join(options)}"
+                f"config group {group!r} has no option {option!r}{near} Options: {', '.join(options)}{other}"
             ).of(f"{group}={option}") from None
         except _HYDRA_ERRORS as error:
             if not (lines or self._context):  # the config itself is broken
@@ -308,11 +311,40 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
             _check_field(override, path, config)
     elif new:
         raise OverrideError(
-            f"{line!r}: there is no key {new[0]!r}{_nearest(new[0], config, groups.names())} "
-            f"To add a new key on purpose, write +{line}"
+            f"{line!r}: there is no key {new[0]!r}{_nearest(new[0], config, groups.names())}"
+            + (f" To add a new key on purpose, write +{line}" if _is_named_in_verl(new[0]) else "")
         )
     if isinstance(found, dict):
         _check_mapping(override, found, groups)
+    for path, part in leaf_values(key, override.value()):
+        old = _find(config, path)
+        if not _is_interpolation(part) and (kind := _kind_missed(old, _plain(part))):
+            raise OverrideError(f"{line!r}: {path} is {part!r}, not {kind}")
+
+
+def _kind_missed(old: Any, new: Any) -> str | None:
+    """The kind of a default of veRL's that a value is not of; None if it is, or may be.
+
+    null switches many parts off, a text may stand for any, and a whole number for a share.
+    """
+    if old is _ABSENT or new is None or isinstance(old, str | dict | None):
+        return None
+    if isinstance(old, bool):
+        return None if isinstance(new, bool) else "true or false"
+    if isinstance(old, list):
+        return None if isinstance(new, list | str) else "a list"
+    is_number = isinstance(new, int | float) and not isinstance(new, bool)
+    return None if is_number else "a number"
+
+
+@cache
+def _is_named_in_verl(key: str) -> bool:
+    """Whether veRL's source has the name at all: a new key that it has not is read by nobody."""
+    spec = find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    name = key.rpartition(".")[2].encode()
+    sources = (file.read_bytes() for file in Path(spec.origin).parent.rglob("*.py"))
+    return any(name in source and re.search(rb"\b%s\b" % re.escape(name), source) for source in sources)
 
 
 def _check_setting(override: Override, config: Tree, groups: _Groups, schema: Schema) -> None:

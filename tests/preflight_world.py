@@ -25,6 +25,7 @@ from pipeline.preflight.context import Readings
 from pipeline.preflight.model_shape import KNOWN, ModelShape
 from pipeline.settings.schema import schema_of
 from pipeline.settings.verl import ALIASES
+from verl_ext.checkpoints import TRACKER
 from verl_ext.method.prompts import challenger_messages, solver_messages
 
 ROWS = 256
@@ -52,6 +53,9 @@ class World:
                 write_training_rows(self.questions(form, name), questions)
         for name, shape in KNOWN.items():
             save_model_folder(self.export(name), model, shape)
+        self.trained = self.checkpoints / "trained"
+        (self.trained / "global_step_1").mkdir(parents=True)
+        (self.trained / TRACKER).write_text("1")
 
     def prompts(self, form: str) -> Path:
         return self.corpus / "data" / f"prompts_{form}.parquet"
@@ -77,6 +81,7 @@ class World:
         files = {"challenger": [f"data.train_files={self.prompts(form)}"]}
         files["synthesize"] = [*files["challenger"], f"challenger={export}"]
         files["evaluate"] = [f"solver.model_path={export}"]
+        files["merge"] = [f"source={self.trained}"]
         files["solver"] = [f"data.{name}_files={self.questions(form, name)}" for name in ("train", "val")]
         return common + files.get(stage, [])
 

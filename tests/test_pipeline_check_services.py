@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Prepared, StartPeer, unused_port
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from ops.services.services import ServiceDied, ServiceSpec
 from pipeline.cli import main
@@ -21,6 +21,7 @@ from pipeline.commands.check_services import (
     choose_question,
     probe_stage,
     run_probes,
+    split_question,
     split_stage,
 )
 from pipeline.compose import compose_stage, resolve
@@ -181,12 +182,11 @@ def test_the_question_is_made_of_the_prompt_files_first_document(config: DictCon
 
 
 def test_a_question_can_be_given_with_its_answer_and_not_without(config: DictConfig) -> None:
-    given = OmegaConf.merge(config, {"question": "Who?", "answer": "Vell"})
-    assert isinstance(given, DictConfig)
-    assert (choose_question(given).text, choose_question(given).answer) == ("Who?", "Vell")
-    del given["answer"]
+    given, overrides = split_question(["+question='Who?'", "hardware=cpu", "answer=Vell"])
+    question = choose_question(config, **given)
+    assert (question.text, question.answer, overrides) == ("Who?", "Vell", ["hardware=cpu"])
     with pytest.raises(CheckError, match="both"):
-        choose_question(given)
+        choose_question(config, question="Who?")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def refusal(config_dir: Path, *overrides: str) -> str:
         ["trainer.experiment_name='a, b'"],
         ["trainer.total_epochs=${trainer.nnodes}"],
         ["hydra.run.dir=/tmp/x"],
+        ["trainer.logger=console", "trainer.save_freq=null", "actor_rollout_ref.rollout.top_p=0.9"],
     ],
     ids=" ".join,
 )
@@ -95,7 +96,28 @@ def test_an_unknown_key_is_refused_with_the_nearest(config_dir: Path, override: 
 
 
 def test_an_unknown_key_is_refused_with_the_way_to_add_it(config_dir: Path) -> None:
-    assert "To add a new key on purpose, write +trainer.foo=1" in refusal(config_dir, "trainer.foo=1")
+    message = refusal(config_dir, "trainer.wandb_proxy=x")
+    assert "To add a new key on purpose, write +trainer.wandb_proxy=x" in message
+
+
+def test_no_way_to_add_a_key_is_advised_where_verl_knows_no_such_name(config_dir: Path) -> None:
+    assert "+" not in refusal(config_dir, "trainer.total_training_stepz=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.save_freq=never", "trainer.save_freq is 'never', not a number"),
+        ("++trainer.save_freq=true", "is True, not a number"),
+        ("data.shuffle=maybe", "data.shuffle is 'maybe', not true or false"),
+        ("trainer={val_only: 1}", "trainer.val_only is 1, not true or false"),
+        ("trainer.logger=3", "trainer.logger is 3, not a list"),
+    ],
+)
+def test_a_value_of_another_kind_than_verls_default_is_refused(
+    config_dir: Path, override: str, said: str
+) -> None:
+    assert said in refusal(config_dir, override)
 
 
 def test_a_plus_on_a_key_that_exists_is_refused_with_the_plain_form(config_dir: Path) -> None:

@@ -36,6 +36,7 @@ from pipeline.preflight import machine, versions
 from pipeline.preflight.context import Readings
 from pipeline.preflight.model_shape import KNOWN, shape_of
 from pipeline.preflight.run import STAGES, Report, preflight, refused_override
+from pipeline.preflight.values import LOGGERS, PRECISIONS, concerns_verl
 
 BROKEN = sorted((Path(__file__).parent / "broken").glob("*.yaml"))
 SHIPPED = {
@@ -129,8 +130,9 @@ def judge(world: World, case: dict[str, Any], places: dict[str, str]) -> Report:
     except OverrideError as refused:
         return refused_override(case["stage"], refused)
     # What is damaged is a folder of its own, so what was read of the others stays true.
-    readings = Readings() if "hub" in case else world.readings
-    return preflight(config, case["stage"], starting=case.get("starting", False), readings=readings)
+    readings, starting = Readings() if "hub" in case else world.readings, case.get("starting", False)
+    asks_verl = concerns_verl(overrides)
+    return preflight(config, case["stage"], starting=starting, asks_verl=asks_verl, readings=readings)
 
 
 def hub_of(world: World, case: dict[str, Any]) -> AbstractContextManager[Any]:
@@ -232,7 +234,8 @@ def shipped() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("stage", "hardware", "model"), shipped())
 def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: str, model: str) -> None:
     groups = [f"hardware={hardware}", f"model={model}"]
-    report = preflight(world.config(stage, groups, form_of(groups), []), stage, readings=world.readings)
+    config = world.config(stage, groups, form_of(groups), [])
+    report = preflight(config, stage, asks_verl=True, readings=world.readings)
     assert report.errors == []
     assert report.ledger is not None or stage not in MODELLED
 
@@ -293,6 +296,14 @@ def test_a_port_that_is_taken_here_says_nothing_of_a_machine_elsewhere(world: Wo
         config = world.config("challenger", ["compute=8xh100"], "full", [taken])
         report = preflight(config, "challenger", readings=world.readings)
     assert report.errors == []
+
+
+def test_names_that_are_checked_without_verl_are_verls() -> None:
+    from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
+    from verl.utils.tracking import Tracking
+
+    assert set(LOGGERS) == set(Tracking.supported_backend)
+    assert all(name in [*HALF_LIST, *FLOAT_LIST, *BFLOAT_LIST] for name in PRECISIONS)
 
 
 def test_nothing_is_left_behind(world: World) -> None:

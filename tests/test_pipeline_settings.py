@@ -72,11 +72,41 @@ def test_settings_import_nothing_heavy() -> None:
         ("run.name=[a]", "not text"),
         ("retrieval=null", "cannot be null"),
         ("~retrieval.topk", "cannot be deleted"),
+        ("+retrival.topk=3", "'retrieval.topk'"),
     ],
 )
 @pytest.mark.parametrize("stage", ["challenger", "serve_search"])
 def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str, said: str) -> None:
     assert said in refusal(stage, override)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("prepare_data.rows", -5, "at least 1"),
+        ("prepare_data.max_document_tokens", 0, "at least 1"),
+        ("prepare_data.hop_ratio", "4:3:2:1", "a list of numbers at least 0: write hop_ratio=[4,3,2,1]"),
+        ("prepare_data.hop_ratio", [4, -3], "a list of numbers at least 0"),
+        ("prepare_data.indexing.device", "gpu", "cpu, cuda, cuda:N or mps, or null"),
+        ("merge.log_level", "verbose", "one of DEBUG, INFO, WARNING, ERROR"),
+        ("merge.iteration", "two", "a whole number at least 0"),
+        ("merge.run.name", "../../etc", "letters from A to Z, digits"),
+        ("merge.run.name", "a b", "letters from A to Z, digits"),
+        ("merge.run.name", "", "letters from A to Z, digits"),
+        ("merge.compute.max_usd", "lots", "a number at least 0, or null"),
+        ("merge.compute.timeout", "4h", "a whole number at least 1"),
+        ("evaluate.benchmarks", "my.parquet", "a list of texts: write benchmarks=[my.parquet]"),
+        ("evaluate.retrieval.device", "gpu", "cpu, cuda, cuda:N or mps"),
+        ("evaluate.retrieval.port", 22, "at least 1024"),
+        ("evaluate.solver.dtype", "int8", "one of bfloat16, float16, float32"),
+        ("solver.watchdog.policy", "kill", "one of report, stop, resume"),
+        ("solver.data.seed", "x", "a whole number"),
+    ],
+)
+def test_a_value_is_refused_by_the_type_of_its_key(key: str, value: Any, said: str) -> None:
+    stage, _, name = key.partition(".")
+    fault = schema_of(stage)[name].fault(value)
+    assert fault is not None and said in fault
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     drzero check-services                                       the challenger's: retrieval and solver
     drzero check-services solver hardware=cpu
-    drzero check-services challenger '+question="Who founded Orrin?"' '+answer=Vell'
+    drzero check-services challenger 'question=Who founded Orrin?' answer=Vell
 
 The services are started by the functions that the stage uses, and stopped at the end. The question takes the
 path of the reward: search, solver attempts with their turns and tool calls, answer, reward, with the agent,
@@ -11,6 +11,7 @@ first one that fails ends the command with the component's name, its answer, and
 """
 
 import asyncio
+import difflib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -105,11 +106,12 @@ def run_check_services(arguments: Sequence[str]) -> None:
     Raises PreflightFailed before anything starts, AlreadyRunning during another check of the same folder,
     ServiceDied or ProbeFailed with the component at fault.
     """
-    stage, overrides = split_stage(arguments)
+    stage, words = split_stage(arguments)
+    asked, overrides = split_question(words)
     # A folder of its own: the stage's may be in use.
     config = compose_stage(stage, ["run.name=check_services", *overrides])
     config = check_and_resolve(config, stage)
-    question = choose_question(config)
+    question = choose_question(config, **asked)
     # No restarts: a service that needs one is what this command is to find.
     specs = [replace(spec(config), restarts=0) for spec in STAGES[stage]]
     with HeldLock(Path(config.run.dir) / "lock"):
@@ -133,12 +135,29 @@ def split_stage(arguments: Sequence[str]) -> tuple[str, list[str]]:
         return "challenger", list(arguments)
     stage, *overrides = arguments
     if stage not in STAGES:
-        raise CheckError(f"check-services knows the services of {', '.join(STAGES)}, not of {stage!r}")
+        near = difflib.get_close_matches(stage, STAGES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(STAGES)
+        raise CheckError(f"check-services knows the services of {known}, not of {stage!r}{hint}")
     return stage, overrides
 
 
-def choose_question(config: DictConfig) -> ProbeQuestion:
-    """The question of `+question=` and `+answer=`, else one from the first row of the stage's prompts.
+def split_question(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The command's own `question=` and `answer=` (with or without +), and the overrides."""
+    asked, overrides = dict[str, str](), []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name.lstrip("+") in ("question", "answer"):
+            asked[name.lstrip("+")] = value.strip("\"'")
+        else:
+            overrides.append(word)
+    return asked, overrides
+
+
+def choose_question(
+    config: DictConfig, question: str | None = None, answer: str | None = None
+) -> ProbeQuestion:
+    """The question and answer as given, else one from the first row of the stage's prompts.
 
     A solver's row contains a question; from a challenger's row, one is made from the document.
     """
@@ -147,11 +166,10 @@ def choose_question(config: DictConfig) -> ProbeQuestion:
     batches = pq.ParquetFile(path).iter_batches(1, columns=["extra_info", "reward_model"])
     row = next(batches).to_pylist()[0]  # preflight has checked that there is one
     document = str(row["extra_info"].get("document") or "")
-    asked, answer = config.get("question"), config.get("answer")
-    if (asked is None) != (answer is None):
-        raise CheckError("give both +question=… and +answer=…, or neither")
-    if asked is not None:
-        return ProbeQuestion(str(asked), str(answer), document or str(answer))
+    if (question is None) != (answer is None):
+        raise CheckError("give both question=… and answer=…, or neither")
+    if question is not None and answer is not None:
+        return ProbeQuestion(question, answer, document or answer)
     asked = row["extra_info"].get("question")
     targets = (row["reward_model"].get("ground_truth") or {}).get("target")
     if asked and targets:
@@ -301,7 +319,7 @@ def probe_challenger_reward(
     asked, answer = extract_pair(trajectory)
     if not has_integrity(asked, answer):
         why = f"the question {asked!r} has no integrity with the answer {answer!r}"
-        todo = "Give another with +question=… and +answer=…: the question must not contain the answer"
+        todo = "Give another with question=… and answer=…: the question must not contain the answer"
         raise probes.fail("reward", "reward", started, why, todo)
     right = sum(exact_match(attempt.answer, [question.answer]) for attempt in attempts)
     score = challenger_reward(trajectory, question.document, 1, n=len(attempts), k=right)

@@ -8,6 +8,7 @@ files. So the launcher runs fetch-models on a CPU before it requests GPUs. Model
 entries are skipped; the hub's own client resumes an interrupted download.
 """
 
+import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,11 +43,14 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
     """
     if not arguments:
         raise CheckError("fetch-models: name a stage, for example `drzero fetch-models challenger`")
-    stage, *overrides = arguments
+    named, *overrides = arguments
     wanted: dict[str, str] = {}
-    stage = stage.replace("-", "_")
-    if stage not in (*STAGES, "evolve"):
-        raise CheckError(f"there is no stage {stage!r}: stages are {', '.join((*STAGES, 'evolve'))}")
+    stage = named.replace("-", "_")
+    stages = [*(stage.replace("_", "-") for stage in STAGES), "evolve"]
+    if stage.replace("_", "-") not in stages:
+        near = difflib.get_close_matches(named, stages, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise CheckError(f"there is no stage {named!r}: {hint}stages are {', '.join(stages)}")
     runs = [(stage, overrides)]
     if stage == "evolve":
         runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(overrides))]

@@ -8,6 +8,7 @@ Prints the findings, the memory ledger and the estimate of time and cost; exits 
 (docs/preflight.md).
 """
 
+import difflib
 from collections.abc import Sequence
 
 from pipeline.loop.preflight import preflight_stage
@@ -24,7 +25,10 @@ def run_preflight(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--json"]
     stages = [*(stage.replace("_", "-") for stage in STAGES), "evolve"]
     if not words or words[0] not in stages:
-        raise refusal("stage", "preflight checks one stage", f"choose one of {', '.join(stages)}")
+        near = difflib.get_close_matches(words[0], stages, n=1) if words else []
+        why = f"there is no stage {words[0]!r}" if words else "preflight checks one stage"
+        why += f", did you mean {near[0]!r}?" if near else ""
+        raise refusal("stage", why, f"choose one of {', '.join(stages)}")
     reports = preflight_stage(words[0], words[1:])
     if "--json" in arguments:
         print(as_json(reports))

@@ -50,8 +50,12 @@ def run_evolve(arguments: Sequence[str]) -> None:
     redo_from, overrides = split_from(arguments)
     loop = compose_loop(overrides)
     plan = plan_loop(loop)
+    # The first stage's config has the loop's place: a wrong `--from` is refused before anything is made.
+    first = compose_stage(plan[0].stage, plan[0].overrides)
+    folder = Path(first.paths.checkpoints) / "evolve"
+    if redo_from:
+        stages_from(redo_from, plan, Manifest(folder / "manifest.json"))
     configs = {run.name: compose_stage(run.stage, run.overrides) for run in plan}
-    folder = Path(configs[plan[0].name].paths.checkpoints) / "evolve"
     with HeldLock(folder / "lock"):
         end_leftovers("evolve", LOOP_VARIABLE, str(folder))
         for place in (folder, *(Path(config.run.dir) for config in configs.values())):

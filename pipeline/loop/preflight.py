@@ -21,6 +21,7 @@ from pipeline.preflight.context import Readings
 from pipeline.preflight.cost import together
 from pipeline.preflight.finding import Finding, PreflightFailed, Severity
 from pipeline.preflight.run import Report, preflight, refused_override, unresolved
+from pipeline.preflight.values import concerns_verl
 
 
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
@@ -61,7 +62,7 @@ def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
         return [refused_override(name, refused)]
     except OmegaConfBaseException as reason:
         return [Report(name, [unresolved(reason)])]
-    return [preflight(config, name)]
+    return [preflight(config, name, asks_verl=concerns_verl(overrides))]
 
 
 def _loop_reports(arguments: Sequence[str]) -> list[Report]:
@@ -71,7 +72,8 @@ def _loop_reports(arguments: Sequence[str]) -> list[Report]:
         plan = plan_loop(compose_loop(overrides))
         for run in plan:
             config = compose_stage(run.stage, run.overrides)
-            reports.append(preflight(config, run.stage, ahead=True, readings=readings))
+            asks_verl = concerns_verl(run.overrides)
+            reports.append(preflight(config, run.stage, ahead=True, asks_verl=asks_verl, readings=readings))
     except OverrideError as refused:
         return [*reports, refused_override("evolve", refused)]
     manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")

@@ -4,6 +4,7 @@ Every removal is recorded before it starts and completed at the next start if it
 half-removed folder nor a record of a missing one remains.
 """
 
+import difflib
 import shutil
 import time
 from collections.abc import Sequence
@@ -125,7 +126,9 @@ def stages_from(name: str, plan: Sequence[StageRun], manifest: Manifest) -> list
     """
     names = [run.name for run in plan]
     if name not in names:
-        raise LoopChanged(f"--from {name}: the stages of this loop are {', '.join(names)}")
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise LoopChanged(f"--from {name}: {hint}the stages of this loop are {', '.join(names)}")
     start = names.index(name)
     again = [plan[start]] if plan[start].stage == "evaluate" else list(plan[start:])
     for run in again:

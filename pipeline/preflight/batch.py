@@ -31,8 +31,8 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
     if not ctx.trains:
         return
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name not in ("sglang", "reference", "vllm"):
-        why = f"there is no rollout engine {rollout.name!r}"
+    if rollout.name not in ("sglang", "reference"):
+        why = f"there is no rollout engine {rollout.name!r} here"
         yield error(f"{_ROLLOUT}.name", why, "choose sglang, or reference on a CPU or one GPU")
     if rollout.name != "reference":
         return
@@ -153,7 +153,14 @@ def check_served_lengths(ctx: CheckContext) -> Iterator[Finding]:
             "make it a third of that or less",
         )
     passages = config.retrieval.response_limit / 4
-    if passages > solver.max_context_tokens / 2:
+    if solver.max_tokens_per_turn < solver.max_context_tokens <= solver.max_tokens_per_turn + passages:
+        yield error(
+            "solver.max_context_tokens",
+            f"a turn of {solver.max_tokens_per_turn} tokens and a tool response of about {passages:.0f} "
+            "leave no room for the prompt and an answer",
+            f"set it to {2 * solver.max_tokens_per_turn + 2 * passages:.0f} at least",
+        )
+    elif passages > solver.max_context_tokens / 2:
         yield warning(
             "retrieval.response_limit",
             f"one tool response may take about {passages:.0f} of the {solver.max_context_tokens} tokens of a "

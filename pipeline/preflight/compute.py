@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ops.resources.gpu import Gpus, gpus_here
 from pipeline.preflight.context import CheckContext
@@ -18,6 +18,10 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     config, machine = ctx.config, ctx.machine
     compute, gpu = config.compute, machine.gpu
     wanted = config.machine.gpus if config.machine.device != "cpu" else 0
+    yield from _embedder_device(ctx)
+    if config.machine.nodes > 1 and not wanted:
+        why = "training processes on a CPU are all on one machine"
+        yield error("machine.nodes", why, "set machine.nodes=1; machine.gpus is the number of processes")
     if wanted and (machine.is_local or ctx.starting):
         yield from _gpus_here(ctx, wanted)
     if machine.is_local:
@@ -44,6 +48,15 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     if gpu is not None and not gpu.has_bf16 and ctx.serves_model and config.solver.dtype == "bfloat16":
         why = f"{gpu.name} has no native bfloat16: it is emulated, and slow"
         yield warning("solver.dtype", why, "set solver.dtype=float16")
+
+
+def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
+    """An embedder on CUDA needs a GPU, the training's or, on this machine, any."""
+    used = {"retrieval.device": ctx.searches, "indexing.device": ctx.stage == "prepare_data"}
+    for key in (key for key, is_used in used.items() if is_used):
+        on_cuda = str(OmegaConf.select(ctx.config, key)).startswith("cuda")
+        if on_cuda and not ctx.machine.gpus and not (ctx.machine.is_local and gpus_here()):
+            yield error(key, f"there is no GPU for the embedding model on {ctx.machine}", f"set {key}=cpu")
 
 
 def _gpus_here(ctx: CheckContext, wanted: int) -> Iterator[Finding]:

@@ -35,14 +35,14 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
                 "password",
                 "use 127.0.0.1 unless that is what you want",
             )
-        if name not in ports or not ctx.machine.is_here:  # ports in use here do not matter elsewhere
+        if not ctx.machine.is_here:  # addresses and ports in use here do not matter elsewhere
             continue
         try:
-            free_port(ports[name], host)
+            free_port(ports.get(name), host)
         except PortTaken as taken:
             yield error(f"{name}.port", str(taken).rstrip("."), "")
-        except OSError as reason:  # not an address of this machine, or a port that needs root
-            why = f"nothing can listen at {host}:{ports[name]} ({reason.strerror})"
+        except OSError as reason:  # not an address of this machine
+            why = f"nothing can listen at {host} ({reason.strerror})"
             yield error(f"{name}.host", why, "use 127.0.0.1")
 
 
@@ -159,6 +159,19 @@ def _names_of(module: str, checked: dict[str, set[str]]) -> set[str]:
     return names
 
 
+def writable_place(folder: Path) -> Path:
+    """A folder, or its nearest existing parent, after a trial write; raises OSError where it cannot be."""
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place) as probe:
+            probe.write(b"\0" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as reason:
+        raise OSError(reason.errno, reason.strerror, str(place)) from reason
+    return place
+
+
 def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
     """The run's folder must be creatable and writable, with `run.min_free_gb` GB free.
 
@@ -166,15 +179,11 @@ def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
     """
     config = ctx.config
     folder = Path(config.run.dir)
-    place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=place) as probe:
-            probe.write(b"\0" * 4096)
-            probe.flush()
-            os.fsync(probe.fileno())
+        place = writable_place(folder)
         free_gb = shutil.disk_usage(place).free / 1e9
     except OSError as reason:
-        why = f"{folder} cannot be written ({reason.strerror} at {place})"
+        why = f"{folder} cannot be written ({reason.strerror} at {reason.filename})"
         yield error("run.dir", why, "choose another place (paths.checkpoints=…), or make this one writable")
         return
     if free_gb < config.run.min_free_gb:

@@ -12,7 +12,9 @@ from data.errors import DataError
 from data.gates import GateSettings
 from data.parquet_io import read_parquet
 from pipeline.preflight.context import CheckContext
-from pipeline.preflight.finding import Finding, error, refusal, warning
+from pipeline.preflight.environment import writable_place
+from pipeline.preflight.finding import Finding, error, note, refusal, warning
+from search.place import ChromaPlace
 from search.store import open_collection, passage_text
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.passages import defuse
@@ -106,6 +108,48 @@ def check_gates(ctx: CheckContext) -> Iterator[Finding]:
     if gates.contamination and not gates.benchmarks:
         why = "no benchmark is named, so generated questions are not compared with any"
         yield warning("gates.benchmarks", why, "name the files that the solver will be evaluated on")
+
+
+def check_corpus_source(ctx: CheckContext) -> Iterator[Finding]:
+    """The corpus to index must exist, prompts be writable, and no question have more hops than turns."""
+    config = ctx.config
+    if not (ctx.machine.is_local or ctx.starting):  # files of another machine
+        return
+    if (
+        config.source is not None
+        and ChromaPlace.parse(config.source).folder
+        and not Path(config.source).exists()
+    ):
+        fix = "name a .jsonl or .parquet file, a folder of .txt and .md files, or a Chroma folder"
+        yield error("source", f"there is nothing at {config.source}", fix)
+    try:
+        writable_place(Path(config.out_dir).absolute())
+    except OSError as reason:
+        why = f"{config.out_dir} cannot be written ({reason.strerror} at {reason.filename})"
+        yield error("out_dir", why, "choose another place, or make this one writable")
+
+
+def check_hops(ctx: CheckContext) -> Iterator[Finding]:
+    """The weights of hops must have one, and a question of h hops needs h turns."""
+    ratio, turns = ctx.config.hop_ratio, ctx.config.rollout.max_turns
+    if not any(ratio):
+        yield error("hop_ratio", "has no weight above 0", "leave it at [4,3,2,1]")
+    elif len(ratio) > turns:
+        why = (
+            f"a question of {len(ratio)} hops takes {len(ratio) - 1} searches and an answer, in {turns} turns"
+        )
+        yield error("hop_ratio", why, f"give {turns} weights at most, or raise rollout.max_turns")
+    elif list(ratio) != [4, 3, 2, 1]:
+        why = "the prompts go to another file than zero_ratio4321.parquet, which the challenger reads"
+        yield note("hop_ratio", why, "give it the file that is printed at the end: data.train_files=…")
+
+
+def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
+    """The run to merge must have a checkpoint, unless the loop has yet to train it."""
+    folder = Path(ctx.config.source)
+    if not ctx.is_to_come(folder) and not saved_step(folder):
+        why = f"there is no checkpoint in {folder}"
+        yield error("source", why, "name the folder of a trained run (run.dir)")
 
 
 def gate_settings(config: DictConfig) -> GateSettings:

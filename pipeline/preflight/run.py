@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ops.errors import UserError
 from ops.process.logs import say
 from pipeline.checkpoints.resume import find_start
-from pipeline.compose import resolve
+from pipeline.compose import first_broken, resolve
 from pipeline.overrides import OverrideError
 from pipeline.preflight import batch, compute, data, environment, inputs, memory, models, values, versions
 from pipeline.preflight.context import CheckContext, Readings
@@ -72,6 +72,7 @@ def _check_start(ctx: CheckContext) -> None:
 
 
 _VALUES = Check(values.check_values, "values", explains=True)
+_VERL = Check(values.check_with_verl, "veRL")  # last: it repeats what other checks say better
 _MACHINE = (
     Check(compute.check_compute, "compute"),
     Check(versions.check_versions, "versions"),
@@ -122,7 +123,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         Check(inputs.check_gates, "gates", reads="corpus"),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
-    "merge": (_RUN_FOLDER, *_MACHINE, _COST),
+    "merge": (Check(inputs.check_merge_source, "source", reads="checkpoints"), _RUN_FOLDER, *_MACHINE, _COST),
     "evaluate": (
         *(*_SERVED, *_MODELS, Check(inputs.check_endpoint, "endpoint")),
         Check(inputs.check_questions, "benchmarks", reads="corpus"),
@@ -131,6 +132,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     "prepare_data": (
         Check(data.check_source, "chroma.path", reads="corpus"),
         *(*_MODELS, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
+        *(Check(inputs.check_corpus_source, "source"), Check(inputs.check_hops, "hop_ratio")),
     ),
     "serve_search": (_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE),
 }
@@ -142,13 +144,15 @@ def preflight(
     *,
     starting: bool = False,
     ahead: bool = False,
+    asks_verl: bool = False,
     readings: Readings | None = None,
 ) -> Report:
     """Check a stage's composed config, which stays unchanged.
 
     `starting`: the run starts on this machine if the report has no errors, so installed versions and used
     ports count even if the declared machine could be another. `ahead`: earlier stages of a loop have not run
-    yet. Pass the same `readings` for all stages of a loop to read each file once.
+    yet. `asks_verl`: veRL judges its own part as well, as at a start; its import takes longer than all else.
+    Pass the same `readings` for all stages of a loop to read each file once.
     """
     name = stage if not ahead else str(config.run.name)
     try:
@@ -157,7 +161,7 @@ def preflight(
     except PreflightFailed as failed:
         return Report(name, [finding.with_value(resolved) for finding in failed.findings])
     except OmegaConfBaseException as reason:
-        return Report(name, [unresolved(reason)])
+        return Report(name, [unresolved(reason, config)])
     except (TypeError, ValueError) as reason:  # not a number, in the config's own arithmetic
         return Report(name, [error("config", str(reason), "correct the value", value=stage)])
     ctx = CheckContext(resolved, stage, machine, starting, ahead, readings or Readings())
@@ -168,6 +172,9 @@ def preflight(
         can_see = not check.reads or ctx.sees(check.reads)
         if can_see and (can_count or not check.counts) and (check.ahead or not ahead):
             found.run(check, ctx)
+    has_errors = any(finding.severity is Severity.ERROR for finding in found.findings)
+    if ctx.trains and (starting or asks_verl) and not has_errors:
+        found.run(_VERL, ctx)
     has_values = can_count and not found.explains
     ledger = memory.stage_ledger(ctx) if has_values else None
     cost = estimate(ctx) if has_values else None
@@ -175,12 +182,16 @@ def preflight(
 
 
 def require(config: DictConfig, stage: str) -> None:
-    """Check a stage that starts here: raise PreflightFailed for errors, print warnings and notes."""
+    """Check a stage that starts here: raise PreflightFailed for errors, print warnings and the estimate.
+
+    The other notes are for those who ask (`drzero preflight`).
+    """
     report = preflight(config, stage, starting=True)
     if report.errors:
         raise PreflightFailed(report.errors)
     for finding in report.findings:
-        say("preflight", f"{finding.severity}: {finding}")
+        if finding.severity is Severity.WARNING or finding.key == "cost":
+            say("preflight", f"{finding.severity}: {finding}")
     if report.ledger and report.ledger.capacity_gib:
         left = f"{report.ledger.margin_gib:.1f} of {report.ledger.capacity_gib:.1f} GiB"
         say("preflight", f"memory: {left} left in the worst phase ({report.ledger.worst})")
@@ -217,7 +228,13 @@ def refused_override(name: str, refused: OverrideError) -> Report:
     return Report(name, [error(refused.key, str(refused), "", value=refused.line)])
 
 
-def unresolved(reason: OmegaConfBaseException) -> Finding:
-    """The finding for an interpolation that does not resolve, or a missing value."""
-    key = str(getattr(reason, "full_key", None) or "config")
-    return error(key, " ".join(str(reason).split()), "correct the value, or what it refers to", value="")
+def unresolved(reason: OmegaConfBaseException, config: DictConfig | None = None) -> Finding:
+    """The finding for an interpolation that does not resolve, or a missing value.
+
+    With the config it is the one that others follow from, of which OmegaConf names the first that it meets.
+    """
+    key, value = str(getattr(reason, "full_key", None) or "config"), ""
+    if config is not None and (broken := first_broken(config)):
+        (key, value), reason = broken
+    message = str(reason).partition("\n")[0].partition(" raised while resolving interpolation: ")
+    return error(key, message[2] or message[0], "correct the value, or what it refers to", value=value)

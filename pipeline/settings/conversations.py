@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipeline.settings.key import CONVERSING, SAMPLING, SERVING, TRAINING, Number, key
+from pipeline.settings.key import CONVERSING, FLOATS, SAMPLING, SERVING, TRAINING, Number, key
 
 _SHARED = {"results": SERVING, "journal": SAMPLING}
 
@@ -52,7 +52,7 @@ class Solver:
     )
     host: str = key("127.0.0.1", "Address to bind.")
     port: int | None = key(
-        None, "Port; null takes 8001 when it is free, else any free one.", low=1, high=65535
+        None, "Port; null takes 8001 when it is free, else any free one.", low=1024, high=65535
     )
     tp_size: int = key(2, "GPUs per copy of the solver (SGLang's --tp-size).", low=1)
     dp_size: int = key(4, "Copies of the solver (SGLang's --dp-size).", low=1)
@@ -65,7 +65,7 @@ class Solver:
     )
     max_batch_size: int = key(32, "Sequences the reference engine decodes at once.", low=1)
     threads: int = key(1, "torch threads of the reference engine on a CPU.", low=1)
-    dtype: str = key("bfloat16", "Numbers the solver computes with.", **_SHARED)
+    dtype: str = key("bfloat16", "Numbers the solver computes with.", choices=FLOATS, **_SHARED)
     attempts: int = key(
         5,
         "Attempts per question (n). With one, no question would be solved sometimes but not always.",

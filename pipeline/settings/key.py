@@ -8,6 +8,7 @@ value that is an interpolation (`"${iteration}"`) is checked once it is resolved
 
 import dataclasses
 import difflib
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ CONVERSING = ("challenger", "synthesize", "solver", "evaluate")
 SERVING = ("challenger", "synthesize", "evaluate")
 """The stages for which a model is served outside veRL."""
 
+TORCH_DEVICE = (r"cpu|cuda(:\d+)?|mps", "cpu, cuda, cuda:N or mps")
+"""A torch device of this machine."""
+FLOATS = ("bfloat16", "float16", "float32")
+"""The numbers that both engines and SGLang's server compute with."""
+
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 # Hydra reads an unquoted 7 as a number.
 _TAKEN_FOR: dict[Any, Any] = {str: str | int | float, float: int | float, int: int}
@@ -41,6 +47,8 @@ class Limits:
     """A bound that is itself too little."""
     high: float | None = None
     choices: tuple[str, ...] = ()
+    pattern: tuple[str, str] | None = None
+    """A regular expression for the whole text, and what it allows in words."""
     results: tuple[str, ...] = ()
     """Stages whose results can change with it: a loop then runs them again."""
     journal: tuple[str, ...] = ()
@@ -81,6 +89,8 @@ class Key:
         limits, kinds = self.limits, _kinds(self.type)
         if limits.choices:
             words = ", ".join(limits.choices)
+        elif limits.pattern:
+            words = limits.pattern[1]
         else:
             # A number may be a whole one.
             plain = [k for k in kinds if k is not type(None) and not (k is int and float in kinds)]
@@ -105,11 +115,18 @@ class Key:
             meant = f"; did you mean {near[0]!r}?" if near else ""
             return f"is {value!r}, not one of {self.allowed}{meant}"
         is_fit = any(_fits(value, kind) for kind in kinds)
-        if is_fit and _fits(value, float):
-            low, above, high = limits.low, limits.above, limits.high
-            is_fit = (low is None or value >= low) and (above is None or value > above)
-            is_fit &= high is None or value <= high
-        return None if is_fit else f"is {value!r}, not {self.allowed}"
+        if limits.pattern:
+            is_fit = is_fit and re.fullmatch(limits.pattern[0], str(value)) is not None
+        if is_fit and all(_in_range(one, limits) for one in (value if isinstance(value, list) else [value])):
+            return None
+        return f"is {value!r}, not {self.allowed}{self._as_list(value)}"
+
+    def _as_list(self, value: Any) -> str:
+        """How a text is written where a list is wanted; of numbers, 4:3:2:1 is a form as well."""
+        if get_origin(self.type) is not list or not isinstance(value, str):
+            return ""
+        parts = value if str in _kinds(get_args(self.type)[0]) else value.replace(":", ",")
+        return f": write {self.name}=[{parts}]"
 
 
 def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
@@ -132,9 +149,24 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
+def _in_range(value: Any, limits: Limits) -> bool:
+    """Whether a number is within the bounds; what is no number has none."""
+    if not _fits(value, float):
+        return True
+    low, above, high = limits.low, limits.above, limits.high
+    is_low = (low is not None and value < low) or (above is not None and value <= above)
+    return not is_low and (high is None or value <= high)
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether a type has nothing but text, numbers, truth values and null."""
+    return set(_kinds(hint)) <= {str, int, float, bool, type(None)}
+
+
 def _word(kind: Any) -> str:
     if get_origin(kind) is list:
-        return f"a list of {_word(get_args(kind)[0]).removeprefix('a ')}s"
+        inner = get_args(kind)[0]
+        return f"a list of {'numbers' if float in _kinds(inner) else _word(inner).removeprefix('a ') + 's'}"
     return _WORDS.get(get_origin(kind) or kind, "any value")
 
 

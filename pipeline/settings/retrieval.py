@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipeline.settings.key import CONVERSING, SAMPLING, Number, key
+from pipeline.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, key
 
 MAX_TOPK = 100
 """As `search.wire.MAX_TOPK`: the service refuses a query that asks for more."""
@@ -27,7 +27,7 @@ class Retrieval:
 
     host: str = key("127.0.0.1", "Address to bind; only this machine can reach the default.")
     port: int | None = key(
-        None, "Port; null takes 8000 when it is free, else any free one.", low=1, high=65535
+        None, "Port; null takes 8000 when it is free, else any free one.", low=1024, high=65535
     )
     topk: int = key(3, "Passages per query.", low=1, high=MAX_TOPK, results=CONVERSING, journal=SAMPLING)
     response_limit: int = key(
@@ -44,7 +44,9 @@ class Retrieval:
         results=CONVERSING,
     )
     device: str = key(
-        "cpu", "torch device of the embedding model; on cuda, several encoders take turns on the GPUs."
+        "cpu",
+        "torch device of the embedding model; on cuda, several encoders take turns on the GPUs.",
+        pattern=TORCH_DEVICE,
     )
     encoders: int = key(1, "Encoder processes; each holds the embedding model.", low=1)
     threads: int = key(8, "torch threads of each.", low=1)

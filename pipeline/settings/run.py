@@ -45,7 +45,7 @@ class Compute:
     cpu: int | float | None = key(None, "Physical cores.", above=0)
     memory: int | None = key(None, "Host memory in MiB.", low=1)
     timeout: int | None = key(
-        None, "Seconds after which the provider ends the call; Modal's own limit is 86400."
+        None, "Seconds after which the provider ends the call; Modal's own limit is 86400.", low=1
     )
     region: str | None = key(None, "Where to run; null leaves it to the provider.")
     retries: int = key(0, "How often the provider retries a failed call.", low=0)
@@ -61,7 +61,14 @@ class Compute:
 class Run:
     """This run."""
 
-    name: str = key(MISSING, "Names the run's folder.")
+    name: str = key(
+        MISSING,
+        "Names the run's folder.",
+        pattern=(
+            r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
+            "text of letters from A to Z, digits, '.', '_' and '-', beginning with none of '.' and '-'",
+        ),
+    )
     dir: str = key(
         "${paths.checkpoints}/${run.name}", "The run's folder; rerunning with the same one resumes."
     )

@@ -68,9 +68,7 @@ class Schema:
         ours = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         if self.is_group(name) or any(place in self.keys for place in ours):  # below a key is its own value
             return False
-        if self.has_verl:
-            return self.is_group(parts[0]) and parts[0] != _SHARED_WITH_VERL
-        return True
+        return not self.has_verl or parts[0] not in verl.ROOTS
 
     def ignores(self, name: str) -> bool:
         """Whether a dotted name is veRL's in a stage without veRL."""

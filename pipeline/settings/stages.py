@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.settings.conversations import Prompts, Rollout, Solver
-from pipeline.settings.key import Number, group, key
+from pipeline.settings.key import TORCH_DEVICE, Number, group, key
 from pipeline.settings.retrieval import Chroma, Retrieval
 from pipeline.settings.run import Compute, Data, Machine, Paths, Run
 from pipeline.settings.watch import Flow, FlowTest, Watchdog
@@ -103,7 +103,9 @@ class Indexing:
         "the cluster that RAY_ADDRESS names, else on this one.",
         low=1,
     )
-    device: str | None = key(None, "torch device of the embedding model; null is CUDA where there is one.")
+    device: str | None = key(
+        None, "torch device of the embedding model; null is CUDA where there is one.", pattern=TORCH_DEVICE
+    )
 
 
 @dataclass
@@ -134,7 +136,7 @@ class PrepareData:
         low=0,
     )
     hop_ratio: list[int | float] = key(
-        [4, 3, 2, 1], "Weights of questions of 1, 2, 3, … hops; they name the file."
+        [4, 3, 2, 1], "Weights of questions of 1, 2, 3, … hops; they name the file.", low=0
     )
     max_document_tokens: int = key(
         256, "Tokens of a document (a chunk of it, where it is long), by the run's own tokenizer.", low=1

@@ -22,7 +22,6 @@ from data.errors import DataError
 from data.parquet_io import read_parquet
 from ops.files import publish, staging_folder
 from pipeline.compose import compose_stage, detect_hardware
-from pipeline.stages.prepare_data import prepare_data
 from verl_ext.method.chat import TURN_END, demo_chat_template
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -35,11 +34,15 @@ PROMPTS, HELDOUT = 960, 64
 
 
 def run_demo(overrides: Sequence[str]) -> None:
-    """Prepare the demo world and its models, then run the challenger stage with `overrides`."""
+    """Prepare the demo world and its models, then run the challenger stage with `overrides`.
+
+    Raises OverrideError before anything is prepared.
+    """
+    config = compose_stage("challenger", [*_demo_choices(), "run.name=demo", *overrides])
     prepare_demo(overrides)
     from pipeline.stages.training import run_challenger  # a mistake above need not wait for its imports
 
-    run_challenger(compose_stage("challenger", [*_demo_choices(), "run.name=demo", *overrides]))
+    run_challenger(config)
 
 
 def run_smoke(overrides: Sequence[str]) -> None:
@@ -53,6 +56,8 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
 
     Raises DataError when there are prompts of another corpus.
     """
+    from pipeline.stages.prepare_data import prepare_data
+
     roots = [override for override in overrides if override.startswith("paths.")]
     config = compose_stage("prepare_data", [*_demo_choices(), *roots])
     corpus = Path(config.paths.corpus)
