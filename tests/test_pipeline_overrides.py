@@ -167,7 +167,8 @@ def test_a_plain_value_for_a_mapping_is_refused_with_the_group_that_was_meant(co
 
 def test_an_unknown_group_option_is_refused_with_the_options(config_dir: Path) -> None:
     message = refusal(config_dir, "model=qwen9")
-    assert message == "config group 'model' has no option 'qwen9'. Options: large, small"
+    assert message.startswith("config group 'model' has no option 'qwen9'. Options: large, small. ")
+    assert "base_model=qwen9" in message
 
 
 def test_a_group_takes_only_names(config_dir: Path) -> None:
