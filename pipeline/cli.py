@@ -37,6 +37,8 @@ from ops.errors import OutOfTime, RunFailed, UserError
 
 # The disk is full, over quota or read-only: not a bug, so no traceback.
 _STORAGE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+# All that is read of .env, which is the current folder's: a PYTHONPATH in it would run code in every child.
+_FROM_DOTENV = {"WANDB_API_KEY", "WANDB_ENTITY", "HF_TOKEN", "RETRIEVAL_TOKEN", "CHROMA_API_KEY"}
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, command: CliCommand, arguments: Sequence[str]) -> int:
-    from dotenv import load_dotenv
+    from dotenv import dotenv_values
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_ext.stop_time import require_time
 
-    load_dotenv(Path(".env"))  # WANDB_API_KEY, HF_TOKEN
+    for key, value in dotenv_values(Path(".env")).items():
+        if key in _FROM_DOTENV and value:
+            os.environ.setdefault(key, value)
     # A library's progress bars and advice would drown the run's own output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

@@ -73,6 +73,11 @@ def finished(launched_loop: LaunchedLoop) -> Run:
     return launched_loop.run("challenger_iter1")
 
 
+def test_a_good_run_logs_no_traceback_and_no_engines_that_nobody_asked_for(finished: Run) -> None:
+    assert "Traceback" not in (finished.folder / "logs" / "trainer.log").read_text()
+    assert "engine is not available" not in (finished.folder / "logs" / "merger.log").read_text()
+
+
 @pytest.fixture(scope="module")
 def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
     """The first step, which the stop time ends; no save would be due before the third."""

@@ -13,6 +13,7 @@ from conftest import Prepared, StartPeer, unused_port
 from omegaconf import DictConfig
 
 from ops.services.services import ServiceDied, ServiceSpec
+from ops.watchdog.post_mortem import examine
 from pipeline.cli import main
 from pipeline.commands.check_services import (
     ProbeFailed,
@@ -136,7 +137,7 @@ def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(
 ) -> None:
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
-    with pytest.raises(ProbeFailed, match=r"no integrity.*\+question="):
+    with pytest.raises(ProbeFailed, match=r"no integrity.*question="):
         asyncio.run(probe_stage(config, "challenger", ProbeQuestion("Who is Vell?", "Vell", "d"), Probes()))
 
 
@@ -170,6 +171,20 @@ def test_a_retrieval_service_that_dies_is_named_with_its_last_words(
     )
     with pytest.raises(ServiceDied, match=r"(?s)service 'retrieval' died: exit code 3.*lost my index"):
         run_probes(config, [spec], ASKED, "challenger")
+
+
+def test_a_probe_that_fails_is_what_a_diagnosis_names(config: DictConfig, tmp_path: Path) -> None:
+    spec = ServiceSpec(
+        name="retrieval",
+        command=(sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(config.retrieval.port)),
+        log_path=tmp_path / "logs" / "retrieval.log",
+        health_url=f"http://127.0.0.1:{config.retrieval.port}/",
+    )
+    with pytest.raises(ProbeFailed):
+        run_probes(config, [spec], ASKED, "challenger")
+    death = examine(tmp_path)
+    assert (death.state, death.culprit) == ("failed", "retrieval")
+    assert "probe 'search' failed" in death.sentence
 
 
 # The question -----------------------------------------------------------------------------------------------
@@ -225,5 +240,6 @@ def test_the_demos_services_answer_a_question_and_leave_nothing(
     printed = out.getvalue()
     assert all(probe in printed for probe in PROBES)
     assert "[retrieval] stopped" in printed and "[solver] stopped" in printed
+    assert examine(tmp_path / "check").state == "finished"
     left = {path.name for path in (tmp_path / "check").iterdir()}
     assert left == {"lock", "logs"}

@@ -1,6 +1,7 @@
 """The command line itself: how it reports errors, what it does not import, and its help."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -45,6 +46,17 @@ def test_help_imports_no_large_package() -> None:
     assert done.stdout.endswith("[]\n")
 
 
+def test_of_a_dotenv_file_only_known_names_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text(f"PYTHONPATH={tmp_path}\nLD_PRELOAD=x.so\nHF_TOKEN=planted\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("PYTHONPATH", "LD_PRELOAD", "HF_TOKEN"):
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    assert cli.main(["config", "retrieval.topk"]) == 0
+    assert os.environ["HF_TOKEN"] == "planted"
+    assert not {"PYTHONPATH", "LD_PRELOAD"} & set(os.environ)
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help_of_its_own_and_a_function_that_exists(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -52,6 +64,7 @@ def test_every_command_has_help_of_its_own_and_a_function_that_exists(
     assert cli.main([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"drzero {name}" in out
+    assert cli.main([name, "loop=demo", "--help"]) == 0 and capsys.readouterr().out == out
     module, _, function = cli.COMMANDS[name].function.partition(":")
     assert callable(getattr(import_module(module), function))
 
@@ -64,3 +77,26 @@ def test_a_diagnosis_is_printed_and_the_exit_code_is_0(
     (tmp_path / "logs" / "events.jsonl").write_text(json.dumps(event) + "\n")
     assert cli.main(["diagnose", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path}: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo", "bogus=1"], "there is no key 'bogus'"),
+        (["evolve", "--from=solver_itr1", "loop=demo"], "did you mean solver_iter1?"),
+        (["preflight", "chalenger"], "there is no stage 'chalenger', did you mean 'challenger'?"),
+        (["fetch-models", "chalenger"], "there is no stage 'chalenger': did you mean 'challenger'?"),
+        (["check-services", "solvr"], "not of 'solvr'; did you mean 'solver'?"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_made(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,7 @@ def combination(model: str, hardware: str, mode: str, *overrides: str) -> DictCo
     """The challenger by Hydra alone: `compose_stage` judges the overrides first and takes longer."""
     chosen = [f"hardware={hardware}", f"model={model}", f"mode={mode}", *overrides]
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        return resolve(compose("challenger", [*chosen, "retrieval.port=1", "solver.port=2"]))
+        return resolve(compose("challenger", [*chosen, "retrieval.port=8001", "solver.port=8002"]))
 
 
 def test_the_groups_are_those_of_the_design() -> None:
@@ -103,7 +103,9 @@ def test_a_whole_conversation_fits_the_engines(model: str, hardware: str) -> Non
 @pytest.fixture(scope="module")
 def published() -> DictConfig:
     """The challenger as a user gets it on the paper's machine."""
-    return resolve(compose_stage("challenger", ["hardware=8xh100", "retrieval.port=1", "solver.port=2"]))
+    return resolve(
+        compose_stage("challenger", ["hardware=8xh100", "retrieval.port=8001", "solver.port=8002"])
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ HARDWARE, MODES = (
 def solver(*overrides: str) -> DictConfig:
     """The solver by Hydra alone."""
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        return resolve(compose("solver", [*overrides, "retrieval.port=1", "solver.port=2"]))
+        return resolve(compose("solver", [*overrides, "retrieval.port=8001", "solver.port=8002"]))
 
 
 @pytest.mark.parametrize(("hardware", "mode"), itertools.product(HARDWARE, MODES))
@@ -40,7 +40,7 @@ def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(hardw
 @pytest.fixture(scope="module")
 def published() -> DictConfig:
     """The solver as a user gets it on the paper's machine."""
-    return resolve(compose_stage("solver", ["hardware=8xh100", "retrieval.port=1", "solver.port=2"]))
+    return resolve(compose_stage("solver", ["hardware=8xh100", "retrieval.port=8001", "solver.port=8002"]))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,10 @@ def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symp
         if not point.capacity or point.depth is None or earlier is None or earlier.depth is None:
             continue
         if point.depth >= 0.8 * point.capacity and point.depth >= earlier.depth:
-            text = f"{point.depth:g} of {point.capacity:g} places are taken, {earlier.depth:g} before"
+            places = f"{point.depth:g} of {point.capacity:g} places are taken"
+            if point.depth > point.capacity:
+                places = f"{point.depth:g} wait for {point.capacity:g} places"
+            text = f"{places}, {earlier.depth:g} before"
             yield Symptom("queue near capacity", name, text, "Speed up the next point, or give it more room")
     for name, count in _grown(before, now, "errors").items():
         text = f"{count:.0f} more have failed, {now.points[name].errors:.0f} in all"

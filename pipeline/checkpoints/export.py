@@ -105,7 +105,12 @@ def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
             *("--local_dir", str(checkpoint), "--target_dir", str(target)),
         ),
         log_path=Path(config.run.dir) / "logs" / "merger.log",
-        env={"VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin", **process_env(config)},
+        env={
+            "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
+            # veRL warns of engines that are not installed.
+            "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
+            **process_env(config),
+        },
     )
 
 

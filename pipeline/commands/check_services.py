@@ -123,7 +123,13 @@ def run_probes(config: DictConfig, specs: Sequence[ServiceSpec], question: Probe
     probes = Probes()
     try:
         with ServiceGroup(specs) as services:
-            asyncio.run(watched(probe_stage(config, stage, question, probes), services))
+            try:
+                asyncio.run(watched(probe_stage(config, stage, question, probes), services))
+            except ProbeFailed as failed:
+                culprit = probes.done[-1].component.partition(" ")[0]
+                services.events.add("exit", "probes", str(failed), code=1, culprit=culprit)
+                raise
+            services.events.add("exit", "probes", "every probe was answered", code=0)
     finally:
         if probes.done:
             print_probes(probes, f"{stage}: {question.text}")

@@ -41,6 +41,12 @@ class ProgressMixin(PPOTrainer):
             super().fit(agent_loop_manager)
         finally:
             self._heartbeat.beat(self.global_steps, "done")
+        self.logger.finish()
+        if "wandb" in self.config.trainer.logger:
+            import wandb
+
+            # Ray ends wandb's service with this process, before wandb's own exit hook, which would fail.
+            wandb.teardown()
         if self._out_of_time:
             write_note(Path(self.config.run.dir), Note(self.total_training_steps, self._out_of_time))
 
