@@ -34,14 +34,15 @@ from launch.arguments import (
     split_overrides,
     words_of_modal_run,
 )
-from launch.client import launch_running, run_download, run_logs, run_upload
+from launch.claims import Claims
+from launch.client import run_download, run_logs, run_upload
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
 from launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image
 from launch.request import Request, resolve
 from launch.runfile import read_runfile
 from launch.secrets import NAMED, dotenv_secret, named_secrets
-from launch.volumes import MOUNTS, volume_names
+from launch.volumes import MOUNTS, claims_name, volume_names
 
 ROOT = Path(__file__).resolve().parent
 DOTENV = dotenv_values(ROOT / ".env")
@@ -82,6 +83,7 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
 ENVIRONMENT = {**{key: value or "" for key, value in DOTENV.items()}, **os.environ}
 PLANNED, EXTRAS, NAMES = _plan()
 VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
+CLAIMS = Claims(modal.Dict.from_name(claims_name(NAMES), create_if_missing=True))
 SECRET = dotenv_secret(ROOT)
 
 app = modal.App("dr-zero")
@@ -129,29 +131,36 @@ def _module(module: str, words: list[str]) -> int:
     try:
         return run_module(module, words)
     finally:
-        _commit()
+        errors = []
+        for volume in VOLUMES.values():
+            try:
+                volume.commit()
+            # Modal's own, of any kind: the other volumes are committed first.
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup("a volume could not be committed", errors)
 
 
 def _run(request: Request) -> dict[str, Any]:
     """One call: the stage under supervision, and the next call if its time is up."""
     from launch.container import run_job
 
+    mine = modal.current_function_call_id() or ""
+    if (other := CLAIMS.take(request, mine, app.app_id)) != mine:
+        return {"state": "elsewhere", "message": f"{request.name} is run by", "usd": 0.0, "next": other}
     _reload()
-    outcome = run_job(request, commit=_commit, app_id=app.app_id)
+    outcome = run_job(request, VOLUMES, app_id=app.app_id)
     result = {"state": outcome.state, "message": outcome.message, "usd": outcome.usd, "next": None}
     if outcome.state == "continue":
-        result["next"] = _on_machine(request).spawn(request.next_part()).object_id
+        result["next"] = _request_call(request.next_part())
     return result
 
 
 def _reload() -> None:
+    # A container that is used a second time has the volumes as its last call left them.
     for volume in VOLUMES.values():
         volume.reload()
-
-
-def _commit() -> None:
-    for volume in VOLUMES.values():
-        volume.commit()
 
 
 # At the client, or in the container of an app function ------------------------------------------------------
@@ -187,12 +196,48 @@ def _secrets() -> tuple[str, ...]:
     return names
 
 
+def _request_call(request: Request) -> str:
+    """The call of this part of a launch: requested once, also when the caller was restarted in between."""
+    if (known := CLAIMS.call_of(request)) is not None:
+        return known
+    # Spawned: with --detach it then survives this terminal, while Modal would cancel a blocking call.
+    call = _on_machine(request).spawn(request)
+    try:
+        holder = CLAIMS.take(request, call.object_id, app.app_id)
+    except LaunchError:
+        call.cancel()
+        raise
+    if holder != call.object_id:
+        call.cancel()
+    return holder
+
+
 def conduct(request: Request) -> None:
     """Prepare, preflight, run and follow a launch to its end; raises LaunchError if it does not finish."""
-    print(request.as_yaml(), end="")
-    if (reason := launch_running(VOLUMES["checkpoints"], request.name)) is not None:
-        raise LaunchError(f"{request.name}: {reason}")
-    request = dataclasses.replace(request, secrets=_secrets())
+    if not modal.is_local():
+        # A restarted container has the same call, so it finds what it has requested before.
+        request = dataclasses.replace(request, id=modal.current_function_call_id() or request.id)
+    if (call := CLAIMS.call_of(request)) is None:
+        print(request.as_yaml(), end="")
+        CLAIMS.require_free(request)
+        request = dataclasses.replace(request, secrets=_secrets())
+        _check(request)
+        call = _request_call(request)
+    print(
+        f"[launch] {request.name} is requested (call {call}); with --detach this terminal may be closed now",
+        flush=True,
+    )
+    result = modal.FunctionCall.from_id(call).get()
+    while result["next"]:
+        print(f"[launch] {result['message']}: {result['next']}")
+        result = modal.FunctionCall.from_id(result["next"]).get()
+    print(f"[launch] {result['message']}; it cost ${result['usd']:.2f}")
+    if result["state"] != "finished":
+        raise LaunchError(result["message"])
+
+
+def _check(request: Request) -> None:
+    """Prepare and preflight a launch; raises LaunchError if its machine must not be requested."""
     on_cpu = _with(ask, request.secrets)
     if request.action == "smoke" and _check_container(request):
         raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was requested")
@@ -206,20 +251,6 @@ def conduct(request: Request) -> None:
         # GPUs cost the same while they wait for a download.
         if request.compute.type and on_cpu.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
             raise LaunchError("a model could not be fetched (see above); no machine was requested")
-    # Spawned: with --detach it then survives this terminal, while Modal would cancel a blocking call.
-    call = _on_machine(request).spawn(request)
-    print(
-        f"[launch] {request.name} is requested (call {call.object_id}); with --detach this terminal may be "
-        "closed now",
-        flush=True,
-    )
-    result = call.get()
-    while result["next"]:
-        print(f"[launch] {result['message']}: {result['next']}")
-        result = modal.FunctionCall.from_id(result["next"]).get()
-    print(f"[launch] {result['message']}; it cost ${result['usd']:.2f}")
-    if result["state"] != "finished":
-        raise LaunchError(result["message"])
 
 
 def _check_container(request: Request) -> int:
@@ -273,8 +304,18 @@ def _act(words: Words) -> None:
 
 # App functions: `modal run modal_train.py::train --flag value` ----------------------------------------------
 
+# A quarter of a core that waits for the run. Should it be restarted all the same, or reach a call's longest
+# time, it waits for the same run again.
+_waiter: dict[str, Any] = {
+    "cpu": 0.25,
+    "memory": 512,
+    "timeout": MODAL_LIMIT_S,
+    "nonpreemptible": True,
+    "retries": modal.Retries(max_retries=3, backoff_coefficient=1.0, initial_delay=1.0),
+}
 
-@app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
+
+@app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
 def train(
     stage: str = "challenger",
     env: str = "",
@@ -302,7 +343,7 @@ def train(
     )
 
 
-@app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
+@app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
 def evaluate(
     env: str = "",
     model: str = "",
@@ -327,7 +368,7 @@ def evaluate(
     )
 
 
-@app.function(image=cpu_image(EXTRAS), cpu=0.25, memory=512, timeout=MODAL_LIMIT_S, **_shared)
+@app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
 def train_with_config(config_path: str, stage: str = "challenger", env: str = "", steps: int = 0) -> None:
     """Train with the settings of a run file."""
     _launch(stage, config_path=config_path, env=env, steps=steps)
@@ -337,8 +378,13 @@ def _launch(action: str, overrides: str = "", **flags: Any) -> None:
     """Launch with the flags that were given: not with empty text, -1, or 0 steps or examples."""
     unset = {"steps": 0, "num_examples": 0}
     given = {key: value for key, value in flags.items() if value not in ("", unset.get(key, -1))}
+    launch = modal.current_function_call_id() or ""
     try:
+        # An attempt after a time-out follows the run; one after a failure would only repeat it.
+        if (failure := CLAIMS.failure_of(launch)) is not None:
+            raise LaunchError(failure)
         conduct(resolve(of_function(action, overrides=split_overrides(overrides), **given)))
     except LaunchError as error:
+        CLAIMS.note_failure(launch, str(error))
         # The client raises what is raised here: so it ends with this line, and not with a traceback.
         raise SystemExit(f"modal_train: {error}") from None

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from launch.arguments import Words
 from launch.errors import LaunchError
 from launch.request import run_name
-from launch.spend import CONTINUES, Call, other_launch_running
+from launch.spend import CONTINUES
 from launch.volumes import LAUNCHES
 
 BATCH_BYTES = 512 * 2**20
@@ -87,16 +87,6 @@ def run_logs(words: Words, volume: modal.Volume) -> None:
                 )
             return
         time.sleep(_FOLLOW_S)
-
-
-def launch_running(volume: modal.Volume, run: str) -> str | None:
-    """An error message if a launch of the run is already running, by what is on the volume; else None."""
-    state = _read(volume, f"{LAUNCHES}/{run}/state.json")
-    calls = _read(volume, f"{LAUNCHES}/{run}/spend.json")
-    if state is None or calls is None:
-        return None
-    known = [Call(**call) for call in json.loads(calls)]
-    return other_launch_running(json.loads(state), known, "", time.time())
 
 
 def _read(volume: modal.Volume, path: str) -> bytes | None:

@@ -1,12 +1,12 @@
 """A launch inside its container: run the stage, commit what is complete, log its progress, stop in time.
 
-    outcome = run_job(request, commit=VOLUME.commit)
+    outcome = run_job(request, volumes={"checkpoints": modal.Volume…, …})
 
 The stage is a child (`drzero STAGE …`), as it would be on any machine. Around it:
 
-* **commit**: the volume is committed as soon as the stage announces a complete checkpoint, dump or manifest
-  (`verl_ext.artefacts`), every minute, and at the end. A container that dies in the middle of a write leaves
-  the last committed state, and every file of ours is written under a temporary name first.
+* **commit**: the volumes are committed as soon as the stage announces a complete checkpoint, dump or manifest
+  (`verl_ext.artefacts`), every minute, and at the end (`launch.commits`). A container that dies in the middle
+  of a write leaves the last committed state, and every file of ours is written under a temporary name first.
 * **stop time**: the stage gets the time (`DRZERO_STOP_AT`) at which the call's time or the run's money runs
   out, saves a checkpoint before it, and exits with 75.
 * **retry**: a call that Modal restarts (preempted, or retried) resumes from the volume; if it had already
@@ -17,15 +17,18 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.commits import Commits, CommittedVolume
 from launch.errors import LaunchError
 from launch.request import Request
-from launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at, other_launch_running
+from launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at
 from launch.status import status_line
 from launch.volumes import MOUNTS, launch_folder, place
 from ops.errors import OutOfTime
@@ -65,7 +68,7 @@ class Outcome:
 
 def run_job(
     request: Request,
-    commit: Callable[[], None],
+    volumes: Mapping[str, CommittedVolume],
     clock: Callable[[], float] = time.time,
     app_id: str | None = None,
 ) -> Outcome:
@@ -79,11 +82,13 @@ def run_job(
         if outcome is not None and outcome["state"] not in ("failed", "interrupted"):
             say("launch", f"{request.name} had already ended in this launch: {outcome['message']}")
             return Outcome(**outcome)
-    if (reason := other_launch_running(state, spend.calls, request.id, clock())) is not None:
-        raise LaunchError(f"{request.name}: {reason}")
     if request.action == "smoke":
         spend.calls.clear()
-    outcome = _Job(request, folder, commit, clock, spend, app_id).run()
+    with (
+        tempfile.TemporaryDirectory(prefix="drzero-launch-") as local,
+        closing(Commits(volumes, folder, Path(local) / "console.log")) as commits,
+    ):
+        outcome = _Job(request, folder, Path(local), commits, clock, spend, app_id).run()
     if outcome.state == "failed":
         raise LaunchError(outcome.message)
     return outcome
@@ -100,7 +105,10 @@ def _state(folder: Path) -> dict[str, Any] | None:
 class _Job:
     request: Request
     folder: Path
-    commit: Callable[[], None]
+    """On the checkpoints volume."""
+    local: Path
+    """For files that are open while the stage runs."""
+    commits: Commits
     clock: Callable[[], float]
     spend: Spend
     app_id: str | None
@@ -113,9 +121,8 @@ class _Job:
         self._money_ends = money_ends_at(self._began, self.spend.usd, compute.usd_per_hour, compute.max_usd)
         if self._money_ends < float("inf"):
             self._money_ends -= MARGIN_S
-        self._artefacts = self.folder / "artefacts.jsonl"
+        self._artefacts = self.local / "artefacts.jsonl"
         self._seen = 0
-        self._announced()  # what earlier calls have announced does not count
         self._grew = False
         state, before = _state(self.folder), (request.id, request.part - 1)
         follows = state is not None and (state["launch"], state["part"]) == before
@@ -130,7 +137,8 @@ class _Job:
     def run(self) -> Outcome:
         self._write_state(None)
         atomic_write(self.folder / "request.yaml", self.request.as_yaml())
-        self.commit()
+        if failed := self.commits.commit():
+            raise LaunchError(f"{self.request.name} was not started: a volume cannot be committed: {failed}")
         if self.clock() >= self._money_ends:
             return self._end(self._decide(OUT_OF_TIME))
         paths = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
@@ -138,7 +146,7 @@ class _Job:
         command = Command(
             name=self.request.name,
             command=(sys.executable, "-m", "pipeline.cli", stage, *paths, *rest),
-            log_path=self.folder / "console.log",
+            log_path=self.local / "console.log",
             env={"DRZERO_STOP_AT": str(self.stop_at), LOG_VARIABLE: str(self._artefacts)},
         )
         child = Child(command, grace_s=STOP_GRACE_S)
@@ -150,24 +158,25 @@ class _Job:
             self._account()
             usd = self.spend.usd
             self._write_state(Outcome("interrupted", f"{self.request.name} was interrupted", usd, 130))
-            self.commit()
+            self.commits.close()
+            self.commits.commit()
             raise
         finally:
             child.stop()
         return self._end(self._decide(code, child.first_error))
 
     def _follow(self, child: Child) -> int:
-        """Commit and log until the child's end; stop it if it is late. Returns its exit code."""
+        """Have it committed and log until the child's end; stop it if it is late. Returns its exit code."""
         logged = self.clock()
         while (code := child.poll()) is None:
             now = self.clock()
             if self._announced():
-                self._keep()
+                self.commits.request()
             if now - logged >= EVERY_S:
                 logged = now
                 self._account()
                 say("launch", status_line(self.request, self.spend.usd, now - self._began))
-                self._keep()
+                self.commits.request()
             if now > self.stop_at + LATE_S:
                 say("launch", f"{self.request.name} did not stop in time by itself and is stopped")
                 child.stop()
@@ -175,13 +184,6 @@ class _Job:
             time.sleep(_POLL_S)
         self._announced()
         return code
-
-    def _keep(self) -> None:
-        """Commit while the stage runs; a failed commit is only logged, the next is a minute later."""
-        try:
-            self.commit()
-        except Exception as error:  # Whatever Modal raises must not end the stage.
-            say("launch", f"the volume could not be committed, next try within a minute: {error}")
 
     def _announced(self) -> bool:
         """Whether the stage has announced something complete since the last check."""
@@ -194,6 +196,7 @@ class _Job:
 
     def _account(self) -> None:
         self._call.until = self.clock()
+        self._call.failed_commits = self.commits.failed
         self.spend.write()
 
     def _decide(self, code: int, first_error: str | None = None) -> Outcome:
@@ -226,7 +229,7 @@ class _Job:
     def _end(self, outcome: Outcome) -> Outcome:
         say("launch", f"{outcome.message}; ${outcome.usd:.2f} so far")
         self._write_state(outcome)
-        self.commit()
+        self.commits.finish()
         return outcome
 
     def _write_state(self, outcome: Outcome | None) -> None:

@@ -1,25 +1,24 @@
-"""What a run has cost so far, when its money runs out, and whether a launch of it is still running.
+"""What a run has cost so far, and when its money runs out.
 
     spend = Spend(launch_folder("challenger_iter1"))
     spend.usd, money_ends_at(time.time(), spend.usd, 36.0, max_usd=100)
 
 `launches/NAME/spend.json` has one entry for each call: when it began, until when it is known to have run, and
 its price. The entry is updated every `EVERY_S`, so a call that is killed is counted up to at most that long
-before its end, and one whose entry is older than `SILENT_S` is no longer running.
+before its end.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ops.files import atomic_write
 
 EVERY_S = 60.0
 """Seconds between two updates of a running call's entry."""
 SILENT_S = 5 * EVERY_S
-"""Age in seconds from which an entry shows that its call is no longer running."""
+"""Age in seconds from which a running call's entry shows that nothing was committed lately."""
 CONTINUES = "continue"
 """State of a call's outcome after which another call of the same launch follows."""
 
@@ -33,6 +32,8 @@ class Call:
     began: float
     until: float
     usd_per_hour: float
+    failed_commits: int = 0
+    """How often a volume was not committed."""
 
     @property
     def usd(self) -> float:
@@ -76,21 +77,3 @@ def money_ends_at(now: float, spent_usd: float, usd_per_hour: float, max_usd: fl
     if max_usd is None or not usd_per_hour:
         return float("inf")
     return now + max(0.0, max_usd - spent_usd) / usd_per_hour * 3600
-
-
-def other_launch_running(
-    state: Mapping[str, Any] | None, calls: Sequence[Call], launch: str, now: float
-) -> str | None:
-    """An error message if the run's `state.json` and its calls show that another launch is running."""
-    if state is None or state["launch"] == launch:
-        return None
-    outcome = state["outcome"]
-    ended = outcome is not None and outcome["state"] != CONTINUES
-    silent = silent_s(calls, now)
-    if ended or silent > SILENT_S:
-        return None
-    return (
-        f"another launch of this run was running {max(silent, 0.0):.0f} s ago: watch it with --action logs "
-        f"--follow, or end it with `modal app stop {state['app'] or 'APP_ID'}` and repeat this command "
-        f"{SILENT_S / 60:.0f} minutes later"
-    )

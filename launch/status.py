@@ -34,6 +34,8 @@ def main() -> int:
         shown = f"silent for {silent / 60:.0f} min" if silent > SILENT_S else "running"
         if state["outcome"] is not None:
             shown = state["outcome"]["state"]
+        if failed := sum(call.failed_commits for call in spend.calls):
+            shown += f", {failed} failed commits"
         hours = sum(call.until - call.began for call in spend.calls) / 3600
         table.add_row(
             *(folder.name, state["action"], shown, str(len(spend.calls))),

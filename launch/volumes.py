@@ -6,6 +6,8 @@
 | `dr-zero-checkpoints` | `/checkpoints` | `challenger_iter1/`, …, `launches/` |
 | `dr-zero-cache` | `/cache` | hub and package caches |
 
+Next to them is a Dict, `dr-zero-claims`, of the calls that work on them (`launch.claims`).
+
 With EXPERIMENTER set (in the environment or in `.env`) each name ends in `-EXPERIMENTER-EXPERIMENT_NAME`, so
 that two people, or two experiments of one person, do not share volumes. EXPERIMENT_NAME defaults to
 `default`.
@@ -47,6 +49,11 @@ def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
             f"this one {len(longest)}; shorten them"
         )
     return names
+
+
+def claims_name(names: Mapping[str, str]) -> str:
+    """Name of the Dict with the claims of the runs on these volumes."""
+    return names["checkpoints"].replace("checkpoints", "claims", 1)
 
 
 def place(kind: str) -> Path:

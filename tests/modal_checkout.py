@@ -17,6 +17,8 @@ PLANTED = {
     "RETRIEVAL_TOKEN": "planted-retrieval-5d2e",
 }
 """Secret values that may reach a container's environment, and nothing else."""
+SHARED = {"EXPERIMENTER": "", "EXPERIMENT_NAME": ""}
+"""Environment of a client that uses the shared volumes."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "RAY_worker_niceness": "0"}
 """Environment of a container here: no hub, and few cores, which other tests share."""
 
@@ -44,9 +46,7 @@ def make_checkout(folder: Path, *, dotenv: bool) -> Path:
 def start_action(plane: ControlPlane, checkout: Path, *words: str, detach: bool = False) -> Client:
     """Start `modal run [--detach] modal_train.py --action …` in a checkout."""
     flags = ["--detach"] if detach else []
-    return plane.start(
-        "run", *flags, "modal_train.py", "--action", *words, cwd=checkout, env=_client(checkout)
-    )
+    return plane.start("run", *flags, "modal_train.py", "--action", *words, cwd=checkout, env=SHARED)
 
 
 def run_action(plane: ControlPlane, checkout: Path, *words: str, seconds: float = 300) -> Done:
@@ -54,11 +54,11 @@ def run_action(plane: ControlPlane, checkout: Path, *words: str, seconds: float 
     return start_action(plane, checkout, *words).wait(seconds)
 
 
+def start_function(plane: ControlPlane, checkout: Path, function: str, *words: str) -> Client:
+    """Start `modal run modal_train.py::FUNCTION …`."""
+    return plane.start("run", f"modal_train.py::{function}", *words, cwd=checkout, env=SHARED)
+
+
 def run_function(plane: ControlPlane, checkout: Path, function: str, *words: str) -> Done:
-    """Run `modal run modal_train.py::FUNCTION …` to its end."""
-    words = ("run", f"modal_train.py::{function}", *words)
-    return plane.modal(*words, cwd=checkout, env=_client(checkout), seconds=300)
-
-
-def _client(checkout: Path) -> dict[str, str]:
-    return {"PYTHONPATH": str(checkout), "EXPERIMENTER": "", "EXPERIMENT_NAME": ""}
+    """Run it to its end."""
+    return start_function(plane, checkout, function, *words).wait(300)

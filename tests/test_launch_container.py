@@ -1,19 +1,23 @@
-"""A launch inside its container: real stages as children, a volume that counts its commits."""
+"""A launch inside its container: real stages as children, volumes that copy what is committed."""
 
 import dataclasses
 import itertools
 import json
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from launch.arguments import parse
-from launch.container import MARGIN_S, Outcome, _Job, run_job, run_module
+from launch.commits import Commits
+from launch.container import MARGIN_S, _Job, run_job, run_module
 from launch.errors import LaunchError
 from launch.request import Request, resolve
 from launch.spend import Spend
-from launch.volumes import launch_folder
+from launch.volumes import launch_folder, place
 
 
 @pytest.fixture
@@ -31,22 +35,59 @@ def request_of(*command: str, **compute) -> Request:
     return dataclasses.replace(request, command=command, compute=machine)
 
 
-class Commits:
-    """In place of the volume: records the state at each commit."""
+class DiskVolume:
+    """A volume as a container has it: a commit copies its files, then calls `meanwhile` with its number.
 
-    def __init__(self) -> None:
-        self.states: list[Outcome | None] = []
+    What that raises is raised by the commit, which has persisted.
+    """
 
-    def __call__(self) -> None:
-        state = json.loads((launch_folder("merge_iter1") / "state.json").read_text())
-        self.states.append(state["outcome"])
+    def __init__(self, kind: str, meanwhile: Callable[[int], None] = lambda commits: None) -> None:
+        self.kind, self.meanwhile = kind, meanwhile
+        self.commits = 0
+        self.persisted: dict[str, bytes] = {}
+
+    def commit(self) -> None:
+        self.commits += 1
+        folder = place(self.kind)
+        files = [path for path in (folder / "launches").rglob("*") if path.is_file()]
+        self.persisted = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+        self.meanwhile(self.commits)
+
+    def read_file(self, path: str) -> Iterator[bytes]:
+        yield self.persisted[path]
+
+    @property
+    def state(self) -> dict[str, object]:
+        """The outcome in the persisted state."""
+        outcome: dict[str, object] = json.loads(self.persisted["launches/merge_iter1/state.json"])["outcome"]
+        return outcome
+
+
+class LosingVolume(DiskVolume):
+    """A volume that persists nothing in these commits, counted from 1."""
+
+    def __init__(self, kind: str, losing: set[int]) -> None:
+        super().__init__(kind)
+        self.losing = losing
+
+    def commit(self) -> None:
+        kept = dict(self.persisted)
+        super().commit()
+        if self.commits in self.losing:
+            self.persisted = kept
+            raise RuntimeError("the service is not available")
+
+
+def volumes(**replaced: DiskVolume) -> dict[str, DiskVolume]:
+    """The three volumes of a container."""
+    return {kind: replaced.get(kind) or DiskVolume(kind) for kind in ("checkpoints", "corpus", "cache")}
 
 
 def test_a_stage_that_ends_well_is_finished_and_committed(mounts):
-    commits = Commits()
-    outcome = run_job(request_of("list-models"), commits)
+    checkpoints = DiskVolume("checkpoints")
+    outcome = run_job(request_of("list-models"), volumes(checkpoints=checkpoints))
     assert (outcome.state, outcome.exit_code) == ("finished", 0)
-    assert commits.states[-1]["state"] == "finished"
+    assert checkpoints.state["state"] == "finished"
     folder = launch_folder("merge_iter1")
     assert "qwen2.5-3b" in (folder / "console.log").read_text()
     assert "list-models" in (folder / "request.yaml").read_text()
@@ -54,58 +95,32 @@ def test_a_stage_that_ends_well_is_finished_and_committed(mounts):
 
 def test_a_call_that_had_ended_is_not_repeated(mounts):
     request = request_of("list-models")
-    first = run_job(request, lambda: None)
+    first = run_job(request, volumes())
     size = (launch_folder("merge_iter1") / "console.log").stat().st_size
-    assert run_job(request, lambda: None) == first
+    assert run_job(request, volumes()) == first
     assert (launch_folder("merge_iter1") / "console.log").stat().st_size == size
 
 
 def test_a_new_launch_of_the_same_run_is_run(mounts):
-    run_job(request_of("list-models"), lambda: None)
+    run_job(request_of("list-models"), volumes())
     size = (launch_folder("merge_iter1") / "console.log").stat().st_size
-    run_job(dataclasses.replace(request_of("list-models"), id="another"), lambda: None)
+    run_job(dataclasses.replace(request_of("list-models"), id="another"), volumes())
     assert (launch_folder("merge_iter1") / "console.log").stat().st_size > size
 
 
 def test_a_stage_that_fails_is_an_error_that_modal_sees(mounts):
-    commits = Commits()
+    checkpoints = DiskVolume("checkpoints")
     with pytest.raises(LaunchError, match="exit code 2"):
-        run_job(request_of("merge", "no.such.key=1"), commits)
-    assert commits.states[-1]["state"] == "failed"
+        run_job(request_of("merge", "no.such.key=1"), volumes(checkpoints=checkpoints))
+    assert checkpoints.state["state"] == "failed"
 
 
 def test_a_failed_call_that_is_retried_is_run(mounts):
     request = request_of("merge", "no.such.key=1")
     for _ in range(2):
         with pytest.raises(LaunchError):
-            run_job(request, lambda: None)
+            run_job(request, volumes())
     assert len(Spend(launch_folder("merge_iter1")).calls) == 2
-
-
-def test_a_run_of_another_running_launch_is_not_started(mounts):
-    """As when a user who has lost a detached run's terminal launches it a second time."""
-    seen: list[str] = []
-
-    def second_launch() -> None:
-        if not seen:
-            seen.append("asked")
-            with pytest.raises(LaunchError, match=r"another launch of this run was running \d+ s ago"):
-                run_job(dataclasses.replace(request_of("list-models"), id="second"), lambda: None)
-
-    assert run_job(request_of("list-models"), second_launch).state == "finished"
-    assert seen
-
-
-class FailsAtSecond:
-    """A volume whose second commit, the first while the stage runs, fails."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error, self.commits = error, 0
-
-    def __call__(self) -> None:
-        self.commits += 1
-        if self.commits == 2:
-            raise self.error
 
 
 def fast_clock() -> Callable[[], float]:
@@ -114,26 +129,98 @@ def fast_clock() -> Callable[[], float]:
     return lambda: time.time() + 61 * next(polls)
 
 
+def interrupt(commits: int) -> None:
+    """Preempt the container in its second commit, the first while the stage runs."""
+    if commits == 2:
+        signal.raise_signal(signal.SIGINT)
+
+
 def test_a_preempted_call_is_recorded_as_interrupted_and_can_be_repeated(mounts):
-    request = request_of("list-models")
+    request, checkpoints = request_of("list-models"), DiskVolume("checkpoints", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_job(request, FailsAtSecond(KeyboardInterrupt()), fast_clock())
-    state = json.loads((launch_folder("merge_iter1") / "state.json").read_text())
-    assert state["outcome"]["state"] == "interrupted"
-    assert run_job(request, lambda: None).state == "finished"
+        run_job(request, volumes(checkpoints=checkpoints), fast_clock())
+    assert checkpoints.state["state"] == "interrupted"
+    assert run_job(request, volumes()).state == "finished"
 
 
-def test_a_commit_that_fails_once_does_not_end_the_stage(mounts, capfd):
-    commit = FailsAtSecond(RuntimeError("there are open files preventing the operation"))
-    assert run_job(request_of("list-models"), commit, fast_clock()).state == "finished"
-    assert "could not be committed, next try within a minute" in capfd.readouterr().out
+def test_a_commit_that_persisted_and_could_not_reload_counts(mounts, capfd):
+    """As Modal's does while the stage has files of the volume open."""
+
+    def reload(commits: int) -> None:
+        raise RuntimeError("there are open files preventing the operation")
+
+    kinds = ("checkpoints", "corpus")
+    busy = {kind: DiskVolume(kind, reload) for kind in kinds}
+    assert run_job(request_of("list-models"), volumes(**busy), fast_clock()).state == "finished"
+    assert "could not be committed" not in capfd.readouterr().out
+    assert Spend(launch_folder("merge_iter1")).calls[-1].failed_commits == 0
+
+
+def test_the_launcher_has_no_file_of_a_volume_open_during_a_commit(mounts):
+    held: list[str] = []
+
+    def look(commits: int) -> None:
+        opened = (Path(link).readlink() for link in Path("/proc/self/fd").iterdir() if link.exists())
+        held.extend(str(path) for path in opened if path.is_relative_to(mounts))
+
+    run_job(request_of("list-models"), volumes(checkpoints=DiskVolume("checkpoints", look)), fast_clock())
+    assert held == []
+
+
+def test_checkpoints_are_committed_first_and_whatever_happens_to_other_volumes(mounts, capfd):
+    corpus, checkpoints = LosingVolume("corpus", {1, 2}), DiskVolume("checkpoints")
+    with pytest.raises(LaunchError, match="corpus"):
+        run_job(request_of("list-models"), volumes(corpus=corpus, checkpoints=checkpoints))
+    assert (checkpoints.commits, corpus.commits) == (1, 1)
+    assert run_job(request_of("list-models"), volumes(checkpoints=checkpoints)).state == "finished"
+
+
+def test_a_failed_commit_ends_no_stage_and_is_counted(mounts, capfd):
+    checkpoints = LosingVolume("checkpoints", {2})
+    run_job(request_of("list-models"), volumes(checkpoints=checkpoints), fast_clock())
+    assert "the checkpoints volume could not be committed (1 in all)" in capfd.readouterr().out
+    assert Spend(launch_folder("merge_iter1")).calls[-1].failed_commits == 1
+    assert checkpoints.state["state"] == "finished"
+
+
+def test_results_that_cannot_be_committed_are_an_error(mounts, monkeypatch):
+    monkeypatch.setattr("launch.commits.RETRY_S", 0.0)
+    with pytest.raises(LaunchError, match="what was written since its last commit is lost"):
+        run_job(
+            request_of("list-models"), volumes(checkpoints=LosingVolume("checkpoints", set(range(2, 99))))
+        )
+
+
+def test_a_run_is_accounted_for_and_stopped_during_a_long_commit(mounts):
+    busy, released, seen = threading.Event(), threading.Event(), list[float]()
+
+    def wait(commits: int) -> None:
+        if commits == 2:
+            busy.set()
+            released.wait(60)
+            busy.clear()
+
+    clock = fast_clock()
+
+    def watched_clock() -> float:
+        if busy.is_set():
+            (call,) = Spend(launch_folder("merge_iter1")).calls
+            seen.append(call.until - call.began)
+            if len(seen) > 2:
+                released.set()
+        return clock()
+
+    request = request_of("flow-test", timeout=600, max_usd=None)
+    with pytest.raises(LaunchError):
+        run_job(request, volumes(checkpoints=DiskVolume("checkpoints", wait)), watched_clock)
+    assert seen[0] < seen[-1]
 
 
 def test_a_run_that_may_not_resume_is_not_continued(mounts):
     """It would start from the beginning in every call, as long as there is money."""
     no_resume = request_of("demo-data", "trainer.resume_mode=disable", timeout=180, max_usd=None)
     with pytest.raises(LaunchError, match="another call would start from the beginning"):
-        run_job(no_resume, lambda: None)
+        run_job(no_resume, volumes())
 
 
 def test_a_call_of_a_day_leaves_a_quarter_of_an_hour_for_its_last_commit(mounts):
@@ -141,7 +228,9 @@ def test_a_call_of_a_day_leaves_a_quarter_of_an_hour_for_its_last_commit(mounts)
     folder.mkdir(parents=True)
     for timeout, margin in ((86400, 900), (600, MARGIN_S)):
         request = request_of("list-models", timeout=timeout, max_usd=None)
-        job = _Job(request, folder, lambda: None, lambda: 0.0, Spend(folder), None)
+        commits = Commits({}, folder, mounts / "console.log")
+        job = _Job(request, folder, mounts, commits, lambda: 0.0, Spend(folder), None)
+        commits.close()
         assert job.stop_at == timeout - margin
 
 
@@ -151,23 +240,23 @@ def test_nothing_starts_when_the_money_is_spent(mounts):
     spend = Spend(folder)
     spend.begin("earlier", 0, 0.0, 10.0).until = 3600.0
     spend.write()
-    outcome = run_job(request_of("list-models", max_usd=10.0), lambda: None)
+    outcome = run_job(request_of("list-models", max_usd=10.0), volumes())
     assert outcome.state == "out of money"
     assert "raise compute.max_usd" in outcome.message
     assert not (folder / "console.log").exists()
 
 
-def test_a_stage_that_does_not_stop_in_time_is_stopped_and_reported(mounts, prepared):
+def test_a_stage_that_does_not_stop_in_time_is_stopped_and_reported(mounts, prepared, capfd):
     """A service never ends by itself; the clock runs ahead once it is up."""
-    log = launch_folder("merge_iter1") / "console.log"
+    seen: list[str] = []
 
     def clock() -> float:
-        is_up = log.is_file() and "ready after" in log.read_text()
-        return time.time() + (1e6 if is_up else 0.0)
+        seen.append(capfd.readouterr().out)
+        return time.time() + (1e6 if "ready after" in "".join(seen) else 0.0)
 
     words = [f"chroma.path={prepared.corpus / 'chromadb'}", "hardware=cpu"]
     with pytest.raises(LaunchError, match=r"no checkpoint within compute\.timeout=600 s"):
-        run_job(request_of("serve-search", *words, timeout=600, max_usd=None), lambda: None, clock)
+        run_job(request_of("serve-search", *words, timeout=600, max_usd=None), volumes(), clock)
 
 
 def test_placeholders_are_replaced_by_the_volumes_folders(mounts, capfd):

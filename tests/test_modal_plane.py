@@ -13,7 +13,7 @@ import pytest
 from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import App, Call, FunctionSpec, MountedVolume
-from modal_plane.volumes import Unseen, Volume, differences
+from modal_plane.volumes import Volume
 
 SAMPLE = Path(__file__).parent / "modal_plane" / "sample" / "sample_app.py"
 WANDB = {"WANDB_API_KEY": "planted-wandb-key"}
@@ -224,30 +224,111 @@ def test_a_lost_container_is_replaced_and_finds_the_last_commit(plane: ControlPl
     assert call.attempts == 3
 
 
-def test_files_that_a_second_container_would_not_have_seen_are_reported(tmp_path: Path) -> None:
-    volume = Volume("checkpoints", "vo-1", tmp_path, version=1)
-    volume.mount("supervisor", "ta-1")
-    volume.put("uploaded", b"by a client")
-    (volume.folder / "uncommitted").write_text("by the supervisor")
-    volume.mount("stage", "ta-2")
-    assert volume.unseen == [Unseen("stage", ("uncommitted",))]
+class TestViews:
+    """A volume as several containers have it."""
+
+    @pytest.fixture
+    def volume(self, tmp_path: Path) -> Volume:
+        return Volume("checkpoints", "vo-1", tmp_path, version=1)
+
+    def test_a_container_sees_what_others_commit_only_after_a_reload(self, volume: Volume) -> None:
+        one, other = volume.mount("ta-1", 0), volume.mount("ta-2", 1)
+        (one / "report").write_text("done")
+        assert not (volume.committed() / "report").exists()
+        volume.commit("ta-1")
+        assert (volume.committed() / "report").exists() and not (other / "report").exists()
+        volume.reload("ta-2")
+        assert (other / "report").read_text() == "done"
+
+    def test_a_commit_leaves_what_others_have_committed(self, volume: Volume) -> None:
+        volume.put("shared/old", b"old")
+        one, other = volume.mount("ta-1", 0), volume.mount("ta-2", 1)
+        (one / "shared" / "mine").write_text("one")
+        volume.commit("ta-1")
+        (other / "shared" / "old").unlink()
+        volume.commit("ta-2")
+        assert [path.name for path in (volume.committed() / "shared").iterdir()] == ["mine"]
+
+    def test_a_reload_keeps_what_is_not_committed_yet(self, volume: Volume) -> None:
+        volume.put("removed", b"old")
+        one, other = volume.mount("ta-1", 0), volume.mount("ta-2", 1)
+        (one / "new").write_text("one")
+        (one / "removed").unlink()
+        (other / "theirs").write_text("two")
+        volume.commit("ta-2")
+        volume.reload("ta-1")
+        assert sorted(path.name for path in one.iterdir()) == ["new", "theirs"]
+        volume.commit("ta-1")
+        assert sorted(path.name for path in volume.committed().iterdir()) == ["new", "theirs"]
+
+    def test_the_next_container_finds_what_was_committed_and_nothing_else(self, volume: Volume) -> None:
+        folder = volume.mount("ta-1", 0)
+        (folder / "lost").write_text("half")
+        volume.views.pop("ta-1")
+        volume.put("uploaded", b"by a client")
+        assert [path.name for path in volume.mount("ta-2", 0).iterdir()] == ["uploaded"]
+
+    def test_a_commit_includes_files_that_are_new_changed_removed_or_of_another_kind(
+        self, volume: Volume
+    ) -> None:
+        for path in ("removed/deep/file", "folder/file", "file", "changed"):
+            volume.put(path, b"old")
+        folder = volume.mount("ta-1", 0)
+        shutil.rmtree(folder / "removed")
+        shutil.rmtree(folder / "folder")
+        (folder / "folder").write_text("a file now")
+        (folder / "file").unlink()
+        (folder / "file" / "new").mkdir(parents=True)
+        (folder / "changed").write_text("new")
+        (folder / "link").symlink_to("changed")
+        volume.commit("ta-1")
+        committed = volume.committed()
+        names = sorted(path.relative_to(committed).as_posix() for path in committed.rglob("*"))
+        assert names == ["changed", "file", "file/new", "folder", "link"]
+        assert (committed / "folder").read_text() == "a file now"
+        assert (committed / "link").read_text() == "new"
 
 
-def test_a_commit_includes_files_that_are_new_changed_removed_or_of_another_kind(tmp_path: Path) -> None:
-    volume = Volume("checkpoints", "vo-1", tmp_path, version=1)
-    for path in ("removed/deep/file", "folder/file", "file", "changed"):
-        volume.put(path, b"old")
-    shutil.rmtree(volume.folder / "removed")
-    shutil.rmtree(volume.folder / "folder")
-    (volume.folder / "folder").write_text("a file now")
-    (volume.folder / "file").unlink()
-    (volume.folder / "file" / "new").mkdir(parents=True)
-    (volume.folder / "changed").write_text("new")
-    (volume.folder / "link").symlink_to("changed")
-    volume.commit()
-    assert differences(volume.folder, volume.committed()) == ()
-    assert (volume.committed() / "folder").read_text() == "a file now"
-    assert (volume.committed() / "link").read_text() == "new"
+class TestWarmContainers:
+    """Two calls of a function, each committing with a file open."""
+
+    @pytest.fixture(scope="class")
+    def done(self, plane: ControlPlane, folder: Path) -> Done:
+        client = plane.start("run", str(SAMPLE), "holds", cwd=folder)
+        plane.wait_for(lambda: "asked" in client.stdout, "both calls")
+        plane.expire(calls_of(plane, plane.app)[0])
+        (folder / "go").touch()
+        return client.wait(60)
+
+    @pytest.fixture(scope="class")
+    def results(self, done: Done) -> list[dict[str, Any]]:
+        held = [line for line in done.stdout.splitlines() if line.startswith("held")]
+        return [json.loads(line.removeprefix("held ")) for line in held]
+
+    def test_they_share_a_process(self, results: list[dict[str, Any]]) -> None:
+        first, second = results
+        assert first["process"] == second["process"]
+
+    def test_a_commit_with_an_open_file_persists_and_raises(self, results: list[dict[str, Any]]) -> None:
+        first, second = results
+        assert "there are open files preventing the operation" in first["refused"]
+        assert set(second["found"]) - set(first["found"]) == {f"held{len(first['found'])}"}
+
+    def test_a_result_expires(self, done: Done) -> None:
+        assert "expired" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_modal_does_not_offer_is_refused_and_the_client_has_no_other_packages(
+    plane: ControlPlane, folder: Path
+) -> None:
+    done = plane.modal("run", str(SAMPLE), "beyond", cwd=folder)
+    assert done.code == 0, done.stdout + done.stderr
+    refused = [line for line in done.stdout.splitlines() if line.startswith("refused")]
+    wanted = ("cores", "MiB", "region", "retries", "timeout", "GPU Functions")
+    assert len(refused) == len(wanted)
+    for line, word in zip(refused, wanted, strict=True):
+        assert word in line
+    assert "bare No module named 'torch'" in done.stdout
 
 
 class TestClientLost:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 from conftest import Prepared
 
+from ops.errors import OutOfTime
 from pipeline.cli import main
+from pipeline.stages.prepare_data import until_the_stop_time
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import is_foreign
 from search.place import connect
@@ -95,3 +99,10 @@ def test_an_index_with_other_vectors_is_refused_unchanged_with_the_command_that_
     assert said and main([*said[1].split(), *words]) == 0
     with open_collection(str(tmp_path / "chroma"), "theirs") as store:
         assert store.info.chunks == 12
+
+
+def test_its_indexing_ends_at_the_stop_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 0.1))
+    with pytest.raises(OutOfTime, match="rerun to resume its index"), until_the_stop_time():
+        threading.Event().wait(60)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

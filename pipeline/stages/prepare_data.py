@@ -9,11 +9,16 @@ names. A prompt shows a limited number of tokens, so with whole documents nothin
 their ends.
 """
 
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
+from ops.errors import OutOfTime
 from pipeline.compose import resolve
 from pipeline.preflight.run import require
 from pipeline.preflight.tokenizers import load_tokenizer
@@ -24,7 +29,7 @@ from search.indexing.chunking import Chunking
 from search.place import ChromaPlace
 from search.store import iter_documents
 from verl_ext.artefacts import announce
-from verl_ext.stop_time import require_time
+from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 _LEAST_S = 120.0
 """Not started with less time left. The next run resumes an index that was cut off."""
@@ -39,7 +44,8 @@ def run_prepare_data(config: DictConfig) -> None:
 def prepare_data(config: DictConfig) -> PrepareReport:
     """Write `zero_ratio….parquet` and its held-out split; prints and returns what was done.
 
-    Raises CorpusError, StoreError or ValueError with nothing half-written, OutOfTime before anything starts.
+    Raises CorpusError, StoreError or ValueError with nothing half-written, OutOfTime before anything starts
+    or at the stop time: the next run resumes the index.
     """
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
@@ -52,16 +58,22 @@ def prepare_data(config: DictConfig) -> PrepareReport:
             print(f"adopted {adopted.chunks} records of another tool, with vectors of {adopted.embedder}")
             _announce_index(chroma_path)
     else:
-        report = build_index(
-            config.source,
-            chroma_path,
-            collection,
-            embedder,
-            source_collection=config.source_collection,
-            replace=config.replace,
-            chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
-            workers=config.indexing.workers,
-        )
+        try:
+            with until_the_stop_time():
+                report = build_index(
+                    config.source,
+                    chroma_path,
+                    collection,
+                    embedder,
+                    source_collection=config.source_collection,
+                    replace=config.replace,
+                    chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
+                    workers=config.indexing.workers,
+                )
+        except OutOfTime:
+            # What is embedded so far is in the journal next to it.
+            _announce_index(chroma_path)
+            raise
         print(report)
         _announce_index(chroma_path)
     prompts = prepare_challenger_prompts(
@@ -86,3 +98,23 @@ def prepare_data(config: DictConfig) -> PrepareReport:
 def _announce_index(chroma_path: str) -> None:
     if index := ChromaPlace.parse(chroma_path).folder:  # not a server's
         announce(index)
+
+
+@contextmanager
+def until_the_stop_time() -> Iterator[None]:
+    """End the block by OutOfTime when the stop time comes; in the main thread, as any use of signals."""
+    left = seconds_left()
+    if math.isinf(left):
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise OutOfTime(f"prepare-data was ended: {describe_left(seconds_left())}; rerun to resume its index")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -14,16 +14,20 @@ environment and the secrets' values. So nested `.remote()`, `.spawn()`, `with_op
 
 What it does as Modal does, with Modal's documentation for it:
 
-- A volume's changes are seen by others only after a commit; a container commits what it has mounted when it
-  ends in order, and not when it is killed (`volumes.py`).
+- Each container has its own view of a volume: it sees what others have committed only after a reload, which
+  is refused while it has files of the volume open; a commit reloads as well. A container commits what it has
+  mounted when it ends in order, and not when it is killed (`volumes.py`).
+- An idle container is reused by the next call of its function (`containers.py`).
 - The client's own `.remote()` ends with the client; a spawned call of a detached app continues, and so
   does what a container calls. An app that is not detached ends with its client (`apps.py`).
 - A failed or timed-out call is retried up to the function's `retries`. A container that dies is replaced
   and gets the same input, once; so does a preempted one, any number of times (`calls.py`).
+- Cores, memory, retries, time-outs, regions and names beyond Modal's limits are refused (`functions.py`).
+- The client has modal, PyYAML and python-dotenv, and no other package (`client.py`).
 
 What it does not do: build images, run `Image.run_function`, classes, web functions, generators, schedules,
-`modal deploy`, sandboxes, GPUs, warm containers (each attempt is a new one), or limits on the number of
-containers. A request without a handler is refused with its name.
+`modal deploy`, sandboxes, GPUs, commits in the background, or limits on the number of containers. Results
+expire when a test says so (`plane.expire`). A request without a handler is refused with its name.
 
 A mount path such as `/corpus` cannot exist here, so a container gets its folder in the environment
 variable `DRZERO_MOUNT_CORPUS`; `/root` and everything else that was added to the image are under
@@ -31,8 +35,8 @@ variable `DRZERO_MOUNT_CORPUS`; `/root` and everything else that was added to th
 `HF_HOME=/cache/hub`, it is replaced by the path here.
 
 Files: `plane.py` is what tests use; `servicer.py` gives requests to the handlers, which are in `apps.py`,
-`objects.py` (images, mounts, secrets), `functions.py`, `calls.py`, `containers.py`, `volumes.py` and
-`blobs.py`; `state.py` is what the server has received; `client.py` runs the command line; `connections/`
+`objects.py` (images, mounts, secrets), `functions.py`, `calls.py`, `containers.py`, `volumes.py`, `dicts.py`
+and `blobs.py`; `state.py` is what the server has received; `client.py` runs the command line; `connections/`
 records where processes connect to. Tests of it: `pytest tests/test_modal_plane.py`.
 """
 

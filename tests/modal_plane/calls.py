@@ -41,6 +41,8 @@ class FunctionCall:
     jobs: list[Job] = field(default_factory=list)
     completed: list[Job] = field(default_factory=list)
     bell: Bell = field(default_factory=Bell)
+    expired: bool = False
+    """Whether its results are no longer kept."""
 
 
 class Calls:
@@ -78,6 +80,10 @@ class Calls:
         if tasks:
             await asyncio.wait(tasks)
 
+    def expire(self, function_call_id: str) -> None:
+        """Forget a call's results, as Modal does a week after they came."""
+        self._function_call(function_call_id).expired = True
+
     async def FunctionMap(
         self, request: api_pb2.FunctionMapRequest, caller: Caller
     ) -> api_pb2.FunctionMapResponse:
@@ -111,6 +117,9 @@ class Calls:
         self, request: api_pb2.FunctionGetOutputsRequest, caller: Caller
     ) -> api_pb2.FunctionGetOutputsResponse:
         function_call = self._function_call(request.function_call_id)
+        if function_call.expired:
+            # Neither outputs nor open inputs: the client's OutputExpiredError.
+            return api_pb2.FunctionGetOutputsResponse(last_entry_id="0-0", num_unfinished_inputs=0)
         seen = int((request.last_entry_id or "0").split("-")[0])
         last = request.end_idx if request.HasField("end_idx") else sys.maxsize
         deadline = asyncio.get_running_loop().time() + request.timeout

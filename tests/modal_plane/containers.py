@@ -1,10 +1,13 @@
 """Containers: processes of Modal's own entrypoint, and the handlers of what they ask.
 
-A container takes one input. It reads from a file which function of which app it is, fetches the input,
-imports the app's file by its name, runs the function, and sends the output; when no input follows, it commits
-its volumes and ends. All of that is Modal's code, which runs here in a folder with the app's mounted files,
-with an environment of its own: nothing of the client's environment reaches it, as nothing of a laptop's does
-at Modal.
+A container reads from a file which function of which app it is, fetches an input, imports the app's file by
+its name, runs the function, sends the output, and asks for the next input; when it is told that none follows,
+it commits its volumes and ends. All of that is Modal's code, which runs here in a folder with the app's
+mounted files, with an environment of its own: nothing of the client's environment reaches it, as nothing of a
+laptop's does at Modal.
+
+An idle container is reused by the next call of its function, with the process, the modules and the views of
+the volumes that the call before has left. It ends with its app, and when another function needs a container.
 """
 
 import asyncio
@@ -27,9 +30,11 @@ from modal_proto import api_pb2
 
 from modal_plane.functions import layout
 from modal_plane.servicer import TASK_HEADER, Caller
-from modal_plane.state import ENVIRONMENT, App, Call, Function, State, new_id
+from modal_plane.state import ENVIRONMENT, App, Bell, Call, Function, State, new_id
 from modal_plane.volumes import Commit
 
+SPAWNER_S = 15.0
+"""Seconds that a spawned call of a function waits for the one that has spawned it."""
 KEPT = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 """What a container has of this machine's environment: what a process needs to start here."""
 
@@ -66,24 +71,50 @@ class Job:
 
 
 @dataclass
-class Container:
-    """A process that runs one attempt."""
+class Attempt:
+    """A call's input in a container."""
 
-    id: str
     job: Job
-    root: Path
-    process: asyncio.subprocess.Process | None = None
-    interrupted: bool = False
     fetched: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: asyncio.Future[Outcome] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def settle(self, outcome: Outcome) -> None:
         """The first outcome counts."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
+
+
+@dataclass
+class Container:
+    """A process that runs one attempt after the other."""
+
+    id: str
+    slot: int
+    attempt: Attempt
+    """The last one."""
+    process: asyncio.subprocess.Process | None = None
+    interrupted: bool = False
+    retired: bool = False
+    """Whether it gets no further input."""
+    bell: Bell = field(default_factory=Bell)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for an input."""
+        return self.attempt.outcome.done() and not (self.interrupted or self.retired)
+
+    def give(self, attempt: Attempt) -> None:
+        """Give it its next input."""
+        self.attempt = attempt
+        self.bell.ring()
+
+    def retire(self) -> None:
+        """Tell it that no input follows."""
+        self.retired = True
+        self.bell.ring()
 
     def kill(self) -> None:
         """End it and what it started in its process group, at once."""
@@ -120,31 +151,34 @@ class Containers:
         self._supervisors: set[asyncio.Task[None]] = set()
 
     async def execute(self, job: Job) -> Outcome:
-        """One attempt in a new container: returns when it has sent its output or ended without one."""
-        starting = asyncio.create_task(self._start(job))
+        """One attempt: returns when its container has sent the output or ended without one."""
+        attempt = Attempt(job)
+        placing = asyncio.create_task(self._place(attempt))
         try:
-            container = await asyncio.shield(starting)
-            fetching = asyncio.create_task(container.fetched.wait())
-            either: set[asyncio.Future[Any]] = {fetching, container.outcome}
+            container = await asyncio.shield(placing)
+            fetching = asyncio.create_task(attempt.fetched.wait())
+            either: set[asyncio.Future[Any]] = {fetching, attempt.outcome}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             fetching.cancel()
             seconds = job.call.spec.timeout
-            done, _ = await asyncio.wait({container.outcome}, timeout=seconds)
+            done, _ = await asyncio.wait({attempt.outcome}, timeout=seconds)
             if not done:
                 text = f"Task's current input {job.call.id} hit its timeout of {seconds}s"
-                container.settle(failed("timeout", text))
+                attempt.settle(failed("timeout", text))
                 container.kill()
                 await container.gone.wait()
-            return container.outcome.result()
+            return attempt.outcome.result()
         except asyncio.CancelledError:
-            await (await starting).end(self.grace)
+            await (await placing).end(self.grace)
             raise
 
     async def all_gone(self, app: App) -> None:
-        """Wait until none of the app's containers is left."""
-        for container in [*self._alive.values()]:
-            if container.job.function.app is app:
-                await container.gone.wait()
+        """End the app's idle containers, and wait until none of its containers is left."""
+        mine = [one for one in self._alive.values() if one.attempt.job.function.app is app]
+        for container in mine:
+            container.retire()
+        for container in mine:
+            await container.gone.wait()
 
     def running(self, call: Call) -> Container:
         """The container that runs the call.
@@ -153,20 +187,21 @@ class Containers:
             LookupError: None does.
         """
         for container in self._alive.values():
-            if container.job.call is call and not container.outcome.done():
+            if container.attempt.job.call is call and not container.attempt.outcome.done():
                 return container
         raise LookupError(f"no container runs {call.function} ({call.status})")
 
     def event(self, caller: Caller) -> Commit:
         """Who commits or reloads."""
         container = self._container(caller)
-        call = container.job.call
-        return Commit(call.function, call.id, container.outcome.done() or container.interrupted)
+        attempt = container.attempt
+        call = attempt.job.call
+        return Commit(call.function, call.id, attempt.outcome.done() or container.interrupted)
 
     def call_of(self, caller: Caller) -> Call | None:
         """The call in whose container a request was made."""
         container = self._alive.get(caller.task_id or "")
-        return container.job.call if container else None
+        return container.attempt.job.call if container else None
 
     async def ContainerHello(self, request: Empty, caller: Caller) -> Empty:
         return Empty()
@@ -180,11 +215,13 @@ class Containers:
         self, request: api_pb2.FunctionGetInputsRequest, caller: Caller
     ) -> api_pb2.FunctionGetInputsResponse:
         container = self._container(caller)
-        if container.fetched.is_set():
-            end = api_pb2.FunctionGetInputsItem(kill_switch=True)
-            return api_pb2.FunctionGetInputsResponse(inputs=[end])
-        container.fetched.set()
-        job = container.job
+        while container.attempt.fetched.is_set():
+            if container.retired:
+                end = api_pb2.FunctionGetInputsItem(kill_switch=True)
+                return api_pb2.FunctionGetInputsResponse(inputs=[end])
+            await container.bell.wait(60)
+        container.attempt.fetched.set()
+        job = container.attempt.job
         item = api_pb2.FunctionGetInputsItem(
             input_id=job.call.id,
             input=job.input,
@@ -206,12 +243,12 @@ class Containers:
         }
         for output in request.outputs:
             status = statuses.get(output.result.status, "failure")
-            container.settle(Outcome(status, output.result, output.data_format))
+            container.attempt.settle(Outcome(status, output.result, output.data_format))
         return Empty()
 
     async def TaskResult(self, request: api_pb2.TaskResultRequest, caller: Caller) -> Empty:
         # The app's file could not be imported, or the container could not be set up from it.
-        self._container(caller).settle(Outcome("failure", request.result))
+        self._container(caller).attempt.settle(Outcome("failure", request.result))
         return Empty()
 
     def _container(self, caller: Caller) -> Container:
@@ -220,22 +257,54 @@ class Containers:
             raise GRPCError(Status.FAILED_PRECONDITION, f"{caller.task_id} is not a running container")
         return container
 
-    async def _start(self, job: Job) -> Container:
-        root = self._free_root()
-        container = Container(new_id("ta"), job, root)
+    async def _place(self, attempt: Attempt) -> Container:
+        """Give the attempt to an idle container of its function, or to a new one."""
+        await self._spawner_ended(attempt.job)
+        others = []
+        for container in self._alive.values():
+            if container.idle and container.attempt.job.function is attempt.job.function:
+                container.give(attempt)
+                return container
+            if container.idle:
+                others.append(container)
+        for container in others:
+            container.retire()
+        for container in others:
+            await container.gone.wait()
+        return await self._start(attempt)
+
+    async def _spawner_ended(self, job: Job) -> None:
+        """Let a call of the same function that has spawned this one end: its container is then reused."""
+        spawners = [
+            container.attempt
+            for container in self._alive.values()
+            if container.attempt.job.call.id == job.call.parent
+            and container.attempt.job.function is job.function
+        ]
+        if job.call.spawned and spawners:
+            await asyncio.wait({spawners[0].outcome}, timeout=SPAWNER_S)
+
+    async def _start(self, attempt: Attempt) -> Container:
+        call = attempt.job.call
+        slot = self._free_slot()
+        container = Container(new_id("ta"), slot, attempt)
         self._alive[container.id] = container
-        for mounted in job.call.spec.volumes.values():
-            self._state.volume(mounted.name).mount(job.call.function, container.id)
-        self._fill(root, {**job.call.spec.image.copied, **job.call.spec.files})
+        root = self._state.folder / "containers" / str(slot)
+        self._fill(root, {**call.spec.image.copied, **call.spec.files})
+        folders = {"/root": root / "root"}
+        for path, mounted in call.spec.volumes.items():
+            view = await asyncio.to_thread(self._state.volume(mounted.name).mount, container.id, slot)
+            folders[path] = view / (mounted.sub_path or "").lstrip("/")
+            folders[path].mkdir(parents=True, exist_ok=True)
         arguments = self._arguments(container, root.with_suffix(".arguments"))
-        workdir = root / job.call.spec.image.workdir.lstrip("/")
+        workdir = root / call.spec.image.workdir.lstrip("/")
         workdir.mkdir(parents=True, exist_ok=True)
         container.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "modal._container_entrypoint",
             cwd=workdir,
-            env=self._process_environment(container, arguments),
+            env=self._process_environment(container, root, folders, arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -262,10 +331,10 @@ class Containers:
         _, open_pumps = await asyncio.wait(pumps, timeout=5)
         for pump in open_pumps:
             pump.cancel()
-        for mounted in container.job.call.spec.volumes.values():
-            self._state.volume(mounted.name).mounted_by.discard(container.id)
+        for mounted in container.attempt.job.call.spec.volumes.values():
+            self._state.volume(mounted.name).views.pop(container.id)
         status = "preempted" if container.interrupted else "crash"
-        container.settle(failed(status, f"Runner failed with exit code: {code}"))
+        container.attempt.settle(failed(status, f"Runner failed with exit code: {code}"))
         del self._alive[container.id]
         container.gone.set()
 
@@ -277,9 +346,9 @@ class Containers:
     ) -> None:
         """Pass what it prints on to the app's log."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        call, function = container.job.call, container.job.function
         while chunk := await stream.read(2**16):
             text = decoder.decode(chunk)
+            call, function = container.attempt.job.call, container.attempt.job.function
             call.logs += text
             item = api_pb2.TaskLogs(
                 data=text,
@@ -293,14 +362,10 @@ class Containers:
                 api_pb2.TaskLogsBatch(task_id=container.id, function_id=function.id, items=[item])
             )
 
-    def _free_root(self) -> Path:
-        """A folder for a container's files: the first free one, so that paths are reused."""
-        taken = {container.root for container in self._alive.values()}
-        folder = self._state.folder / "containers"
-        number = 0
-        while folder / str(number) in taken:
-            number += 1
-        return folder / str(number)
+    def _free_slot(self) -> int:
+        """The first number that no container has: the paths of its files are reused."""
+        taken = {container.slot for container in self._alive.values()}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def _fill(self, root: Path, files: dict[str, str]) -> None:
         """Replace the folder's contents by the files."""
@@ -313,7 +378,7 @@ class Containers:
 
     def _arguments(self, container: Container, path: Path) -> Path:
         """The file by which the entrypoint knows what to run."""
-        function = container.job.function
+        function = container.attempt.job.function
         definition = function.definitions[0]
         arguments = api_pb2.ContainerArguments(
             task_id=container.id,
@@ -326,14 +391,11 @@ class Containers:
         path.write_bytes(arguments.SerializeToString())
         return path
 
-    def _process_environment(self, container: Container, arguments: Path) -> dict[str, str]:
-        spec, root = container.job.call.spec, container.root
-        folders = {"/root": root / "root"}
-        mounts = {}
-        for path, mounted in spec.volumes.items():
-            folders[path] = self._state.volume(mounted.name).folder / (mounted.sub_path or "").lstrip("/")
-            folders[path].mkdir(parents=True, exist_ok=True)
-            mounts[mount_variable(path)] = str(folders[path])
+    def _process_environment(
+        self, container: Container, root: Path, folders: Mapping[str, Path], arguments: Path
+    ) -> dict[str, str]:
+        spec = container.attempt.job.call.spec
+        mounts = {mount_variable(path): str(folders[path]) for path in spec.volumes}
         given = dict(spec.image.environment)
         for secret in spec.secrets:
             given |= secret.values

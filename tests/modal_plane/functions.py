@@ -14,6 +14,10 @@ from modal_plane.state import App, Function, FunctionSpec, MountedVolume, State,
 
 LONGEST_TIMEOUT = 24 * 60 * 60
 """Modal's limit for one attempt, in seconds."""
+MOST_CORES, MOST_MEMORY, MOST_RETRIES = 64, 344064, 10
+"""Limits of a container, the memory in MiB. Modal refuses what exceeds its own, which it does not publish."""
+REGIONS = ("us", "eu", "ap", "uk", "ca", "me", "sa", "af", "mx", "jp")
+"""First part of each region's name."""
 
 
 class FunctionHandlers:
@@ -21,6 +25,7 @@ class FunctionHandlers:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._variants: dict[tuple[str, bytes], Function] = {}
 
     async def FunctionPrecreate(
         self, request: api_pb2.FunctionPrecreateRequest, caller: Caller
@@ -39,7 +44,7 @@ class FunctionHandlers:
                 Status.UNIMPLEMENTED,
                 f"{first.function_name}: the plane has plain functions, no classes or servers",
             )
-        _check_timeout(first.timeout_secs)
+        _check(first)
         function = self._declare(request.app_id, request.existing_function_id, first)
         function.definitions = definitions
         ranked = [
@@ -63,8 +68,11 @@ class FunctionHandlers:
         self, request: api_pb2.FunctionBindParamsRequest, caller: Caller
     ) -> api_pb2.FunctionBindParamsResponse:
         base, options = self._function(request.function_id), request.function_options
-        if options.HasField("timeout_secs"):
-            _check_timeout(options.timeout_secs)
+        # The same variant for the same options: its idle containers are reused.
+        key = base.id, options.SerializeToString(deterministic=True)
+        if key in self._variants:
+            known = self._variants[key]
+            return api_pb2.FunctionBindParamsResponse(bound_function_id=known.id, handle_metadata=base.handle)
         variant = Function(
             id=new_id("fu"),
             app=base.app,
@@ -73,7 +81,8 @@ class FunctionHandlers:
             base=base,
             options=self._named(options),
         )
-        self._state.functions[variant.id] = variant
+        _check(variant.definitions[0])
+        self._state.functions[variant.id] = self._variants[key] = variant
         return api_pb2.FunctionBindParamsResponse(bound_function_id=variant.id, handle_metadata=base.handle)
 
     def spec(self, function: Function) -> FunctionSpec:
@@ -189,8 +198,27 @@ def _range(request: Any, limit: Any) -> Any:
     return (request, limit) if limit else (request or None)
 
 
-def _check_timeout(seconds: int) -> None:
-    if not 1 <= seconds <= LONGEST_TIMEOUT:
-        raise GRPCError(
-            Status.INVALID_ARGUMENT, f"timeout must be between 1 and {LONGEST_TIMEOUT} seconds, not {seconds}"
-        )
+def _check(definition: api_pb2.Function) -> None:
+    """Refuse what Modal does not offer.
+
+    Raises:
+        GRPCError: INVALID_ARGUMENT, with the first fault.
+    """
+    resources, placement = definition.resources, definition.scheduler_placement
+    cores = max(resources.milli_cpu, resources.milli_cpu_max) / 1000
+    memory = max(resources.memory_mb, resources.memory_mb_max)
+    unknown = [region for region in placement.regions if region.split("-")[0] not in REGIONS]
+    faults = {
+        f"timeout must be between 1 and {LONGEST_TIMEOUT} seconds": not (
+            1 <= definition.timeout_secs <= LONGEST_TIMEOUT
+        ),
+        f"CPU must be at most {MOST_CORES} cores, not {cores}": cores > MOST_CORES,
+        f"memory must be at most {MOST_MEMORY} MiB, not {memory}": memory > MOST_MEMORY,
+        f"retries must be at most {MOST_RETRIES}": definition.retry_policy.retries > MOST_RETRIES,
+        f"no such region: {unknown}": bool(unknown),
+        "nonpreemptible is not supported for GPU Functions": placement.nonpreemptible
+        and resources.gpu_config.count > 0,
+    }
+    for fault, is_so in faults.items():
+        if is_so:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"{definition.function_name}: {fault}")

@@ -16,8 +16,9 @@ from grpclib.server import Server
 from modal_plane.apps import AppHandlers
 from modal_plane.blobs import Blobs
 from modal_plane.calls import Calls
-from modal_plane.client import Client, Done, client_environment
+from modal_plane.client import Client, Done, bare_python, client_environment
 from modal_plane.containers import Containers
+from modal_plane.dicts import DictHandlers
 from modal_plane.functions import FunctionHandlers
 from modal_plane.objects import ObjectHandlers
 from modal_plane.servicer import Servicer
@@ -49,6 +50,7 @@ class ControlPlane:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.resolve()
         self._connections = self._folder / "connections"
+        self._python = self._folder / "client" / "bin" / "python"
         self._container_env = dict(container_env or {})
         self._grace = grace
         self._state = State(self._folder, dict(secrets or {}))
@@ -102,7 +104,9 @@ class ControlPlane:
             "MODAL_CONFIG_PATH": str(self._folder / "no-modal.toml"),
         }
         output = self._folder / f"client-{len(self._clients)}"
-        self._clients.append(Client(arguments, cwd, environment, output))
+        if not self._python.exists():
+            bare_python(self._python.parent.parent)
+        self._clients.append(Client(arguments, cwd, environment, output, self._python))
         return self._clients[-1]
 
     @property
@@ -175,6 +179,10 @@ class ControlPlane:
         self._loop.call_soon_threadsafe(container.kill)
         self._run(container.gone.wait())
 
+    def expire(self, call: Call) -> None:
+        """Forget the results of the call."""
+        self._calls.expire(call.function_call_id)
+
     def wait_for(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
         """The first true value of the condition.
 
@@ -196,7 +204,7 @@ class ControlPlane:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         state = self._state
-        blobs = Blobs(state.contents, lambda volume, path: state.volume_of(volume).places(path)[0])
+        blobs = Blobs(state.contents, lambda volume, path: state.volume_of(volume).place(path))
         await blobs.start()
         own = self._container_env | self._addresses()
         own["PYTHONPATH"] = _joined(CONNECTIONS, own.get("PYTHONPATH"))
@@ -206,7 +214,8 @@ class ControlPlane:
         self._apps = AppHandlers(state, self._calls, self._containers)
         volumes = VolumeHandlers(state, blobs, self._containers)
         objects = ObjectHandlers(state, blobs)
-        handlers = [self._apps, self._calls, self._containers, self._functions, volumes, objects, blobs]
+        tables = (volumes, DictHandlers(state), objects, blobs)
+        handlers = [self._apps, self._calls, self._containers, self._functions, *tables]
         self._blobs = blobs
         self._server = Server([Servicer(handlers, state.requests, state.failures)])
         await self._server.start(sock=listener)

@@ -264,6 +264,8 @@ class State:
         self.secrets = secrets
         self.anonymous_secrets: dict[str, SecretUse] = {}
         self.volumes: dict[str, Volume] = {}
+        self.dicts: dict[str, dict[bytes, bytes]] = {}
+        """Serialized values by key, by the Dict's id."""
         self.mounts: dict[str, tuple[api_pb2.MountFile, ...]] = {}
         self.images: dict[str, Image] = {}
         self.built: list[Image] = []

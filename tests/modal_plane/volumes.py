@@ -1,26 +1,32 @@
-"""Volumes: folders on disk, with commits.
+"""Volumes: what is committed, and each container's own view of it.
 
-A volume is two folders. Containers work in one, whose path is the same for all of them as a mount path would
-be; clients see the other, which is what was last committed. A commit copies the first to the second, file by
-file where they differ. When a container starts and no other has the volume mounted, its folder is set back to
-the last commit: what a killed container left half-written is gone, as it is at Modal.
+A volume is a folder with the committed state, which clients see, and a folder for each container that has it
+mounted. A container's folder is the state that was committed when it started: it sees what others commit only
+after a reload, and others see its changes only after its commit, which applies what it has changed since,
+file by file, so that the last commit of a file counts. What a killed container had not committed is gone.
 
-Where this is not Modal: containers that run at the same time share one folder, so one sees the other's writes
-before the commit and without a reload. A container that starts while such writes are there would not have
-seen them at Modal: that is a bug of the app, and is recorded in `Volume.unseen`. A client's upload is in both
-folders at once.
+As at Modal, a reload is refused while a process has a file of the volume open, or works in one of its
+folders; and a commit is followed by a reload, since the server does not say that it may be left out: a commit
+with open files persists, and raises.
+
+A mount path is the same in all containers at Modal. Here it is that of a slot (`Containers`), which the next
+container gets when the one before has ended; slot 0 is `Volume.folder`.
 """
 
+import asyncio
 import contextlib
+import os
 import shutil
 import stat
+import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
+from modal._utils.name_utils import is_valid_object_name
 from modal_proto import api_pb2
 
 from modal_plane.blobs import BLOCK, Blobs
@@ -29,6 +35,9 @@ from modal_plane.servicer import Caller
 if TYPE_CHECKING:
     from modal_plane.containers import Containers
     from modal_plane.state import State
+
+Tree = dict[str, tuple[object, ...]]
+"""What tells two states of a folder apart, by relative path."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +50,13 @@ class Commit:
     """Whether it is the one that Modal's entrypoint makes when the container ends."""
 
 
-@dataclass(frozen=True)
-class Unseen:
-    """Files that a container would not have seen at Modal when it started, as no one had committed them."""
+@dataclass
+class View:
+    """A volume as one container has it."""
 
-    function: str
-    paths: tuple[str, ...]
+    folder: Path
+    base: Tree = field(default_factory=dict)
+    """The folder as it was last the same as a committed state."""
 
 
 class Volume:
@@ -56,14 +66,25 @@ class Volume:
         self.name = name
         self.id = volume_id
         self.version = version
-        self.folder = folder / name / "mounted"
+        self._slots = folder / name / "mounted"
         self._committed = folder / name / "committed"
+        self._committed.mkdir(parents=True)
         self.folder.mkdir(parents=True)
-        self._committed.mkdir()
         self.commits: list[Commit] = []
         self.reloads: list[Commit] = []
-        self.unseen: list[Unseen] = []
-        self.mounted_by: set[str] = set()
+        self.refused: list[str] = []
+        """The open file of each reload that was refused."""
+        self.views: dict[str, View] = {}
+        self.open = threading.Event()
+        """Cleared by a test, commits wait."""
+        self.open.set()
+        self.waiting = 0
+        """How many commits do."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the container in slot 0 has the volume, or the last one there had it."""
+        return self._slots / "0"
 
     def committed(self) -> Path:
         """The folder with the last committed state: what a client sees, and a new container finds."""
@@ -71,36 +92,50 @@ class Volume:
 
     def put(self, path: str, content: bytes) -> None:
         """Put a file there, as a client's upload does."""
-        committed, mounted = self.places(path)
-        for place in (committed, mounted):
-            place.parent.mkdir(parents=True, exist_ok=True)
-        committed.write_bytes(content)
-        # With its time, so that the two count as the same.
-        shutil.copy2(committed, mounted)
+        place = self.place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
 
     def put_folder(self, local: Path, path: str = "/") -> None:
         """Put a folder's files there."""
-        for place in self.places(path):
-            shutil.copytree(local, place, dirs_exist_ok=True)
+        shutil.copytree(local, self.place(path), dirs_exist_ok=True)
 
-    def revert_to_commit(self) -> None:
-        """Set the containers' folder back to the last committed state."""
-        mirror(self._committed, self.folder)
+    def mount(self, task_id: str, slot: int) -> Path:
+        """Give a container its view; returns its folder."""
+        view = self.views[task_id] = View(self._slots / str(slot))
+        view.folder.mkdir(parents=True, exist_ok=True)
+        mirror(self._committed, view.folder)
+        view.base = _tree(view.folder)
+        return view.folder
 
-    def commit(self) -> None:
-        """Make the containers' folder the committed state."""
-        mirror(self.folder, self._committed)
+    def commit(self, task_id: str) -> None:
+        """Apply what the container has changed since its view was last the committed state."""
+        view = self.views[task_id]
+        now = _tree(view.folder)
+        changed = {path for path in now.keys() | view.base.keys() if now.get(path) != view.base.get(path)}
+        mirror(view.folder, self._committed, changed)
+        view.base = now
 
-    def mount(self, function: str, task_id: str) -> None:
-        """A container of the function starts with it."""
-        if not self.mounted_by:
-            self.revert_to_commit()
-        elif paths := differences(self.folder, self._committed):
-            self.unseen.append(Unseen(function, paths))
-        self.mounted_by.add(task_id)
+    def reload(self, task_id: str) -> None:
+        """Bring the committed state into the container's view, next to its own changes.
 
-    def places(self, path: str) -> tuple[Path, Path]:
-        """A path in the volume: in the committed and in the containers' folder.
+        Raises:
+            GRPCError: FAILED_PRECONDITION while a process has a file of the view open.
+        """
+        view = self.views[task_id]
+        if (held := _open_file(view.folder)) is not None:
+            self.refused.append(held)
+            # Modal's words, which its client looks for.
+            raise GRPCError(
+                Status.FAILED_PRECONDITION, f"there are open files preventing the operation: {held}"
+            )
+        now, committed = _tree(view.folder), _tree(self._committed)
+        same = {path for path in now.keys() | view.base.keys() if now.get(path) == view.base.get(path)}
+        mirror(self._committed, view.folder, same | (committed.keys() - now.keys() - view.base.keys()))
+        view.base = committed
+
+    def place(self, path: str) -> Path:
+        """A path in the committed state.
 
         Raises:
             GRPCError: INVALID_ARGUMENT for a path that leaves the volume.
@@ -108,7 +143,7 @@ class Volume:
         relative = PurePosixPath(path.lstrip("/"))
         if ".." in relative.parts:
             raise GRPCError(Status.INVALID_ARGUMENT, f"{path!r} is not a path in a volume")
-        return self._committed / relative, self.folder / relative
+        return self._committed / relative
 
     def metadata(self) -> api_pb2.VolumeMetadata:
         """The description that a client gets."""
@@ -116,9 +151,24 @@ class Volume:
         return api_pb2.VolumeMetadata(version=version, name=self.name)
 
 
-def _tree(folder: Path) -> dict[str, tuple[object, ...]]:
+def _open_file(folder: Path) -> str | None:
+    """`PATH (process N)` of a file or working directory in the folder that another process has open."""
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        # A process that ends meanwhile, or another user's, has nothing open here.
+        with contextlib.suppress(OSError):
+            for link in (process / "cwd", *(process / "fd").iterdir()):
+                with contextlib.suppress(OSError):
+                    target = link.readlink()
+                    if target.is_relative_to(folder):
+                        return f"{target.relative_to(folder)} (process {process.name})"
+    return None
+
+
+def _tree(folder: Path) -> Tree:
     """Size, time and mode by relative path, of all files that do not vanish meanwhile."""
-    entries: dict[str, tuple[object, ...]] = {}
+    entries: Tree = {}
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
@@ -133,19 +183,21 @@ def _tree(folder: Path) -> dict[str, tuple[object, ...]]:
     return entries
 
 
-def differences(one: Path, other: Path) -> tuple[str, ...]:
-    """Relative paths of the files that differ between both folders, by size, time of change or mode."""
-    first, second = _tree(one), _tree(other)
-    return tuple(sorted(path for path in first.keys() | second.keys() if first.get(path) != second.get(path)))
-
-
-def mirror(source: Path, target: Path) -> None:
-    """Make `target` the same as `source`, touching only what differs."""
+def mirror(source: Path, target: Path, only: set[str] | None = None) -> None:
+    """Make `target` the same as `source` (of `only`, these paths), touching only what differs."""
     wanted, present = _tree(source), _tree(target)
+    if only is not None:
+        wanted = {path: version for path, version in wanted.items() if path in only}
+        present = {path: version for path, version in present.items() if path in only}
     for path in sorted(present, reverse=True):
         if path not in wanted or wanted[path][0] != present[path][0]:
-            _remove(target / path)
             present.pop(path)
+            if (target / path).is_dir() and not (target / path).is_symlink():
+                # Its own files were removed before it; it stays if it has others.
+                with contextlib.suppress(OSError):
+                    (target / path).rmdir()
+            else:
+                (target / path).unlink(missing_ok=True)
     for path in sorted(wanted):
         if wanted[path] == present.get(path):
             continue
@@ -153,6 +205,7 @@ def mirror(source: Path, target: Path) -> None:
             (target / path).mkdir(parents=True, exist_ok=True)
         elif wanted[path][0] in (stat.S_IFREG, stat.S_IFLNK):
             with contextlib.suppress(FileNotFoundError):
+                (target / path).parent.mkdir(parents=True, exist_ok=True)
                 (target / path).unlink(missing_ok=True)
                 shutil.copy2(source / path, target / path, follow_symlinks=False)
 
@@ -176,6 +229,8 @@ class VolumeHandlers:
         self, request: api_pb2.VolumeGetOrCreateRequest, caller: Caller
     ) -> api_pb2.VolumeGetOrCreateResponse:
         name, creation = request.deployment_name, request.object_creation_type
+        if not is_valid_object_name(name):
+            raise GRPCError(Status.INVALID_ARGUMENT, f"Invalid Volume name: {name!r}")
         if name in self._state.volumes and creation == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS:
             raise GRPCError(Status.ALREADY_EXISTS, f"Volume '{name}' already exists")
         if name not in self._state.volumes and creation == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
@@ -204,14 +259,17 @@ class VolumeHandlers:
     async def VolumeCommit(
         self, request: api_pb2.VolumeCommitRequest, caller: Caller
     ) -> api_pb2.VolumeCommitResponse:
-        volume = self._mounted(request.volume_id, caller, "commit")
-        volume.commit()
+        volume, task_id = self._mounted(request.volume_id, caller, "commit")
+        volume.waiting += 1
+        await asyncio.to_thread(volume.open.wait)
+        volume.waiting -= 1
+        await asyncio.to_thread(volume.commit, task_id)
         volume.commits.append(self._containers.event(caller))
-        # One folder for all containers: there is nothing to load after it.
-        return api_pb2.VolumeCommitResponse(skip_reload=True)
+        return api_pb2.VolumeCommitResponse(skip_reload=False)
 
     async def VolumeReload(self, request: api_pb2.VolumeReloadRequest, caller: Caller) -> Empty:
-        volume = self._mounted(request.volume_id, caller, "reload")
+        volume, task_id = self._mounted(request.volume_id, caller, "reload")
+        await asyncio.to_thread(volume.reload, task_id)
         volume.reloads.append(self._containers.event(caller))
         return Empty()
 
@@ -285,8 +343,7 @@ class VolumeHandlers:
         volume = self._state.volume_of(request.volume_id)
         if self._existing(volume, request.path).is_dir() and not request.recursive:
             raise GRPCError(Status.INVALID_ARGUMENT, f"{request.path!r} is a folder: remove it recursively")
-        for place in volume.places(request.path):
-            _remove(place)
+        _remove(volume.place(request.path))
         return Empty()
 
     async def VolumeRemoveFile2(self, request: api_pb2.VolumeRemoveFile2Request, caller: Caller) -> Empty:
@@ -298,23 +355,24 @@ class VolumeHandlers:
         shutil.rmtree(volume.folder.parent)
         return Empty()
 
-    def _mounted(self, volume_id: str, caller: Caller, action: str) -> Volume:
-        volume = self._state.volume_of(volume_id)
-        if caller.task_id is None or caller.task_id not in volume.mounted_by:
+    def _mounted(self, volume_id: str, caller: Caller, action: str) -> tuple[Volume, str]:
+        """The volume, and the id of the container that has it mounted."""
+        volume, task_id = self._state.volume_of(volume_id), caller.task_id or ""
+        if task_id not in volume.views:
             raise GRPCError(
                 Status.FAILED_PRECONDITION,
                 f"Volume '{volume.name}': {action} works only in a container that has the volume mounted",
             )
-        return volume
+        return volume, task_id
 
     def _existing(self, volume: Volume, path: str) -> Path:
-        place, _ = volume.places(path)
+        place = volume.place(path)
         if not place.exists():
             raise GRPCError(Status.NOT_FOUND, f"No such file or directory in volume '{volume.name}': {path}")
         return place
 
     def _refuse_overwriting(self, volume: Volume, paths: list[str], refuse: bool) -> None:
-        present = [path for path in paths if volume.places(path)[0].exists()]
+        present = [path for path in paths if volume.place(path).exists()]
         if refuse and present:
             raise GRPCError(Status.ALREADY_EXISTS, f"{present[0]}: already exists in volume '{volume.name}'")
 

@@ -103,7 +103,30 @@ def waits(name: str) -> str:
     print("waiting", flush=True)
     while not Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"], name).exists():
         time.sleep(0.05)
+        checkpoints.reload()
     return name
+
+
+@app.function(image=image, volumes={"/checkpoints": checkpoints})
+def holds() -> dict:
+    """Commits while it has a file open, then without; with the process and what was there at the start."""
+    folder = Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"])
+    found = sorted(os.listdir(folder))
+    with (folder / f"held{len(found)}").open("w") as file:
+        file.write("x")
+        file.flush()
+        try:
+            checkpoints.commit()
+            refused = ""
+        except RuntimeError as error:
+            refused = str(error)
+    checkpoints.commit()
+    return {"process": os.getpid(), "found": found, "refused": refused}
+
+
+@app.function(image=image, cpu=0.25, nonpreemptible=True)
+def fixed() -> None:
+    pass
 
 
 @app.local_entrypoint()
@@ -153,6 +176,36 @@ def run_failures() -> None:
 
 def run_answered() -> None:
     print("doubled", list(double.map([1, 2, 3])))
+
+
+def run_holds() -> None:
+    spawned = []
+    for _ in range(2):
+        spawned.append(holds.spawn())
+        print("held", json.dumps(spawned[-1].get()))
+    print("asked", spawned[0].object_id, flush=True)
+    while not Path("go").exists():
+        time.sleep(0.05)
+    try:
+        spawned[0].get(timeout=0)
+    except modal.exception.OutputExpiredError:
+        print("expired")
+
+
+def run_beyond() -> None:
+    for options in ({"cpu": 400}, {"memory": 10**6}, {"region": "moon"}, {"retries": 11}, {"timeout": 90000}):
+        try:
+            echo.with_options(**options).remote(b"")
+        except modal.exception.InvalidError as error:
+            print("refused", error)
+    try:
+        fixed.with_options(gpu="T4").remote()
+    except modal.exception.InvalidError as error:
+        print("refused", error)
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        print("bare", error)
 
 
 def run_writes() -> None:

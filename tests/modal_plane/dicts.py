@@ -1,0 +1,59 @@
+"""Handlers of Dicts: named tables that clients and containers share; a key can be written once only."""
+
+from collections.abc import AsyncIterator
+
+from google.protobuf.empty_pb2 import Empty
+from grpclib import GRPCError, Status
+from modal._utils.name_utils import is_valid_object_name
+from modal_proto import api_pb2
+
+from modal_plane.servicer import Caller
+from modal_plane.state import State, content_id
+
+
+class DictHandlers:
+    """Handlers of Dicts. Their entries do not expire here; at Modal they do a week after their last use."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def DictGetOrCreate(
+        self, request: api_pb2.DictGetOrCreateRequest, caller: Caller
+    ) -> api_pb2.DictGetOrCreateResponse:
+        name = request.deployment_name
+        if not is_valid_object_name(name):
+            raise GRPCError(Status.INVALID_ARGUMENT, f"Invalid Dict name: {name!r}")
+        dict_id = content_id("di", name.encode())
+        if request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
+            self._entries(dict_id)
+        self._state.dicts.setdefault(dict_id, {})
+        return api_pb2.DictGetOrCreateResponse(dict_id=dict_id, metadata=api_pb2.DictMetadata(name=name))
+
+    async def DictUpdate(
+        self, request: api_pb2.DictUpdateRequest, caller: Caller
+    ) -> api_pb2.DictUpdateResponse:
+        entries = self._entries(request.dict_id)
+        new = {item.key: item.value for item in request.updates}
+        created = not new.keys() & entries.keys()
+        if created or not request.if_not_exists:
+            entries |= new
+        return api_pb2.DictUpdateResponse(created=created)
+
+    async def DictGet(self, request: api_pb2.DictGetRequest, caller: Caller) -> api_pb2.DictGetResponse:
+        value = self._entries(request.dict_id).get(request.key)
+        return api_pb2.DictGetResponse(found=value is not None, value=value)
+
+    async def DictClear(self, request: api_pb2.DictClearRequest, caller: Caller) -> Empty:
+        self._entries(request.dict_id).clear()
+        return Empty()
+
+    async def DictContents(
+        self, request: api_pb2.DictContentsRequest, caller: Caller
+    ) -> AsyncIterator[api_pb2.DictEntry]:
+        for key, value in list(self._entries(request.dict_id).items()):
+            yield api_pb2.DictEntry(key=key, value=value)
+
+    def _entries(self, dict_id: str) -> dict[bytes, bytes]:
+        if dict_id not in self._state.dicts:
+            raise GRPCError(Status.NOT_FOUND, f"Dict {dict_id} not found")
+        return self._state.dicts[dict_id]
