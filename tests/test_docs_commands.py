@@ -1,0 +1,118 @@
+"""Every command line that the README, the docs and the guides give: it is understood, and reaches what it names.
+
+The first tier resolves each; the second composes and preflights each for real, and runs those of `modal` by
+the unmodified client, whose preflight is the real one here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documented import Line, lines
+from modal_checkout import make_checkout
+from modal_plane import ControlPlane
+
+from launch.actions import find_action
+from launch.arguments import parse, parse_function, words_of_modal_run
+from launch.known_keys import check_keys
+from launch.request import Request, resolve
+from pipeline.cli import COMMANDS
+from pipeline.commands.preflight import run_preflight
+from pipeline.loop.preflight import preflight_stage
+from pipeline.preflight.run import STAGES
+
+MODAL, DRZERO = lines("modal"), lines("drzero")
+BY_CLIENT = ("upload", "download", "logs")
+COMPOSED = (*(stage.replace("_", "-") for stage in STAGES), "evolve")
+REFUSED = "+actor_rollout_ref.actor.micro_batch_size_per_gpu=2"
+"""The README shows how this one is refused."""
+FINISHED = {"state": "finished", "message": "done", "usd": 0.0, "next": None}
+
+
+def request_of(line: Line) -> Request:
+    words = words_of_modal_run(line.words, "modal_train.py")
+    parsed = parse(words) if words is not None else parse_function(line.words, "modal_train.py")
+    assert parsed is not None
+    return resolve(parsed)
+
+
+def on_volumes(words: list[str]) -> list[str]:
+    """The words with the folders of volumes that are not here, as a container of another machine has them."""
+    return [
+        word.format(corpus="/volume", checkpoints="/volume") if "paths." in word else word for word in words
+    ]
+
+
+def test_the_command_lines_are_found() -> None:
+    assert len(MODAL) > 20 and len(DRZERO) > 20
+    assert {line.words[1] for line in DRZERO} <= {*COMMANDS, "--help"}
+
+
+@pytest.mark.parametrize("line", MODAL, ids=lambda line: line.text)
+def test_a_line_for_modal_is_a_launch(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    assert find_action(request_of(line).action)
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in DRZERO if REFUSED not in line.words], ids=lambda line: line.text
+)
+def test_a_line_for_the_command_line_names_a_command_and_keys_that_exist(line: Line) -> None:
+    check_keys([word for word in line.words[2:] if "=" in word])
+
+
+@pytest.mark.slow("a second per config of veRL's")
+@pytest.mark.parametrize(
+    "line", [line for line in DRZERO if line.words[1] in COMPOSED], ids=lambda line: line.text
+)
+def test_a_stage_as_the_docs_type_it_composes_and_is_preflighted(line: Line, tmp_path: Path) -> None:
+    words = [f"paths.corpus={tmp_path}", f"paths.checkpoints={tmp_path}", *line.words[2:]]
+    reports = preflight_stage(line.words[1], words)
+    refused = [report for report in reports if report.machine is None and report.findings]
+    assert [report.findings[0].key for report in refused] == [REFUSED[1:-2]] * (REFUSED in line.words)
+
+
+@pytest.mark.slow("two seconds per line, for the client's process")
+class TestOnThePlane:
+    @pytest.fixture(scope="class")
+    def checkout(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
+        (folder / "papers.jsonl").write_text('{"text": "A paper."}\n')
+        return folder
+
+    @pytest.fixture(scope="class")
+    def plane(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+        def ask(module: str, words: list[str]) -> int:
+            return run_preflight(on_volumes(words[1:])) if words[:1] == ["preflight"] else 0
+
+        with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
+            plane.answer("ask", ask)
+            plane.answer("check_gpu_image", lambda: 0)
+            plane.answer("cpu_stage", lambda request: FINISHED)
+            plane.answer("gpu_stage", lambda request: FINISHED)
+            yield plane
+
+    @pytest.mark.parametrize("line", MODAL, ids=lambda line: line.text)
+    def test_a_line_passes_preflight_and_reaches_its_function(
+        self, plane: ControlPlane, checkout: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(checkout)
+        request = request_of(line)
+        env = {"PYTHONPATH": str(checkout), "EXPERIMENTER": "", "EXPERIMENT_NAME": ""} | line.env
+        done = plane.modal(*line.words[1:], cwd=checkout, env=env, seconds=300)
+        assert done.code == 0, done.stdout + done.stderr
+        calls = [call for call in plane.calls if call.app_id == plane.app.id]
+        if request.action in BY_CLIENT:
+            assert not calls
+            return
+        last: Any = calls[-1]
+        if not find_action(request.action).is_job:
+            assert last.function == "ask"
+            return
+        machine = request.compute
+        assert last.function == ("gpu_stage" if machine.type else "cpu_stage")
+        assert last.args[0].command == request.command
+        assert last.spec.gpu == ((machine.type, machine.count) if machine.type else None)
