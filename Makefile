@@ -8,7 +8,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-slow test-all lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
-        check-services flow-test status diagnose chaos chaos-ops compat serve-search clean
+        check-services flow-test status diagnose chaos chaos-ops compat image-proof serve-search clean
 
 help: ## Show these verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,9 @@ chaos-ops: setup ## Break a run's parts one by one, and check what the watchdog 
 compat: setup ## The pinned SGLang and the images' versions against the package index (downloads 6 MB)
 	DRZERO_COMPAT=1 $(BIN)/python -m pytest -q tests/compat $(ARGS)
 	$(BIN)/python -m launch.image.check
+
+image-proof: setup ## The GPU image's packages, installed and imported without a GPU (9 GB): ARGS="--python PATH"
+	$(BIN)/python -m launch.image.proof $(ARGS)
 
 serve-search: setup ## The retrieval service alone: ARGS="chroma.path=my/chromadb"
 	$(BIN)/drzero serve-search $(ARGS)

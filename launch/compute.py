@@ -5,7 +5,7 @@
     compute.overrides()         # for the stage: compute=8xh100 compute.type=H200 …
 
 The same numbers go to Modal and, as overrides, to the stage's own config, so that preflight checks the
-requested machine. Any GPU type that pipeline/rates.py has a price for is allowed, in any count.
+requested machine. Any GPU type that pipeline/rates.py has a price for is allowed if the image fits it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from launch.errors import LaunchError, nearest
+from launch.image.pins import NEWER_CUDA, SGLANG_IMAGE
 from pipeline.rates import GPUS, usd_per_hour
 
 CONFIG = Path(__file__).resolve().parent.parent / "config"
@@ -171,6 +172,10 @@ def _known_type(name: str) -> str:
     return by_name[name.lower()]
 
 
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
 def _checked(compute: Compute) -> Compute:
     for key, (kinds, what) in _KEYS.items():
         value = getattr(compute, key)
@@ -179,7 +184,11 @@ def _checked(compute: Compute) -> Compute:
     if compute.type is not None:
         compute = dataclasses.replace(compute, type=_known_type(str(compute.type)))
     gpu, count, most = compute.type, compute.count, MODAL_GPUS.get(compute.type or "", 8)
+    cuda = NEWER_CUDA.get(gpu or "")
     faults = {
+        f"type is {gpu}, for which Modal wants CUDA {cuda}, and the image has {SGLANG_IMAGE.cuda}: choose "
+        "B200, or another SGLANG_IMAGE in launch/image/pins.py": cuda
+        and _version(cuda) > _version(SGLANG_IMAGE.cuda),
         f"count is {count}: a machine on Modal has 1 to {most} of {gpu}": gpu and not 1 <= count <= most,
         f"count is {count} and type is not set: choose one of {', '.join(GPUS)}": count and not gpu,
         f"timeout is {compute.timeout}: Modal ends a call after 1 to {MODAL_LIMIT_S} seconds; a longer run "

@@ -1,14 +1,18 @@
 """The machine of a launch: files, changes, and the same numbers for Modal and for the stage."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.compute import compute_names, for_gpus, load_compute
 from launch.errors import LaunchError
+from launch.image.pins import NEWER_CUDA
 from pipeline.compose import compose_stage
 from pipeline.rates import GPUS
 
+FITTING = sorted(GPUS.keys() - NEWER_CUDA)
 ASKED = ("8xh100", "4xa100-80gb", "single_h100", "a100-40gb", "a10g", "t4", "cpu")
 
 
@@ -50,7 +54,13 @@ def test_changed_values_reach_the_stages_config():
     assert config.solver.tp_size * config.solver.dp_size == 4
 
 
-@given(type_=st.sampled_from(sorted(GPUS)), count=st.integers(1, 4), start=st.sampled_from(ASKED))
+@pytest.mark.parametrize("type_", NEWER_CUDA)
+def test_a_gpu_for_which_the_images_cuda_is_too_old_is_refused(type_):
+    with pytest.raises(LaunchError, match=re.escape(f"type is {type_}, for which Modal wants CUDA 13.1")):
+        for_gpus(load_compute("8xh100"), type_.lower(), 1)
+
+
+@given(type_=st.sampled_from(FITTING), count=st.integers(1, 4), start=st.sampled_from(ASKED))
 def test_any_type_in_any_count_can_be_requested(type_, count, start):
     compute = for_gpus(load_compute(start), type_, count)
     assert compute.modal_options()["gpu"] == f"{type_}:{count}"

@@ -1,10 +1,14 @@
 """The images: their table of versions, their layers as the client sends them, and what is sent with them."""
 
+import base64
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,7 +23,16 @@ from modal_plane.state import FunctionSpec
 from packaging.requirements import Requirement
 
 from launch.errors import LaunchError
-from launch.image.check import VersionConflict, check_cpu_pins, check_gpu_pins, incompatible, resolve
+from launch.image import container_check
+from launch.image.check import (
+    VersionConflict,
+    check_cpu_pins,
+    check_gpu_pins,
+    imported_versions,
+    incompatible,
+    overwritten,
+    resolve,
+)
 from launch.image.image import SOURCE, ImageExtras, gpu_image, leave_out
 from launch.image.pins import (
     ADDED,
@@ -44,7 +57,7 @@ PYTHON = SGLANG_IMAGE.python
 def test_the_images_have_the_versions_that_the_tests_run_with_but_for_torch_and_setuptools() -> None:
     tested = pinned_versions()
     differ = {name for name, version in {**CPU_PINS, **GPU_PINS}.items() if tested.get(name) != version}
-    assert differ == {"setuptools", "sglang", "torch"}
+    assert differ == {"kernels", "setuptools", "sglang", "torch"}
 
 
 def test_nothing_is_both_added_and_brought() -> None:
@@ -248,6 +261,17 @@ def test_verls_own_extra_for_sglang_has_the_images_versions() -> None:
     assert not [each for each in shared if not each.specifier.contains(GPU_PINS[each.name])]
 
 
+def test_kernels_is_one_that_transformers_can_be_imported_with() -> None:
+    """transformers declares it in an extra, and imports whatever version is there."""
+    demands = [Requirement(line) for line in metadata.requires("transformers") or ()]
+    (wants,) = (
+        each
+        for each in demands
+        if each.name == "kernels" and each.marker and each.marker.evaluate({"extra": "kernels"})
+    )
+    assert wants.specifier.contains(GPU_PINS["kernels"])
+
+
 @pytest.mark.parametrize(
     ("line", "accepted"),
     [
@@ -266,6 +290,85 @@ def test_verls_own_extra_for_sglang_has_the_images_versions() -> None:
 def test_what_uv_reports_in_a_container_is_an_error_unless_accepted(line: str, accepted: bool) -> None:
     versions = {"transformers": "5.9.0", "numpy": "2.3.5", "tensordict": "0.10.0"}
     assert (incompatible([line], versions) == []) == accepted
+
+
+def install(folder: Path, name: str, version: str, **files: str) -> str:
+    """A distribution in a folder, with a RECORD of its files; returns the folder."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.3\nName: {name}\nVersion: {version}\n")
+    record = ""
+    for path, text in files.items():
+        (folder / path).write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        record += f"{path},sha256={digest},{len(text)}\n"
+    (about / "RECORD").write_text(record)
+    return str(folder)
+
+
+def test_of_two_versions_on_the_path_the_one_that_python_imports_counts(tmp_path: Path) -> None:
+    """A distribution's packages come after ours: a Debian image has an old cryptography."""
+    ours, debians = install(tmp_path / "a", "six", "1.17.0"), install(tmp_path / "b", "six", "1.16.0")
+    install(tmp_path / "b", "PyYAML", "6.0")
+    assert imported_versions([ours, debians]) == {"six": "1.17.0", "pyyaml": "6.0"}
+    assert imported_versions([debians, ours])["six"] == "1.16.0"
+
+
+def test_files_that_another_package_has_overwritten_are_reported(tmp_path: Path) -> None:
+    site = install(tmp_path, "flash-attn-4", "4.0.0b15", cute="new", interface="new", mask="new")
+    assert overwritten("flash-attn-4", [site]) == []
+    (tmp_path / "cute").write_text("old")
+    (tmp_path / "mask").unlink()
+    (problem,) = overwritten("flash-attn-4", [site])
+    assert problem.startswith(
+        "2 files of flash-attn-4 4.0.0b15 were overwritten by another package (cute, …)"
+    )
+    assert overwritten("flash-attn-4", [str(tmp_path / "empty")]) == ["flash-attn-4 is not installed"]
+
+
+def test_an_sglang_that_cannot_be_imported_fails_the_check_of_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("raise ValueError('a revision must be specified')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(container_check, "_MODULES", ())
+    server = "import sglang.srt.entrypoints.http_server"
+    line = next(each for each in container_check._results("gpu") if each[1].startswith(server))
+    assert line == (True, f"{server}: ValueError: a revision must be specified")
+
+
+KERNELS = "int cuMemMap(void); int kernel(void) { return cuMemMap(); }"
+LOAD = """
+import ctypes, sys
+from launch.image.cuda_stand_in import load_stand_in
+kernels = sys.argv[1]
+try:
+    ctypes.CDLL(kernels)
+except OSError:
+    print(load_stand_in(), ctypes.CDLL(kernels).kernel())
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_kernels_that_are_linked_against_a_driver_load_without_one(tmp_path: Path) -> None:
+    site = Path(install(tmp_path, "sglang-kernel", "1.0", **{"kernels.so": ""}))
+    install(tmp_path, "torch-memory-saver", "1.0")
+    with tempfile.TemporaryDirectory() as elsewhere:
+        driver = Path(elsewhere) / "libcuda.so.1"
+        compile_library(driver, "int cuMemMap(void) { return 0; }", "-Wl,-soname,libcuda.so.1")
+        compile_library(site / "kernels.so", KERNELS, str(driver))
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(site / "kernels.so")],
+        **{"env": os.environ | {"PYTHONPATH": f"{ROOT}:{site}"}, "capture_output": True, "text": True},
+        check=False,
+    )
+    assert done.stdout == "1 100\n", done.stderr
+
+
+def compile_library(path: Path, source: str, *options: str) -> None:
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", *options, "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
 
 
 def test_without_a_package_index_the_check_says_so(tmp_path: Path) -> None:
@@ -340,9 +443,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plane(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
-        _launch(plane, checkout)
-        yield plane
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("modal_plane.apps.BUILDER_VERSION", "2024.10")  # of an old workspace
+        with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
+            _launch(plane, checkout)
+            yield plane
 
 
 def _launch(plane: ControlPlane, checkout: Path) -> None:
@@ -373,7 +478,7 @@ def test_its_layers_go_from_what_changes_least_to_what_changes_most(plane: Contr
         "flash-attn @",
         "verl==",
         "graphviz",
-        "pip freeze",
+        "--exclude-editable",
         "sympy==",
         "ENV HF_HOME",
     )
@@ -384,9 +489,20 @@ def test_its_layers_go_from_what_changes_least_to_what_changes_most(plane: Contr
 def test_flash_attn_is_one_wheel_by_its_hash_and_nothing_is_built_from_source(plane: ControlPlane) -> None:
     spec, wheel = plane.functions["gpu"], flash_attn_wheel()
     assert wheel is not None
-    (install,) = (command for command in installs(spec) if "flash-attn" in command)
+    (install,) = (command for command in installs(spec) if "flash-attn @" in command)
     assert f"{wheel.url}#sha256={wheel.sha256}" in install
     assert not [command for command in runs(spec) if "--no-build-isolation" in command or "git+" in command]
+
+
+def test_sglangs_own_flash_attn_4_is_put_back_over_the_wheels_files(plane: ControlPlane) -> None:
+    first, *rest = (command for command in installs(plane.functions["gpu"]))
+    assert "flash-attn @" in first and "--reinstall" in rest[0] and "flash-attn-4" in rest[0]
+    assert "kernels==" in rest[1]
+
+
+def test_an_old_workspaces_image_builder_puts_nothing_over_sglangs_packages(plane: ControlPlane) -> None:
+    for spec in plane.functions.values():
+        assert not [command for command in spec.image.commands if "requirements" in command]
 
 
 def test_our_installations_bring_nothing_else_and_never_torch(plane: ControlPlane) -> None:

@@ -13,12 +13,14 @@ Exit code 0: all agrees. 1: something does not. 2: the package index cannot be r
 """
 
 import argparse
+import base64
+import hashlib
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from launch.image.pins import (
     ADDED,
     CPU_PINS,
     DATA_ONLY,
+    GPU_ONLY,
     GPU_PINS,
     OVERRIDES,
     SGLANG_IMAGE,
@@ -129,7 +132,7 @@ def check_installed(image: str) -> list[str]:
     from verl_ext.sglang.compat import refusal
 
     pins = GPU_PINS if image == "gpu" else CPU_PINS
-    versions = {normalised(each.metadata["Name"]): each.version for each in metadata.distributions()}
+    versions = imported_versions()
     problems = [
         f"launch/image/pins.py wants {name}=={version}, installed is {versions.get(name, 'nothing')}"
         for name, version in pins.items()
@@ -144,8 +147,38 @@ def check_installed(image: str) -> list[str]:
     command = [*_uv(), "pip", "check", "--python", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     problems += incompatible((done.stdout + done.stderr).splitlines(), versions)
-    lacks = refusal() if image == "gpu" else None
-    return [*problems, lacks] if lacks else problems
+    if image == "gpu":
+        problems += [*overwritten("flash-attn-4"), *filter(None, [refusal()])]
+    return problems
+
+
+def imported_versions(path: Sequence[str] = sys.path) -> dict[str, str]:
+    """By package the version that Python imports: of several on the path the first."""
+    versions: dict[str, str] = {}
+    for each in metadata.distributions(path=list(path)):
+        versions.setdefault(normalised(each.metadata["Name"] or ""), each.version)
+    return versions
+
+
+def overwritten(package: str, path: Sequence[str] = sys.path) -> list[str]:
+    """One line if files of a package are not those that it came with; another package has brought its own."""
+    found = next(iter(metadata.distributions(name=package, path=list(path))), None)
+    if found is None:
+        return [f"{package} is not installed"]
+    wrong = [str(file) for file in found.files or () if file.hash and _sha256(file) != file.hash.value]
+    if not wrong:
+        return []
+    return [
+        f"{len(wrong)} files of {package} {found.version} were overwritten by another package "
+        f"({wrong[0]}, …): install it again after that one"
+    ]
+
+
+def _sha256(file: metadata.PackagePath) -> str:
+    """As a RECORD has it; empty for a file that is gone."""
+    if not (path := Path(str(file.locate()))).is_file():
+        return ""
+    return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
 
 
 def incompatible(lines: Iterable[str], versions: Mapping[str, str]) -> list[str]:
@@ -171,7 +204,7 @@ def _is_accepted(match: re.Match[str], versions: Mapping[str, str]) -> bool:
         # What SGLang needs for itself is in its image or not needed; a file is used without its library.
         return package in SGLANG_IMAGE.packages or package in DATA_ONLY
     # Versions that SGLang's own image combines, and that we did not change.
-    return package in SGLANG_IMAGE.packages and name not in ADDED
+    return package in SGLANG_IMAGE.packages and name not in (*ADDED, *GPU_ONLY)
 
 
 def main(arguments: list[str]) -> int:

@@ -4,7 +4,8 @@
 
 Checks imports, installed versions against the pins, SGLang against what a run needs of it, every stage's
 config, write access to the volumes, and which secrets are set (never their values). One line each; exit code
-1 if something is wrong. The GPU image is checked on a machine without a GPU.
+1 if something is wrong. The GPU image is checked on a machine without a GPU, SGLang's servers with a stand-in
+for the driver's library (launch/image/cuda_stand_in.py).
 """
 
 import importlib
@@ -13,8 +14,10 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 
 from launch.image.check import main as check_versions
+from launch.image.cuda_stand_in import load_stand_in
 from launch.secrets import NAMED
 from launch.volumes import MOUNTS, place
 
@@ -23,6 +26,11 @@ _MODULES = (
     *("verl_ext.plugin", "verl_ext.trainer.trainers", "verl_ext.rewards", "verl_ext.sglang.compat"),
     *("search.server", "pipeline.stages.training", "data.parquet_io", "ops.services.services"),
 )
+_OF_GPU_IMAGE = (
+    "sglang.srt.entrypoints.http_server",
+    "verl.workers.rollout.sglang_rollout.async_sglang_server",
+)
+"""The solver's server, and the rollout's."""
 _STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate")
 
 
@@ -30,20 +38,24 @@ def main(image: str) -> int:
     """Print a line for each check; 1 if one has failed."""
     # Prints its own lines, with what SGLang lacks.
     failed = int(bool(check_versions(["--installed", image])))
-    for problem, line in _results():
+    for problem, line in _results(image):
         failed += problem
         print(f"{'ERROR' if problem else 'ok':<6}{line}", flush=True)
     print(f"container check: {f'{failed} of them failed' if failed else 'nothing wrong'}")
     return 1 if failed else 0
 
 
-def _results() -> Iterator[tuple[bool, str]]:
+def _results(image: str) -> Iterator[tuple[bool, str]]:
     """Whether a check has failed, and its line, of each check."""
     from pipeline.compose import compose_stage
 
-    for name in _MODULES:
-        problem = _problem(partial(importlib.import_module, name))
-        yield problem is not None, f"import {name}{f': {problem}' if problem else ''}"
+    yield from map(_import, _MODULES)
+    if image == "gpu":
+        problem = _problem(load_stand_in)
+        yield problem is not None, f"libcuda.so.1, or a stand-in{f': {problem}' if problem else ''}"
+        if find_spec("flash_attn_2_cuda"):
+            yield _import("flash_attn")
+        yield from map(_import, _OF_GPU_IMAGE)
     for stage in _STAGES:
         for compute in ("8xh100", "cpu"):
             overrides = [f"compute={compute}", f"paths.corpus={place('corpus')}"]
@@ -60,6 +72,11 @@ def _results() -> Iterator[tuple[bool, str]]:
             yield False, f"volume {MOUNTS[kind]} can be written to"
     for secret, key in NAMED.items():
         yield False, f"{key} is {'set' if os.environ.get(key) else f'not set ({secret} or .env would)'}"
+
+
+def _import(name: str) -> tuple[bool, str]:
+    problem = _problem(partial(importlib.import_module, name))
+    return problem is not None, f"import {name}{f': {problem}' if problem else ''}"
 
 
 def _problem(attempt: Callable[[], object]) -> str | None:

@@ -15,6 +15,7 @@ Imported at the client: nothing but modal, the standard library, and light modul
 """
 
 import functools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,9 @@ from launch.image.pins import (
     ADDED,
     BROUGHT,
     DATA_ONLY,
+    GPU_ONLY,
     GPU_PINS,
+    IMAGE_BUILDER,
     SGLANG_IMAGE,
     UV,
     flash_attn_wheel,
@@ -56,6 +59,8 @@ _INSTALLED = "/root/installed.txt"
 """A list of the packages installed before the user's, in the image."""
 # A download cache is useless in a layer; SGLang's image may mark its Python as externally managed.
 _UV_OPTIONS = "--no-cache --break-system-packages"
+_HERE = "--python $(command -v python)"
+os.environ["MODAL_IMAGE_BUILDER_VERSION"] = IMAGE_BUILDER  # Modal's own setting, read when it builds
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,10 @@ def gpu_image(extras: ImageExtras = ImageExtras()) -> modal.Image:
     if wheel is not None:
         # uv refuses a file with another hash.
         image = _install(image, f"flash-attn @ {wheel.url}#sha256={wheel.sha256}")
-    image = _install(image, *requirements((*ADDED, *DATA_ONLY)))
+        # Its flash_attn/cute is older than that of SGLang's flash-attn-4, which goes over it again.
+        again = f"xargs -r /.uv/uv pip install {_HERE} --no-deps {_UV_OPTIONS} --reinstall"
+        image = image.run_commands(f"/.uv/uv pip freeze {_HERE} | grep '^flash-attn-4=' | {again}")
+    image = _install(image, *requirements((*ADDED, *GPU_ONLY, *DATA_ONLY)))
     return _finished(image, extras)
 
 
@@ -115,7 +123,7 @@ def _finished(image: modal.Image, extras: ImageExtras) -> modal.Image:
                 "python -m launch.image.check"
             )
     if extras.pip:
-        freeze = "/.uv/uv pip freeze --python $(command -v python) --exclude-editable"
+        freeze = f"/.uv/uv pip freeze {_HERE} --exclude-editable"
         image = image.run_commands(f"{freeze} | grep == > {_INSTALLED}").uv_pip_install(
             *extras.pip, extra_options=f"--constraint {_INSTALLED} {_UV_OPTIONS}", uv_version=UV
         )

@@ -158,6 +158,9 @@ virtualenv wandb websocket-client websockets werkzeug wrapt yarl zipp
 ADDED = tuple(_ADDED.split())
 """Both images get these: all that this project needs and SGLang's image lacks or has in an older version."""
 
+GPU_ONLY = ("kernels",)
+"""SGLang requires it in any version; a newer one than Transformers' own extra allows ends `import sglang`."""
+
 _BROUGHT = """
 aiohappyeyeballs aiosignal annotated-doc annotated-types anyio attrs build certifi cffi
 charset-normalizer cloudpickle dill distro fastapi filelock frozenlist fsspec gguf grpcio h11 httpcore
@@ -178,10 +181,16 @@ def requirements(packages: tuple[str, ...]) -> list[str]:
 
 
 GPU_PINS = {
-    package: pinned(package, gpu=True) for package in sorted((*ADDED, *DATA_ONLY, *SGLANG_IMAGE.packages))
+    package: pinned(package, gpu=True)
+    for package in sorted((*ADDED, *GPU_ONLY, *DATA_ONLY, *SGLANG_IMAGE.packages))
 }
 """What a GPU container must have."""
 CPU_PINS = {package: pinned(package, gpu=True) for package in sorted((*ADDED, *DATA_ONLY, *BROUGHT))}
 """What a CPU container must have."""
 UV = pinned("uv")
 """The installer."""
+IMAGE_BUILDER = "2025.06"
+"""Modal's image builder, which makes the commands of a build. Those up to 2024.10 install Modal's
+dependencies, in versions of their own, over the base image's packages."""
+NEWER_CUDA = {"B300": "13.1", "B200+": "13.1"}
+"""GPUs with the CUDA that Modal wants in an image for them; for B200+ it may give a B300."""
