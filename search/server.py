@@ -43,6 +43,7 @@ from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.place import ChromaPlace, StoreError, StoreNotReady, StoreUnavailable, plain
 from search.serving.app import RetrievalApp
 from search.serving.batching import BatchLimits
+from search.serving.connections import Connection
 from search.serving.encoders import EncoderPool, PooledEmbedder
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
@@ -132,6 +133,23 @@ def _exit_in_time() -> None:
     last.start()
 
 
+def configure(app: RetrievalApp) -> uvicorn.Config:
+    """Return the HTTP server's settings."""
+    return uvicorn.Config(
+        app,
+        log_level=logging.getLogger("search").level,
+        backlog=_BACKLOG,
+        access_log=False,
+        lifespan="off",
+        http=Connection,
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(DRAIN_S) + 1,
+    )
+
+
 async def _serve(args: argparse.Namespace, token: str | None, listener: socket.socket, store: Store) -> None:
     metrics = Metrics()
     spec = EmbedderSpec(args.embedder or store.info.embedder, args.device)
@@ -145,19 +163,7 @@ async def _serve(args: argparse.Namespace, token: str | None, listener: socket.s
             log.warning(
                 "anyone who can reach %s can use it: set %s to require a token", args.host, TOKEN_VARIABLE
             )
-        config = uvicorn.Config(
-            RetrievalApp(retrieval, token, args.access_log),
-            log_level=logging.getLogger("search").level,
-            backlog=_BACKLOG,
-            access_log=False,
-            lifespan="off",
-            http="httptools",
-            ws="none",
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=round(DRAIN_S) + 1,
-        )
+        config = configure(RetrievalApp(retrieval, token, args.access_log))
         listen(listener)
         print(f"serving {store.info.documents} documents of {store.name!r} with {spec.name}", flush=True)
         try:

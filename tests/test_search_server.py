@@ -1,6 +1,7 @@
 """The retrieval server over HTTP: a real process, a real Chroma collection, the packaged embedder."""
 
 import asyncio
+import inspect
 import json
 import shutil
 import socket
@@ -8,13 +9,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 from conftest import unused_port
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,8 +39,9 @@ from search.client import SearchClient, SearchRequestError
 from search.content import record_content
 from search.embedders import Embedder
 from search.place import DATABASE_FILE, StoreError, StoreUnavailable, connect
-from search.server import bind, listen, parser
-from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, RetrievalApp
+from search.server import bind, configure, listen, parser
+from search.serving import connections
+from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, MAX_PASSAGES_HELD, RetrievalApp
 from search.serving.batching import BatchLimits
 from search.serving.encoders import EncodeFailed, EncoderDied
 from search.serving.metrics import Metrics
@@ -167,6 +170,7 @@ def test_metrics_count_requests_queries_errors_and_seconds(http: httpx.Client, u
         ('{"queries": "a"}', "Expected `array`, got `str` - at `$.queries`"),
         ('{"queries": ["\\ud800"]}', "invalid Unicode"),
         ('{"queries": ["a"', "the body is no JSON"),
+        ('{"queries": ["a"], "other": ' + "[" * 100_000, "nested too deep"),
         ("{}", "missing required field `queries`"),
     ],
 )
@@ -344,6 +348,124 @@ def test_a_long_body_is_not_read_while_the_queue_is_full(chroma: Path) -> None:
 
     answer = in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
     assert (answer.status_code, answer.headers["connection"], read) == (503, "close", 0)
+
+
+# --- connections that a client leaves hanging ---
+
+
+def http_client(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60)
+
+
+def on_loopback(chroma: Path, encoders: Any, work: Callable[[int], Coroutine[Any, Any, Any]]) -> Any:
+    """Run `work(port)` next to uvicorn with the service's settings, until every connection is closed."""
+
+    async def whole() -> Any:
+        listener = bind("127.0.0.1", 0)
+        with listener, open_collection(chroma, COLLECTION) as store:
+            retrieval = Retrieval(store, encoders, Metrics(), ServiceLimits())
+            server = uvicorn.Server(configure(RetrievalApp(retrieval)))
+            listen(listener)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            answer = await work(listener.getsockname()[1])
+            while server.server_state.connections:
+                await asyncio.sleep(0.01)
+            server.should_exit = True
+            await serving
+            await retrieval.batcher.close()
+            return answer
+
+    return asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+MOST = {"queries": ["a"] * 4096, "topk": 10}
+
+
+def request(asked: dict[str, Any]) -> bytes:
+    body = json.dumps(asked).encode()
+    return b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /retr", request({})[:-4]])
+@pytest.mark.parametrize("answers", [0, 1], ids=["first", "second"])
+def test_a_connection_whose_head_stays_incomplete_is_closed(
+    chroma: Path, sent: bytes, answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+
+    async def linger(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(answers):
+            writer.write(request({}))
+            await reader.readuntil(b"}")
+        writer.write(sent or b"\r\n" * answers)
+        with suppress(ConnectionResetError):
+            await reader.read()  # returns when the server has closed it
+        writer.close()
+
+    on_loopback(chroma, BrokenEncoders(), linger)
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut_off(
+    chroma: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_S", 0.2)
+
+    async def ask(port: int) -> None:
+        # Small, so that the answer of 7 MB does not fit into the buffers of both ends.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+        await asyncio.get_running_loop().sock_sendall(client, request(MOST))
+
+    with socket.socket() as client:
+        client.setblocking(False)
+        # Waits until the server has closed the connection.
+        on_loopback(chroma, NearEncoders(embedder), ask)
+
+
+def test_an_answer_of_many_pieces_arrives_whole(chroma: Path, embedder: Embedder) -> None:
+    async def ask(port: int) -> list[Any]:
+        async with http_client(port) as client:
+            lists: list[Any] = (await client.post("/retrieve", json=MOST)).json()["result"]
+        return lists
+
+    lists = on_loopback(chroma, NearEncoders(embedder), ask)
+    assert len(lists) == 4096
+    assert len(lists[0]) == 10 and all(each == lists[0] for each in lists)
+
+
+def test_passages_that_nobody_reads_are_bounded_and_free_again_when_their_clients_leave(
+    chroma: Path, embedder: Embedder
+) -> None:
+    async def crowd(port: int) -> list[int]:
+        clients = MAX_PASSAGES_HELD // MAX_PASSAGES
+        unread = [await asyncio.open_connection("127.0.0.1", port) for _ in range(clients)]
+        for reader, writer in unread:
+            writer.write(request(MOST))
+            await reader.readuntil(b"\r\n\r\n")  # its answer has begun
+        async with http_client(port) as client:
+            refused = await client.post("/retrieve", json={"queries": ["a"]})
+            assert f"{MAX_PASSAGES_HELD} passages are being found or sent" in refused.json()["detail"]
+            assert int(refused.headers["retry-after"]) >= 1
+            for _, writer in unread:
+                writer.transport.abort()
+            statuses = [refused.status_code]
+            while statuses[-1] == 503:
+                statuses.append((await client.post("/retrieve", json={"queries": ["a"]})).status_code)
+        return [statuses[0], statuses[-1]]
+
+    assert on_loopback(chroma, NearEncoders(embedder), crowd) == [503, 200]
+
+
+def test_uvicorn_has_no_limits_of_its_own_for_heads_and_unread_answers() -> None:
+    """As long as this holds, `search.serving.connections` is needed."""
+    limits = {name for name in inspect.signature(uvicorn.Config).parameters if name.startswith("timeout_")}
+    assert limits == {
+        "timeout_keep_alive",
+        "timeout_notify",
+        "timeout_graceful_shutdown",
+        "timeout_worker_healthcheck",
+    }
 
 
 # --- failures while serving ---

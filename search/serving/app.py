@@ -27,6 +27,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 
 from search.serving.batching import IndexUnavailable, Unavailable
+from search.serving.connections import PIECE
 from search.serving.encoders import EncodeFailed
 from search.serving.service import Retrieval
 from search.wire import MAX_TOPK, Passage, ScoredPassage
@@ -40,6 +41,9 @@ MAX_BODY_BYTES = 8 << 20
 SMALL_BODY_BYTES = 64 << 10
 # Ten per query in the largest request: an answer of some 100 MB with passages of 2 KB.
 MAX_PASSAGES = 10 * MAX_QUERIES
+# Of all requests together, from their admission to the last byte that is sent: clients that do not read hold
+# their answers in memory.
+MAX_PASSAGES_HELD = 4 * MAX_PASSAGES
 DEFAULT_TOPK = 3
 INDEX_UNAVAILABLE = 424
 """Status of `/health` while a restart of the server would not help: Failed Dependency."""
@@ -92,6 +96,7 @@ class RetrievalApp:
         self.retrieval = retrieval
         self._credentials = None if token is None else f"Bearer {token}".encode()
         self._access_log = access_log
+        self._passages_held = 0
         self._rest = _rest(retrieval, with_token=token is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,33 +142,52 @@ class RetrievalApp:
                 print(json.dumps(line), flush=True)
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send, record: dict[str, int]) -> None:
-        status, headers = 200, [(b"content-type", b"application/json")]
+        status, headers, held = 200, [(b"content-type", b"application/json")], 0
         try:
-            body = await self._answer(scope, receive, record)
-        except Refused as refusal:
-            status, body = refusal.status, msgspec.json.encode(Failure(str(refusal)))
-            headers += refusal.headers
-        if status == CLIENT_GONE:
-            record["status"] = status
-            return
-        headers.append((b"content-length", b"%d" % len(body)))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            try:
+                request = await self._receive(scope, receive)
+                topk = int(request.topk or DEFAULT_TOPK)
+                record |= {"queries": len(request.queries), "topk": topk}
+                held = self._hold(len(request.queries) * topk)
+                body = await self._answer(request, topk, receive)
+            except Refused as refusal:
+                status, body = refusal.status, msgspec.json.encode(Failure(str(refusal)))
+                headers += refusal.headers
+            if status == CLIENT_GONE:
+                record["status"] = status
+                return
+            headers.append((b"content-length", b"%d" % len(body)))
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            # Each waits until the client has read most of the one before.
+            for start in range(0, len(body), PIECE):
+                end = start + PIECE
+                more = end < len(body)
+                await send({"type": "http.response.body", "body": body[start:end], "more_body": more})
+        finally:
+            self._passages_held -= held
 
-    async def _answer(self, scope: Scope, receive: Receive, record: dict[str, int]) -> bytes:
+    def _hold(self, passages: int) -> int:
+        """Reserve room for an answer and return its size; raises Refused if it is too large, or not now."""
+        if passages > MAX_PASSAGES:
+            raise Refused(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
+        if self._passages_held + passages > MAX_PASSAGES_HELD:
+            held, retry_after_s = self._passages_held, self.retrieval.batcher.retry_after_s()
+            raise _busy(f"overloaded: {held} passages are being found or sent", retry_after_s)
+        self._passages_held += passages
+        return passages
+
+    async def _receive(self, scope: Scope, receive: Receive) -> RetrieveRequest:
         batcher = self.retrieval.batcher
         batcher.expect()
         try:
             self._admit(scope)
             if scope["method"] != "POST":
                 raise Refused(405, "only POST is answered here", (b"allow", b"POST"))
-            request = await self._read(receive)
+            return await self._read(receive)
         finally:
             batcher.arrived()
-        topk = int(request.topk or DEFAULT_TOPK)
-        record |= {"queries": len(request.queries), "topk": topk}
-        if len(request.queries) * topk > MAX_PASSAGES:
-            raise Refused(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
+
+    async def _answer(self, request: RetrieveRequest, topk: int, receive: Receive) -> bytes:
         task = asyncio.current_task()
 
         async def cancel_when_gone() -> None:
@@ -228,8 +252,9 @@ class RetrievalApp:
             return _decode(body)
         except msgspec.ValidationError as error:
             raise Refused(422, str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Refused(422, f"the body is no JSON, or holds invalid Unicode: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            what = "is no JSON, is nested too deep, or holds invalid Unicode"
+            raise Refused(422, f"the body {what}: {error}") from None
 
 
 def _busy(detail: str, retry_after_s: int, *headers: tuple[bytes, bytes]) -> Refused:
