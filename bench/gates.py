@@ -2,22 +2,26 @@
 
     python -m bench.gates
 
-Prints the table and writes it into bench/README.md. The faults are those of bench/planted_faults.py. Faults
-that no gate can see from words are planted too, marked "beyond", so that the table shows the gates' limits.
+Prints the table and writes it into bench/README.md. The faults are those of bench/planted_faults.py and
+planted_wording.py. Faults that no gate can see from words are planted too, marked "beyond", so that the table
+shows the gates' limits; bench/open_book.py measures the gate that is meant for them.
 """
 
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.machine import machine
 from bench.planted_faults import FAULTS, FILE_FAULTS, Clean, Fault, clean_pairs, damaged
-from data.demo_world import generate_world
+from bench.planted_wording import ORDINARY, WORDING_FAULTS
+from data.benchmarks import BenchmarkQuestion
+from data.demo_world import Chain, generate_world
 from data.duplicates import Embed
 from data.errors import PairingError
 from data.gates import Gates, GateSettings
@@ -29,6 +33,7 @@ from data.solver_rows import SOURCE, write_solver_split
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from verl_ext.method.prompts import solver_messages
 
+ALL_FAULTS = (*FAULTS, *WORDING_FAULTS)
 README = Path(__file__).parent / "README.md"
 TITLE = "## Gates"
 PAIRING = "pairing"
@@ -45,10 +50,15 @@ class Measured:
     caught: int
 
 
+def benchmark(chains: Sequence[Chain]) -> list[BenchmarkQuestion]:
+    """The chains as benchmark questions."""
+    return [BenchmarkQuestion("demo", each.id, each.question, (each.answer,), each.hop) for each in chains]
+
+
 def gates_for(clean: Clean, embed: Embed, cosine: float | None = None) -> Gates:
     """All gates, with the clean pairs' own questions as the benchmark."""
     settings = GateSettings(near_duplicate_cosine=cosine)
-    return Gates(settings, embed=embed, benchmark_questions=[pair.question for pair in clean.pairs])
+    return Gates(settings, embed=embed, benchmark_questions=benchmark(clean.chains))
 
 
 def count_caught(gates: Gates, gate: str, pairs: Sequence[Pair], before: Sequence[Pair]) -> int:
@@ -115,6 +125,13 @@ def false_alarms(clean: Clean, gates: Gates, foreign: Gates) -> dict[str, int]:
     return alarms
 
 
+def refused_ordinary(clean: Clean, gates: Gates) -> list[str]:
+    """The questions of `ORDINARY` that the gate integrity refuses."""
+    gate = gates.alone["integrity"]
+    pairs = [replace(clean.pairs[0], question=question, answer=answer) for question, answer in ORDINARY]
+    return [pair.question for pair in pairs if gate(pair)]
+
+
 def table(lines: Sequence[Measured], alarms: dict[str, str]) -> Iterator[str]:
     """Markdown; the first line of each gate has its false alarms."""
     yield "| gate | planted fault | planted | caught | catch rate | false alarms on clean pairs |"
@@ -142,19 +159,21 @@ def measure(per_hop: int, trials: int, seed: int) -> str:
     clean = clean_pairs(seed, per_hop)
     gates = gates_for(clean, embedder.encode_queries)
     world = generate_world(seed, "run", chains_per_hop=per_hop)
-    foreign = Gates(
-        GateSettings(near_duplicates=False), benchmark_questions=[chain.question for chain in world.chains]
-    )
-    lines = [measure_fault(fault, clean, gates, seed) for fault in FAULTS]
+    foreign = Gates(GateSettings(near_duplicates=False), benchmark_questions=benchmark(world.chains))
+    order = [*gates.alone, *gates.among]
+    by_gate = sorted(ALL_FAULTS, key=lambda fault: order.index(fault.gate))
+    lines = [measure_fault(fault, clean, gates, seed) for fault in by_gate]
     with tempfile.TemporaryDirectory() as folder:
         file_lines, file_alarms = measure_pairing(clean, Path(folder), trials, seed)
     alarms = {
         gate: f"{refused} of {len(clean.pairs)}"
         for gate, refused in false_alarms(clean, gates, foreign).items()
     } | {PAIRING: f"{file_alarms} of 1 file"}
+    refused = refused_ordinary(clean, gates)
+    alarms["integrity"] += f", {len(refused)} of {len(ORDINARY)} ordinary"
     about = (
-        f"`python -m bench.gates`: faults planted into {len(clean.pairs)} clean pairs of a demo world, "
-        f"{per_hop} of each of 1 to 4 hops (seed {seed}), and {trials} times into a written file. "
+        f"`python -m bench.gates`, {machine()}: faults planted into {len(clean.pairs)} clean pairs of a "
+        f"demo world, {per_hop} of each of 1 to 4 hops (seed {seed}), and {trials} times into a file. "
         f"Near-duplicates by {PACKAGED_EMBEDDER} from a cosine of {gates.near_duplicate_cosine:.3f}, "
         'measured on another world. "Beyond" marks faults that the gate cannot see; they are planted to show '
         "its limits."

@@ -116,7 +116,7 @@ class Fault:
         ]
 
 
-def _asking(template: str) -> Change:
+def asking(template: str) -> Change:
     """The question in a template: `q` as it is, `bare` without its mark, `low` with a small first letter."""
 
     def change(clean: Clean, i: int, rng: random.Random) -> Pair:
@@ -141,15 +141,19 @@ def _unfounded_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
 
 
 def _wrong_but_present(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    """The object of another fact of the last passage."""
+    others = other_facts(clean, i)
+    return replace(clean.pairs[i], answer=rng.choice(others)) if others else None
+
+
+def other_facts(clean: Clean, i: int) -> list[str]:
+    """The other facts of the last passage of clean pair number i, as far as its texts have them."""
     pair, chain = clean.pairs[i], clean.chains[i]
     facts = [
         clean.world.name(thing)
         for (subject, _), thing in clean.world.facts.items()
         if subject == chain.doc_ids[-1]
     ]
-    others = [name for name in facts if name != pair.answer and contains_answer(_evidence_text(pair), name)]
-    return replace(pair, answer=rng.choice(others)) if others else None
+    return [name for name in facts if name != pair.answer and contains_answer(_evidence_text(pair), name)]
 
 
 def _other_question(clean: Clean, i: int, rng: random.Random) -> Pair | None:
@@ -251,7 +255,8 @@ def _echoed_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
     )
 
 
-def _rephrased(clean: Clean, i: int, rng: random.Random) -> str | None:
+def rephrased(clean: Clean, i: int, rng: random.Random) -> str | None:
+    """The question of clean pair number i in other words; None if there are none."""
     chain = clean.chains[i]
     phrasings = {compose_question(chain.entities[0], chain.relations, rng) for _ in range(8)} - {
         chain.question
@@ -261,14 +266,14 @@ def _rephrased(clean: Clean, i: int, rng: random.Random) -> str | None:
 
 def _rephrased_of_hops(*hops: int) -> Change:
     def change(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-        question = _rephrased(clean, i, rng) if clean.pairs[i].hop in hops else None
+        question = rephrased(clean, i, rng) if clean.pairs[i].hop in hops else None
         return replace(clean.pairs[i], question=question) if question else None
 
     return change
 
 
 def _rephrased_other_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    question = _rephrased(clean, i, rng)
+    question = rephrased(clean, i, rng)
     return (
         replace(clean.pairs[i], question=question, answer=f"it is {clean.pairs[i].answer}")
         if question
@@ -332,39 +337,39 @@ FAULTS = (
     Fault("evidence", "answer only in the model's own query", _echoed_answer),
     Fault("evidence", "conversation of another prompt", _other_conversation, visible=False),
     Fault("evidence", "wrong answer from the passage", _wrong_but_present, visible=False),
-    Fault("evidence", "question of another chain", _other_question, visible=False),
+    Fault("evidence", "question of another chain", _other_question),
     Fault("hops", "one search taken out", _without_a_search),
     Fault("hops", "searches failed", _unanswered_search),
     Fault("hops", "the same search again and again", _searching(_same_search, 3)),
     Fault("hops", "all searches in one turn", _searching(_all_at_once, 3)),
     Fault("hops", "searches without results", _no_results),
     Fault("hops", "answer in the document", _answered_by_document),
-    Fault("integrity", "answer in the question", _asking("{bare}, {answer}?")),
-    Fault("integrity", "last word of the answer in the question", _part_of_answer, visible=False),
-    Fault("integrity", "statement", _asking("I wonder {bare}.")),
+    Fault("integrity", "answer in the question", asking("{bare}, {answer}?")),
+    Fault("integrity", "last word of the answer in the question", _part_of_answer),
+    Fault("integrity", "statement", asking("I wonder {bare}.")),
     Fault("integrity", "topic", _topic),
-    Fault("integrity", "exclamation", _asking("What a good question!"), visible=False),
-    Fault("integrity", "tag left over", _asking("<question>{q}")),
-    Fault("integrity", "placeholder left over", _asking("{bare} [insert name]?")),
-    Fault("integrity", "braces left over", _asking("{bare} of {{document}}?")),
-    Fault("integrity", "words of the prompt", _asking("Here is your question: {q}")),
-    Fault("integrity", "according to the document", _asking("According to the document, {low}")),
-    Fault("integrity", "mentioned in the passage", _asking("{bare} mentioned in the passage?")),
-    Fault("integrity", "as described earlier", _asking("{bare}, as described earlier?"), visible=False),
+    Fault("integrity", "exclamation", asking("What a good question!")),
+    Fault("integrity", "tag left over", asking("<question>{q}")),
+    Fault("integrity", "placeholder left over", asking("{bare} [insert name]?")),
+    Fault("integrity", "braces left over", asking("{bare} of {{document}}?")),
+    Fault("integrity", "words of the prompt", asking("Here is your question: {q}")),
+    Fault("integrity", "according to the document", asking("According to the document, {low}")),
+    Fault("integrity", "mentioned in the passage", asking("{bare} mentioned in the passage?")),
+    Fault("integrity", "as described earlier", asking("{bare}, as described earlier?")),
     Fault("integrity", "whole sentence as answer", _passage_as_answer),
     Fault("duplicates", "capitals and punctuation", _in_capitals),
-    Fault("duplicates", "articles and dots", _asking("The {low} ...")),
+    Fault("duplicates", "articles and dots", asking("The {low} ...")),
     Fault("duplicates", "another answer", _another_answer),
     Fault("near_duplicates", "rephrased, 1 hop", _rephrased_of_hops(1)),
     Fault("near_duplicates", "rephrased, 2 hops", _rephrased_of_hops(2)),
     Fault("near_duplicates", "rephrased, 3 or 4 hops", _rephrased_of_hops(3, 4)),
     Fault("near_duplicates", "misspelt", _misspelt),
-    Fault("near_duplicates", "rephrased, answer in other words", _rephrased_other_answer, visible=False),
-    Fault("contamination", "copied", _asking("{q}")),
+    Fault("near_duplicates", "rephrased, answer in other words", _rephrased_other_answer),
+    Fault("contamination", "copied", asking("{q}")),
     Fault("contamination", "capitals and punctuation", _in_capitals),
-    Fault("contamination", "words put in front", _asking("Can you tell me, {low}")),
+    Fault("contamination", "words put in front", asking("Can you tell me, {low}")),
     Fault("contamination", "one word replaced", _replaced_word),
-    Fault("contamination", "rephrased", _rephrased_of_hops(1, 2, 3, 4), visible=False),
+    Fault("contamination", "rephrased", _rephrased_of_hops(1, 2, 3, 4)),
 )
 
 

@@ -175,7 +175,12 @@ def _read_parquet(path: Path) -> Iterator[BenchmarkQuestion]:
                 f"{' or '.join(_QUESTION_COLUMNS)}, found {', '.join(sorted(names))}: {_ADVICE}"
             )
         columns = {"source": "data_source", "targets": _TARGETS, "question": question}
-        optional = {"id": "id", "hop": "extra_info.hop"}
+        optional = {
+            "id": "id",
+            "hop": "extra_info.hop",
+            "doc_ids": "doc_ids",
+            "doc_id": "extra_info.doc_id",
+        }
         columns |= {field: name for field, name in optional.items() if name in names}
         rows = (row for batch in file.iter_batches(columns=[*columns.values()]) for row in _rows(batch))
         for number, row in enumerate(rows):
@@ -205,7 +210,15 @@ def _question_of(path: Path, number: int, fields: Mapping[str, Any]) -> Benchmar
         question=fields["question"],
         targets=tuple(targets),
         hop=fields.get("hop"),
+        doc_ids=_documents(fields),
     )
+
+
+def _documents(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """The documents that a row names, in its list or, as this project's own rows, as the one."""
+    if _are_texts(fields.get("doc_ids")):
+        return tuple(fields["doc_ids"])
+    return (fields["doc_id"],) if _is_text(fields.get("doc_id")) else ()
 
 
 def _is_text(value: Any) -> bool:

@@ -86,7 +86,9 @@ def prepare_challenger_prompts(
     hop_counts = largest_remainder(rows, hop_ratio)
     sample, seen, blank = _sample(documents, rows + heldout_rows, random.Random(f"{seed}/documents"))
     if not sample:
-        raise DataError(f"the corpus {corpus_id!r} has no document with text: nothing to ask questions about")
+        raise DataError(
+            f"the corpus {corpus_id!r} has no document with text that is not held out: nothing to ask about"
+        )
 
     disjoint = len(sample) == rows + heldout_rows or 2 * heldout_rows <= len(sample)
     heldout, train = sample[:heldout_rows], sample[heldout_rows:] if disjoint else sample

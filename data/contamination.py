@@ -1,39 +1,52 @@
 """Overlap with benchmark questions: training on a copy of one would invalidate that benchmark's score.
 
-Questions are compared in SQuAD's normal form, so case, punctuation and articles make no difference.
+Words are compared in SQuAD's normal form, so case, punctuation and articles make no difference. A benchmark's
+fact in other words is recognised by its answer together with the names of its question.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from data.benchmarks import BenchmarkQuestion
+from data.leaks import words_of
 from data.pairs import Pair
+from data.wording import names_of
 from verl_ext.method.answers import normalize_answer
 
 DEFAULT_NGRAM = 8
 """Words in a row that count as copied, as in GPT-2's report. Questions are short (those of the seven
-benchmarks have about 9 to 18 words), so GPT-3's 13 would let a lightly edited copy pass, while common
-openings such as "what is the name of the person who wrote" have 7 words without articles. On the demo world,
-whose questions share a few phrasings, 8 flags one unrelated question in ten and 6 four in ten; of copies with
-one word replaced, 8 catches a third and 13 one in 25."""
+benchmarks have about 9 to 18 words), so GPT-3's 13 would let a lightly edited copy pass."""
+_COMMON_SHARE = 100
+"""A word of more than one benchmark question in so many, and of more than `_COMMON_QUESTIONS`, is common.
+A run of common words alone ("what instrument does person married to mayor of") is no copy: on the demo world,
+whose questions share a few phrasings, it flagged one unrelated question in ten."""
+_COMMON_QUESTIONS = 5
 
 
 class OverlapIndex:
-    """The runs of `ngram` words of benchmark questions."""
+    """The runs of `ngram` words of benchmark questions, and their facts."""
 
-    def __init__(self, questions: Iterable[str], ngram: int = DEFAULT_NGRAM) -> None:
+    def __init__(self, questions: Iterable[BenchmarkQuestion], ngram: int = DEFAULT_NGRAM) -> None:
         """Index the questions; `ngram` is at least 2, as one word in common proves nothing."""
         self.ngram = ngram
-        self._normal = sorted({normalize_answer(question) for question in questions} - {""})
-        self._runs: set[str] = set()
+        questions = list(questions)
+        self._normal = sorted({normalize_answer(question.question) for question in questions} - {""})
+        self._runs: dict[str, list[int]] = defaultdict(list)
         self._short: dict[int, set[str]] = defaultdict(set)  # by their number of words
         self._with_word: dict[str, list[int]] = defaultdict(list)
         for number, normal in enumerate(self._normal):
             words = normal.split()
-            self._runs.update(_runs(words, ngram))
+            for run in _runs(words, ngram):
+                self._runs[run].append(number)
             if len(words) < ngram:
                 self._short[len(words)].add(normal)
             for word in set(words):
                 self._with_word[word].append(number)
+        self._facts: dict[str, list[tuple[frozenset[str], str]]] = defaultdict(list)  # by answer
+        for question in questions:
+            names = frozenset(names_of(question.question))
+            for answer in {normalize_answer(target) for target in question.targets} - {"yes", "no"}:
+                self._facts[answer].append((names, question.question))
 
     def __len__(self) -> int:
         return len(self._normal)
@@ -41,12 +54,12 @@ class OverlapIndex:
     def overlap(self, question: str) -> str | None:
         """The words that the question shares with a benchmark question, in normal form, or None.
 
-        A question of fewer than `ngram` words, on either side, overlaps only as a whole: all of it must occur
-        in the other one.
+        At least one of them is not common, unless one of the questions is contained in the other. A question
+        of fewer than `ngram` words, on either side, overlaps only as a whole.
         """
         words = normalize_answer(question).split()
         for run in _runs(words, self.ngram):
-            if run in self._runs:
+            if run in self._runs and (self._tells(run) or self._has_whole(words, self._runs[run])):
                 return run
         for length, short_questions in self._short.items():
             for run in _runs(words, length):
@@ -58,11 +71,28 @@ class OverlapIndex:
         rarest = min((self._with_word.get(word, []) for word in words), key=len)
         return whole if any(f" {whole} " in f" {self._normal[number]} " for number in rarest) else None
 
+    def same_fact(self, question: str, answer: str) -> str | None:
+        """The benchmark question with this answer whose names all occur in the question, or None."""
+        words = set(words_of(question))
+        facts = self._facts.get(normalize_answer(answer), [])
+        return next((known for names, known in facts if names and names <= words), None)
+
+    def _tells(self, run: str) -> bool:
+        limit = max(_COMMON_QUESTIONS, len(self) // _COMMON_SHARE)
+        return any(len(self._with_word[word]) <= limit for word in run.split())
+
+    def _has_whole(self, words: list[str], numbers: Iterable[int]) -> bool:
+        text = f" {' '.join(words)} "
+        known = (f" {self._normal[number]} " for number in numbers)
+        return any(each in text or text in each for each in known)
+
 
 def contamination(pair: Pair, benchmarks: OverlapIndex) -> str | None:
-    """Gate: the question shares no run of words with a benchmark question; None passes, else the reason."""
-    shared = benchmarks.overlap(pair.question)
-    return f"contamination: a benchmark question has {shared!r} too" if shared else None
+    """Gate: neither words nor fact are those of a benchmark question; None passes, else the reason."""
+    if shared := benchmarks.overlap(pair.question):
+        return f"contamination: a benchmark question has {shared!r} too"
+    known = benchmarks.same_fact(pair.question, pair.answer)
+    return f"contamination: the benchmark question {known!r} asks for the same fact" if known else None
 
 
 def _runs(words: list[str], length: int) -> Iterator[str]:

@@ -104,9 +104,17 @@ def split_of(word: str) -> Split:
 
 
 def generate_world(
-    seed: int, split: Split = "run", *, passages: int = 240, chains_per_hop: int = 100
+    seed: int,
+    split: Split = "run",
+    *,
+    passages: int = 240,
+    chains_per_hop: int = 100,
+    chain_share: float = 1.0,
 ) -> World:
     """Build the world of one seed and split.
+
+    The facts of all chains stand in a share `chain_share` of the passages, in (0, 1], so that the others can
+    be trained on when the chains are the evaluation.
 
     Raises:
         DataError: fewer than `MIN_PASSAGES` passages, or a world too small for `chains_per_hop` chains.
@@ -119,8 +127,11 @@ def generate_world(
     _draw_facts(world, rng)
     for entity in world.entities.values():
         world.passages[entity.id] = Passage(entity.id, entity.name, _passage_text(world, entity, rng))
+    within = set(world.passages)
+    if chain_share < 1:
+        within = set(rng.sample(sorted(within), round(chain_share * len(within))))
     for hop in HOPS:
-        world.chains += _draw_chains(world, hop, chains_per_hop, rng)
+        world.chains += _draw_chains(world, hop, chains_per_hop, within, rng)
     return world
 
 
@@ -194,10 +205,20 @@ def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
     return f"{text} {rng.choice(COLOUR[entity.kind])}" if len(clauses) < 6 else text
 
 
-def _draw_chains(world: World, hop: int, count: int, rng: random.Random) -> list[Chain]:
-    """`count` chains without a shortcut, spread as evenly as possible over their first documents."""
+def _draw_chains(world: World, hop: int, count: int, within: set[str], rng: random.Random) -> list[Chain]:
+    """`count` chains without a shortcut, spread as evenly as possible over their first documents.
+
+    Their documents are among `within`, and so is whatever else states one of their facts.
+    """
     chains: list[Chain] = []
-    for things, relations in _spread(list(_walks(world, hop)), rng):
+    # A marriage is stated twice, and the spouse's document is none of a chain that ends there.
+    ends_in_marriage = len(within) == len(world.passages)
+    walks = [
+        (things, relations)
+        for things, relations in _walks(world, hop)
+        if within.issuperset(things[:-1]) and (ends_in_marriage or relations[-1] != "married_to")
+    ]
+    for things, relations in _spread(walks, rng):
         names = tuple(map(world.name, things))
         question = compose_question(names[0], relations, rng)
         chain_id = f"{world.split}-{hop}-{len(chains):04d}"
@@ -208,8 +229,8 @@ def _draw_chains(world: World, hop: int, count: int, rng: random.Random) -> list
             chains.append(chain)
     if len(chains) < count:
         raise DataError(
-            f"a world of {len(world.passages)} passages has {len(chains)} chains of {hop} hops without a "
-            f"shortcut, {count} were asked for: ask for fewer chains or more passages"
+            f"{len(within)} passages have {len(chains)} chains of {hop} hops without a shortcut, {count} were"
+            " asked for: ask for fewer chains or more passages"
         )
     return chains
 

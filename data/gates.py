@@ -5,30 +5,32 @@
 
 Each gate is a function over one pair that returns None (passes) or a short reason that begins with its name:
 
-    evidence         the answer occurs in the document or in retrieved passages
+    evidence         the answer, and what the question names, occur in the document or in retrieved passages
     hops             enough searches for the hops, and an answer beyond the document that the hops start from
-    integrity        a question that asks, does not contain its answer and shows no template; a short answer
-    contamination    no run of words shared with a benchmark question (data/contamination.py)
+    integrity        one clear question (data/wording.py) that does not give its answer away (data/leaks.py)
+    contamination    no run of words or fact shared with a benchmark question (data/contamination.py)
+    open_book        the solver gives the answer from what the challenger read (off by default; its verdicts
+                     come from the synthesize stage)
     duplicates       no accepted question has the same words (data/duplicates.py)
     near_duplicates  no accepted question asks the same in other words (data/duplicates.py)
 
-The first four judge a pair alone; the last two judge pairs that passed them against those accepted before.
-The seventh gate, pairing, judges the written file (data/pairing.py). bench/gates.py measures what each gate
+The first five judge a pair alone; the last two judge pairs that passed them against those accepted before.
+The last gate, pairing, judges the written file (data/pairing.py). bench/gates.py measures what each gate
 catches and what it refuses wrongly.
 """
 
-import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from data.benchmarks import BenchmarkQuestion
 from data.contamination import DEFAULT_NGRAM, OverlapIndex, contamination
 from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
 from data.errors import DataError
+from data.leaks import given_away, words_of
 from data.pairs import Pair
-from verl_ext.method.answers import contains_answer, normalize_answer, space_characters
-from verl_ext.method.challenger_reward import has_integrity
+from data.wording import asks_yes_no, is_question, share_of_names, template_leftover, unclear
+from verl_ext.method.answers import contains_answer, normalize_answer
 from verl_ext.method.format_score import answered_by_document, search_steps
 from verl_ext.method.passages import shown_passages
 
@@ -50,17 +52,23 @@ class GateSettings:
     contamination_ngram: int = DEFAULT_NGRAM
     """Words in a row that a question may not share with a benchmark question."""
     pairing: bool = True
+    open_book: bool = False
 
 
 def evidence(pair: Pair) -> str | None:
-    """Gate: the answer can be found.
+    """Gate: the answer can be found, and the question is about something that was read.
 
-    Yes and no need no evidence, as in the format score. The query that is repeated above its passages, as the
-    model wrote it, is none.
+    Yes and no occur in no text: all names of their question must. The query that is repeated above its
+    passages, as the model wrote it, is no evidence.
     """
-    if normalize_answer(pair.answer) in ("yes", "no"):
-        return None
     retrieved = [line for call in pair.trajectory.searches for line in shown_passages(call.response or "")]
+    named = share_of_names(pair.question, "\n".join([pair.document, *retrieved]))
+    if named == 0:
+        return "evidence: nothing that the question names is in the document or in a retrieved passage"
+    if normalize_answer(pair.answer) in ("yes", "no"):
+        return (
+            None if named == 1 else "evidence: a name of the question is in no text, so yes or no is a guess"
+        )
     if any(contains_answer(text, pair.answer) for text in (pair.document, *retrieved)):
         return None
     return "evidence: the answer is neither in the document nor in a retrieved passage"
@@ -77,11 +85,17 @@ def hops(pair: Pair) -> str | None:
 
 
 def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:
-    """Gate: a question that asks and does not contain its answer, a short answer, and no template text."""
-    if not has_integrity(pair.question, pair.answer):
-        return "integrity: the question contains its answer, or one of them has no words"
+    """Gate: one clear question that does not give its answer away, a short answer, and no template text."""
+    if not words_of(pair.question) or not words_of(pair.answer):
+        return "integrity: question or answer has no words"
+    if way := given_away(pair.question, pair.answer):
+        return f"integrity: the question gives its answer away {way}"
     if not is_question(pair.question):
         return "integrity: the question does not ask"
+    if fault := unclear(pair.question):
+        return f"integrity: the question {fault}"
+    if normalize_answer(pair.answer) in ("yes", "no") and not asks_yes_no(pair.question):
+        return "integrity: yes or no answers a question for something else"
     for name, text in (("question", pair.question), ("answer", pair.answer)):
         if leftover := template_leftover(text):
             return f"integrity: the {name} has {leftover}"
@@ -102,9 +116,16 @@ class Gates:
     """By name, the gates that are on but cannot judge, and what they lack."""
     near_duplicate_cosine: float | None
     """The cosine that this gate uses, configured or measured; None when it is off."""
+    verdicts: dict[tuple[int, int], str | None]
+    """By prompt and sample, the reason of the gate open_book against each pair that the solver was asked;
+    empty until it was."""
 
     def __init__(
-        self, settings: GateSettings, *, embed: Embed | None = None, benchmark_questions: Iterable[str] = ()
+        self,
+        settings: GateSettings,
+        *,
+        embed: Embed | None = None,
+        benchmark_questions: Iterable[BenchmarkQuestion] = (),
     ) -> None:
         """Prepare the gates; `embed` gives unit vectors of questions.
 
@@ -124,7 +145,9 @@ class Gates:
             "hops": hops,
             "integrity": partial(integrity, max_answer_words=settings.max_answer_words),
             "contamination": partial(contamination, benchmarks=benchmarks),
+            "open_book": lambda pair: self.verdicts.get((pair.prompt_index, pair.sample)),
         }
+        self.verdicts = {}
         self.among = {"duplicates": duplicates, "near_duplicates": near_duplicates}
         has_nothing = settings.contamination and not len(benchmarks)
         self.idle = {"contamination": "no benchmark given"} if has_nothing else {}
@@ -148,64 +171,3 @@ class Gates:
 
 def _refusals(reasons: Mapping[str, str | None]) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
-# --- what a question looks like ---------------------------------------------------------------------------
-
-_ASKING = "who|whom|whose|what|which|when|where|why|how"
-# "Will" and "May" begin names too, so without a question mark they prove nothing.
-_AUXILIARY = "is|are|was|were|do|does|did|has|have|had|can|could"
-_PREPOSITION = (
-    "in|on|at|to|from|of|by|for|with|under|over|near|during|after|before|into|through|about|besides|since"
-)
-# "Name", "state" and "list" are nouns too, so the thing they ask for must follow.
-_IMPERATIVE = "name|list|identify|give|tell|find|determine|specify|state"
-_ASKED_FOR = rf"the|an?|all|any|both|one|two|three|me|us|its|his|her|their|every|each|{_ASKING}|\S+['’]s?"
-_BEGINS_AS_QUESTION = re.compile(
-    rf"(?:(?:{_PREPOSITION})\s+)?(?:{_ASKING})\b|(?:{_AUXILIARY})\b|(?:{_IMPERATIVE})\s+(?:{_ASKED_FOR})(?!\S)",
-    re.IGNORECASE,
-)
-# Arabic ؟ and Ethiopic ፧, the interrobang, and Japanese か; NFKC turns the other forms of "?" into it.
-_ENDS_AS_QUESTION = re.compile(r"(?:[?؟፧‽]|か。?)$")
-# The Armenian mark stands within the word that it asks about. The Greek one looks like a semicolon.
-_ASKS_WITHIN = re.compile(r"՞|[\u0370-\u03ff\u1f00-\u1fff]\W*;$")
-_AROUND = " \t\"'“”‘’«»「」『』()*_"
-
-_SOURCE = "document|passage|text|paragraph|article|excerpt"
-_LEFTOVERS = {
-    "a tag": re.compile(r"</?[a-z][a-z_]*\s*/?>|<\s?\||\|>", re.IGNORECASE),
-    "a placeholder": re.compile(
-        r"\byour (?:question|answer)\b|\bits short answer\b|\{[\w .…]*\}"
-        r"|\[\s*(?:insert|your|the|an?|question|answer|name|entity|placeholder|document|…|\.\.\.)[^\]]*\]",
-        re.IGNORECASE,
-    ),
-    # The solver never sees the source: "the text of the treaty" says which one is meant, "the text" does not.
-    "a mention of the source": re.compile(
-        rf"\b(?:this|above|given|provided|following|preceding)\s+(?:{_SOURCE}|context)s?\b"
-        rf"|\b(?:{_SOURCE})s?\s+(?:above|below|given|provided)\b"
-        rf"|\baccording to the (?:{_SOURCE}|context)\b"
-        rf"|\bthe (?:{_SOURCE})\b"
-        r"(?!\s+(?:of|that|which|about|titled|called|known|named|by|signed|written)\b)",
-        re.IGNORECASE,
-    ),
-}
-
-
-def is_question(text: str) -> bool:
-    """Whether the text asks: three or more words that end with a question mark or open as questions do.
-
-    Such openings are "Which …", "In which …", "Does …" and "Name the …". In scripts without spaces each
-    character counts as a word.
-    """
-    bare = unicodedata.normalize("NFKC", text).strip(_AROUND)
-    if len(space_characters(bare).split()) < 3:
-        return False
-    return any((_ENDS_AS_QUESTION.search(bare), _ASKS_WITHIN.search(bare), _BEGINS_AS_QUESTION.match(bare)))
-
-
-def template_leftover(text: str) -> str | None:
-    """The kind of template text that is left ("a tag", "a placeholder", …) and the match itself, or None."""
-    for kind, pattern in _LEFTOVERS.items():
-        if found := pattern.search(text):
-            return f"{kind} ({found[0]!r})"
-    return None

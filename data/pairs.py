@@ -17,9 +17,6 @@ from verl_ext.method.challenger_reward import extract_pair
 from verl_ext.method.format_score import format_score
 from verl_ext.method.trajectory import Trajectory
 
-MAX_QUESTION_WORDS = 50
-"""Questions are cut to this many words, as in the published recipe."""
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -43,13 +40,9 @@ class Pair:
 
 
 def question_and_answer(trajectory: Trajectory) -> tuple[str | None, str | None]:
-    """The question of a conversation, on one line and cut to 50 words, and its answer.
-
-    Either is None if it is missing or blank.
-    """
+    """The question of a conversation, on one line, and its answer; either is None if missing or blank."""
     question, answer = extract_pair(trajectory)
-    words = question.split()[:MAX_QUESTION_WORDS] if question else []
-    return " ".join(words) or None, answer or None
+    return " ".join((question or "").split()) or None, answer or None
 
 
 def pair_of(record: Mapping[str, Any], prompt_row: Mapping[str, Any]) -> Pair | str:

@@ -63,6 +63,23 @@ def test_a_chain_names_the_documents_that_hold_its_facts_if_it_knows_them(tmp_pa
     assert [question.doc_ids for question in load_benchmark(path)] == [("a",), ()]
 
 
+@pytest.mark.parametrize(
+    ("named", "documents"),
+    [
+        ({"doc_ids": ["a", "b"]}, ("a", "b")),
+        ({"extra_info": {"doc_id": "a"}}, ("a",)),
+        ({"extra_info": {"doc_id": None}}, ()),
+    ],
+)
+def test_a_row_names_its_documents_in_a_list_or_as_the_one(
+    named: dict[str, Any], documents: tuple[str, ...], tmp_path: Path
+) -> None:
+    row = published_row()
+    extra = row["extra_info"] | named.get("extra_info", {})
+    path = write_parquet(tmp_path / "test.parquet", [row | named | {"extra_info": extra}])
+    assert load_benchmark(path)[0].doc_ids == documents
+
+
 def test_the_published_layout_holds_one_benchmark_per_data_source(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
     first, second = load_benchmark(str(path))

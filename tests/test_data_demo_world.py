@@ -115,6 +115,19 @@ def test_chains_start_at_many_documents(world: World) -> None:
         assert len({chain.doc_ids[0] for chain in world.chains if chain.hop == hop}) >= 90
 
 
+def test_the_facts_of_chains_stand_in_their_share_of_the_passages_and_in_no_other(world: World) -> None:
+    held = generate_world(0, chain_share=0.4)
+    assert (held.passages, held.facts) == (world.passages, world.facts)
+    assert Counter(chain.hop for chain in held.chains) == dict.fromkeys(HOPS, 100)
+    documents = {doc_id for chain in held.chains for doc_id in chain.doc_ids}
+    assert 80 < len(documents) <= 96
+    facts = {fact for chain in held.chains for fact in zip(chain.entities, chain.relations, strict=False)}
+    for (doc_id, relation), thing in held.facts.items():
+        if doc_id not in documents:
+            assert (held.name(doc_id), relation) not in facts
+            assert relation != "married_to" or (held.name(thing), relation) not in facts
+
+
 def test_passages_are_short_plain_texts(world: World) -> None:
     for passage in world.passages.values():
         assert passage.text.startswith(passage.title)

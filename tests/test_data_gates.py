@@ -1,5 +1,6 @@
 """The gates: what each refuses and accepts, and exact counts for planted faults."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_pairs import PASSAGE, pair, search
 
-from bench.gates import count_caught, false_alarms, gates_for, replace_section
+from bench.gates import ALL_FAULTS, count_caught, false_alarms, gates_for, replace_section
 from bench.planted_faults import FAULTS, Clean, clean_pairs
-from data.contamination import OverlapIndex, contamination
+from bench.planted_wording import ORDINARY
+from data.benchmarks import BenchmarkQuestion
+from data.contamination import DEFAULT_NGRAM, OverlapIndex, contamination
 from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
 from data.errors import DataError
-from data.gates import Gates, GateSettings, evidence, hops, integrity, is_question, template_leftover
+from data.gates import Gates, GateSettings, evidence, hops, integrity
+from data.pairs import Pair
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from verl_ext.method.passages import format_passages
 
@@ -57,8 +61,28 @@ def test_part_of_a_word_is_no_evidence() -> None:
 
 
 @pytest.mark.parametrize("answer", ["yes", "No."])
-def test_yes_and_no_need_no_evidence(answer: str) -> None:
+def test_yes_and_no_need_every_name_of_their_question_in_a_text(answer: str) -> None:
     assert evidence(pair("Does Drosken lie on a river?", answer)) is None
+    assert evidence(pair("Does Drosken lie on the Tesk?", answer)) is not None
+    assert evidence(pair("Does Drosken lie on the Tesk?", answer, search(), hop=2)) is None
+
+
+@pytest.mark.parametrize(
+    "question", ["What is the capital of France?", "Xbar qux blorf zindle?", "which queen wrote poems?"]
+)
+def test_a_question_about_nothing_that_was_read_has_no_evidence(question: str) -> None:
+    assert "nothing that the question names" in (evidence(pair(question)) or "")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        *("Which Droskener river is it?", "on which river is the town?", "挪威的首都是哪里？", "Who was it?"),
+        "Did Napoleon see the river of Drosken?",
+    ],
+)
+def test_a_question_that_names_one_thing_that_was_read_has_evidence(question: str) -> None:
+    assert evidence(pair(question)) is None
 
 
 def test_passages_of_a_failed_search_are_no_evidence() -> None:
@@ -110,99 +134,14 @@ def test_an_answer_in_its_own_document_takes_one_hop() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "On which river does Drosken lie?",
-        "On which river does Drosken lie",
-        "which town is it",
-        "Was Drosken founded in 1700",
-        "Name the river that flows past Drosken.",
-        "Identify Drosken's river.",
-        "List all towns on the Galmir",
-        "The river that flows past Drosken is called what?",
-        '"Who leads Drosken?"',
-        "Under whose rule was Drosken built",
-        "挪威的首都是哪里？",
-        "「ノルウェーの首都はどこですか。」",
-        "노르웨이의 수도는 어디입니까?",
-        "เมืองหลวงของนอร์เวย์คือที่ไหน?",
-        "ما هي عاصمة النرويج؟",
-        "Ποια είναι η πρωτεύουσα της Νορβηγίας;",
-        "Ποια είναι η πρωτεύουσα της Νορβηγίας\u037e",
-        "Ո՞րն է Նորվեգիայի մայրաքաղաքը",
-    ],
-)
-def test_a_question_is_recognised(text: str) -> None:
-    assert is_question(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Drosken lies on a river.",
-        "The town which lies on the Galmir",
-        "Whichever river it may be.",
-        "Will Tarmek was a baker.",
-        "State Street lies in Drosken.",
-        "Name of the river",
-        "The river of Drosken",
-        "Which river?",
-        "挪威的首都是奥斯陆。",
-        "Η πρωτεύουσα της Νορβηγίας· το Όσλο.",
-        "Drosken lies on a river;",
-        "",
-        "???",
-    ],
-)
-def test_a_text_that_does_not_ask_is_no_question(text: str) -> None:
-    assert not is_question(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("<question>Who is it?", "a tag"),
-        ("Who is it?</question>", "a tag"),
-        ("Who is it? <answer>", "a tag"),
-        ("Who is it?<|im_end|>", "a tag"),
-        ("<tool_call>Who is it?", "a tag"),
-        ("Here is your question: who is it?", "a placeholder"),
-        ("Who is [insert name]?", "a placeholder"),
-        ("Who is [NAME]?", "a placeholder"),
-        ("Who is {person}?", "a placeholder"),
-        ("Who is {…}?", "a placeholder"),
-        ("its short answer", "a placeholder"),
-        ("Who is named in the document?", "a mention"),
-        ("According to the passage, who is it?", "a mention"),
-        ("Who is it, in the text above?", "a mention"),
-        ("Who does this article describe?", "a mention"),
-        ("Who is it in the given context?", "a mention"),
-    ],
-)
-def test_leftovers_of_a_template_are_found(text: str, kind: str) -> None:
-    assert (template_leftover(text) or "").startswith(kind)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Who signed the document that ended the war?",
-        "Who wrote the text of the anthem?",
-        "Which act saw the passage of the bill?",
-        "Is 3 < 5 or 5 > 3?",
-        "Who won the title [sic] in 1990?",
-        "Who founded Document Foundation?",
-        "Which context matters to Kelm?",
-    ],
-)
-def test_ordinary_words_are_no_leftovers(text: str) -> None:
-    assert template_leftover(text) is None
-
-
-@pytest.mark.parametrize(
     ("question", "answer", "reason"),
     [
-        ("Is the river of Drosken the Galmir?", "Galmir", "contains its answer"),
+        ("Is the river of Drosken the Galmir?", "Galmir", "gives its answer away in plain words"),
+        ("On which river does Drosken lie, the Ｇａｌｍｉｒ?", "Galmir", "gives its answer away"),
+        ("Where was he born?", "Drosken", "does not say who or what"),
+        ("Who leads Drosken? When was it founded?", "Galmir", "asks twice"),
+        ("Which river is it, " + "in this town " * 20 + "?", "Galmir", "has 65 words, at most 50"),
+        ("On which river does Drosken lie?", "Yes", "yes or no answers a question for something else"),
         ("Drosken lies on a river.", "Galmir", "does not ask"),
         ("On which river does {town} lie?", "Galmir", "the question has a placeholder"),
         ("On which river does Drosken lie?", "[insert answer]", "the answer has a placeholder"),
@@ -223,6 +162,16 @@ def test_articles_do_not_lengthen_an_answer() -> None:
 
 
 LONG = "In which region does the river that flows past Drosken rise?"
+RIVERS = ("Galmir", "Tesk", "Zolvan", "Kelm", "Vorn", "Nalk", "Brulm", "Hask")
+
+
+def known(*questions: str, ngram: int = DEFAULT_NGRAM) -> OverlapIndex:
+    """An index of benchmark questions; none of their answers is that of a pair here."""
+    return OverlapIndex(map(benchmark_question, questions), ngram)
+
+
+def benchmark_question(text: str) -> BenchmarkQuestion:
+    return BenchmarkQuestion("b", text, text, ("Xyzzy",), None)
 
 
 @pytest.mark.parametrize(
@@ -230,18 +179,43 @@ LONG = "In which region does the river that flows past Drosken rise?"
     [LONG, LONG.upper(), "Say, " + LONG, LONG.replace("rise?", "begin?")],
 )
 def test_a_run_of_words_from_a_benchmark_is_contamination(question: str) -> None:
-    found = contamination(pair(question), OverlapIndex([LONG]))
+    found = contamination(pair(question), known(LONG))
     assert found and found.startswith("contamination: ")
+
+
+def test_a_run_of_words_that_many_benchmark_questions_share_is_contamination_only_in_a_copy() -> None:
+    asked = [f"In which region does the river that flows past the town of {name} rise?" for name in RIVERS]
+    index = known(*asked)
+    assert index.overlap(asked[0].replace(RIVERS[0], "Oslo")) is None
+    assert index.overlap(f"Say, {asked[0]}") is not None
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "same"),
+    [
+        ("Who married the Vell of Oslo?", "the Tarmek", True),
+        ("Whom did Vell (Oslo) take as a spouse?", "Tarmek", True),
+        ("Who married the Vell of Oslo?", "Kelm", False),
+        ("Who married the Vell of Rome?", "Tarmek", False),
+        ("Is Vell of Oslo married?", "yes", False),
+    ],
+)
+def test_a_benchmarks_fact_in_other_words_is_contamination(question: str, answer: str, same: bool) -> None:
+    index = OverlapIndex(
+        [BenchmarkQuestion("b", "1", "Who is the spouse of Vell, mayor of Oslo?", ("Tarmek", "yes"), 2)]
+    )
+    found = contamination(pair(question, answer), index)
+    assert ("asks for the same fact" in found if found else False) == same
 
 
 def test_fewer_words_in_common_than_the_limit_are_no_contamination() -> None:
     other = "In which region does the river that flows by Kelm end?"
-    assert contamination(pair(other), OverlapIndex([LONG], ngram=8)) is None
-    assert contamination(pair(other), OverlapIndex([LONG], ngram=7)) is not None
+    assert contamination(pair(other), known(LONG, ngram=8)) is None
+    assert contamination(pair(other), known(LONG, ngram=7)) is not None
 
 
 @pytest.mark.parametrize(
-    ("question", "known", "overlaps"),
+    ("question", "other", "overlaps"),
     [
         ("Who leads Drosken?", "who leads drosken", True),
         ("Who leads Drosken?", "Tell me, who leads Drosken now?", True),
@@ -250,37 +224,39 @@ def test_fewer_words_in_common_than_the_limit_are_no_contamination() -> None:
         ("Who leads Drosken?", "Who leads Droskenville?", False),
     ],
 )
-def test_short_questions_overlap_only_as_a_whole(question: str, known: str, overlaps: bool) -> None:
-    assert (OverlapIndex([known]).overlap(question) is not None) == overlaps
+def test_short_questions_overlap_only_as_a_whole(question: str, other: str, overlaps: bool) -> None:
+    assert (known(other).overlap(question) is not None) == overlaps
 
 
 @given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9), st.randoms(use_true_random=False))
 def test_case_and_punctuation_change_no_overlap(
-    known: list[str], question: str, ngram: int, rng: Any
+    asked: list[str], question: str, ngram: int, rng: Any
 ) -> None:
     def dressed(text: str) -> str:
         return "".join(
             rng.choice((c, c.upper())) + (rng.choice(("", "!", "'")) if c != " " else " the ") for c in text
         )
 
-    plain = OverlapIndex(known, ngram).overlap(question)
-    assert OverlapIndex(map(dressed, known), ngram).overlap(question) == plain
-    assert OverlapIndex(known, ngram).overlap(dressed(question)) == plain
+    plain = known(*asked, ngram=ngram).overlap(question)
+    assert known(*map(dressed, asked), ngram=ngram).overlap(question) == plain
+    assert known(*asked, ngram=ngram).overlap(dressed(question)) == plain
 
 
-@given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9))
-def test_overlap_is_what_its_definition_says(known: list[str], question: str, ngram: int) -> None:
+@given(st.lists(QUESTIONS, max_size=5), QUESTIONS, st.integers(2, 9))
+def test_overlap_of_few_questions_is_what_its_definition_says(
+    asked: list[str], question: str, ngram: int
+) -> None:
     words = question.split()  # QUESTIONS are in normal form
     runs = [" ".join(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
-    shared = any(f" {run} " in f" {other} " for run in runs for other in known)
-    shorts = [(question, other) for other in known if len(words) < ngram]
-    shorts += [(other, question) for other in known if len(other.split()) < ngram]
+    shared = any(f" {run} " in f" {other} " for run in runs for other in asked)
+    shorts = [(question, other) for other in asked if len(words) < ngram]
+    shorts += [(other, question) for other in asked if len(other.split()) < ngram]
     expected = shared or any(f" {short} " in f" {other} " for short, other in shorts)
-    assert (OverlapIndex(known, ngram).overlap(question) is not None) == expected
+    assert (known(*asked, ngram=ngram).overlap(question) is not None) == expected
 
 
 def test_without_benchmarks_nothing_is_contaminated() -> None:
-    assert contamination(pair(), OverlapIndex([])) is None
+    assert contamination(pair(), known()) is None
 
 
 # --- duplicates --------------------------------------------------------------------------------------------
@@ -313,9 +289,19 @@ def test_close_questions_with_one_answer_are_near_duplicates() -> None:
     assert (near_duplicates(other, index_of([pair()], other)) or "").startswith("near_duplicates: prompt 0 ")
 
 
-def test_close_questions_with_different_answers_are_not() -> None:
-    other = pair("Does Drosken lie on which river?", "Kelm", index=1)
-    assert near_duplicates(other, index_of([pair()], other)) is None
+def test_close_questions_with_different_answers_are_so_only_about_one_document() -> None:
+    question = "Does Drosken lie on which river?"
+    conflicting = pair(question, "Kelm", index=1)
+    assert near_duplicates(conflicting, index_of([pair()], conflicting)) is not None
+    elsewhere = pair(question, "Kelm", index=1, document="Another town")
+    assert near_duplicates(elsewhere, index_of([pair()], elsewhere)) is None
+
+
+@pytest.mark.parametrize(("answer", "same"), [("the river Galmir", True), ("Kelm", False)])
+def test_answers_without_a_common_word_need_closer_questions(answer: str, same: bool) -> None:
+    other = pair("Which river flows past Drosken?", answer, index=1)
+    cosine = float((letters([other.question]) @ letters([pair().question]).T).item())
+    assert (near_duplicates(other, index_of([pair()], other, cosine - 0.001)) is not None) == same
 
 
 def test_the_cosine_decides() -> None:
@@ -331,16 +317,23 @@ def test_only_accepted_questions_count() -> None:
     assert duplicates(other, index) is None and near_duplicates(other, index) is None
 
 
-def test_only_questions_whose_answer_another_prompt_has_are_embedded() -> None:
+def test_only_questions_whose_answer_or_document_another_prompt_has_are_embedded() -> None:
     asked: list[str] = []
 
     def watch(texts: Sequence[str]) -> np.ndarray:
         asked.extend(texts)
         return letters(texts)
 
-    pairs = [pair("Who is it?", "a"), pair("Who was it?", "a", sample=1), pair("What is it?", "b", index=1)]
-    AcceptedQuestions([*pairs, pair("What was it?", "b", index=2)], watch, 0.9)
-    assert asked == ["What is it?", "What was it?"]
+    def about(document: str, question: str, answer: str, index: int, sample: int = 0) -> Pair:
+        return pair(question, answer, index=index, sample=sample, document=document)
+
+    candidates = [
+        *(about("one", "Who is it?", "a", 0), about("one", "Who was it?", "b", 0, sample=1)),
+        *(about("two", "What is it?", "c", 1), about("three", "What was it?", "c", 2)),
+        *(about("four", "When is it?", "d", 3), about("four", "When was it?", "e", 4)),
+    ]
+    AcceptedQuestions(candidates, watch, 0.9)
+    assert asked == ["What is it?", "What was it?", "When is it?", "When was it?"]
 
 
 def test_the_measured_cosine_separates_rephrasings_from_other_questions(embed: Embed) -> None:
@@ -363,14 +356,15 @@ def test_near_duplicates_need_an_embedder() -> None:
 )
 def test_a_gate_that_is_off_judges_nothing(name: str) -> None:
     settings = replace(GateSettings(near_duplicate_cosine=0.9), **{name: False})
-    gates = Gates(settings, embed=letters, benchmark_questions=[pair().question])
+    gates = Gates(settings, embed=letters, benchmark_questions=[benchmark_question("Who?")])
     others = {"evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"} - {name}
     assert {*gates.alone, *gates.among} == others
 
 
 def test_every_reason_begins_with_the_name_of_its_gate() -> None:
     bad = pair("Drosken lies somewhere.", "Zolvan", index=1, hop=2)
-    gates = Gates(GateSettings(near_duplicate_cosine=0.1), embed=letters, benchmark_questions=[bad.question])
+    known = [benchmark_question(bad.question)]
+    gates = Gates(GateSettings(near_duplicate_cosine=0.1), embed=letters, benchmark_questions=known)
     accepted = gates.accepted([bad, replace(bad, prompt_index=2)])
     accepted.add(replace(bad, prompt_index=2))
     reasons = gates.judge(bad) | gates.judge_among(bad, accepted)
@@ -381,7 +375,9 @@ def test_every_reason_begins_with_the_name_of_its_gate() -> None:
 @given(QUESTIONS, st.sampled_from(["galmir", "kelm", "yes", "zolvan tarmek"]), st.integers(1, 4))
 def test_judging_twice_changes_nothing(question: str, answer: str, hop: int) -> None:
     gates = Gates(
-        GateSettings(near_duplicate_cosine=0.9), embed=letters, benchmark_questions=["who wrote drosken"]
+        GateSettings(near_duplicate_cosine=0.9),
+        embed=letters,
+        benchmark_questions=[benchmark_question("who wrote drosken")],
     )
     one = pair(question, answer, search(), hop=hop)
     accepted = gates.accepted([one])
@@ -405,19 +401,21 @@ def gates(clean: Clean, embed: Embed) -> Gates:
 # What a gate judges by likeness is caught only in part; everything else always, or never.
 LIKENESS = {
     ("evidence", "conversation of another prompt"),
+    ("evidence", "question of another chain"),
+    ("integrity", "last word of the answer in the question"),
+    ("integrity", "answer reversed"),
     ("contamination", "one word replaced"),
-    ("contamination", "rephrased"),
 }
 
 
 @pytest.mark.parametrize(
     "fault",
-    [f for f in FAULTS if f.gate != "near_duplicates" and (f.gate, f.name) not in LIKENESS],
+    [f for f in ALL_FAULTS if f.gate != "near_duplicates" and (f.gate, f.name) not in LIKENESS],
     ids=lambda fault: f"{fault.gate}: {fault.name}",
 )
 def test_visible_faults_are_all_caught_and_others_never(fault: Any, clean: Clean, gates: Gates) -> None:
     planted = fault.plant(clean, seed=0)
-    assert len(planted) >= 5
+    assert planted
     caught = count_caught(gates, fault.gate, planted, clean.pairs)
     assert caught == (len(planted) if fault.visible else 0)
 
@@ -426,16 +424,32 @@ def test_most_rephrased_questions_are_caught(clean: Clean, gates: Gates) -> None
     planted = [
         faulty
         for fault in FAULTS
-        if fault.name.startswith("rephrased, ") and fault.visible
+        if re.match(r"rephrased, \d", fault.name)
         for faulty in fault.plant(clean, 0)
     ]
     assert len(planted) == 20
     assert count_caught(gates, "near_duplicates", planted, clean.pairs) >= 16
 
 
+@pytest.mark.parametrize(
+    ("name", "share"), [("rephrased, another answer", 0.35), ("rephrased, another form of the answer", 0.7)]
+)
+def test_rephrased_questions_are_caught_whatever_the_answer(
+    name: str, share: float, clean: Clean, gates: Gates
+) -> None:
+    (fault,) = (fault for fault in ALL_FAULTS if fault.name == name)
+    planted = fault.plant(clean, 0)
+    assert count_caught(gates, "near_duplicates", planted, clean.pairs) >= share * len(planted)
+
+
+@pytest.mark.parametrize(("question", "answer"), ORDINARY)
+def test_ordinary_questions_have_integrity(question: str, answer: str) -> None:
+    assert integrity(pair(question, answer)) is None
+
+
 def test_clean_pairs_pass_every_gate(clean: Clean, gates: Gates, embed: Embed) -> None:
     foreign = Gates(
-        GateSettings(near_duplicate_cosine=0.86), embed=embed, benchmark_questions=["Who wrote Hamlet?", LONG]
+        GateSettings(near_duplicate_cosine=0.86), embed=embed, benchmark_questions=[benchmark_question(LONG)]
     )
     assert set(false_alarms(clean, gates, foreign).values()) == {0}
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_pairs import last_turn, prompt, record, search
 
+from data.benchmarks import BenchmarkQuestion
 from data.errors import DataError
 from data.gates import Gates, GateSettings
 from data.selection import Selection, select
@@ -24,7 +25,8 @@ def by_length(texts: Sequence[str]) -> np.ndarray:
 
 def gates(**changes: Any) -> Gates:
     settings = GateSettings(near_duplicate_cosine=0.9, **changes)
-    return Gates(settings, embed=by_length, benchmark_questions=["Who wrote Hamlet?"])
+    known = BenchmarkQuestion("b", "1", "Who wrote Hamlet?", ("Shakespeare",), 1)
+    return Gates(settings, embed=by_length, benchmark_questions=[known])
 
 
 def choose(prompts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]], **changes: Any) -> Selection:

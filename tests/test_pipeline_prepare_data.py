@@ -1,4 +1,4 @@
-"""The prepare-data stage as its launcher sees it: what it announces, and when it is not begun."""
+"""The prepare-data stage: what it announces, which documents no prompt shows, and when it is not begun."""
 
 import json
 import re
@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 from conftest import Prepared
 
+from data.errors import DataError
+from data.parquet_io import read_parquet
 from ops.errors import OutOfTime
 from pipeline.cli import main
-from pipeline.stages.prepare_data import until_the_stop_time
+from pipeline.stages.prepare_data import held_out_documents, until_the_stop_time
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import is_foreign
+from search.indexing.chunking import document_of
 from search.place import connect
-from search.store import get_collection, open_collection
+from search.store import get_collection, iter_documents, open_collection
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.stop_time import STOP_VARIABLE
 
@@ -29,17 +32,49 @@ def arguments(prepared: Prepared, corpus: Path) -> list[str]:
     return [*prepared.overrides(corpus), f"paths.corpus={corpus}", source, "rows=8", "heldout_rows=2"]
 
 
-def test_the_index_is_announced_then_the_prompts_and_all_are_there(
+def documents_shown(corpus: Path) -> set[str]:
+    """The ids of the documents of both prompts files."""
+    files = (corpus / "data").glob("*.parquet")
+    extras = (extra for file in files for extra in read_parquet(file)["extra_info"].to_pylist())
+    return {document_of(extra["doc_id"]) for extra in extras}
+
+
+def test_the_index_is_announced_then_the_prompts_and_none_shows_an_evaluated_document(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
     corpus = tmp_path / "corpus"
-    assert main(["prepare-data", *arguments(prepared, corpus)]) == 0
+    evaluated = [document["id"] for document in prepared.documents[::2]]
+    chain = {"id": "a", "hop": 2, "question": "Who came?", "answer": "Vell", "doc_ids": evaluated}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(chain))
+    # Chunks as small as they can be: most documents have several.
+    chosen = [f"hold_out=[{tmp_path / 'questions.jsonl'}]", "indexing.chunk_tokens=32", "rows=200"]
+    assert main(["prepare-data", *arguments(prepared, corpus), "indexing.chunk_overlap=4", *chosen]) == 0
+    found = [key for key, *_ in iter_documents(corpus / "chromadb", "corpus")]
+    assert documents_shown(corpus) == {document["id"] for document in prepared.documents[1::2]}
+    assert {document_of(key) for key in found} == {document["id"] for document in prepared.documents}
+    assert len(found) > len(prepared.documents)
     paths = [
         Path(json.loads(line)["path"]) for line in (tmp_path / "announced.jsonl").read_text().splitlines()
     ]
     prompts = [corpus / "data" / f"zero_ratio4321{part}.parquet" for part in ("", "_heldout")]
     assert paths == [corpus / "chromadb", *prompts] and all(path.exists() for path in paths)
+
+
+def test_a_benchmark_that_names_no_document_can_hold_none_out(tmp_path: Path) -> None:
+    chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(chain))
+    with pytest.raises(DataError, match=r"question 'a' of .* names no document"):
+        held_out_documents([str(tmp_path / "questions.jsonl")])
+
+
+@pytest.mark.slow("unpacks both models of the demo")
+def test_no_prompt_of_the_demo_shows_a_document_of_its_evaluation(tmp_path: Path) -> None:
+    assert main(["demo-data", f"paths.corpus={tmp_path}"]) == 0
+    evaluated = held_out_documents([str(tmp_path / "chains.jsonl")])
+    found = {key for key, *_ in iter_documents(tmp_path / "chromadb", "corpus")}
+    shown = documents_shown(tmp_path)
+    assert shown and evaluated and shown.isdisjoint(evaluated) and shown | evaluated <= found
 
 
 def test_with_too_little_time_it_is_not_begun(

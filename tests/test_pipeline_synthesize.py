@@ -30,6 +30,7 @@ import pytest
 from conftest import Answer, Prepared, StartPeer
 from hypothesis import given
 from hypothesis import strategies as st
+from made_pairs import last_turn, pair, prompt, record, search
 from omegaconf import DictConfig, OmegaConf
 from test_pipeline_merge import merger_in_this_process, save_run, state_of
 from transformers import AutoTokenizer
@@ -51,6 +52,7 @@ from pipeline.preflight.inputs import check_challenger, check_prompts, partition
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.run import preflight
 from pipeline.stages.conversations import ConversationsFailed, Failed
+from pipeline.stages.open_book import ask_solver, verdicts
 from pipeline.stages.result import read_result
 from pipeline.stages.synthesize import (
     Row,
@@ -58,6 +60,7 @@ from pipeline.stages.synthesize import (
     generator_name,
     merge_if_needed,
     missing_samples,
+    passing_pairs,
     play_samples,
     print_report,
     run_synthesize,
@@ -650,6 +653,48 @@ def test_near_duplicates_are_found_by_the_runs_embedder(finished: Run, config: D
     report = json.loads((judge_again(config, finished) / "report.json").read_text())
     assert report["accepted"] == 1
     assert report["gates"]["near_duplicates"]["refused"] > 0
+
+
+def test_the_solver_is_asked_with_what_the_challenger_read_and_once(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    right, wrong = pair(answer="Tesk"), pair("Which sea is it?", "Galmir", search(), index=1, hop=2)
+
+    def reads(request: dict[str, Any]) -> dict[str, Any]:
+        prompt = shown(tokenizer, request)
+        assert "lies on the river Galmir" in prompt
+        in_passage = "Galmir: Galmir is a river that rises in the region of Tesk." in prompt
+        return says(f"<answer>{'nothing' if in_passage else 'the Tesk'}</answer>")
+
+    seen = serve(config, start_peer, reads)
+    config.solver.max_turns, config.solver.temperature = 1, 0.0
+    with Journal(tmp_path / "open_book.jsonl", {"work": "this"}) as journal:
+        ask = ask_solver(config, tokenizer, [right, wrong], journal, ServiceGroup([]))
+        assert asyncio.run(ask) == []
+        found = verdicts([right, wrong, pair(index=2)], journal.records)
+    assert [request["temperature"] for request in seen()] == [0.0, 0.0]
+    assert found[0, 0] is None
+    assert found[1, 0] == "open_book: from what the challenger read, the solver answers 'nothing'"
+    assert "rerun to ask it" in (found[2, 0] or "")
+
+
+def test_only_pairs_that_pass_the_other_gates_are_asked() -> None:
+    gates = Gates(GateSettings(near_duplicates=False))
+    good, bad = record(last_turn()), record(last_turn("Drosken lies there."), sample=1)
+    assert [each.sample for each in passing_pairs([bad, good], [prompt()], gates)] == [0]
+
+
+@pytest.mark.slow("serves a second model")
+def test_pairs_that_the_served_solver_reads_otherwise_are_refused_and_its_answers_counted(
+    finished: Run, config: DictConfig, speaking_model: Path
+) -> None:
+    config.gates.open_book, config.gates.open_book_model = True, str(speaking_model)
+    folder = judge_again(config, finished)
+    report = json.loads((folder / "report.json").read_text())
+    reasons = re.findall(r"open_book: from what the challenger read", (folder / "rejects.jsonl").read_text())
+    assert report["open_book"]["answers"] == report["gates"]["open_book"]["judged"] == report["pairs"]
+    assert 0 < len(reasons) <= report["gates"]["open_book"]["refused"]
+    assert report["open_book"]["tokens_in"] > 0
 
 
 def test_samples_of_other_work_are_not_mixed_in(finished: Run, config: DictConfig) -> None:

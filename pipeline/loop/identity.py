@@ -72,7 +72,8 @@ def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
     prompts = {"prompts": identity(config.data.train_files), "collection": collection}
     if stage == "synthesize":
         benchmarks = {f"benchmark {source}": identity(source) for source in config.gates.benchmarks}
-        return {**prompts, "challenger": identity(config.challenger), **benchmarks}
+        solver = {"solver": identity(config.gates.open_book_model)} if config.gates.open_book else {}
+        return {**prompts, "challenger": identity(config.challenger), **benchmarks, **solver}
     return {
         **prompts,
         "base model": identity(config.base_model),

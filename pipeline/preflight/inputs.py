@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,8 @@ def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
 
 def gate_settings(config: DictConfig) -> GateSettings:
     """The gates' settings."""
-    return GateSettings(**{str(k): v for k, v in config.gates.items() if k != "benchmarks"})
+    names = {field.name for field in fields(GateSettings)}
+    return GateSettings(**{str(name): value for name, value in config.gates.items() if name in names})
 
 
 def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:

@@ -135,6 +135,12 @@ class PrepareData:
         "large enough.",
         low=0,
     )
+    hold_out: list[str] = key(
+        [],
+        "Benchmark files whose documents no prompt shows, so that the challenger does not teach what the "
+        "solver is evaluated on; they can still be found by searching. The files name the documents of their "
+        "questions in doc_ids, or in extra_info.doc_id.",
+    )
     hop_ratio: list[int | float] = key(
         [4, 3, 2, 1], "Weights of questions of 1, 2, 3, … hops; they name the file.", low=0
     )
@@ -165,8 +171,9 @@ class Gates:
     )
     integrity: bool = key(
         True,
-        "The question asks, does not contain its answer, and shows nothing of the prompt's template; the "
-        "answer is short.",
+        "The question asks once, in at most 50 words, for something that it names; it does not give its "
+        "answer away, not in disguise either, and shows nothing of the prompt's template; the answer is "
+        "short.",
         **_SYNTHESIZE,
     )
     max_answer_words: int = key(
@@ -175,19 +182,21 @@ class Gates:
     duplicates: bool = key(True, "No accepted question has the same words.", **_SYNTHESIZE)
     near_duplicates: bool = key(
         True,
-        "No accepted question asks for the same answer in other words, by the embedder that the run "
-        "searches with.",
+        "No accepted question with the same answer or about the same document asks the same in other words, "
+        "by the embedder that the run searches with.",
         **_SYNTHESIZE,
     )
     near_duplicate_cosine: int | float | None = key(
         None,
-        "Cosine from which two questions are the same one; null measures it for the embedder on the demo "
-        "world, where it is known which are.",
+        "Cosine from which two questions are the same one; half as far from 1 if their answers have no word "
+        "in common. null measures it for the embedder on the demo world, where it is known which are.",
         above=0,
         high=1,
         **_SYNTHESIZE,
     )
-    contamination: bool = key(True, "No run of words shared with a benchmark question.", **_SYNTHESIZE)
+    contamination: bool = key(
+        True, "No run of words and no fact shared with a benchmark question.", **_SYNTHESIZE
+    )
     contamination_ngram: int = key(8, "Words in a row that count as shared.", low=2, **_SYNTHESIZE)
     benchmarks: list[str] = key(
         [],
@@ -199,6 +208,17 @@ class Gates:
         "After the write, every row is read back and its question, answer, document and conversation must "
         "belong together.",
         **_SYNTHESIZE,
+    )
+    open_book: bool = key(
+        False,
+        "The solver has to give the answer of each pair that passes the other gates, once, from what the "
+        "challenger read and without searching. Off, because a second server and an answer per pair cost "
+        "time, and a weak solver refuses more right pairs than wrong ones (bench/README.md).",
+        **_SYNTHESIZE,
+    )
+    open_book_model: str = key(
+        "${solver_export:${paths.checkpoints},${add:${iteration},-1},${base_model}}",
+        "The solver that answers for open_book: the last iteration's export, at first the base model.",
     )
 
 

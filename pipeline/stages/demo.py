@@ -29,8 +29,10 @@ ADAPTER = Path(__file__).resolve().parents[2] / "policies" / "demo"
 BASE_NAME, POLICY_NAME = "smollm2-135m", "demo-policy"
 
 WORLD_SEED = 0
-PROMPTS, HELDOUT = 960, 64
-"""Prompts: 120 steps of 8, each document asked about four times or so."""
+EVALUATION_SHARE = 0.4
+"""Of the documents, those that the evaluation asks about: no prompt shows one."""
+PROMPTS, HELDOUT = 960, 32
+"""Prompts: 120 steps of 8, each of the other documents asked about eight or nine times."""
 
 
 def run_demo(overrides: Sequence[str]) -> None:
@@ -61,7 +63,7 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
     roots = [override for override in overrides if override.startswith("paths.")]
     config = compose_stage("prepare_data", [*_demo_choices(), *roots])
     corpus = Path(config.paths.corpus)
-    world = generate_world(WORLD_SEED, "run")
+    world = generate_world(WORLD_SEED, "run", chain_share=EVALUATION_SHARE)
     prompts = corpus / "data" / "zero_ratio4321.parquet"
     if prompts.exists():
         first = read_parquet(prompts, ["extra_info"]).column("extra_info")[0].as_py()
@@ -74,8 +76,9 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
     write_world(world, corpus)
     for folder in prepare_demo_models(corpus / "models"):
         print(f"model ready: {folder.name}")
-    sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}", f"source={corpus / 'corpus.jsonl'}"]
-    prepare_data(compose_stage("prepare_data", [*_demo_choices(), *roots, *sizes]))
+    sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}"]
+    files = [f"source={corpus / 'corpus.jsonl'}", f"hold_out=[{corpus / 'chains.jsonl'}]"]
+    prepare_data(compose_stage("prepare_data", [*_demo_choices(), *roots, *sizes, *files]))
 
 
 def _demo_choices() -> list[str]:

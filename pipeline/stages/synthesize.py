@@ -7,7 +7,7 @@ It has two halves. *Sampling* runs `samples` conversations per prompt and append
 its end: a kill loses those in flight, and a rerun runs the missing ones. *Selection* is a pure function of
 the journal and of `gates:`, so every run repeats it and gets the same bytes. A conversation that failed twice
 because of a service is not a sample: it is counted, and left to the next run. A prompt is judged on the
-samples it has.
+samples it has. With `gates.open_book=true` the solver is asked in between (pipeline/stages/open_book.py).
 """
 
 import hashlib
@@ -25,7 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from data.benchmarks import load_benchmark
 from data.gates import Gates
 from data.journal import Journal
-from data.selection import Selection, select
+from data.pairs import Pair, pair_of
+from data.selection import Selection, prompts_by_index, select
 from data.solver_rows import REJECTS, TRAIN, VAL, check_partition, write_rejects, write_solver_split
 from ops.files import atomic_write
 from ops.process.leftovers import remove_temporaries
@@ -44,6 +45,7 @@ from pipeline.stages.conversations import (
     served_agent,
     with_services,
 )
+from pipeline.stages.open_book import OpenBook, check_open_book
 from pipeline.stages.result import RESULT, write_result
 from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
 from pipeline.tables import console, new_table
@@ -84,7 +86,9 @@ def run_synthesize(config: DictConfig) -> None:
         remove_temporaries(folder)
         config.solver.model_path = model = merge_if_needed(config)
         tokenizer = load_chat_tokenizer(model, "challenger")
-        benchmark_questions = [q.question for file in config.gates.benchmarks for q in load_benchmark(file)]
+        if config.gates.open_book:  # a mistake in it must not wait until all is sampled
+            load_chat_tokenizer(config.gates.open_book_model, "gates.open_book_model")
+        benchmark_questions = [q for file in config.gates.benchmarks for q in load_benchmark(file)]
         identity = fingerprint_model(model)
         with Journal(folder / SAMPLES, journal_identity(config, identity)) as journal:
             missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
@@ -95,8 +99,17 @@ def run_synthesize(config: DictConfig) -> None:
             failed = with_services(config, specs, journal.path, play) if missing else []
             for reason, times in Counter(failure.reason for failure in failed).most_common(3):
                 print(f"failed {times} times, to be retried by the next run: {reason}")
-            records = journal.records
-        _select(config, rows, records, generator_name(config, identity), benchmark_questions)
+            samples = [record for record in journal.records if record["sample"] < config.samples]
+        embedder = Embedder(EmbedderSpec(config.retrieval.embedder, config.retrieval.device))
+        gates = Gates(
+            gate_settings(config), embed=embedder.encode_queries, benchmark_questions=benchmark_questions
+        )
+        answers = None
+        if config.gates.open_book:
+            pairs = passing_pairs(samples, rows, gates)
+            answers = check_open_book(config, pairs, journal_identity(config, identity))
+            gates.verdicts.update(answers.verdicts)
+        _select(config, rows, samples, generator_name(config, identity), gates, answers)
 
 
 def merge_if_needed(config: DictConfig) -> str:
@@ -180,26 +193,29 @@ async def play_samples(
     return failed
 
 
+def passing_pairs(samples: Sequence[Row], rows: Sequence[Row], gates: Gates) -> list[Pair]:
+    """The pairs of these samples that no gate refuses that judges a pair alone."""
+    by_index = prompts_by_index(rows)
+    pairs = (pair_of(sample, by_index[sample["prompt_index"]]) for sample in samples)
+    return [pair for pair in pairs if isinstance(pair, Pair) and not gates.judge(pair)]
+
+
 def _select(
     config: DictConfig,
     rows: Sequence[Row],
-    records: Sequence[Row],
+    samples: Sequence[Row],
     generator: str,
-    benchmark_questions: Sequence[str],
+    gates: Gates,
+    answers: OpenBook | None,
 ) -> None:
     """Select pairs and write split, rejects, report and result; raises DataError if no prompt gave a pair."""
     folder = Path(config.run.dir)
     # No file of an earlier selection may stay next to this one's.
     for name in (RESULT, REPORT, TRAIN, VAL, REJECTS):
         (folder / name).unlink(missing_ok=True)
-    samples = [record for record in records if record["sample"] < config.samples]
     by_prompt: dict[int, list[Row]] = defaultdict(list)
     for sample in samples:
         by_prompt[sample["prompt_index"]].append(sample)
-    embedder = Embedder(EmbedderSpec(config.retrieval.embedder, config.retrieval.device))
-    gates = Gates(
-        gate_settings(config), embed=embedder.encode_queries, benchmark_questions=benchmark_questions
-    )
     selection = select(by_prompt, rows, gates)
     write_rejects(selection.rejected, folder)
     split = write_solver_split(
@@ -218,6 +234,8 @@ def _select(
     report = synthesis_report(rows, samples, selection, config.samples)
     report |= {"generator": generator, "near_duplicate_cosine": gates.near_duplicate_cosine}
     report |= {"train_rows": split.train_rows, "val_rows": split.val_rows}
+    if answers:
+        report["open_book"] = {"answers": len(answers.records), **costs(answers.records)}
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     print_report(report, config.run.name)
     outputs = {"train": split.train_path, "val": split.val_path, "rejects": folder / REJECTS}
@@ -225,7 +243,8 @@ def _select(
     for path in (*written.values(), folder / REPORT):
         announce(path)
     shown = ("prompts", "accepted", "rejected", "samples", "missing_samples", "train_rows", "val_rows")
-    tokens = report["tokens_in"] + report["tokens_out"]
+    costly = [report, *filter(None, [report.get("open_book")])]
+    tokens = sum(part["tokens_in"] + part["tokens_out"] for part in costly)
     write_result(config, written, tokens, {name: report[name] for name in shown})
 
 
@@ -252,9 +271,16 @@ def synthesis_report(
         },
         "missing_samples": len(rows) * samples_per_prompt - len(records),
         "prompts_without_sample": sum(sampled[index] == 0 for index in indices),
+        **costs(records),
+    }
+
+
+def costs(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Tokens and seconds of these conversations, summed."""
+    return {
         "tokens_in": sum(record["tokens_in"] for record in records),
         "tokens_out": sum(record["tokens_out"] for record in records),
-        # fsum: the same in any order in which the samples were finished.
+        # fsum: the same in any order in which they were finished.
         "conversation_s": round(math.fsum(record["latency_s"] for record in records), 1),
     }
 

@@ -40,6 +40,11 @@ class ChunkingError(CorpusError):
     """Chunk sizes that do not fit together or do not fit the embedder."""
 
 
+def document_of(chunk_id: str) -> str:
+    """The id of the document that a chunk is of, which of a document in one chunk is the chunk's own."""
+    return re.sub(r"#\d+-[0-9a-f]{12}$", "", chunk_id)
+
+
 @dataclass(frozen=True)
 class Chunking:
     """How documents are split: `tokens` is the size of a chunk as it is read, prefix and title included.
@@ -113,7 +118,7 @@ class Chunker:
         chunks = []
         for part, (start, end) in enumerate(spans, start=1):
             content = hashlib.sha256(passage_text(title, text[start:end]).encode()).hexdigest()
-            key = f"{document.id}#{part}-{content[:12]}"
+            key = f"{document.id}#{part}-{content[:12]}"  # as document_of reads it
             chunks.append(Chunk(key, title, text[start:end], part, len(spans), start))
         return chunks
 
