@@ -1,4 +1,4 @@
-"""Every command line that the README, the docs and the guides give: it is understood, and reaches what it names.
+"""Every command line of the README, the docs and the guides: it is understood, and reaches what it names.
 
 The first tier resolves each; the second composes and preflights each for real, and runs those of `modal` by
 the unmodified client, whose preflight is the real one here as well.
