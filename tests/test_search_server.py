@@ -412,10 +412,12 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(
     monkeypatch.setattr(connections, "WRITE_S", 0.2)
 
     async def ask(port: int) -> None:
+        loop = asyncio.get_running_loop()
         # Small, so that the answer of 7 MB does not fit into the buffers of both ends.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
-        await asyncio.get_running_loop().sock_sendall(client, request(MOST))
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        await loop.sock_sendall(client, request(MOST))
+        assert await loop.sock_recv(client, 1)  # the answer has begun
 
     with socket.socket() as client:
         client.setblocking(False)
