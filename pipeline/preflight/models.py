@@ -33,6 +33,10 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
     for key, model in ctx.models().items():
         keys.setdefault(model, key)
     for model, key in keys.items():
+        if ctx.config.prompts.form == "short" and HUB_ID.fullmatch(model):
+            turns = f"turns of {ctx.config.rollout.max_tokens_per_turn} tokens"
+            why = f"the demo policy's short prompts and {turns} stay with it: they are its group's (model=)"
+            yield warning(key, why, "choose the model's own option, or add model=qwen2.5-3b next to it")
         folder = Path(model)
         is_elsewhere = folder.is_absolute() and not ctx.sees("corpus")
         # The last checkpoint of a run is merged first.
