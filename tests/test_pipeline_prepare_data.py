@@ -17,6 +17,7 @@ from data.parquet_io import read_parquet
 from ops.errors import OutOfTime
 from pipeline.cli import main
 from pipeline.stages.prepare_data import held_out_documents, until_the_stop_time
+from search.content import check_content
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import is_foreign
 from search.indexing.chunking import document_of
@@ -110,6 +111,7 @@ def test_an_index_of_another_tool_with_our_vectors_is_adopted_and_answers_with_c
     words = theirs(prepared, tmp_path, foreign_index(tmp_path / "chroma", documents, vectors))
     assert main(["prepare-data", *words]) == 0
     assert (tmp_path / "data" / "zero_ratio4321.parquet").is_file()
+    assert check_content(tmp_path / "chroma", "theirs")
     with open_collection(str(tmp_path / "chroma"), "theirs") as store:
         store.check_embedder(embedder)
         (found,) = store.query(vectors[3:4], 12)

@@ -13,6 +13,7 @@ from typing import Any
 import chromadb
 import numpy as np
 
+from search.content import record_content
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.corpus import Document
 from search.place import ChromaPlace, StoreError, connect
@@ -74,6 +75,8 @@ def adopt(chroma_path: ChromaPlace | str, collection: str, spec: EmbedderSpec) -
         # Chroma refuses to be told the distance again, which older ones keep here.
         own = {key: value for key, value in (handle.metadata or {}).items() if not key.startswith("hnsw:")}
         handle.modify(metadata={**own, **info.to_metadata()})
+    if place.folder:
+        record_content(place.folder, collection)
     return info
 
 
