@@ -174,6 +174,7 @@ def test_a_retrieval_service_that_dies_is_named_with_its_last_words(
 
 
 def test_a_probe_that_fails_is_what_a_diagnosis_names(config: DictConfig, tmp_path: Path) -> None:
+    config.retrieval.port = unused_port()
     spec = ServiceSpec(
         name="retrieval",
         command=(sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(config.retrieval.port)),

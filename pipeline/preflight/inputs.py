@@ -122,7 +122,7 @@ def check_corpus_source(ctx: CheckContext) -> Iterator[Finding]:
         and not Path(config.source).exists()
     ):
         fix = "name a .jsonl or .parquet file, a folder of .txt and .md files, or a Chroma folder"
-        yield error("source", f"there is nothing at {config.source}", fix)
+        yield error("source", f"no corpus at {config.source}", fix)
     try:
         writable_place(Path(config.out_dir).absolute())
     except OSError as reason:
