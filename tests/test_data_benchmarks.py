@@ -126,7 +126,7 @@ def test_this_projects_own_rows_with_targets_are_a_benchmark_too(tmp_path: Path)
     }
     write_training_rows(tmp_path / "val.parquet", [row])
     assert load_benchmark(tmp_path / "val.parquet") == [
-        BenchmarkQuestion("search_zero", "0", "Who?", ("Vell",), 3)
+        BenchmarkQuestion("search_zero", "0", "Who?", ("Vell",), 3, ("a",))
     ]
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -129,16 +128,23 @@ def fast_clock() -> Callable[[], float]:
     return lambda: time.time() + 61 * next(polls)
 
 
-def interrupt(commits: int) -> None:
-    """Preempt the container in its second commit, the first while the stage runs."""
-    if commits == 2:
-        signal.raise_signal(signal.SIGINT)
+def preempting_clock(checkpoints: DiskVolume) -> Callable[[], float]:
+    """Raises what a preemption's signal does, once: at its first reading while the stage is followed."""
+    readings = itertools.count()
+
+    def clock() -> float:
+        # After the commit before the start: is there money left, when was the last line, and then each poll.
+        if checkpoints.commits and next(readings) == 2:
+            raise KeyboardInterrupt
+        return time.time()
+
+    return clock
 
 
 def test_a_preempted_call_is_recorded_as_interrupted_and_can_be_repeated(mounts):
-    request, checkpoints = request_of("list-models"), DiskVolume("checkpoints", interrupt)
+    request, checkpoints = request_of("list-models"), DiskVolume("checkpoints")
     with pytest.raises(KeyboardInterrupt):
-        run_job(request, volumes(checkpoints=checkpoints), fast_clock())
+        run_job(request, volumes(checkpoints=checkpoints), preempting_clock(checkpoints))
     assert checkpoints.state["state"] == "interrupted"
     assert run_job(request, volumes()).state == "finished"
 

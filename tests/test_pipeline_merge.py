@@ -402,7 +402,10 @@ def spoil_config(actor: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_missing_run, r"solver_iter1 holds no whole checkpoint: train that run first"),
+        (
+            spoil_missing_run,
+            r"source: there is no checkpoint in .*solver_iter1: name the folder of a trained",
+        ),
         (spoil_pruned, r"global_step_4/actor is missing"),
         (spoil_missing_shard, r"lacks model_world_size_2_rank_1.pt: a checkpoint of 2 processes has 2"),
         (spoil_cut_off, r"model_world_size_1_rank_0.pt cannot be read as a checkpoint's shard"),
