@@ -274,12 +274,12 @@ class Containers:
         return await self._start(attempt)
 
     async def _spawner_ended(self, job: Job) -> None:
-        """Let a call of the same function that has spawned this one end: its container is then reused."""
+        """Let a call of the same function that has spawned this one end: then its slot is free."""
         spawners = [
             container.attempt
             for container in self._alive.values()
             if container.attempt.job.call.id == job.call.parent
-            and container.attempt.job.function is job.function
+            and container.attempt.job.function.name == job.function.name
         ]
         if job.call.spawned and spawners:
             await asyncio.wait({spawners[0].outcome}, timeout=SPAWNER_S)
