@@ -71,6 +71,8 @@ def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[
     `samples` identifies the samples that the pairs are from. Raises as a sampling stage does: OutOfTime,
     ServiceDied, ConversationsFailed.
     """
+    # The reference engine reads all waiting prompts before it answers a probe, and these are long ones.
+    at_once = 8 if config.solver.engine == "reference" else config.solver.concurrency
     served = OmegaConf.merge(
         config,
         {
@@ -80,6 +82,7 @@ def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[
                 # What a conversation may hold, and the document, which the challenger has in its prompt.
                 "max_context_tokens": config.solver.max_context_tokens + config.data.max_prompt_length,
                 "max_turns": 1,
+                "concurrency": at_once,
             }
         },
     )

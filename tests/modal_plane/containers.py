@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
@@ -327,6 +328,8 @@ class Containers:
         ]
         code = await process.wait()
         container.kill()
+        if code:
+            await asyncio.to_thread(_kill_what_is_left, container.id)
         # A process that has left the group can still hold the pipes.
         _, open_pumps = await asyncio.wait(pumps, timeout=5)
         for pump in open_pumps:
@@ -419,6 +422,24 @@ class Containers:
             "MODAL_CONTAINER_ARGUMENTS_PATH": str(arguments),
             "MODAL_OVERRIDE_HEADERS": f"{TASK_HEADER}:{container.id}",
         }
+
+
+def _kill_what_is_left(task_id: str) -> None:
+    """Kill the processes of a container that has died: at Modal none outlives it."""
+    roots = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("MODAL_TASK_ID") == task_id:
+                roots.append(process)
+    left = set(roots)
+    for process in roots:
+        # Those that set their own title have lost their environment.
+        with contextlib.suppress(psutil.Error):
+            left.update(process.children(recursive=True))
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(list(left), timeout=10)
 
 
 def _here(value: str, folders: Mapping[str, Path]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -87,8 +88,11 @@ def writes() -> list:
     """Commits one more file in each attempt, and leaves another half-written, up to the third."""
     folder = Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"], "steps")
     folder.mkdir(exist_ok=True)
+    checkpoints.reload()
     found = sorted(os.listdir(folder))
     if len(found) < 2:
+        # In a session of its own, with a file of the volume open.
+        subprocess.Popen(["sleep", "600"], stdin=(folder.parent / "seen").open("a"), start_new_session=True)
         (folder / f"step{len(found)}").write_text("whole")
         checkpoints.commit()
         (folder / "uncommitted").write_text("ha")
