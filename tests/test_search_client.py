@@ -222,7 +222,10 @@ def test_deadline_ends_retries_with_url_attempts_and_last_error() -> None:
         retrieve(server.url, ["salt"], deadline_s=2.0)
     message = str(caught.value)
     assert re.match(rf"{server.url}/retrieve did not answer: [1-9]\d* attempts in ", message)
-    assert "(deadline 2 s), last: ServerFailure: HTTP 503: index is loading" in message
+    # The deadline may end the last attempt before its answer, on a busy machine.
+    assert re.search(
+        r"\(deadline 2 s\), last: (ServerFailure: HTTP 503: index is loading|ReadTimeout)", message
+    )
 
 
 def test_query_that_the_server_fails_on_each_time_is_given_up_before_the_deadline() -> None:
