@@ -186,7 +186,8 @@ NOTES = (
     "questions of another world, with other names. This is the hardest case, as all demo questions share a "
     'few phrasings and overlap in runs such as "what instrument does person married to mayor of". A wrong '
     "answer that occurs in the passage passes every gate; no solver attempt agrees with it, so the "
-    "challenger's reward for difficulty is 0."
+    "challenger's reward for difficulty is 0. The ordinary questions and the planted wordings were written "
+    "next to the gates' patterns: other wordings will be caught less often, and other good questions refused."
 )
 
 
