@@ -34,7 +34,7 @@ from modal_plane.servicer import TASK_HEADER, Caller
 from modal_plane.state import ENVIRONMENT, App, Bell, Call, Function, State, new_id
 from modal_plane.volumes import Commit
 
-SPAWNER_S = 120.0
+SPAWNER_S = 15.0
 """Seconds that a spawned call of a function waits for the one that has spawned it."""
 KEPT = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 """What a container has of this machine's environment: what a process needs to start here."""
@@ -326,10 +326,11 @@ class Containers:
             )
             if stream is not None
         ]
-        code = await process.wait()
+        # Its own `wait` would last until all who hold its pipes have ended.
+        while (code := process.returncode) is None:
+            await asyncio.sleep(0.02)
         container.kill()
-        if code:
-            await asyncio.to_thread(_kill_what_is_left, container.id)
+        await asyncio.to_thread(_kill_what_is_left, container.id)
         # A process that has left the group can still hold the pipes.
         _, open_pumps = await asyncio.wait(pumps, timeout=5)
         for pump in open_pumps:
@@ -425,12 +426,14 @@ class Containers:
 
 
 def _kill_what_is_left(task_id: str) -> None:
-    """Kill the processes of a container that has died: at Modal none outlives it."""
+    """Kill the processes of a container that has ended: at Modal none outlives it."""
+    mark = f"MODAL_TASK_ID={task_id}".encode()
     roots = []
-    for process in psutil.process_iter():
+    for entry in Path("/proc").iterdir():
+        # A process that ends meanwhile, or another user's.
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("MODAL_TASK_ID") == task_id:
-                roots.append(process)
+            if entry.name.isdecimal() and mark in (entry / "environ").read_bytes():
+                roots.append(psutil.Process(int(entry.name)))
     left = set(roots)
     for process in roots:
         # Those that set their own title have lost their environment.

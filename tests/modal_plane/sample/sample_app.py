@@ -95,6 +95,8 @@ def writes() -> list:
         subprocess.Popen(["sleep", "600"], stdin=(folder.parent / "seen").open("a"), start_new_session=True)
         (folder / f"step{len(found)}").write_text("whole")
         checkpoints.commit()
+        # In a session of its own, with a file of the volume open.
+        subprocess.Popen(["sleep", "600"], stdin=(folder.parent / "seen").open("a"), start_new_session=True)
         (folder / "uncommitted").write_text("ha")
         print(f"attempt after {len(found)}", flush=True)
         time.sleep(60)
