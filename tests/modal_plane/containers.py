@@ -34,7 +34,7 @@ from modal_plane.servicer import TASK_HEADER, Caller
 from modal_plane.state import ENVIRONMENT, App, Bell, Call, Function, State, new_id
 from modal_plane.volumes import Commit
 
-SPAWNER_S = 15.0
+SPAWNER_S = 120.0
 """Seconds that a spawned call of a function waits for the one that has spawned it."""
 KEPT = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 """What a container has of this machine's environment: what a process needs to start here."""
