@@ -31,8 +31,7 @@ from data.leaks import given_away, words_of
 from data.pairs import Pair
 from data.wording import asks_yes_no, is_question, share_of_names, template_leftover, unclear
 from verl_ext.method.answers import contains_answer, normalize_answer
-from verl_ext.method.format_score import answered_by_document, search_steps
-from verl_ext.method.passages import shown_passages
+from verl_ext.method.format_score import answered_by_document, retrieved_passages, search_steps
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def evidence(pair: Pair) -> str | None:
     Yes and no occur in no text: all names of their question must. The query that is repeated above its
     passages, as the model wrote it, is no evidence.
     """
-    retrieved = [line for call in pair.trajectory.searches for line in shown_passages(call.response or "")]
+    retrieved = retrieved_passages(pair.trajectory)
     named = share_of_names(pair.question, "\n".join([pair.document, *retrieved]))
     if named == 0:
         return "evidence: nothing that the question names is in the document or in a retrieved passage"

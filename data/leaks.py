@@ -65,7 +65,8 @@ def given_away(question: str, answer: str) -> str | None:
     if not answered:
         return None
     ways = {
-        "in plain words": _has(_singular(asked), _singular(answered)) or _begins_a_word(asked, answer),
+        "in plain words": _has(_singular(asked), _singular(answered))
+        or _begins_a_word(asked, answered, answer),
         "spelt letter by letter": any("".join(answered) in run for run in _spelt(question)),
         "reversed": _has_reversed(asked, answered),
         "with its words in another order": len(answered) > 1
@@ -87,9 +88,8 @@ def _singular(words: Sequence[str]) -> list[str]:
     return [_PLURAL.sub(lambda found: "y" if found[0] == "ies" else "", word) for word in words]
 
 
-def _begins_a_word(asked: Sequence[str], answer: str) -> bool:
-    """Whether a name of one word begins a word of the question."""
-    answered = words_of(answer)
+def _begins_a_word(asked: Sequence[str], answered: Sequence[str], answer: str) -> bool:
+    """Whether an answer that is a name of one word begins a word of the question."""
     is_name = len(answered) == 1 and answer.strip()[:1].isupper() and len(answered[0]) >= _STEM_LETTERS
     return is_name and any(word.startswith(answered[0]) for word in asked)
 
@@ -122,10 +122,10 @@ def _has_part(question: str, answer: str) -> bool:
         return False
     tokens = list(re.finditer(r"[^\W\d_]+", unicodedata.normalize("NFKC", question)))
     capital = [token[0][0].isupper() for token in tokens]
-    beside = [tokens[i].end() + 1 == tokens[i + 1].start() for i in range(len(tokens) - 1)]
+    adjacent = [tokens[i].end() + 1 == tokens[i + 1].start() for i in range(len(tokens) - 1)]
     for i, token in enumerate(tokens):
-        named_before = i > 1 and beside[i - 1] and capital[i - 1]  # the first word is a capital in any case
-        named_after = i < len(beside) and beside[i] and capital[i + 1]
+        named_before = i > 1 and adjacent[i - 1] and capital[i - 1]  # the first word is a capital in any case
+        named_after = i < len(adjacent) and adjacent[i] and capital[i + 1]
         if capital[i] and not (named_before or named_after) and "".join(words_of(token[0])) in parts:
             return True
     return False

@@ -21,10 +21,11 @@ import modal
 
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
+from launch.known_keys import STAGES
 from launch.request import Request
 
 _LOOP = "evolve"
-_OF_THE_LOOP = re.compile(r"(challenger|synthesize|solver|merge|evaluate)_iter\d+")
+_OF_THE_LOOP = re.compile(rf"(?:{'|'.join(STAGES)})_iter\d+")
 """Runs of single stages that are the loop's as well."""
 
 

@@ -154,3 +154,13 @@ def process_env(config: DictConfig) -> dict[str, str]:
     # Only at DEBUG: with the variable set, Ray prints a line about it in every process.
     ray = {"RAY_BACKEND_LOG_LEVEL": "debug"} if level == "DEBUG" else {}
     return levels | ray | {name: str(value) for name, value in config.process_env.items()}
+
+
+def verl_env(config: DictConfig) -> dict[str, str]:
+    """`process_env` and what every process that imports veRL needs."""
+    return {
+        "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
+        # veRL warns in every process of engines that are not installed.
+        "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
+        **process_env(config),
+    }

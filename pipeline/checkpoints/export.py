@@ -26,7 +26,7 @@ from ops.supervisor import run_supervised
 from pipeline.checkpoints.reading import read_json
 from pipeline.checkpoints.verify import ExportCheck, check_export
 from pipeline.checkpoints.weights import FsdpCheckpoint
-from pipeline.compose import process_env
+from pipeline.compose import verl_env
 from pipeline.errors import CheckError
 from pipeline.fingerprint import fingerprint_checkpoint
 from verl_ext.artefacts import announce
@@ -105,12 +105,7 @@ def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
             *("--local_dir", str(checkpoint), "--target_dir", str(target)),
         ),
         log_path=Path(config.run.dir) / "logs" / "merger.log",
-        env={
-            "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
-            # veRL warns of engines that are not installed.
-            "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
-            **process_env(config),
-        },
+        env=verl_env(config),
     )
 
 

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from ops.files import open_regular
 from pipeline.compose import RESOLVED
 from pipeline.errors import CheckError
 
@@ -16,8 +17,8 @@ from pipeline.errors import CheckError
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """The object in a JSON file; raises CheckError, which says `what` the file is for."""
     try:
-        _check_file(path)
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            content = json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckError(f"{path} ({what}) cannot be read: {in_one_line(error)}") from error
     if not isinstance(content, dict):
@@ -34,20 +35,14 @@ def read_settings(run: Path, keys: Iterable[str]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        _check_file(path)
-        config = OmegaConf.load(path)
+        with open_regular(path) as file:
+            config = OmegaConf.load(file)
         return {key: OmegaConf.select(config, key) for key in keys}
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise CheckError(
             f"{path} (the settings of the last start) cannot be read: {in_one_line(error)}. Restore it, or "
             "move it away if you know that they were the same"
         ) from error
-
-
-def _check_file(path: Path) -> None:
-    """Raise OSError unless it is a file: a pipe or a device would be read for ever."""
-    if path.exists() and not path.is_file():
-        raise OSError("it is no file")
 
 
 def in_one_line(error: BaseException) -> str:

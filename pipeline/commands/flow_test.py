@@ -22,7 +22,7 @@ from ops.process.lock import HeldLock
 from ops.process.logs import EVENTS_FILE, EventLog, read_json_lines, say
 from ops.services.services import ServiceGroup
 from ops.supervisor import run_supervised
-from pipeline.compose import process_env, resolve, write_resolved
+from pipeline.compose import resolve, verl_env, write_resolved
 from pipeline.errors import CheckError
 from pipeline.stages.flow import COUNTERS_FILE, flow_monitor
 from pipeline.stages.watch import PROGRESS, watch_plan
@@ -111,12 +111,10 @@ def _load(config: DictConfig, folder: Path, resolved: Path) -> Command:
         command=(sys.executable, "-m", "verl_ext.trainer.flow_load", str(resolved)),
         log_path=folder / "logs" / "load.log",
         env={
-            **process_env(config),
+            **verl_env(config),
             "PYTHONPATH": root,
-            "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
             # Neither a model nor a GPU is used, on any machine.
             "VERL_PLATFORM": "cpu",
-            "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
             "DRZERO_PROGRESS_DIR": str(folder / PROGRESS),
             "RAY_USAGE_STATS_ENABLED": "0",
             "TQ_LOGGING_LEVEL": "ERROR",

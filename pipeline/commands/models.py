@@ -26,7 +26,7 @@ from pipeline.preflight.context import CheckContext, Readings
 from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.model_shape import load_shape
 from pipeline.preflight.models import HUB_ID
-from pipeline.preflight.run import STAGES
+from pipeline.preflight.run import STAGE_NAMES
 from pipeline.tables import console, new_table
 
 _CONFIGS = (".json", ".txt", ".model", ".jinja", ".py")
@@ -46,11 +46,10 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
     named, *overrides = arguments
     wanted: dict[str, str] = {}
     stage = named.replace("-", "_")
-    stages = [*(stage.replace("_", "-") for stage in STAGES), "evolve"]
-    if stage.replace("_", "-") not in stages:
-        near = difflib.get_close_matches(named, stages, n=1)
+    if stage.replace("_", "-") not in STAGE_NAMES:
+        near = difflib.get_close_matches(named, STAGE_NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise CheckError(f"there is no stage {named!r}: {hint}stages are {', '.join(stages)}")
+        raise CheckError(f"there is no stage {named!r}: {hint}stages are {', '.join(STAGE_NAMES)}")
     runs = [(stage, overrides)]
     if stage == "evolve":
         runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(overrides))]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pipeline.loop.preflight import preflight_stage
 from pipeline.preflight.finding import refusal
 from pipeline.preflight.report import as_json, print_reports
-from pipeline.preflight.run import STAGES
+from pipeline.preflight.run import STAGE_NAMES
 
 
 def run_preflight(arguments: Sequence[str]) -> int:
@@ -23,12 +23,11 @@ def run_preflight(arguments: Sequence[str]) -> int:
     Raises PreflightFailed when the first argument is no stage.
     """
     words = [word for word in arguments if word != "--json"]
-    stages = [*(stage.replace("_", "-") for stage in STAGES), "evolve"]
-    if not words or words[0] not in stages:
-        near = difflib.get_close_matches(words[0], stages, n=1) if words else []
+    if not words or words[0] not in STAGE_NAMES:
+        near = difflib.get_close_matches(words[0], STAGE_NAMES, n=1) if words else []
         why = f"there is no stage {words[0]!r}" if words else "preflight checks one stage"
         why += f", did you mean {near[0]!r}?" if near else ""
-        raise refusal("stage", why, f"choose one of {', '.join(stages)}")
+        raise refusal("stage", why, f"choose one of {', '.join(STAGE_NAMES)}")
     reports = preflight_stage(words[0], words[1:])
     if "--json" in arguments:
         print(as_json(reports))

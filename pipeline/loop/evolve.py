@@ -55,7 +55,8 @@ def run_evolve(arguments: Sequence[str]) -> None:
     folder = Path(first.paths.checkpoints) / "evolve"
     if redo_from:
         stages_from(redo_from, plan, Manifest(folder / "manifest.json"))
-    configs = {run.name: compose_stage(run.stage, run.overrides) for run in plan}
+    configs = {plan[0].name: first}
+    configs |= {run.name: compose_stage(run.stage, run.overrides) for run in plan[1:]}
     with HeldLock(folder / "lock"):
         end_leftovers("evolve", LOOP_VARIABLE, str(folder))
         for place in (folder, *(Path(config.run.dir) for config in configs.values())):

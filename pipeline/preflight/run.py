@@ -28,6 +28,8 @@ from pipeline.preflight.machine import Machine, declared_machine
 from pipeline.preflight.memory_ledger import Ledger
 
 STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate", "serve_search")
+STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "evolve")
+"""What can be preflighted, as it is typed."""
 
 # Errors whose message is written for users.
 _FOR_THE_USER = (UserError, FileNotFoundError, OmegaConfBaseException)

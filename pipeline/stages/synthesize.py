@@ -90,7 +90,8 @@ def run_synthesize(config: DictConfig) -> None:
             load_chat_tokenizer(config.gates.open_book_model, "gates.open_book_model")
         benchmark_questions = [q for file in config.gates.benchmarks for q in load_benchmark(file)]
         identity = fingerprint_model(model)
-        with Journal(folder / SAMPLES, journal_identity(config, identity)) as journal:
+        conditions = journal_identity(config, identity)
+        with Journal(folder / SAMPLES, conditions) as journal:
             missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
             drawn = f"{total} samples, {len(missing)} of them still to draw"
             print(f"{len(rows)} prompts, {drawn}, {config.challenger}")
@@ -107,7 +108,7 @@ def run_synthesize(config: DictConfig) -> None:
         answers = None
         if config.gates.open_book:
             pairs = passing_pairs(samples, rows, gates)
-            answers = check_open_book(config, pairs, journal_identity(config, identity))
+            answers = check_open_book(config, pairs, conditions)
             gates.verdicts.update(answers.verdicts)
         _select(config, rows, samples, generator_name(config, identity), gates, answers)
 

@@ -24,7 +24,7 @@ from ops.services.services import ServiceGroup, ServiceSpec
 from ops.supervisor import NothingDone, Stalled, run_supervised
 from pipeline.checkpoints.export import export_policy
 from pipeline.checkpoints.resume import choose_start, start_step
-from pipeline.compose import RESOLVED, process_env, write_resolved
+from pipeline.compose import RESOLVED, verl_env, write_resolved
 from pipeline.metrics import metrics_path, read_metrics, spent_tokens
 from pipeline.preflight.data import use_train_for_missing_val
 from pipeline.stages.flow import flow_monitor
@@ -172,12 +172,9 @@ def _trainer(config: DictConfig, folder: Path) -> Command:
         ),
         log_path=folder / "logs" / "trainer.log",
         env={
-            "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            # veRL warns in every process of engines that are not installed.
-            "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine",
             # Ray's usage reports would be the only thing that leaves the machine.
             "RAY_USAGE_STATS_ENABLED": "0",
             "TENSORBOARD_DIR": str(folder / "tensorboard"),
@@ -186,6 +183,6 @@ def _trainer(config: DictConfig, folder: Path) -> Command:
             "WANDB_MODE": os.environ.get("WANDB_MODE")
             or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
             **watched_env(config),
-            **process_env(config),
+            **verl_env(config),
         },
     )

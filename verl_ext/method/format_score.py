@@ -31,10 +31,14 @@ class FormatScore:
 
 def format_score(trajectory: Trajectory, document: str, hop: int, answer: str) -> FormatScore:
     """Score a trajectory whose question has integrity; `document` is the text the challenger was shown."""
-    retrieved = [line for call in trajectory.searches for line in shown_passages(call.response or "")]
     given = answered_by_document(answer, document, hop)
-    found = 0.0 if given else answer_part(answer, [document, *retrieved])
+    found = 0.0 if given else answer_part(answer, [document, *retrieved_passages(trajectory)])
     return FormatScore(think_part(trajectory), tool_part(trajectory, hop), found)
+
+
+def retrieved_passages(trajectory: Trajectory) -> list[str]:
+    """The passages that the answered searches showed, without the queries that are repeated above them."""
+    return [line for call in trajectory.searches for line in shown_passages(call.response or "")]
 
 
 def think_part(trajectory: Trajectory) -> float:
