@@ -58,6 +58,12 @@ def test_progress_comes_with_every_chunk_and_is_one_document_in_sum(text: str, t
     assert len(parts) == len(chunks) and sum(parts) == pytest.approx(1)
 
 
+def test_a_long_title_without_a_text_is_one_chunk() -> None:
+    parts: list[float] = []
+    (chunk,) = chunker().split(Document("doc", "Orrin is a harbour town " * 10, ""), parts.append)
+    assert (chunk.title, chunk.text, parts) == ("Orrin is a harbour town Orrin is a", "", [1])
+
+
 @given(texts, titles)
 def test_no_chunk_is_longer_than_the_limit_as_the_embedder_reads_it(text: str, title: str) -> None:
     chunks = split(text, title)

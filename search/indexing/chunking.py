@@ -113,7 +113,8 @@ class Chunker:
         spans, done = [], 0
         for start, end in self._spans(title, text):
             spans.append((start, end))
-            progress((end - done) / len(text))
+            # A document that is a long title alone has one chunk.
+            progress((end - done) / len(text) if text else 1)
             done = end
         chunks = []
         for part, (start, end) in enumerate(spans, start=1):
