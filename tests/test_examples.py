@@ -46,6 +46,7 @@ def test_a_search_of_one_question_shows_the_model_passages(tmp_path: Path) -> No
     assert answered.response == "[1] Orrin: Orrin is a harbour town on the river Vell."
 
 
+@pytest.mark.slow("two more runs of the script; the first one is asserted on in the first tier")
 def test_a_second_run_over_the_same_outputs_gives_the_same_step(
     speaking_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,20 +48,28 @@ def stage_of(plane: ControlPlane) -> Call:
     return call
 
 
+ONE_OF_A_KIND = ("prepare-data", "solver", "smoke")
+"""Stages in the first tier; test_launch_request.py has the machine and command of each."""
+STAGES = [
+    (["prepare-data", "source=/corpus/a.jsonl"], "cpu_stage", None, "prepare-data compute=cpu"),
+    (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu"),
+    (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 1), "challenger compute=single_h100"),
+    (["synthesize"], "gpu_stage", ("A100-40GB", 1), "synthesize compute=a100-40gb"),
+    (["solver", "--steps", "7"], "gpu_stage", ("H100", 1), "solver compute=single_h100"),
+    (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("H100", 8), "evaluate compute=8xh100"),
+    (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 1), "evolve compute="),
+    (["smoke"], "gpu_stage", ("A10G", 1), "demo compute=a10g"),
+]
+
+
 class TestEveryStage:
     """The machine that each requests, and its command."""
 
     @pytest.mark.parametrize(
         ("words", "function", "gpu", "command"),
         [
-            (["prepare-data", "source=/corpus/a.jsonl"], "cpu_stage", None, "prepare-data compute=cpu"),
-            (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu"),
-            (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 1), "challenger compute=single_h100"),
-            (["synthesize"], "gpu_stage", ("A100-40GB", 1), "synthesize compute=a100-40gb"),
-            (["solver", "--steps", "7"], "gpu_stage", ("H100", 1), "solver compute=single_h100"),
-            (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("H100", 8), "evaluate compute=8xh100"),
-            (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 1), "evolve compute="),
-            (["smoke"], "gpu_stage", ("A10G", 1), "demo compute=a10g"),
+            pytest.param(*row, marks=() if row[0][0] in ONE_OF_A_KIND else pytest.mark.slow("more of a kind"))
+            for row in STAGES
         ],
     )
     def test_requests_its_machine_after_the_checks(

@@ -41,6 +41,7 @@ def test_a_tool_that_accepts_and_never_answers_is_named(tmp_path: Path) -> None:
     assert (came.verdict, came.culprit, came.left) == ("tool call without deadline", "retrieval", [])
 
 
+@pytest.mark.slow("a real run that waits; test_ops_watchdog.py judges starts by the clock")
 def test_a_start_that_is_slow_is_no_stall(tmp_path: Path) -> None:
     came = outcome(tmp_path, "driver.py", "--fault", "slow-start", "--slow-s", "9")
     assert (came.verdict, came.ended, came.left) == ("none", "exit 0", [])

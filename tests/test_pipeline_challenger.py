@@ -1,9 +1,10 @@
 """The real challenger stage with a tiny model: a step, the stop time, a second step, a failure in the third.
 
-Each run is `python -m pipeline.cli challenger …` in a process of its own: real services, veRL's own trainer,
-checkpoint. The policy knows the protocol by heart (`tiny_model.save_speaking_model`), so that there are
-searches, solver attempts and rewards that differ. What a finished run leaves is asserted on the challenger of
-`launched_loop`. The second tier finishes the failed run and trains the next iteration's on it.
+What a finished run leaves is asserted on the challenger of `launched_loop`. The second tier starts runs by
+`python -m pipeline.cli challenger …` in a process of its own: real services, veRL's own trainer, checkpoint;
+cuts one, resumes it, finishes it after a failure, and trains the next iteration's on it. The policy knows
+the protocol by heart (`tiny_model.save_speaking_model`), so that there are searches, solver attempts and
+rewards that differ.
 """
 
 import ipaddress
@@ -79,89 +80,13 @@ def test_a_good_run_logs_no_traceback_and_no_engines_that_nobody_asked_for(finis
 
 
 @pytest.fixture(scope="module")
-def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
-    """The first step, which the stop time ends; no save would be due before the third."""
-    env = {
-        STOP_VARIABLE: str(stop_after_first_step(finished)),
-        LOG_VARIABLE: str(checkpoints / "announced.jsonl"),
-    }
-    return run_stage("challenger", [*arguments, "trainer.save_freq=3"], checkpoints / "tiny", env=env)
-
-
-def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut: Run) -> None:
-    assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
-    reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
-    assert len(reported) == 1
-    assert reported[0].startswith("drzero challenger: out of time after step 1 of 3: another step")
-    assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
-
-
-def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(cut: Run) -> None:
-    assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
-    assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
-    assert not cut.export.exists()
-    assert_nothing_left(cut)
-
-
-def test_what_was_whole_by_then_was_announced(cut: Run) -> None:
-    announced = (cut.folder.parent / "announced.jsonl").read_text().splitlines()
-    paths = [Path(json.loads(line)["path"]).relative_to(cut.folder) for line in announced]
-    assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
-
-
-def test_diagnose_reports_no_failure_of_it(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(cut.folder)]) == 0
-    assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
-    (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
-    assert (event["component"], event["step"]) == ("trainer", 1)
+def metrics(finished: Run) -> list[dict[str, Any]]:
+    return finished.lines("metrics/attempt_001.jsonl")
 
 
 @pytest.fixture(scope="module")
-def killed(arguments: list[str], cut: Run) -> Run:
-    """Without a stop time, after all that reads what the first has left: the second step, and a third.
-
-    In the third's rollout the solver is killed (SIGKILL), which is not started again.
-    """
-    folder, since = cut.folder, time.time()
-
-    def kill(watch: Watch) -> None:
-        wait_for(lambda: beat(3, "rollout")(folder, since), RUN_LIMIT_S)
-        port = OmegaConf.load(folder / "resolved.yaml").solver.port
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                os.kill(connection.pid, signal.SIGKILL)
-
-    return run_stage("challenger", [*arguments, "trainer.save_freq=1"], folder, kill)
-
-
-@pytest.fixture(scope="module")
-def metrics(killed: Run) -> list[dict[str, Any]]:
-    """Of the steps that the two starts have ended."""
-    return killed.lines("metrics/attempt_001.jsonl") + killed.lines("metrics/attempt_002.jsonl")
-
-
-@pytest.fixture(scope="module")
-def rollouts(killed: Run) -> list[dict[str, Any]]:
-    return killed.lines("dumps/step_0001.jsonl") + killed.lines("dumps/step_0002.jsonl")
-
-
-def test_a_rerun_resumes_after_the_last_step(killed: Run) -> None:
-    assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
-
-
-def test_a_resumed_run_draws_the_data_of_an_unbroken_one(killed: Run) -> None:
-    assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
-
-
-def test_a_resumed_run_starts_from_the_saved_weights(killed: Run) -> None:
-    name = "model.layers.0.mlp.up_proj.weight"
-    first, second = checkpoint_weights(killed, 1)[name], checkpoint_weights(killed, 2)[name]
-    step = (second - first).abs().max()
-    assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
-
-
-def test_a_key_of_the_users_own_reaches_the_trainers_config(killed: Run) -> None:
-    assert killed.config.trainer.foo == 1
+def rollouts(finished: Run) -> list[dict[str, Any]]:
+    return finished.lines("dumps/step_0001.jsonl") + finished.lines("dumps/step_0002.jsonl")
 
 
 def test_both_steps_have_metrics_with_the_time_of_every_phase(metrics: list[dict[str, Any]]) -> None:
@@ -194,10 +119,10 @@ def test_the_rehearsal_is_a_real_one(rollouts: list[dict[str, Any]]) -> None:
     assert len({r["reward"]["score"] for r in rollouts}) > 1
 
 
-def test_there_is_one_dump_line_a_rollout(killed: Run) -> None:
+def test_there_is_one_dump_line_a_rollout(finished: Run) -> None:
     for step in (1, 2):
-        lines = killed.lines(f"dumps/step_{step:04d}.jsonl")
-        assert len({line["key"] for line in lines}) == len(lines) == BATCH
+        lines = finished.lines(f"dumps/step_{step:04d}.jsonl")
+        assert len({line["key"] for line in lines}) == len(lines) == finished.config.data.train_batch_size
         assert {line["step"] for line in lines} == {step}
         assert all(line["trajectory"]["turns"] for line in lines)
 
@@ -213,11 +138,11 @@ def test_every_dumped_reward_is_that_of_the_dumped_trajectory(rollouts: list[dic
 
 
 def test_the_reported_advantages_are_those_of_the_dumped_rewards(
-    killed: Run, metrics: list[dict[str, Any]]
+    finished: Run, metrics: list[dict[str, Any]]
 ) -> None:
     for step, line in enumerate(metrics, start=1):
         by_hop: dict[int, list[float]] = {}
-        for rollout in killed.lines(f"dumps/step_{step:04d}.jsonl"):
+        for rollout in finished.lines(f"dumps/step_{step:04d}.jsonl"):
             by_hop.setdefault(rollout["hop"], []).append(rollout["reward"]["score"])
         sizes = [
             abs(score - np.mean(group)) / np.sqrt(np.var(group) + 1e-6)
@@ -232,48 +157,10 @@ def test_the_sampler_and_the_actor_agree_on_the_log_probs(metrics: list[dict[str
         assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
 
 
-def test_heartbeats_are_the_phases_in_order(killed: Run) -> None:
-    beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
-    assert beats[0] == (0, "start-up")
-    resumed_at = max(place for place, (_, phase) in enumerate(beats) if phase == "start-up")
-    assert [beat for beat in beats[:resumed_at] if beat[1] in PHASES] == [(1, phase) for phase in PHASES]
-    expected = [*((2, phase) for phase in PHASES), (3, "rollout")]
-    assert beats[resumed_at + 1 :][: len(expected)] == expected
-
-
-def test_training_moved_the_weights(killed: Run, speaking_model: Path) -> None:
-    before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
-    first, second = checkpoint_weights(killed, 1), checkpoint_weights(killed, 2)
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert not torch.equal(before[name], first[name])
-    assert not torch.equal(first[name], second[name])
-
-
-def test_a_killed_service_ends_the_run_with_its_name_and_log(killed: Run) -> None:
-    assert killed.code == 1, killed.err[-3000:]
-    assert "service 'solver' died: killed by SIGKILL" in killed.err
-    assert str(killed.folder / "logs" / "solver.log") in killed.err
-    assert "Traceback" not in killed.err.split("last lines:")[0]
-
-
-def test_a_killed_service_leaves_no_process_behind(killed: Run) -> None:
-    assert_nothing_left(killed)
-
-
-def test_a_killed_service_leaves_no_step_half_written(killed: Run) -> None:
-    assert not list(killed.folder.glob("**/*.partial")) and not killed.export.exists()
-    left = sorted(path.name for name in ("dumps/*", "global_step_*") for path in killed.folder.glob(name))
-    assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
-
-
-def test_nothing_listened_beyond_loopback(killed: Run) -> None:
-    assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
-    beyond = {
-        (ip, port): command
-        for (ip, port), command in killed.watch.listeners.items()
-        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
-    }
-    assert beyond == {}
+def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
+    beats = [(beat["step"], beat["phase"]) for beat in finished.lines("heartbeats.jsonl")]
+    phases = [(step, phase) for step in range(1, STEPS + 1) for phase in PHASES]
+    assert beats == [(0, "start-up"), *phases, (STEPS + 1, "done")]
 
 
 # What a finished run leaves.
@@ -329,11 +216,127 @@ def test_tensorboard_has_the_metrics(finished: Run) -> None:
     assert [scalar.step for scalar in events.Scalars("drzero/reward/score")] == [1, 2]
 
 
-# The failed run finished, and the next iteration's on top of it.
+# Started by a command of its own: cut by its stop time, resumed and failed, finished, and taken over.
 
 
 @pytest.fixture(scope="module")
-def resumed(arguments: list[str], killed: Run, metrics: list[dict[str, Any]]) -> Run:
+def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
+    """The first step, which the stop time ends; no save would be due before the third."""
+    env = {
+        STOP_VARIABLE: str(stop_after_first_step(finished)),
+        LOG_VARIABLE: str(checkpoints / "announced.jsonl"),
+    }
+    return run_stage("challenger", [*arguments, "trainer.save_freq=3"], checkpoints / "tiny", env=env)
+
+
+@pytest.fixture(scope="module")
+def killed(arguments: list[str], cut: Run) -> Run:
+    """Without a stop time, after all that reads what the first has left: the second step, and a third.
+
+    In the third's rollout the solver is killed (SIGKILL), which is not started again.
+    """
+    folder, since = cut.folder, time.time()
+
+    def kill(watch: Watch) -> None:
+        wait_for(lambda: beat(3, "rollout")(folder, since), RUN_LIMIT_S)
+        port = OmegaConf.load(folder / "resolved.yaml").solver.port
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                os.kill(connection.pid, signal.SIGKILL)
+
+    return run_stage("challenger", [*arguments, "trainer.save_freq=1"], folder, kill)
+
+
+@pytest.mark.slow(
+    "a start of the trainer: test_pipeline_training.py and the loop's own stop time in the first"
+)
+class TestOutOfTime:
+    def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(self, cut: Run) -> None:
+        assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
+        reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
+        assert len(reported) == 1
+        assert reported[0].startswith("drzero challenger: out of time after step 1 of 3: another step")
+        assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
+
+    def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(self, cut: Run) -> None:
+        assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
+        assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
+        assert not cut.export.exists()
+        assert_nothing_left(cut)
+
+    def test_what_was_whole_by_then_was_announced(self, cut: Run) -> None:
+        announced = (cut.folder.parent / "announced.jsonl").read_text().splitlines()
+        paths = [Path(json.loads(line)["path"]).relative_to(cut.folder) for line in announced]
+        assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
+
+    def test_diagnose_reports_no_failure_of_it(self, cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["diagnose", str(cut.folder)]) == 0
+        assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
+        (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
+        assert (event["component"], event["step"]) == ("trainer", 1)
+
+
+@pytest.mark.slow("a second start; test_pipeline_resume.py covers what is read, linked and refused")
+class TestResumed:
+    def test_a_rerun_resumes_after_the_last_step(self, killed: Run) -> None:
+        assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
+
+    def test_a_resumed_run_draws_the_data_of_an_unbroken_one(self, killed: Run) -> None:
+        assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
+
+    def test_a_resumed_run_starts_from_the_saved_weights(self, killed: Run) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        first, second = checkpoint_weights(killed, 1)[name], checkpoint_weights(killed, 2)[name]
+        step = (second - first).abs().max()
+        assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
+
+    def test_a_key_of_the_users_own_reaches_the_trainers_config(self, killed: Run) -> None:
+        assert killed.config.trainer.foo == 1
+
+    def test_heartbeats_are_the_phases_in_order(self, killed: Run) -> None:
+        beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
+        assert beats[0] == (0, "start-up")
+        resumed_at = max(place for place, (_, phase) in enumerate(beats) if phase == "start-up")
+        assert [beat for beat in beats[:resumed_at] if beat[1] in PHASES] == [(1, phase) for phase in PHASES]
+        expected = [*((2, phase) for phase in PHASES), (3, "rollout")]
+        assert beats[resumed_at + 1 :][: len(expected)] == expected
+
+    def test_training_moved_the_weights(self, killed: Run, speaking_model: Path) -> None:
+        before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
+        first, second = checkpoint_weights(killed, 1), checkpoint_weights(killed, 2)
+        name = "model.layers.0.mlp.up_proj.weight"
+        assert not torch.equal(before[name], first[name])
+        assert not torch.equal(first[name], second[name])
+
+    def test_nothing_listened_beyond_loopback(self, killed: Run) -> None:
+        assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
+        beyond = {
+            (ip, port): command
+            for (ip, port), command in killed.watch.listeners.items()
+            if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+        }
+        assert beyond == {}
+
+
+@pytest.mark.slow("in the run that resumes; test_ops_faults.py ends services in the first tier")
+class TestAKilledService:
+    def test_a_killed_service_ends_the_run_with_its_name_and_log(self, killed: Run) -> None:
+        assert killed.code == 1, killed.err[-3000:]
+        assert "service 'solver' died: killed by SIGKILL" in killed.err
+        assert str(killed.folder / "logs" / "solver.log") in killed.err
+        assert "Traceback" not in killed.err.split("last lines:")[0]
+
+    def test_a_killed_service_leaves_no_process_behind(self, killed: Run) -> None:
+        assert_nothing_left(killed)
+
+    def test_a_killed_service_leaves_no_step_half_written(self, killed: Run) -> None:
+        assert not list(killed.folder.glob("**/*.partial")) and not killed.export.exists()
+        left = sorted(path.name for name in ("dumps/*", "global_step_*") for path in killed.folder.glob(name))
+        assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
+
+
+@pytest.fixture(scope="module")
+def resumed(arguments: list[str], killed: Run) -> Run:
     """The same command again, after all that reads the killed run's files has had its turn."""
     run = run_stage("challenger", [*arguments, "trainer.save_freq=1"], killed.folder)
     assert run.code == 0, run.err[-3000:] + run.out[-6000:]

@@ -98,6 +98,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (folder / "flow.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow("a start of the trainer; test_verl_ext_flow_counters.py counts on its real buffer")
 def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     """On the real trainer class, TransferQueue, Ray and replay buffer."""
     watch, out, err = Watch(), io.StringIO(), io.StringIO()

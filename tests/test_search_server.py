@@ -608,6 +608,7 @@ def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_por
             listen(second)
 
 
+@pytest.mark.slow("a server of its own; a missing embedder is reported by the same line")
 def test_missing_device_is_reported_in_one_line(chroma: Path) -> None:
     message = refusal(chroma, "--device", "abacus")
     assert "embedder 'packaged-minilm' could not be loaded: RuntimeError: " in message and "abacus" in message
