@@ -141,26 +141,41 @@ class Prepared:
         ]
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer model with a real tokenizer."""
-    from tiny_model import save_tiny_model  # imports Transformers, which many test files need nothing of
-
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def speaking_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer model that knows the protocol by heart; made by one worker for all, in half a minute."""
-    from tiny_model import save_speaking_model
-
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, save: Callable[[Path], Path]) -> Path:
+    """A folder that one worker makes for all."""
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
-    shared = tmp_path_factory.getbasetemp().parent if is_worker else tmp_path_factory.mktemp("models")
-    folder = shared / "speaking"
+    shared = tmp_path_factory.getbasetemp().parent if is_worker else tmp_path_factory.getbasetemp()
+    folder = shared / name
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            save_speaking_model(shared / "speaking.building").rename(folder)
+            save(shared / f"{name}.building").rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer model with SmolLM2's tokenizer."""
+    from tiny_model import save_tiny_model  # imports Transformers, which many test files need nothing of
+
+    return made_once(tmp_path_factory, "tiny", save_tiny_model)
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(tiny_model: Path) -> Any:
+    """SmolLM2's own tokenizer, with the demo's chat template."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def speaking_model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
+    """A two-layer model that knows the protocol by heart; it takes half a minute."""
+    from tiny_model import save_speaking_model
+
+    return made_once(
+        tmp_path_factory, "speaking", lambda folder: save_speaking_model(folder, tokenizer=smollm2_tokenizer)
+    )
 
 
 @pytest.fixture(scope="session")

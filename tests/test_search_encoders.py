@@ -50,6 +50,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow("waits for two encoders; test_search_faults.py kills them on the shared server")
 def test_an_encoder_that_hangs_is_killed_and_replaced(
     spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,21 +24,24 @@ ANSWERS = ("<answer>Vell</answer>", "<answer>nobody</answer>")
 STEPS, SAMPLED = 300, 2000
 
 
-def save_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Write model and tokenizer to `folder`, and return it."""
-    tokenizer = load_base_tokenizer()
+def save_tiny_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
+    """Write model and tokenizer to `folder`, and return it.
+
+    Without a `tokenizer` it is read from the packaged model, which takes seconds.
+    """
+    tokenizer = tokenizer or load_base_tokenizer()
     _new_model(tokenizer, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def save_speaking_model(folder: Path, seed: int = 0) -> Path:
+def save_speaking_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
     """Like `save_tiny_model`, but it has learned the protocol by heart.
 
     Whatever the document, it asks one of `QUESTIONS`, often after a search; whatever the question, it gives
     one of `ANSWERS`. So a run with it has searches, solver attempts right and wrong, and rewards that differ.
     """
-    tokenizer = load_base_tokenizer()
+    tokenizer = tokenizer or load_base_tokenizer()
     model = _new_model(tokenizer, seed)
     examples = [encode(tokenizer, conversation) for conversation in _conversations(random.Random(seed))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
