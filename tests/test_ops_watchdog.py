@@ -120,6 +120,8 @@ def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
         progress=tmp_path / "progress",
         patience=Patience(cold_start_s=300, floor_s=60),
         writing_phases={"save": "global_step_*"},
+        recorder=tmp_path / "recorder",
+        flight=tmp_path / "flight",
     )
     command = Command(name="trainer", command=("sleep", "600"), log_path=tmp_path / "logs" / "trainer.log")
     with ServiceGroup([]) as services:
@@ -161,6 +163,21 @@ def test_a_stall_is_over_with_the_next_movement_whenever_that_is_seen(
     beats(tmp_path / "heartbeats.jsonl", (began + 302, 2, "rollout"))
     watchdog.poll(began + 307)
     assert watchdog.diagnosis is None
+
+
+def test_at_a_stall_the_ranks_are_asked_for_their_collectives_which_are_kept(
+    tmp_path: Path, watchdog: Watchdog
+) -> None:
+    (tmp_path / "recorder").mkdir()
+    os.mkfifo(tmp_path / "recorder" / "rank_0.pipe")
+    pipe = os.open(tmp_path / "recorder" / "rank_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "recorder" / "rank_0").write_text("collectives")
+    began = time.time()
+    beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
+    watchdog.poll(began + 301)
+    assert os.read(pipe, 9)
+    os.close(pipe)
+    assert [path.read_text() for path in (tmp_path / "flight").iterdir()] == ["collectives"]
 
 
 def test_a_stall_that_lasts_is_reported_again_every_ten_minutes(tmp_path: Path, watchdog: Watchdog) -> None:

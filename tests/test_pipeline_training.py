@@ -141,6 +141,6 @@ def test_a_trainer_that_came_to_no_step_is_out_of_time_only_if_it_said_so(
     command = Command(
         name="trainer", command=(sys.executable, "-c", code), log_path=folder / "logs" / "trainer.log"
     )
-    monkeypatch.setattr(training, "_trainer", lambda config, folder: command)
+    monkeypatch.setattr(training, "_trainer", lambda *_: command)
     with ServiceGroup([]) as services, pytest.raises(error):
         training._until_done(config, folder, services)

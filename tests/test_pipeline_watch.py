@@ -1,5 +1,9 @@
 """What the watchdog knows about the recipe, and what a stall leads to by stall action."""
 
+import errno
+import os
+import tempfile
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +16,14 @@ from test_verl_ext_checkpoints import save
 from ops.process.child import Command
 from ops.services.services import ServiceGroup
 from ops.supervisor import Stalled
+from pipeline.commands.diagnose import run_diagnose
 from pipeline.compose import compose_stage, process_env, resolve
 from pipeline.overrides import OverrideError
 from pipeline.stages import training
+from pipeline.stages.recorder import flight_recorder
 from pipeline.stages.services import retrieval_spec, solver_spec
-from pipeline.stages.watch import LANDMARKS, watch_plan, watched_env
+from pipeline.stages.watch import LANDMARKS, watch_plan
+from verl_ext.rollout.cuda import NO_RECORDER
 from verl_ext.telemetry import Phase
 
 
@@ -74,10 +81,83 @@ def test_a_run_that_is_not_debugged_has_none_of_it(config: DictConfig) -> None:
     assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "RAY_BACKEND_LOG_LEVEL"} & set(process_env(config))
 
 
-def test_ranks_record_their_collectives_and_dump_them_into_the_runs_folder(hang: DictConfig) -> None:
-    environment = watched_env(hang)
-    assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and environment["TORCH_FR_BUFFER_SIZE"] == "2000"
-    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == f"{hang.run.dir}/flight/rank_"
+# The ranks' recorder ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder; the machine's temporary one is next to it."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def dump(environment: Mapping[str, str], rank: int, text: str = "collectives") -> Path:
+    """What torch writes for a rank."""
+    path = Path(f"{environment['TORCH_FR_DUMP_TEMP_FILE']}{rank}")
+    path.write_text(text)
+    return path
+
+
+def test_ranks_record_on_the_temporary_disk_and_their_dumps_are_kept_with_the_run(run: Path) -> None:
+    with pytest.raises(RuntimeError), flight_recorder(run) as environment:
+        assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+        assert environment["TORCH_FR_BUFFER_SIZE"] == environment["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+        os.mkfifo(environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "0.pipe")
+        place = dump(environment, 0).parent
+        assert not place.is_relative_to(run) and watch_recorder(run) == place
+        raise RuntimeError("a collective timed out")
+    assert [path.name for path in run.rglob("*") if path.name.startswith("rank_")] == ["rank_0"]
+    assert (run / "flight" / "rank_0").read_text() == "collectives"
+    assert not place.exists()
+
+
+def watch_recorder(run: Path) -> Path | None:
+    """Where the watchdog writes to the ranks' pipes."""
+    overrides = ["hardware=cpu", f"run.dir={run}"]
+    return watch_plan(resolve(compose_stage("challenger", overrides))).recorder
+
+
+def test_a_folder_without_fifos_costs_the_pipes_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch would make one in a thread that catches nothing, and each rank would abort."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    with flight_recorder(run) as environment:
+        dump(environment, 3)
+        assert "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" not in environment
+        assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert "takes no pipes (Operation not permitted)" in capsys.readouterr().out
+    assert (run / "flight" / "rank_3").is_file()
+
+
+def test_the_dumps_of_a_killed_start_are_found_and_kept_by_the_next(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = flight_recorder(run)
+    left = dump(killed.__enter__(), 1)
+    run_diagnose([str(run)])
+    assert f"torchfrtrace {left.parent} -p rank_" in capsys.readouterr().out
+    with flight_recorder(run):
+        assert not left.exists()
+        run_diagnose([str(run)])
+    assert f"torchfrtrace {run}/flight -p rank_" in capsys.readouterr().out
+
+
+def test_a_run_without_dumps_is_diagnosed_without_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_diagnose([str(run)])
+    assert "torchfrtrace" not in capsys.readouterr().out
+
+
+def test_no_service_records_collectives(hang: DictConfig) -> None:
+    """The solver's schedulers would take the pipes of the trainer's ranks."""
+    for spec in (solver_spec(hang), retrieval_spec(hang)):
+        assert not spec.env.keys() & NO_RECORDER.keys()
 
 
 def test_the_places_where_veRL_waits_are_still_there() -> None:

@@ -19,6 +19,7 @@ from verl.workers.rollout.replica import get_rollout_replica_class
 
 from verl_ext import plugin
 from verl_ext.rollout.cpu import CpuPlatform
+from verl_ext.rollout.cuda import CudaPlatform
 from verl_ext.trainer import trainers
 
 
@@ -47,6 +48,23 @@ def test_verl_uses_it_when_it_is_selected_by_name() -> None:
         NAME_OF_DEVICE, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES="verl_ext.plugin"
     )
     assert device == "cpu"
+
+
+def test_verl_detects_our_cuda_platform_and_registers_its_own_under_that_name() -> None:
+    """A veRL that renames it would start engines with the trainer's recorder again."""
+    assert PlatformRegistry.get("nvidia") is CudaPlatform
+    own = CudaPlatform.__mro__[1]
+    assert (own.__module__, own.__name__) == ("verl.plugin.platform.platform_cuda", "PlatformCUDA")
+
+
+@pytest.mark.parametrize("platform", [CpuPlatform(), CudaPlatform()])
+def test_engines_have_what_verl_gives_them_and_none_of_the_trainers_recorder(platform: Any) -> None:
+    recorded = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/rank_"}
+    environment = recorded | platform.rollout_env_vars()
+    assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == ""
+    assert environment["TORCH_FR_BUFFER_SIZE"] == environment["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "0"
+    stock = super(type(platform), platform).rollout_env_vars()
+    assert stock.items() <= environment.items()
 
 
 def test_verl_never_detects_it_by_itself() -> None:

@@ -12,6 +12,7 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from verl_ext.rollout.cpu import CpuPlatform
+from verl_ext.rollout.cuda import CudaPlatform
 
 REFERENCE_ROLLOUT = "reference"
 """`actor_rollout_ref.rollout.name` of the reference engine."""
@@ -24,6 +25,7 @@ def _load_reference_replica() -> type:
 
 
 PlatformRegistry.register("cpu")(CpuPlatform)
+PlatformRegistry.register("nvidia")(CudaPlatform)
 RolloutReplicaRegistry.register(REFERENCE_ROLLOUT, _load_reference_replica)
 # Shim for veRL 0.9.1: replicas have a public registry, their weight adapters only this dict. The test
 # `test_veRL_still_has_no_public_registry_for_weight_adapters` fails when this can go.

@@ -1,6 +1,7 @@
 """Collects what a diagnosis needs, in seconds and without touching the run: stacks, health, first errors."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from ops.causes import first_cause
 from ops.process.child import Child
-from ops.process.logs import looks_like_error
+from ops.process.logs import looks_like_error, say
 from ops.process.tree import STOPPED, descendants
 from ops.services.health import Health
 from ops.services.services import Service
@@ -78,3 +79,16 @@ def trigger_flight_recorders(folder: Path) -> None:
                 os.write(descriptor, b"1\n")
             finally:
                 os.close(descriptor)
+
+
+def keep_dumps(recorder: Path, kept: Path) -> None:
+    """Copy what ranks have dumped into the run's folder `kept`; pipes stay where they are."""
+    for dump in recorder.glob("*"):
+        copy = kept / dump.name
+        try:
+            # A pipe is no file.
+            if dump.is_file() and not (copy.exists() and copy.stat().st_mtime >= dump.stat().st_mtime):
+                kept.mkdir(exist_ok=True)
+                shutil.copyfile(dump, copy)
+        except OSError as error:
+            say("watchdog", f"{dump} cannot be copied to {kept} ({error.strerror})")

@@ -49,8 +49,10 @@ class WatchPlan(Signs):
     sample_every_s: float = 5.0
     streams: tuple[Path, ...] = ()
     """JSON lines that others write about the run; a page shows the last line of each."""
+    recorder: Path | None = None
+    """The folder on this machine where torch's Flight Recorders have their pipes, and dump when asked."""
     flight: Path | None = None
-    """The folder of the pipes by which torch's Flight Recorders are asked to dump."""
+    """The folder of the run where those dumps are kept."""
     must_begin: bool = True
     """Whether an end without an error and without any phase but the start is a failure."""
 
@@ -174,13 +176,16 @@ class Watchdog(threading.Thread):
 
     def _report(self, stall: Stall, now: float) -> None:
         began, self._reported_at = time.monotonic(), now
-        if self.plan.flight:
-            collect.trigger_flight_recorders(self.plan.flight)
+        if self.plan.recorder:
+            collect.trigger_flight_recorders(self.plan.recorder)
         pids = {child.spec.name: child.pid for child in self._children()}
         stacks = collect.run_stacks(pids, _DUMP_S, self.plan.native)
         situation = self._situation(now, stall, stacks)
         diagnosis = diagnose(situation, self.plan.landmarks)
         self.report = self._write(situation, diagnosis, time.monotonic() - began, "stall")
+        if self.plan.recorder and self.plan.flight:
+            # The ranks have dumped by now: collecting the stacks takes longer.
+            collect.keep_dumps(self.plan.recorder, self.plan.flight)
         say(
             "watchdog",
             f"no progress for {stall.silent_s:.0f} s in {situation.phase} of step {situation.step}: "

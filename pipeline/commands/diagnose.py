@@ -11,6 +11,7 @@ from rich.console import Console
 from ops.errors import UserError
 from ops.process.lock import lock_is_held
 from ops.watchdog.post_mortem import examine
+from pipeline.stages.recorder import dumps_of
 from pipeline.stages.watch import CAUSES
 
 _MARKS = ("resolved.yaml", "logs", "heartbeats.jsonl")
@@ -46,6 +47,7 @@ def run_diagnose(arguments: Sequence[str]) -> None:
         *zip(("evidence", *[""] * len(death.evidence)), death.evidence, strict=False),
         *death.facts.items(),
         ("log", str(log) if log.is_file() else None),
+        ("collectives", f"torchfrtrace {dumps} -p rank_" if (dumps := dumps_of(folder)) else None),
     ]
     for name, text in lines:
         if text:

@@ -28,10 +28,11 @@ from pipeline.compose import RESOLVED, verl_env, write_resolved
 from pipeline.metrics import metrics_path, read_metrics, spent_tokens
 from pipeline.preflight.data import use_train_for_missing_val
 from pipeline.stages.flow import flow_monitor
+from pipeline.stages.recorder import flight_recorder
 from pipeline.stages.result import write_result
 from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
 from pipeline.stages.summary import print_summary
-from pipeline.stages.watch import FLIGHT, PROGRESS, watch_plan, watched_env
+from pipeline.stages.watch import PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
 from verl_ext.stop_time import NOTE, require_time, take_note
 
@@ -91,8 +92,9 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
     for left in range(resumes, -1, -1):
         try:
             # A restarted trainer counts from zero, so each start has a monitor of its own.
-            with flow_monitor(config) as flow:
-                run_supervised(_trainer(config, folder), services, plan=watch_plan(config, flow))
+            with flow_monitor(config) as flow, flight_recorder(folder) as recorder:
+                trainer = _trainer(config, folder, recorder)
+                run_supervised(trainer, services, plan=watch_plan(config, flow))
             _raise_if_out_of_time(config, folder, services)
             return
         except NothingDone:
@@ -140,8 +142,6 @@ def _tidy(folder: Path, start: int | None) -> None:
     remove_temporaries(folder)
     for old in (folder / PROGRESS).glob("*.json"):
         old.unlink()
-    # torch opens its dumps and pipes there, but does not create the folder.
-    (folder / FLIGHT).mkdir(exist_ok=True)
 
 
 def _plan_validation(config: DictConfig, folder: Path) -> None:
@@ -160,7 +160,7 @@ def _plan_validation(config: DictConfig, folder: Path) -> None:
     trainer.val_only = is_last and trainer.val_before_train
 
 
-def _trainer(config: DictConfig, folder: Path) -> Command:
+def _trainer(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> Command:
     root = str(Path(__file__).resolve().parents[2])
     return Command(
         name="trainer",
@@ -183,6 +183,7 @@ def _trainer(config: DictConfig, folder: Path) -> Command:
             "WANDB_MODE": os.environ.get("WANDB_MODE")
             or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
             **watched_env(config),
+            **recorder,
             **verl_env(config),
         },
     )

@@ -13,9 +13,9 @@ from ops.flow.monitor import FLOW_FILE, FlowMonitor
 from ops.watchdog.diagnosis import Landmarks
 from ops.watchdog.movement import Patience
 from ops.watchdog.watchdog import WatchPlan
+from pipeline.stages.recorder import FLIGHT, recorder_folder
 
 PROGRESS = "progress"
-FLIGHT = "flight"
 
 WAITS_ON = {
     "buffer": ("prompts",),
@@ -118,28 +118,18 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
         native=watchdog.native_stacks,
         sample_every_s=watchdog.sample_every_s,
         streams=(folder / FLOW_FILE,),
+        recorder=recorder_folder(folder),
         flight=folder / FLIGHT,
         must_begin=not OmegaConf.select(config, "trainer.val_only", default=False),
     )
 
 
 def watched_env(config: DictConfig) -> dict[str, str]:
-    """The environment by which the trainer's processes can be watched.
-
-    The names of the Flight Recorder are those of torch 2.9 to 2.13. The ranks record their collectives and
-    dump the record when one times out, before they are torn down, and when the watchdog asks by the pipe.
-    """
-    folder = Path(config.run.dir)
+    """The environment by which the trainer's processes can be watched."""
     return {
-        "DRZERO_PROGRESS_DIR": str(folder / PROGRESS),
+        "DRZERO_PROGRESS_DIR": str(Path(config.run.dir) / PROGRESS),
         # Tracebacks of all threads on a crash in C code, and of every process of the run.
         "PYTHONFAULTHANDLER": "1",
-        # Twice: releases differ in which of the names opens the pipe.
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": str(folder / FLIGHT / "rank_"),
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / FLIGHT / "rank_"),
         # Seconds after which a rank whose NCCL thread itself hangs is ended, so that the others fail too.
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480",

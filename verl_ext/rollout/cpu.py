@@ -15,6 +15,8 @@ import psutil
 import torch
 from verl.plugin.platform import PlatformBase
 
+from verl_ext.rollout.cuda import NO_RECORDER
+
 
 class _CpuDeviceModule(ModuleType):
     """`torch.cpu` with the memory and RNG calls that veRL expects of a device namespace.
@@ -120,3 +122,7 @@ class CpuPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:  # noqa: D102
         return False
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        """As on GPUs."""
+        return dict(NO_RECORDER)
