@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -55,6 +56,31 @@ def verl_config() -> str:
     return f"file://{Path(found.origin).parent / 'trainer' / 'config'}"
 
 
+def ray_cpus(*, _root_: DictConfig) -> int | None:
+    """The CPUs that Ray must count, or veRL 0.9.1 waits for ever, without a word, for its placement group.
+
+    They are logical: Ray binds no process to any. Reserved are 3 for each GPU that trains
+    (ResourcePoolManager), 2 for each that only samples (RolloutReplica), 1 for the transfer queue's
+    controller and for each of its storage units; 4 are left, because every other actor and task needs one to
+    be placed. None for several machines: they are a Ray cluster of the user's, which counts its own.
+    """
+    trainer, rollout = _root_.trainer, _root_.actor_rollout_ref.rollout
+    if trainer.nnodes > 1:
+        return None
+    units = _root_.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    return 3 * trainer.n_gpus_per_node + 2 * rollout.nnodes * rollout.n_gpus_per_node + 1 + units + 4
+
+
+def reward_workers(questions: Any, attempts: int) -> int:
+    """The processes that render and parse a step's solver attempts: one for 160 of them.
+
+    An attempt of four turns takes one about 20 ms, so a single one would spend half a minute of its core on
+    the 256 × 5 attempts of the published step, and every answer would wait for it.
+    """
+    # A batch that is no number is an error of its own key's.
+    return -(-questions * attempts // 160) if isinstance(questions, int) else 1
+
+
 # For the config files: arithmetic, what this machine has, and where iterations leave things.
 OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
@@ -62,6 +88,9 @@ OmegaConf.register_new_resolver("solver_export", solver_export, replace=True)
 OmegaConf.register_new_resolver("challenger_run", challenger_run, replace=True)
 OmegaConf.register_new_resolver("verl_config", verl_config, replace=True)
 OmegaConf.register_new_resolver("fast_cpu_dtype", fast_cpu_dtype, replace=True)
+OmegaConf.register_new_resolver("share", lambda whole, parts: -(-whole // max(parts, 1)), replace=True)
+OmegaConf.register_new_resolver("reward_workers", reward_workers, replace=True)
+OmegaConf.register_new_resolver("ray_cpus", ray_cpus, replace=True)
 OmegaConf.register_new_resolver("cores", lambda: len(os.sched_getaffinity(0)), replace=True)
 
 

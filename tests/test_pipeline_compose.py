@@ -164,6 +164,39 @@ def test_rollout_replicas_are_dp_4(published: DictConfig) -> None:
     assert gpus // published.actor_rollout_ref.rollout.tensor_model_parallel_size == 4
 
 
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_ray_leaves_no_profile_waiting_slowed_or_with_a_third_of_the_memory(hardware: str) -> None:
+    config = combination("qwen2.5-3b", hardware, "sync")
+    ray = config.ray_kwargs.ray_init
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    # That veRL reserves so many, and no more, is seen by test_verl_ext_ray.py.
+    assert ray.num_cpus >= 3 * config.machine.gpus + 1 + units + 4
+    assert 0 < ray.object_store_memory < 10**10
+    assert config.process_env["RAY_worker_niceness"] == 0
+
+
+def test_gpus_that_only_sample_have_cpus_and_a_cluster_of_machines_counts_its_own() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    own = combination("qwen2.5-3b", "8xh100", "sync").ray_kwargs.ray_init.num_cpus
+    separate = [f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=4"]
+    config = combination("qwen2.5-3b", "8xh100", "separate_async", *separate)
+    assert config.ray_kwargs.ray_init.num_cpus == own + 2 * 4
+    assert combination("qwen2.5-3b", "8xh100", "sync", "machine.nodes=2").ray_kwargs.ray_init.num_cpus is None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "overrides", "workers"),
+    [("8xh100", (), 8), ("cpu", (), 1), ("single_gpu", (), 2), ("8xh100", ("reward.num_workers=4",), 4)],
+)
+def test_reward_workers_are_as_many_as_a_steps_attempts_need_and_share_the_solver(
+    hardware: str, overrides: tuple[str, ...], workers: int
+) -> None:
+    config = combination("qwen2.5-3b", hardware, "sync", *overrides)
+    each = config.reward.custom_reward_function.reward_kwargs.solver.concurrency
+    assert config.reward.num_workers == workers
+    assert config.solver.concurrency <= workers * each < config.solver.concurrency + workers
+
+
 def test_the_optimizer_veRL_makes_warms_up_and_stays_constant(published: DictConfig) -> None:
     optim = omega_conf_to_dataclass(published.actor_rollout_ref.actor).optim
     assert (optim.lr_warmup_steps_ratio, optim.lr_scheduler_type) == (0.03, "constant")

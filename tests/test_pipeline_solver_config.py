@@ -47,6 +47,8 @@ def published() -> DictConfig:
     ("key", "value"),
     [
         ("actor_rollout_ref.rollout.n", 5),
+        # Without a solver's server its engine has the share of both.
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", 0.5),
         ("actor_rollout_ref.actor.clip_ratio", 0.2),
         ("actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type", "ppo_clip"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "drzero_bypass_mode"),

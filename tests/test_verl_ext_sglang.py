@@ -91,8 +91,27 @@ def test_the_list_has_exactly_the_names_that_verl_imports() -> None:
     assert listed == set(verl_uses()) - OTHER_USES - FOR_OLDER_VERSIONS
 
 
-def test_the_list_has_exactly_the_arguments_that_verl_passes() -> None:
-    assert used_by(ROLLOUT, "argument") == verl_server_arguments()
+def test_the_list_has_exactly_the_arguments_that_verl_passes(gpu_config: Any) -> None:
+    ours = gpu_config.actor_rollout_ref.rollout.engine_kwargs.sglang
+    assert used_by(ROLLOUT, "argument") == verl_server_arguments() | set(ours)
+
+
+def test_idle_schedulers_leave_their_cores_to_the_update(gpu_config: Any) -> None:
+    assert gpu_config.actor_rollout_ref.rollout.engine_kwargs.sglang.sleep_on_idle is True
+    assert "--sleep-on-idle" in solver_spec(gpu_config).command
+
+
+def test_verl_starts_its_server_with_the_environment_of_the_platform() -> None:
+    """By which ours keeps the trainer's recorder out of the engine (verl_ext/rollout/cuda.py)."""
+    environments = {
+        ast.unparse(keyword.value)
+        for tree in verl_modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "runtime_env"
+    }
+    assert any("**get_platform().rollout_env_vars()" in environment for environment in environments)
 
 
 def test_verl_no_longer_uses_the_names_that_broke_older_recipes() -> None:
@@ -149,7 +168,7 @@ def test_the_solver_gets_the_attention_kernels_that_verl_gives_its_own_server() 
     }
     assert rule == "version.parse(sglang.__version__) >= version.parse('0.5.12')"
     assert Version(PINNED) >= Version("0.5.12")
-    assert SOLVER_ARGUMENTS == ("--attention-backend", "flashinfer")
+    assert SOLVER_ARGUMENTS[:2] == ("--attention-backend", "flashinfer")
 
 
 # Packages on disk -------------------------------------------------------------------------------------------

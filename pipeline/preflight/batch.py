@@ -69,6 +69,16 @@ def _rollout_parallel(ctx: CheckContext, devices: int) -> Iterator[Finding]:
     rollout = ctx.config.actor_rollout_ref.rollout
     key, tp = f"{_ROLLOUT}.tensor_model_parallel_size", rollout.tensor_model_parallel_size
     group = tp * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    dp, engine_kwargs = rollout.data_parallel_size, rollout.engine_kwargs.get("sglang") or {}
+    if rollout.name == "sglang" and dp > 1 and not engine_kwargs.get("enable_dp_attention"):
+        yield error(
+            f"{_ROLLOUT}.data_parallel_size",
+            f"each SGLang would be started with tp {tp * dp} × dp {dp}, which crashes: veRL makes the "
+            f"{devices // tp} engines of tp {tp} itself, from {devices} GPUs",
+            f"set {_ROLLOUT}.data_parallel_size=1; for data-parallel attention within an engine set "
+            f"+{_ROLLOUT}.engine_kwargs.sglang.enable_dp_attention=true as well",
+        )
+        return
     if rollout.name == "reference" and group != 1:
         yield error(key, "the reference engine works on one device", f"set {key}=1")
     elif devices % group:

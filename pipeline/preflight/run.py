@@ -20,7 +20,18 @@ from ops.process.logs import say
 from pipeline.checkpoints.resume import find_start
 from pipeline.compose import first_broken, resolve
 from pipeline.overrides import OverrideError
-from pipeline.preflight import batch, compute, data, environment, inputs, memory, models, values, versions
+from pipeline.preflight import (
+    batch,
+    compute,
+    data,
+    environment,
+    inputs,
+    memory,
+    models,
+    ray_cluster,
+    values,
+    versions,
+)
 from pipeline.preflight.context import CheckContext, Readings
 from pipeline.preflight.cost import Estimate, estimate
 from pipeline.preflight.finding import Finding, PreflightFailed, Severity, error
@@ -100,6 +111,8 @@ _TRAINING = (
     Check(batch.check_batch, "data.train_batch_size", counts=True),
     Check(batch.check_separate_async, "mode", counts=True),
     Check(batch.check_lengths, "data.max_response_length", counts=True),
+    Check(ray_cluster.check_cpus, "ray_kwargs.ray_init.num_cpus", counts=True),
+    Check(ray_cluster.check_object_store, "ray_kwargs.ray_init.object_store_memory", counts=True),
     Check(environment.check_imports, "imports"),
     Check(environment.check_stacks, "watchdog", ahead=False),
     Check(_check_start, "run.name", reads="checkpoints", ahead=False),

@@ -126,7 +126,9 @@ class ReferenceServerAdapter(BaseRollout):
         """Send full named tensors to this worker's replica."""
         if wire_format != "named_tensors":
             raise ValueError(f"the reference engine takes full weights, not {wire_format!r}")
-        state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+        # In the engine's own numbers: half the bytes through Ray where it computes in bfloat16.
+        dtype = getattr(torch, self.config.dtype)
+        state = {name: tensor.detach().to("cpu", dtype, copy=True) for name, tensor in weights}
         # One engine per training worker, so the worker's rank is the replica's.
         server = ray.get_actor(_server_name(torch.distributed.get_rank()))
         await server.update_weights.remote(state, kwargs.get("global_steps"))

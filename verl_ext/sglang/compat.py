@@ -22,12 +22,13 @@ from verl_ext.sglang.source import Source
 
 PINNED = pinned("sglang", gpu=True)
 """The version that a run is made for."""
-SOLVER_ARGUMENTS = ("--attention-backend", "flashinfer")
+SOLVER_ARGUMENTS = ("--attention-backend", "flashinfer", "--sleep-on-idle")
 """Further arguments of the solver's server on CUDA.
 
 From 0.5.12 on the capture of CUDA graphs fails with FlashAttention 3 kernels (SGLang's issue 22800), which
-are SGLang's choice on an H100. veRL passes the same argument to its rollout server from that version on; when
-a veRL no longer does, this can go too.
+are SGLang's choice on an H100. veRL passes the same backend to its rollout server from that version on; when
+a veRL no longer does, this can go too. Without `--sleep-on-idle` its schedulers spin between rollouts, each
+on a core that the update needs.
 """
 OWN_POSITIONS = 6
 """Positions of its context that a server keeps for itself."""
@@ -90,7 +91,7 @@ NEEDS: tuple[Need, ...] = (
         "model_path dtype mem_fraction_static disable_cuda_graph enable_memory_saver base_gpu_id gpu_id_step "
         "tp_size dp_size ep_size node_rank load_format nnodes trust_remote_code max_running_requests "
         "log_level mm_attention_backend attention_backend skip_tokenizer_init quantization "
-        "json_model_override_args skip_server_warmup custom_weight_loader",
+        "json_model_override_args skip_server_warmup custom_weight_loader sleep_on_idle",
     ),
     *_needs(
         *("route", ROLLOUT),
@@ -100,7 +101,7 @@ NEEDS: tuple[Need, ...] = (
     *_needs(
         *("argument", SERVER),
         "model_path dtype tp_size dp_size mem_fraction_static context_length log_level enable_metrics "
-        "served_model_name host port attention_backend",
+        "served_model_name host port attention_backend sleep_on_idle",
     ),
     *_needs("route", SERVER, "/health /health_generate"),
     *_needs("metric", SERVER, "sglang:generation_tokens_total"),
