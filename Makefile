@@ -30,7 +30,7 @@ train: setup ## Rehearse the recipe here: demo corpus, small model, a real short
 
 # Two workers: a run of the trainer keeps one core busy, and two of them need some 16 GB. Whole runs go to them in two
 # lanes of similar length (tests/conftest.py). tests/README.md lists what is in which tier.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup ## Test every behaviour once
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -20,7 +20,7 @@ _CHALLENGER_COLUMNS = {
     "diffi-\nculty": "drzero/reward/difficulty",
     "format": "drzero/reward/format",
     "valid": "drzero/questions/valid_share",
-    "searched,\nhop ≥ 2": "drzero/rollout/searched_share_multi_hop",
+    "searched\nhop ≥ 2": "drzero/rollout/searched_share_multi_hop",
     "pass\nrate": "drzero/solved/pass_rate",
     "some,\nnot all": "drzero/solved/some",
 }
