@@ -28,15 +28,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 train: setup ## Rehearse the recipe here: demo corpus, small model, a real short challenger run
 	$(BIN)/drzero demo $(ARGS)
 
-# Two workers: a run of the trainer keeps one core busy, and two of them need some 16 GB. Whole runs go to them in two
-# lanes of similar length (tests/conftest.py). tests/README.md lists what is in which tier.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# A run of the trainer keeps one core busy, and two of them need some 16 GB: whole runs go to two workers, in lanes of
+# similar length (tests/conftest.py). In the first tier a third has the files that mostly wait. tests/README.md lists
+# what is in which tier.
+PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: setup ## Test every behaviour once
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -n 3 -m "not slow" $(ARGS)
 
 test-slow: setup ## The second tier: kill matrices, second witnesses, further real runs
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -n 2 -m slow $(ARGS)
 
 test-all: test test-slow compat ## Both tiers, and the published wheels (needs a network)
 
