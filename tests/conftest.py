@@ -76,7 +76,7 @@ LANES = (
 
 
 class Lanes(LoadFileScheduling):
-    """The first two workers take a lane each, then the other files, each file whole because its tests share runs."""
+    """Two workers take a lane each, then the other files; a file stays whole because its tests share runs."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

@@ -18,7 +18,7 @@ def outcome(folder: Path, script: str, *arguments: str) -> Outcome:
 @pytest.mark.parametrize(
     ("script", "fault", "verdict", "culprit"),
     [
-        ("driver.py", "block-loop", "event loop blocked", "rollout worker"),
+        pytest.param(*("driver.py", "block-loop", "event loop blocked", "rollout worker"), marks=more),
         pytest.param(*("driver.py", "kill-worker", "rollout starvation", "rollout workers"), marks=more),
         pytest.param(*("ranks.py", "mismatch", "mismatched collectives", "rank 1"), marks=more),
         pytest.param(*("driver.py", "no-steps", "ended without a step", "trainer"), marks=more),

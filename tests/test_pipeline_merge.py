@@ -292,6 +292,7 @@ def test_one_changed_weight_is_another_checkpoint(tmp_path: Path, merged: Merged
     assert first != second
 
 
+@pytest.mark.slow("a process of its own; the loop is killed in this stage as well")
 def test_a_merge_killed_halfway_leaves_no_export_and_the_next_one_is_whole(
     tmp_path: Path, merged: Merged
 ) -> None:

@@ -560,6 +560,7 @@ def refusal(chroma: Path, *more: str, collection: str = COLLECTION, port: int = 
     return errors
 
 
+@pytest.mark.slow("a server of its own; preflight refuses it first (test_pipeline_bad_input.py)")
 def test_collection_of_another_embedder_is_not_served(chroma: Path, tmp_path: Path) -> None:
     with open_collection(chroma, COLLECTION) as store, connect(tmp_path, create=True) as client:
         metadata = {**store.info.to_metadata(), "embedder": "intfloat/e5-large-v2"}
