@@ -98,11 +98,6 @@ class Compute:
                 words.append(f"compute.{key}={'null' if mine is None else repr(mine) if quoted else mine}")
         if self.count and self.count != file.count:
             words.append(f"machine.gpus={self.count}")
-        if self.count > 1 and self.count != file.count:
-            # The model is split over pairs of GPUs if their number is even.
-            tp = 2 if self.count % 2 == 0 else 1
-            words += [f"solver.tp_size={tp}", f"solver.dp_size={self.count // tp}"]
-            words.append(f"actor_rollout_ref.rollout.tensor_model_parallel_size={tp}")
         return words
 
 

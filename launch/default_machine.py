@@ -33,6 +33,7 @@ FITS = (
     Fit(3, "single_h100", "a100-40gb"),
     Fit(7, "4xa100-80gb", "single_h100"),
     Fit(8, "4xa100-80gb", "4xa100-80gb"),
+    Fit(14, "8xh100", "4xa100-80gb"),
     Fit(32, "8xh100", "8xh100"),
 )
 """By the memory ledger."""

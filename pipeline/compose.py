@@ -81,9 +81,15 @@ def reward_workers(questions: Any, attempts: int) -> int:
     return -(-questions * attempts // 160) if isinstance(questions, int) else 1
 
 
+def copies(gpus: int, each: int) -> int:
+    """How many engines of `each` GPUs a machine holds; at least one, which preflight then refuses."""
+    return max(1, gpus // max(1, each))
+
+
 # For the config files: arithmetic, what this machine has, and where iterations leave things.
 OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
+OmegaConf.register_new_resolver("copies", copies, replace=True)
 OmegaConf.register_new_resolver("solver_export", solver_export, replace=True)
 OmegaConf.register_new_resolver("challenger_run", challenger_run, replace=True)
 OmegaConf.register_new_resolver("verl_config", verl_config, replace=True)

@@ -90,7 +90,7 @@ def test_an_evaluation_has_the_name_of_its_run_folder(line, name):
         ("challenger", "single_h100"),
         ("challenger --env demo", "a10g"),
         ("evaluate --model Qwen/Qwen2.5-0.5B-Instruct", "a10g"),
-        ("preflight evaluate --model qwen3-14b", "8xh100"),
+        ("preflight evaluate --model qwen3-14b", "4xa100-80gb"),
         ("preflight merge", "cpu"),
         ("evolve loop=demo", "a10g"),
         ("evolve loop=demo model=qwen2.5-7b", "4xa100-80gb"),

@@ -15,7 +15,15 @@ from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import verl_ext.plugin  # noqa: F401 - veRL knows our rollout engine by it
-from pipeline.compose import CONFIG_DIR, RESOLVED, compose_stage, detect_hardware, resolve, write_resolved
+from pipeline.compose import (
+    CONFIG_DIR,
+    RESOLVED,
+    compose_plain,
+    compose_stage,
+    detect_hardware,
+    resolve,
+    write_resolved,
+)
 from pipeline.overrides import OverrideError
 from pipeline.preflight.run import preflight
 from verl_ext.rewards import challenger_score
@@ -133,15 +141,12 @@ def published() -> DictConfig:
         ("actor_rollout_ref.rollout.name", "sglang"),
         ("actor_rollout_ref.rollout.n", 1),
         ("actor_rollout_ref.rollout.temperature", 1.0),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
         ("actor_rollout_ref.rollout.gpu_memory_utilization", 0.25),
         ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", 2),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns", 5),
         ("algorithm.use_kl_in_reward", False),
         ("solver.attempts", 5),
         ("reward.custom_reward_function.reward_kwargs.attempts", 5),
-        ("solver.tp_size", 2),
-        ("solver.dp_size", 4),
         ("solver.mem_fraction_static", 0.25),
         ("solver.temperature", 1.0),
         ("retrieval.topk", 3),
@@ -159,9 +164,23 @@ def test_a_published_value_is_in_the_group_a_user_would_open(
     assert Path(found).name == value if key == "data.train_files" else found == value
 
 
-def test_rollout_replicas_are_dp_4(published: DictConfig) -> None:
-    gpus = published.trainer.n_gpus_per_node * published.trainer.nnodes
-    assert gpus // published.actor_rollout_ref.rollout.tensor_model_parallel_size == 4
+@pytest.mark.parametrize(
+    ("overrides", "copies", "each"),
+    [
+        ([], 8, 1),
+        (["solver.tp_size=2"], 4, 2),  # the paper's
+        (["model=qwen3-14b"], 2, 4),
+        (["solver.tp_size=2", "machine.gpus=4"], 2, 2),
+    ],
+)
+def test_both_engines_have_as_many_copies_as_the_gpus_hold(
+    overrides: list[str], copies: int, each: int
+) -> None:
+    config = resolve(compose_plain("challenger", ["hardware=8xh100", *overrides]))
+    rollout, gpus = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
+    assert (config.solver.dp_size, config.solver.tp_size) == (copies, each)
+    # veRL makes a replica of each group of this many.
+    assert (gpus // rollout.tensor_model_parallel_size, rollout.tensor_model_parallel_size) == (copies, each)
 
 
 @pytest.mark.parametrize("hardware", HARDWARE)

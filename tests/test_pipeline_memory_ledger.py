@@ -22,11 +22,14 @@ from pipeline.preflight.memory_ledger import (
     EMBEDDER_GIB,
     Ledger,
     micro_batch_tokens,
+    offloaded_gib,
     retrieval_in_host_memory,
     trained,
     training_ledger,
+    weights_backup_gib,
 )
 from pipeline.preflight.model_shape import KNOWN, ModelShape, load_shape, shape_of
+from pipeline.preflight.sglang_memory import CONTEXT_GIB
 from pipeline.rates import GPUS
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -152,17 +155,33 @@ def test_adam_takes_16_bytes_a_weight_over_all_gpus(published: DictConfig) -> No
     assert state == pytest.approx(16 * SHAPE.parameters / 8 / GIB)
 
 
-def test_logits_take_ten_bytes_a_token_and_word(published: DictConfig) -> None:
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [
+        ({}, 2),
+        ({"rollout__temperature": 0.8}, 4),
+        ({"model__override_config__attn_implementation": "sdpa"}, 10),
+        ({"actor__entropy_coeff": 0.01}, 10),
+        ({"actor__calculate_entropy": True}, 10),
+    ],
+)
+def test_the_gradient_of_logits_takes_their_place_where_flash_attn_computes_the_loss(
+    published: DictConfig, changes: dict[str, object], number: int
+) -> None:
     tokens = micro_batch_tokens(published)
     assert tokens == 2 * (1536 + 2560)
-    assert ledger(published).phases["update"]["actor: logits"] == pytest.approx(10 * tokens * 152064 / GIB)
+    chosen = {f"actor_rollout_ref__{key}": value for key, value in changes.items()}
+    logits = ledger(published, **chosen).phases["update"]["actor: logits"]
+    assert logits == pytest.approx(number * tokens * 152064 / GIB)
 
 
 def test_what_is_offloaded_is_on_the_gpu_for_the_update_alone(published: DictConfig) -> None:
     phases = ledger(published).phases
     assert "actor: Adam" not in phases["rollout"] and "actor: Adam" in phases["update"]
     key = "actor_rollout_ref__actor__fsdp_config__optimizer_offload"
-    assert "actor: Adam" in ledger(published, **{key: False}).phases["rollout"]
+    kept = ledger(published, **{key: False}).phases["rollout"]
+    # veRL has none left when it leaves the update.
+    assert "actor: Adam" in kept and "actor: gradients" not in kept
 
 
 def test_an_offload_policy_keeps_the_state_off_the_gpu(published: DictConfig) -> None:
@@ -173,17 +192,19 @@ def test_an_offload_policy_keeps_the_state_off_the_gpu(published: DictConfig) ->
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    "changes",
     [
-        ("actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu", 1),
-        ("data__max_response_length", 1000),
-        ("solver__mem_fraction_static", 0.1),
-        ("actor_rollout_ref__model__lora_rank", 16),
-        ("actor_rollout_ref__actor__fsdp_config__model_dtype", "bf16"),
+        {"actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 1},
+        {"data__max_response_length": 1000},
+        {"solver__mem_fraction_static": 0.1},
+        {"actor_rollout_ref__model__lora_rank": 16, "actor_rollout_ref__model__lora__merge": True},
+        {"actor_rollout_ref__actor__fsdp_config__model_dtype": "bf16"},
     ],
 )
-def test_less_of_anything_leaves_more(published: DictConfig, key: str, value: object) -> None:
-    assert ledger(published, **{key: value}).margin_gib > ledger(published).margin_gib
+def test_less_of_anything_leaves_more_for_the_update(
+    published: DictConfig, changes: dict[str, object]
+) -> None:
+    assert ledger(published, **changes).total("update") < ledger(published).total("update")
 
 
 def test_without_gradient_checkpointing_every_layer_is_kept(published: DictConfig) -> None:
@@ -194,15 +215,62 @@ def test_without_gradient_checkpointing_every_layer_is_kept(published: DictConfi
 
 def test_an_engine_that_does_not_sleep_stays_beside_the_update(published: DictConfig) -> None:
     key = "actor_rollout_ref__rollout__free_cache_engine"
-    assert "rollout engine: share" in ledger(published, **{key: False}).phases["update"]
-    assert "rollout engine: share" not in ledger(published).phases["update"]
+    awake, asleep = ledger(published, **{key: False}).phases, ledger(published).phases
+    assert "rollout engine: share" in awake["update"] and "weight sync" not in awake
+    assert "rollout engine: share" not in asleep["update"]
+    assert 2.5 < asleep["update"]["rollout engine: asleep"] < asleep["rollout"]["rollout engine: outside it"]
 
 
 def test_sglang_takes_its_share_of_what_is_free_when_it_starts(published: DictConfig) -> None:
     items = ledger(published).phases["rollout"]
     others = sum(gib for name, gib in items.items() if not name.startswith("rollout engine"))
-    assert items["solver: share"] == pytest.approx(0.25 * 79.2)
-    assert items["rollout engine: share"] == pytest.approx(0.25 * (79.2 - others))
+    assert items["solver: share"] == pytest.approx(0.25 * (79.2 - CONTEXT_GIB))
+    assert items["rollout engine: share"] == pytest.approx(0.5 * (79.2 - others - CONTEXT_GIB))
+
+
+def test_weights_are_synced_into_a_woken_engine_through_two_buckets_and_a_tensor(
+    published: DictConfig,
+) -> None:
+    embedding = 4 * 152064 * 3584 / GIB  # more than the bucket's 2 GiB
+    items = ledger(published).phases["weight sync"]
+    assert items["rollout engine: weights"] == pytest.approx(2 * SHAPE.parameters / GIB)
+    assert items["actor: buckets of weights"] == pytest.approx(3 * embedding)
+    bucket = "actor_rollout_ref__rollout__checkpoint_engine__update_weights_bucket_megabytes"
+    wider = ledger(published, **{bucket: 4096}).phases["weight sync"]
+    assert wider["actor: buckets of weights"] == pytest.approx(2 * 4 + embedding)
+    assert "actor: weights" not in items
+
+
+def test_an_adapter_is_merged_on_the_gpu_or_leaves_the_engine_its_weights(published: DictConfig) -> None:
+    lora = {"actor_rollout_ref__model__lora_rank": 16}
+    apart = ledger(published, **lora)
+    merged = ledger(published, **lora, actor_rollout_ref__model__lora__merge=True)
+    assert "actor: weights" in merged.phases["weight sync"]
+    assert "rollout engine: weights" in apart.phases["update"]
+    assert "rollout engine: weights" not in merged.phases["update"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "offloaded", "backed_up"),
+    [
+        ({}, 12, 8),
+        ({"rollout__tensor_model_parallel_size": 2}, 12, 4),
+        ({"rollout__free_cache_engine": False}, 12, 0),
+        ({"rollout__name": "reference"}, 12, 0),
+        ({"model__lora_rank": 16}, 4, 0),
+        ({"actor__fsdp_config__optimizer_offload": False}, 4, 8),
+        ({"actor__fsdp_config__offload_policy": True}, 16, 8),
+    ],
+)
+def test_host_memory_holds_what_is_offloaded_and_a_copy_of_each_sleeping_engines_weights(
+    published: DictConfig, changes: dict[str, object], offloaded: int, backed_up: int
+) -> None:
+    config = published.copy()
+    for key, value in changes.items():
+        OmegaConf.update(config, f"actor_rollout_ref.{key.replace('__', '.')}", value)
+    # An adapter's Adam states are a thousandth.
+    assert offloaded_gib(config, SHAPE) == pytest.approx(offloaded * SHAPE.parameters / GIB, rel=0.05)
+    assert weights_backup_gib(config, SHAPE, 8) == pytest.approx(2 * SHAPE.parameters / GIB * backed_up)
 
 
 @pytest.mark.parametrize(

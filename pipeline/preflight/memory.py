@@ -1,22 +1,23 @@
 """Checks that a stage fits the memory of its declared machine, with the memory ledger."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pipeline.preflight.batch import MICRO_BATCH
 from pipeline.preflight.context import CheckContext
-from pipeline.preflight.finding import Finding, error, warning
+from pipeline.preflight.finding import Finding, error, note, warning
 from pipeline.preflight.memory_ledger import (
     TIGHT,
     Ledger,
     Server,
-    actor_state,
     host_ledger,
-    resident_state,
+    offloaded_gib,
     retrieval_in_host_memory,
     rollout_server,
     serving_ledger,
     solver_server,
     training_ledger,
+    weights_backup_gib,
 )
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -40,7 +41,10 @@ def stage_ledger(ctx: CheckContext) -> Ledger | None:
 
 
 def check_memory(ctx: CheckContext) -> Iterator[Finding]:
-    """The ledger's margin must be positive, and each engine's share must hold its model."""
+    """The ledger's margin must be positive, and each engine's share must hold its model.
+
+    Where another number of GPUs for each copy of the engines would do better, a note names it.
+    """
     ledger = stage_ledger(ctx)
     if ledger is None:
         models = [model for model in ctx.models().values() if ctx.shape(model) is None]
@@ -56,6 +60,12 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.machine.gpu is None:
         yield from _of_cpu_machine(ctx, ledger)
         return
+    found = list(_of_gpu_machine(ctx, ledger))
+    yield from found
+    yield from _better_layout(ctx, fits=not found)
+
+
+def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
     config = ctx.config
     if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
         yield from _share(f"{_ROLLOUT}.gpu_memory_utilization", rollout_server(config, shape), ledger)
@@ -81,6 +91,29 @@ def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
         why = f"the machine may run out of memory: {needed}"
         fix = f"close other programs, or lower {MICRO_BATCH} and solver.max_batch_size"
         yield warning("memory", why, fix, value=f"{ledger.capacity_gib:.0f} GiB")
+
+
+def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
+    """A note on the fewest GPUs that hold a copy of each engine, if they are not what is configured."""
+    config, gpus = ctx.config, ctx.machine.gpus
+    rollout = config.actor_rollout_ref.rollout if ctx.trains else None
+    if (rollout.name if rollout else config.solver.engine) != "sglang":
+        return
+    now = rollout.tensor_model_parallel_size if rollout else config.solver.tp_size
+    shapes = [shape for model in ctx.models().values() if (shape := ctx.shape(model))]
+    for tp in range(1, gpus + 1 if not fits else now):
+        if tp == now or gpus % tp or any(shape.heads % tp for shape in shapes):
+            continue
+        changed = config.copy()
+        changed.solver.tp_size = tp
+        if ctx.trains:
+            changed.actor_rollout_ref.rollout.tensor_model_parallel_size = tp
+        other = replace(ctx, config=changed)
+        if (ledger := stage_ledger(other)) and not any(_of_gpu_machine(other, ledger)):
+            why = f"by the memory ledger tp {tp} × dp {gpus // tp} fits"
+            gain = " as well, with less traffic between GPUs that both engines share" if fits else ""
+            yield note("solver.tp_size", why + gain, f"set solver.tp_size={tp}")
+            return
 
 
 def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
@@ -117,6 +150,9 @@ def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
     engine = f"{_ROLLOUT}.{'gpu_memory_utilization' if is_sglang else 'max_num_seqs'}"
     taken = {engine: _sum(ledger, "rollout engine"), server: _sum(ledger, "solver")}
     activations = _sum(ledger, "actor: ", _OF_SEQUENCES)
+    if ledger.worst == "weight sync":
+        more = "spread the engines over more GPUs, or lower update_weights_bucket_megabytes"
+        return error("solver.tp_size", over, f"{more} ({_ROLLOUT}.checkpoint_engine)")
     if ledger.worst == "rollout" or sum(taken.values()) > _sum(ledger, "actor", _CERTAIN) + activations:
         # The rollout engine takes almost nothing while it sleeps.
         key = max(taken, key=lambda name: taken[name])
@@ -154,10 +190,8 @@ def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
     items = {"processes": 24.0 if ctx.trains else 8.0}
     items |= retrieval_in_host_memory(config)
     if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
-        state = actor_state(config, shape, 1)
-        resident = resident_state(state, config.actor_rollout_ref.actor.fsdp_config)
-        offloaded = sum(state.values()) - sum(resident.values())
-        items["offloaded weights and Adam states"] = offloaded / machine.nodes
+        items["offloaded weights and Adam states"] = offloaded_gib(config, shape) / machine.nodes
+        items["the engines' copies of their weights"] = weights_backup_gib(config, shape, machine.gpus)
     if (wanted := sum(items.values())) > machine.host_gib:
         listed = ", ".join(f"{name} {gib:.0f}" for name, gib in sorted(items.items(), key=lambda i: -i[1]))
         yield error(

@@ -1,24 +1,33 @@
-"""The memory ledger: what a training run needs of each GPU, item by item, in its two phases.
+"""The memory ledger: what a training run needs of each GPU, item by item, in its three phases.
 
 *Rollout*: both inference engines hold their shares, the actor what it has not offloaded. *Update*: the
 rollout engine has freed its memory (`free_cache_engine`), the solver's server has not, and the actor holds
-everything. With P weights, P' trained ones (an adapter's with LoRA, else P), D devices that FSDP2
-shards over, w bytes a weight (4, or 2 with model_dtype=bf16), T tokens of a micro-batch at full length
-(micro-batch size × (prompt + response), or ppo_max_token_len_per_gpu), H hidden, V vocabulary, Q and K the
-lengths of a token's queries and keys, I the MLP's width, L layers, in bytes:
+everything. *Weight sync*: the engine has room for its weights again, which arrive tensor by tensor. With P
+weights, P' trained ones (an adapter's with LoRA, else P), D devices that FSDP2 shards over, w bytes a weight
+(4, or 2 with model_dtype=bf16), T tokens of a micro-batch at full length (micro-batch size × (prompt +
+response), or ppo_max_token_len_per_gpu), H hidden, V vocabulary, Q and K the lengths of a token's queries
+and keys, I the MLP's width, L layers, in bytes:
 
     weights        w · P / D             gradients  w · P' / D           Adam  2w · P' / D
     gathered       2 · (2 layers + embedding and output layer) + 4 · 1 layer
                    (bfloat16 copies, one layer fetched ahead; a layer's gradient in float32 as it is reduced)
     kept inputs    2 · T · H · L          with gradient checkpointing
     one layer      2 · T · (8H + 2(Q + 2K) + 4I)   recomputed at a time; all L without checkpointing
-    logits         10 · T · V             bfloat16, a float32 copy, and its gradient
+    logits         2 · T · V              with flash-attn, whose cross-entropy writes the gradient over them
+                   10 · T · V             without: bfloat16, a float32 copy, and its gradient
     KV cache       2 · 2 · L · K · tokens / tp
+    sync           2 · max(bucket, w · E) + w · E     E the numbers of the largest tensor, V · H
+
+Gradients exist in the update alone: veRL drops them when it leaves training mode (transformer_impl.py:1138).
+The sync gathers whole tensors into buckets (update_weights_bucket_megabytes); one bucket is still referenced
+while the next is filled (sglang_rollout.py:378), and a tensor that does not fit is gathered before that is
+seen. A LoRA adapter is merged on the GPU first, so the actor's weights are there as well.
 
 SGLang keeps its weights and KV cache within a share (`gpu_memory_utilization`, `mem_fraction_static`) of what
-is free when it starts: for the solver's server, which starts first, nearly the whole GPU; for the rollout
-engine what the others leave. The reference engine takes its weights, and a slot for each of its sequences at
-full length. On a CPU all of it is host memory, both phases at once. docs/preflight.md says more.
+is free after its own context, when it starts: for the solver's server, which starts first, nearly the whole
+GPU; for the rollout engine what the others leave. `sglang_memory` has what it takes outside of that, and what
+it keeps asleep. The reference engine takes its weights, and a slot for each of its sequences at full length.
+On a CPU all of it is host memory, all phases at once. docs/preflight.md says more.
 """
 
 import math
@@ -29,13 +38,9 @@ from omegaconf import DictConfig
 
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape
+from pipeline.preflight.sglang_memory import CONTEXT_GIB, GIB, MIB, kept_gib, outside_gib
 from search.embedders import PACKAGED_EMBEDDER
 
-GIB = 2**30
-ENGINE_EXTRA_GIB = 1.5
-"""CUDA graphs and activations of an SGLang engine outside its static share (its rule of thumb is 1 to 3)."""
-CONTEXT_GIB = 0.6
-"""CUDA context and communication buffers of a process."""
 EMBEDDER_GIB = 2.5
 """An encoder process with a large embedding model and its activations, on a GPU or in host memory."""
 SMALL_EMBEDDER_GIB = 0.5
@@ -94,11 +99,13 @@ class Server:
         numbers = 2 * self.shape.layers * self.shape.kv_size * tokens
         return width(self.dtype) * numbers / min(self.tp, self.shape.kv_heads) / GIB
 
-    def items(self, free_gib: float) -> dict[str, float]:
-        """Its memory items while it works, if `free_gib` were free at its start."""
+    def items(self, free_gib: float, gpu_gib: float) -> dict[str, float]:
+        """Its memory items while it works, if `free_gib` of the GPU's `gpu_gib` were free at its start."""
         if self.engine == "sglang":
-            extra = ENGINE_EXTRA_GIB + CONTEXT_GIB
-            return {self.share_item: self.share * free_gib, f"{self.name}: outside it": extra}
+            return {
+                self.share_item: self.share * (free_gib - CONTEXT_GIB),
+                f"{self.name}: outside it": outside_gib(self.shape, gpu_gib, self.tp),
+            }
         return {
             f"{self.name}: weights": self.weights_gib,
             f"{self.name}: KV cache": self.kv_gib(self.slots * self.positions) + self.cache_mib / 1024,
@@ -147,10 +154,15 @@ def solver_server(config: DictConfig, shape: ModelShape) -> Server:
     )
 
 
+def lora_rank(config: DictConfig) -> int:
+    """The rank of the adapter that is trained; 0 if whole weights are."""
+    model = config.actor_rollout_ref.model
+    return int(model.lora_rank or (model.get("lora") or {}).get("rank") or 0)
+
+
 def trained(config: DictConfig, shape: ModelShape) -> int:
     """Number of trained weights: the adapter's, or all."""
-    model = config.actor_rollout_ref.model
-    rank = model.lora_rank or (model.get("lora") or {}).get("rank") or 0
+    rank = lora_rank(config)
     return shape.adapter(rank) if rank > 0 else shape.parameters
 
 
@@ -188,28 +200,74 @@ def actor_activations(config: DictConfig, shape: ModelShape, number_bytes: int =
         }
     else:
         kept = {"actor: activations": one * shape.layers}
-    return kept | {"actor: logits": 10 * tokens * shape.vocabulary / GIB}
+    return kept | {"actor: logits": logits_bytes(config) * tokens * shape.vocabulary / GIB}
+
+
+def logits_bytes(config: DictConfig) -> int:
+    """Bytes of a token and word between forward and backward pass.
+
+    veRL lets flash-attn's cross-entropy write the gradient over the logits, unless it computes the entropy as
+    well (fsdp/transformer_impl.py:1425-1432); another temperature than 1 costs a copy.
+    """
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    entropy = actor.entropy_coeff != 0 or actor.calculate_entropy
+    if attention != "flash_attention_2" or entropy:
+        return 10
+    return 2 if config.actor_rollout_ref.rollout.temperature == 1 else 4
 
 
 def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
     """The ledger of one GPU of a training stage; `solver` is the opponent's model, in a challenger's run."""
     assert machine.gpu is not None
-    capacity = machine.gpu.memory_gib
+    capacity, fsdp = machine.gpu.memory_gib, config.actor_rollout_ref.actor.fsdp_config
     others = {"contexts": 2 * CONTEXT_GIB}
     if config.method == "hrpo":
-        others |= solver_server(config, solver).items(capacity)
+        others |= solver_server(config, solver).items(capacity, capacity)
     others |= encoders_on_gpu(config, machine.gpus)
     state = actor_state(config, shape, machine.gpus * machine.nodes)
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
     resident = resident_state(state, fsdp)
     free = capacity - sum(others.values()) - sum(resident.values())
-    engine = rollout_server(config, shape).items(free)
-    asleep = {"rollout engine: asleep": CONTEXT_GIB}
-    sleeping = asleep if config.actor_rollout_ref.rollout.free_cache_engine else engine
+    server = rollout_server(config, shape)
+    engine = server.items(free, capacity)
+    sleeping = engine
+    if sleeps(config):
+        sleeping = {"rollout engine: asleep": CONTEXT_GIB}
+        if server.engine == "sglang":
+            sleeping = {"rollout engine: asleep": kept_gib(shape, capacity, server.tp)}
+    weights = {"rollout engine: weights": server.weights_gib}
+    if keeps_base_weights(config):
+        sleeping = sleeping | weights
     gathered = (2 * (2 * shape.layer + shape.embeddings) + 4 * shape.layer) / GIB
     update = others | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
-    updating = update if fsdp.offload_policy else update | state
-    return Ledger(capacity, {"rollout": others | engine | resident, "update": updating})
+    ledger = Ledger(capacity, {"rollout": others | engine | resident})
+    ledger.phases["update"] = update if fsdp.offload_policy else update | state
+    if server.engine == "sglang" and sleeps(config):
+        synced = others | sleeping | resident | weights
+        ledger.phases["weight sync"] = synced | sync_items(config, shape, state)
+    return ledger
+
+
+def sleeps(config: DictConfig) -> bool:
+    """Whether the rollout engine frees its memory for the update."""
+    return bool(config.actor_rollout_ref.rollout.free_cache_engine)
+
+
+def keeps_base_weights(config: DictConfig) -> bool:
+    """Whether SGLang keeps its weights while it sleeps: it serves an adapter (sglang_rollout.py:206)."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    return bool(rollout.name == "sglang" and sleeps(config) and lora_rank(config) and not model.lora.merge)
+
+
+def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -> dict[str, float]:
+    """What the actor adds to a GPU while SGLang takes its weights, by the formula of the module docstring."""
+    own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32")
+    largest = own * shape.vocabulary * shape.hidden / GIB
+    bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * MIB / GIB
+    items = {"actor: buckets of weights": 2 * max(bucket, largest) + largest}
+    if lora_rank(config):
+        items |= {"actor: weights": state["actor: weights"], "actor: gathered": own * shape.layer / GIB}
+    return items
 
 
 def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
@@ -234,10 +292,10 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
 
 def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
     """The ledger of a CPU machine's memory: everything of a training stage at once."""
-    items = {"processes": PROCESSES_GIB} | rollout_server(config, shape).items(0.0)
+    items = {"processes": PROCESSES_GIB} | rollout_server(config, shape).items(0.0, 0.0)
     items |= retrieval_in_host_memory(config)
     if config.method == "hrpo":
-        items |= solver_server(config, solver).items(0.0)
+        items |= solver_server(config, solver).items(0.0, 0.0)
     items |= actor_state(config, shape, 1) | actor_activations(config, shape, number_bytes=4)
     return Ledger(machine.host_gib or 0.0, {"training": items})
 
@@ -245,7 +303,7 @@ def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver:
 def serving_ledger(config: DictConfig, machine: Machine, shape: ModelShape) -> Ledger:
     """The ledger of a stage that only serves a model (synthesize, evaluate)."""
     capacity = machine.gpu.memory_gib if machine.gpu else machine.host_gib or 0.0
-    items = solver_server(config, shape).items(capacity)
+    items = solver_server(config, shape).items(capacity, capacity)
     if machine.gpu is None:
         items["processes"] = PROCESSES_GIB / 2
         items |= retrieval_in_host_memory(config)
@@ -258,10 +316,30 @@ def resident_state(state: dict[str, float], fsdp: DictConfig) -> dict[str, float
     """The actor's state that stays on the GPU while the engines work."""
     if fsdp.offload_policy:
         return {}
-    # veRL moves the gradients with the weights.
-    moved = {"actor: weights", "actor: gradients"} if fsdp.param_offload else set()
-    moved |= {"actor: Adam"} if fsdp.optimizer_offload else set()
-    return {name: gib for name, gib in state.items() if name not in moved}
+    absent = {"actor: gradients"} | ({"actor: weights"} if fsdp.param_offload else set())
+    absent |= {"actor: Adam"} if fsdp.optimizer_offload else set()
+    return {name: gib for name, gib in state.items() if name not in absent}
+
+
+def offloaded_gib(config: DictConfig, shape: ModelShape) -> float:
+    """What all GPUs together keep in host memory while the engines work.
+
+    Under an offload policy, gradients too.
+    """
+    fsdp, state = config.actor_rollout_ref.actor.fsdp_config, actor_state(config, shape, 1)
+    if not fsdp.offload_policy:
+        state.pop("actor: gradients")
+    return sum(state.values()) - sum(resident_state(state, fsdp).values())
+
+
+def weights_backup_gib(config: DictConfig, shape: ModelShape, gpus: int) -> float:
+    """Host memory in which all engines keep a copy of their weights while they sleep.
+
+    veRL asks SGLang for it whenever both share GPUs (async_sglang_server.py:382).
+    """
+    server = rollout_server(config, shape)
+    backs_up = server.engine == "sglang" and sleeps(config) and not keeps_base_weights(config)
+    return server.weights_gib * gpus if backs_up else 0.0
 
 
 def sequence_parallel(config: DictConfig) -> int:

@@ -54,8 +54,14 @@ class Solver:
     port: int | None = key(
         None, "Port; null takes 8001 when it is free, else any free one.", low=1024, high=65535
     )
-    tp_size: int = key(2, "GPUs per copy of the solver (SGLang's --tp-size).", low=1)
-    dp_size: int = key(4, "Copies of the solver (SGLang's --dp-size).", low=1)
+    tp_size: int = key(
+        1, "GPUs per copy of the solver (SGLang's --tp-size), and of the rollout engine.", low=1
+    )
+    dp_size: int = key(
+        "${copies:${machine.gpus},${solver.tp_size}}",
+        "Copies of the solver (SGLang's --dp-size): as many as the GPUs of a machine hold.",
+        low=1,
+    )
     mem_fraction_static: Number = key(
         0.25,
         "Share of each GPU for the solver's weights and cache; the actor and the rollout engine have the "
