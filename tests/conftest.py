@@ -203,6 +203,14 @@ def launched_loop(
         yield loop
 
 
+@pytest.fixture(scope="session")
+def sglang_python() -> str:
+    """The Python of an environment with SGLang, for tests that run it; they fail where there is none."""
+    python = os.environ.get("DRZERO_SGLANG_PYTHON")
+    assert python, "run them by `make test-slow`, or set DRZERO_SGLANG_PYTHON to .venv-sglang/bin/python"
+    return python
+
+
 @pytest.fixture
 def fresh_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was found of the hub is forgotten before and after, and its cache is empty."""

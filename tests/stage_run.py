@@ -52,16 +52,17 @@ def run_stage(
     folder: Path,
     meanwhile: Callable[[Watch], None] | None = None,
     env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> Run:
     """Run the stage to its end, watching its processes; `meanwhile` runs at the same time, in a thread.
 
-    `env` is added to the environment.
+    `env` is added to the environment; `python` may be that of another one.
     """
     output = {name: folder.parent / f"{folder.name}.{name}" for name in ("out", "err")}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with output["out"].open("w") as out, output["err"].open("w") as err:
         child = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.cli", stage, *arguments],
+            [python, "-m", "pipeline.cli", stage, *arguments],
             cwd=ROOT,
             stdout=out,
             stderr=err,

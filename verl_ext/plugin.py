@@ -5,6 +5,7 @@ engine is imported by the process that needs it. The trainers and the policy los
 veRL selects one, and veRL offers no later hook than this.
 """
 
+import os
 from importlib import import_module
 
 from verl.plugin.platform import PlatformRegistry
@@ -32,6 +33,8 @@ RolloutReplicaRegistry.register(REFERENCE_ROLLOUT, _load_reference_replica)
 rollout_base._ROLLOUT_REGISTRY[(REFERENCE_ROLLOUT, "async")] = (
     "verl_ext.rollout.reference_rollout.ReferenceServerAdapter"
 )
+if os.environ.get("VERL_PLATFORM") == "cpu":
+    rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "verl_ext.sglang.cpu_adapter.CpuServerAdapter"
 
 for _module in ("policy_loss", "trainers"):
     import_module(f"verl_ext.trainer.{_module}")

@@ -66,8 +66,8 @@ class Override:
     why: str
 
 
-# Checked by a real SGLang 0.5.12 server with transformers 5.9.0 on a CPU (tests/compat/test_sglang_server.py)
-# and by the GPU half of --action smoke.
+# Checked by a real SGLang 0.5.12 server with transformers 5.9.0 on a CPU (tests/rehearsal/), and by the GPU
+# half of --action smoke.
 OVERRIDES = (
     Override(
         package="transformers",

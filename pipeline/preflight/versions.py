@@ -13,6 +13,7 @@ from ops.versions import pinned
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
 from verl_ext.sglang.compat import refusal
+from verl_ext.sglang.cpu import refusal_on_cpu
 
 _ON_GPU = {name: pinned(name, gpu=True) for name in ("verl", "torch", "sglang", "transformers", "flash-attn")}
 """Versions that are pinned together for SGLang."""
@@ -59,8 +60,11 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
             yield error(package, why, f"install {package}{wanted}", value=version)
     if ctx.trains:
         yield from _attention(ctx)
-    if of_sglang:
+    if of_sglang and config.machine.device != "cpu":
         yield from _sglang(of_sglang[0])
+    elif of_sglang and (reason := refusal_on_cpu()):
+        fix = "use the environment that `make rehearse-sglang` makes (docs/sglang.md), or rollout=reference"
+        yield error(of_sglang[0], reason, fix, value=installed("sglang"))
 
 
 def _attention(ctx: CheckContext) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ class Solver:
     )
     engine: str = key(
         "sglang",
-        "Server: sglang, or reference (our own engine, on a CPU or one small GPU).",
+        "Server: sglang, or reference (our own engine, on a CPU or one small GPU); rollout= sets it.",
         choices=("sglang", "reference"),
         **_SHARED,
     )
@@ -69,8 +69,10 @@ class Solver:
         above=0,
         high=1,
     )
-    max_batch_size: int = key(32, "Sequences the reference engine decodes at once.", low=1)
-    threads: int = key(1, "torch threads of the reference engine on a CPU.", low=1)
+    max_batch_size: int = key(
+        32, "Sequences that the server decodes at once: the reference engine's, or SGLang's on a CPU.", low=1
+    )
+    threads: int = key(1, "torch threads of the server on a CPU.", low=1)
     dtype: str = key("bfloat16", "Numbers the solver computes with.", choices=FLOATS, **_SHARED)
     attempts: int = key(
         5,

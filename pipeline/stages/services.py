@@ -11,6 +11,7 @@ from ops.services.health import HealthCheck
 from ops.services.services import ServiceSpec
 from pipeline.compose import process_env, resolve
 from pipeline.preflight.run import require
+from verl_ext.sglang import cpu
 from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
 
 RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
@@ -83,15 +84,20 @@ def solver_spec(config: DictConfig, name: str = "solver") -> ServiceSpec:
     `name` is the name of the service and of its model in requests: synthesize serves the challenger with it.
     """
     solver = config.solver
-    url = f"http://{solver.host}:{solver.port}"
+    url, env = f"http://{solver.host}:{solver.port}", process_env(config)
     if solver.engine == "sglang":
+        context = solver.max_context_tokens + OWN_POSITIONS
+        hardware: tuple[str, ...] = SOLVER_ARGUMENTS
+        if config.machine.device == "cpu":
+            hardware = cpu.arguments(solver.max_batch_size, context)
+            env |= cpu.environment(solver.tp_size) | {"OMP_NUM_THREADS": str(solver.threads)}
         command = (
             *_module("sglang.launch_server"),
             *("--model-path", solver.model_path, "--dtype", solver.dtype),
             *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
             *("--mem-fraction-static", str(solver.mem_fraction_static)),
-            *("--context-length", str(solver.max_context_tokens + OWN_POSITIONS)),
-            *SOLVER_ARGUMENTS,
+            *("--context-length", str(context)),
+            *hardware,
             *("--log-level", str(config.log_level).lower(), "--enable-metrics"),
         )
         probe, work = "health_generate", "sglang:generation_tokens_total"
@@ -113,7 +119,7 @@ def solver_spec(config: DictConfig, name: str = "solver") -> ServiceSpec:
         liveness=HealthCheck(url=f"{url}/{probe}", metrics_url=f"{url}/metrics", work=(work,)),
         startup_budget_s=solver.startup_budget_s,
         restarts=solver.restarts,
-        env=process_env(config),
+        env=env,
     )
 
 

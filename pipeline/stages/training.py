@@ -34,6 +34,7 @@ from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_s
 from pipeline.stages.summary import print_summary
 from pipeline.stages.watch import PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
+from verl_ext.sglang import cpu
 from verl_ext.stop_time import NOTE, require_time, take_note
 
 START_S = 60.0
@@ -161,7 +162,9 @@ def _plan_validation(config: DictConfig, folder: Path) -> None:
 
 
 def _trainer(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> Command:
-    root = str(Path(__file__).resolve().parents[2])
+    root, rollout = str(Path(__file__).resolve().parents[2]), config.actor_rollout_ref.rollout
+    is_sglang_on_cpu = rollout.name == "sglang" and config.machine.device == "cpu"
+    engine = cpu.environment(rollout.tensor_model_parallel_size) if is_sglang_on_cpu else {}
     return Command(
         name="trainer",
         command=(
@@ -182,6 +185,7 @@ def _trainer(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> C
             "WANDB_DIR": str(folder),
             "WANDB_MODE": os.environ.get("WANDB_MODE")
             or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
+            **engine,
             **watched_env(config),
             **recorder,
             **verl_env(config),

@@ -124,5 +124,5 @@ class CpuPlatform(PlatformBase):
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:
-        """As on GPUs."""
-        return dict(NO_RECORDER)
+        """As on GPUs; and one thread for each process of an engine, since the actor's have every core."""
+        return {**NO_RECORDER, "OMP_NUM_THREADS": "1"}

@@ -1,10 +1,6 @@
 """A real SGLang server of the pinned version, on a CPU, answering what solver attempts ask.
 
-    DRZERO_SGLANG_PYTHON=/path/to/its/bin/python pytest tests/compat/test_sglang_server.py
-
-It needs an environment of its own, with the transformers that the GPU image has in place of the one that
-SGLang pins: docs/modal-image.md describes how to make one. The command line is the one that a stage starts,
-followed by what a machine without CUDA needs.
+It is started by the command and the environment of a stage with `hardware=cpu rollout=sglang`.
 """
 
 import asyncio
@@ -32,17 +28,9 @@ from verl_ext.method.search_agent import SolverServerError
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_agent import SolverAgent
 
-PYTHON = os.environ.get("DRZERO_SGLANG_PYTHON")
-if not PYTHON:
-    pytest.skip("no SGLang: set DRZERO_SGLANG_PYTHON (docs/modal-image.md)", allow_module_level=True)
-HERE = Path(__file__).parent
 CONTEXT = 1024
-ON_CPU = (
-    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-    *("--grammar-backend", "none", "--disable-overlap-schedule", "--sleep-on-idle"),
-    *("--max-total-tokens", "16384"),
-)
 STARTS_WITHIN_S = 600
+pytestmark = pytest.mark.slow("starts SGLang")
 
 
 class Passages:
@@ -58,38 +46,30 @@ def tokenizer(speaking_model: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(speaking_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of the server, started by the stage's own command line."""
+def server(
+    sglang_python: str, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Address of the server."""
     config = resolve(
         compose_stage(
             "challenger",
             [
-                *(
-                    "hardware=8xh100",
-                    f"solver.model_path={speaking_model}",
-                    "solver.dtype=float32",
-                    "solver.tp_size=1",
-                ),
-                *(
-                    "solver.dp_size=1",
-                    f"solver.max_context_tokens={CONTEXT}",
-                    f"solver.port={reserve_port(None)}",
-                ),
+                *("hardware=cpu", "rollout=sglang", f"solver.model_path={speaking_model}"),
+                *("solver.dtype=float32", "solver.max_batch_size=16"),
+                *(f"solver.max_context_tokens={CONTEXT}", f"solver.port={reserve_port(None)}"),
             ],
         )
     )
     spec = solver_spec(config)
     assert spec.command[1:3] == ("-m", "sglang.launch_server")
     log = tmp_path_factory.mktemp("logs") / "sglang.log"
-    environment = {
-        **os.environ,
-        **{"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        "PYTHONPATH": str(HERE / "cpu_standin"),
-    }
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [PYTHON, str(HERE / "serve_sglang.py"), *spec.command[3:], *ON_CPU],
-            **{"env": environment, "stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True},
+            [sglang_python, *spec.command[1:]],
+            env={**os.environ, **spec.env, "HF_HUB_OFFLINE": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         _wait_until_up(process, spec.health_url, log)
@@ -127,9 +107,10 @@ def prompts(tokenizer: Any) -> list[list[int]]:
     ]
 
 
-def test_it_is_the_pinned_sglang_with_the_transformers_of_the_image() -> None:
+def test_it_is_the_pinned_sglang_with_the_transformers_of_the_image(sglang_python: str) -> None:
     script = "from importlib.metadata import version as v; print(v('sglang'), v('transformers'))"
-    found = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    command = [sglang_python, "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert found == [GPU_PINS["sglang"], GPU_PINS["transformers"]]
 
 

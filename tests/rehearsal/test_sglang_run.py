@@ -1,0 +1,94 @@
+"""A challenger and a solver on veRL's own SGLang rollout, on a CPU, as `rollout=sglang` runs them.
+
+Two steps each of the tiny model that knows the protocol by heart; a second SGLang attempts the challenger's
+questions. The rollout engine starts with random weights and sleeps around each update: a weight that does not
+arrive shows as a gap between its log-probabilities and the actor's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Prepared
+from solver_rows import solver_row
+from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, checkpoint_weights, run_stage
+
+from data.parquet_io import write_training_rows
+
+pytestmark = [
+    pytest.mark.slow("starts SGLang; the same stages with the reference engine: `launched_loop`"),
+    pytest.mark.timeout(2 * RUN_LIMIT_S),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for split, rows in (("train", 8), ("val", 4)):
+        answers = ["Vell" if index % 2 else "nobody" for index in range(rows)]
+        path = folder / "synthesize_iter1" / f"{split}.parquet"
+        write_training_rows(path, [solver_row(index, split, answer) for index, answer in enumerate(answers)])
+    return folder
+
+
+@pytest.fixture(scope="module", params=["challenger", "solver"])
+def trained(
+    request: pytest.FixtureRequest,
+    sglang_python: str,
+    prepared: Prepared,
+    speaking_model: Path,
+    checkpoints: Path,
+) -> Run:
+    """A finished run of two steps."""
+    stage = str(request.param)
+    arguments = [
+        *prepared.overrides(checkpoints, speaking_model)[:-1],
+        *("rollout=sglang", f"run.name={stage}", "steps_per_iteration=2", "trainer.save_freq=1"),
+        *("data.train_batch_size=4", "trainer.max_actor_ckpt_to_keep=2"),
+        # A tiny model needs a larger rate to move visibly.
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        *(["actor_rollout_ref.rollout.n=4"] if stage == "solver" else []),
+    ]
+    run = run_stage(stage, arguments, checkpoints / stage, python=sglang_python)
+    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def metrics(trained: Run) -> list[dict[str, Any]]:
+    """Of both steps; a validation before the first has no sampler to compare with."""
+    return [line["data"] for line in trained.lines("metrics/attempt_001.jsonl") if line["step"]]
+
+
+def test_the_engine_is_sglangs(trained: Run) -> None:
+    schedulers = [command for command in trained.watch.processes.values() if "sglang::scheduler" in command]
+    # The challenger's opponent has one of its own.
+    assert len(schedulers) == (2 if trained.config.method == "hrpo" else 1)
+
+
+def test_no_token_drifts_and_nothing_fails(metrics: list[dict[str, Any]]) -> None:
+    names = ("failures/share", "failures/rollouts_lost", "failures/rows_invalid", "failures/searches")
+    for step in metrics:
+        assert [step[f"drzero/{name}"] for name in (*names, "rollout/token_drift_rate")] == [0.0] * 5
+
+
+def test_the_engine_samples_from_the_weights_that_are_trained(metrics: list[dict[str, Any]]) -> None:
+    assert len(metrics) == 2
+    for step in metrics:
+        assert abs(step["actor/rollout_corr/kl"]) < 1e-4
+
+
+def test_it_searched_and_the_rewards_differ(trained: Run) -> None:
+    rollouts = trained.lines("dumps/step_0001.jsonl") + trained.lines("dumps/step_0002.jsonl")
+    calls = [call for r in rollouts for turn in r["trajectory"]["turns"] for call in turn["calls"]]
+    assert any(call["queries"] and call["response"] for call in calls)
+    assert len({r["reward"]["score"] for r in rollouts}) > 1
+
+
+def test_a_step_moved_the_weights(trained: Run) -> None:
+    first, second = checkpoint_weights(trained, 1), checkpoint_weights(trained, 2)
+    assert any((first[name] != second[name]).any() for name in first)
+
+
+def test_nothing_is_left_of_it(trained: Run) -> None:
+    assert_nothing_left(trained)

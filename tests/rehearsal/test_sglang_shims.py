@@ -1,0 +1,55 @@
+"""When what stands in for CUDA's parts of SGLang can go: each test fails once its shim is not needed."""
+
+import os
+import subprocess
+
+import pytest
+
+from verl_ext.sglang.cpu import environment
+
+pytestmark = pytest.mark.slow("imports SGLang")
+
+
+def run(python: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in the environment that has SGLang."""
+    env = {**os.environ, **environment(tp=1)}
+    return subprocess.run([python, "-c", script], env=env, capture_output=True, text=True)
+
+
+def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python: str) -> None:
+    """Else `verl_ext/sglang/without_cuda/sgl_kernel` can go."""
+    script = (
+        "import sys; sys.path = [place for place in sys.path if not place.endswith('without_cuda')]\n"
+        "import sglang.srt.mem_cache.memory_pool_host"
+    )
+    assert "No module named 'sgl_kernel'" in run(sglang_python, script).stderr
+
+
+def test_torchvision_for_cuda_still_fails_beside_a_torch_without(sglang_python: str) -> None:
+    """Else `verl_ext/sglang/without_cuda/torchvision_operators.py` can go."""
+    script = """
+import importlib.util, pathlib, sys, torch
+sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "_DeclareOperators"]
+folder = pathlib.Path(importlib.util.find_spec("torchvision").origin).parent
+is_for_cuda = "+cu" in (folder / "version.py").read_text()
+try:
+    import torchvision
+    fault = ""
+except RuntimeError as error:
+    fault = str(error)
+print("torchvision::nms" in fault, is_for_cuda and torch.version.cuda is None)
+"""
+    fails, is_a_mixed_pair = run(sglang_python, script).stdout.split()
+    assert fails == is_a_mixed_pair
+
+
+def test_sglang_still_cannot_send_tensors_of_host_memory(sglang_python: str) -> None:
+    """Else `CpuServerAdapter` need not keep SGLang from changing how torch sends them."""
+    script = """
+import torch
+from sglang.srt.utils import MultiprocessingSerializer
+from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+monkey_patch_torch_reductions()
+MultiprocessingSerializer.serialize(torch.zeros(2))
+"""
+    assert "IndexError" in run(sglang_python, script).stderr

@@ -1,0 +1,63 @@
+"""SGLang on a machine without CUDA, to rehearse a run of real engines (SGLang 0.5.12, veRL 0.9.1).
+
+    python -m verl_ext.sglang.cpu       # put the stand-ins on the path of this Python's environment
+    environment(tp=2)                   # what a process with SGLang needs in its environment
+    arguments(40, 1024)                 # what its server needs in addition on its command line
+
+The rollout engine's arguments are in config/hardware/cpu.yaml. Of what SGLang has for CUDA alone, three parts
+have a shim: its kernels' package and two operators of torchvision (`without_cuda/`, on the path of the
+environment that `make rehearse-sglang` makes), and the way in which weights are sent (`cpu_adapter.py`).
+tests/test_sglang_rehearsal.py says when each can go.
+"""
+
+import importlib.util
+import os
+import platform
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+
+from verl_ext.sglang.compat import PINNED, refusal
+
+STAND_INS = Path(__file__).parent / "without_cuda"
+
+
+def environment(tp: int) -> dict[str, str]:
+    """The environment of a process that starts or talks to an SGLang of `tp` ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    # SGLang counts the parts, and binds to them only with kernels for the CPU, which the stand-in has not.
+    bound = "|".join(str(cores[rank % len(cores)]) for rank in range(tp))
+    return {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
+
+
+def arguments(sequences: int, positions: int) -> tuple[str, ...]:
+    """Arguments of a server that decodes so many sequences at once, with a cache for all at full length."""
+    return (
+        *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+        *("--grammar-backend", "none", "--disable-overlap-schedule", "--sleep-on-idle"),
+        *("--max-running-requests", str(sequences), "--max-total-tokens", str(sequences * positions)),
+    )
+
+
+def refusal_on_cpu() -> str | None:
+    """One line on why SGLang cannot run here without CUDA; None if it can."""
+    if importlib.util.find_spec("sglang") is None:
+        return "SGLang is not installed here"
+    if (version := metadata.version("sglang")) != PINNED:
+        return f"on a CPU, stand-ins replace what is CUDA's of SGLang {PINNED}, and {version} is installed"
+    kernels = importlib.util.find_spec("sgl_kernel")
+    if kernels is None or not str(kernels.origin).startswith(str(STAND_INS)):
+        return "this environment has no stand-in for SGLang's kernels, which are for CUDA"
+    if platform.machine() != "x86_64":
+        return f"on {platform.machine()} SGLang calls kernels for the CPU, which the stand-in has not"
+    return refusal()
+
+
+def main() -> None:
+    """Put the stand-ins on the path of this Python's environment."""
+    place = Path(sysconfig.get_path("purelib")) / "without_cuda.pth"
+    place.write_text(f"{STAND_INS}\nimport torchvision_operators\n")
+
+
+if __name__ == "__main__":
+    main()

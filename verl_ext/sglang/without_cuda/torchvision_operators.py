@@ -1,0 +1,28 @@
+"""Lets torchvision's package for CUDA be imported beside a torch without it (torchvision 0.28.0).
+
+Its operators do not load then, and it fails where it describes two of them. Transformers imports it wherever
+it is installed, and SGLang does in any case. The environment imports this file whenever
+Python starts (`without_cuda.pth`, which `make rehearse-sglang` writes).
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+
+
+class _DeclareOperators(MetaPathFinder):
+    """Declares the two operators, if they are missing, just before they are described."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name != "torchvision._meta_registrations":
+            return
+        import torch
+
+        if not hasattr(torch.ops.torchvision, "nms"):
+            self.library = torch.library.Library("torchvision", "FRAGMENT")
+            for operator in ("nms", "qnms"):
+                self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+sys.meta_path.insert(0, _DeclareOperators())
