@@ -21,6 +21,7 @@ from pipeline.preflight.machine import Machine
 from pipeline.preflight.memory_ledger import (
     EMBEDDER_GIB,
     Ledger,
+    host_ledger,
     micro_batch_tokens,
     offloaded_gib,
     retrieval_in_host_memory,
@@ -294,6 +295,22 @@ def test_encoders_and_the_indexs_graph_lie_in_host_memory(published: DictConfig,
     OmegaConf.update(changed, "chroma.path", "http://127.0.0.1:9")
     OmegaConf.update(changed, "retrieval.device", "cuda")
     assert retrieval_in_host_memory(changed) == {}
+
+
+def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences() -> None:
+    shape = KNOWN["demo-policy"]
+    both = [f"{key}=sglang" for key in ("solver.engine", "actor_rollout_ref.rollout.name")]
+    config = resolve(compose_plain("challenger", ["hardware=cpu", *both, "solver.dtype=bfloat16"]))
+    machine = Machine(True, True, None, 0, 1, 24.0)
+    needed = host_ledger(config, machine, shape, shape).phases["training"]
+    assert needed["rollout engine: weights"] == pytest.approx(4 * shape.parameters / GIB)
+    assert needed["rollout engine: KV cache"] == pytest.approx(16 * 1153 * 2 * 4 * 30 * 192 / GIB)
+    assert needed["solver: weights"] == pytest.approx(2 * shape.parameters / GIB)
+    assert needed["solver: processes"] == needed["rollout engine: processes"] == 3
+    two = OmegaConf.merge(config, {"machine": {"gpus": 2}})
+    twice = host_ledger(two, machine, shape, shape).phases["training"]
+    assert twice["rollout engine: weights"] == 2 * needed["rollout engine: weights"]
+    assert twice["solver: weights"] == needed["solver: weights"]
 
 
 def test_an_adapter_is_what_is_trained(published: DictConfig) -> None:

@@ -49,6 +49,8 @@ TIGHT = 0.08
 """Share of the memory; a smaller margin is a warning, since fragmentation may take that much."""
 PROCESSES_GIB = 6.0
 """Memory of a CPU run's processes for any model: veRL, Ray, retrieval, logs (measured: 5 to 7)."""
+SGLANG_PROCESSES_GIB = 3.0
+"""What an SGLang's processes add to that (measured: a solver's run on SGLang took 10, with a tiny model)."""
 
 
 @dataclass
@@ -100,16 +102,21 @@ class Server:
         return width(self.dtype) * numbers / min(self.tp, self.shape.kv_heads) / GIB
 
     def items(self, free_gib: float, gpu_gib: float) -> dict[str, float]:
-        """Its memory items while it works, if `free_gib` of the GPU's `gpu_gib` were free at its start."""
+        """Its memory items on a GPU while it works, if `free_gib` of `gpu_gib` were free at its start."""
         if self.engine == "sglang":
             return {
                 self.share_item: self.share * (free_gib - CONTEXT_GIB),
                 f"{self.name}: outside it": outside_gib(self.shape, gpu_gib, self.tp),
             }
-        return {
+        return self.host_items()
+
+    def host_items(self) -> dict[str, float]:
+        """The same for each rank without a GPU, where SGLang's cache has a fixed number of tokens too."""
+        items = {
             f"{self.name}: weights": self.weights_gib,
             f"{self.name}: KV cache": self.kv_gib(self.slots * self.positions) + self.cache_mib / 1024,
         }
+        return items | ({f"{self.name}: processes": SGLANG_PROCESSES_GIB} if self.engine == "sglang" else {})
 
     @property
     def share_item(self) -> str:
@@ -135,7 +142,7 @@ def rollout_server(config: DictConfig, shape: ModelShape) -> Server:
         slots=rollout.max_num_seqs,
         positions=rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length,
         dtype=rollout.dtype,
-        cache_mib=reference.get("prefix_cache_mib") or 0.0,
+        cache_mib=(reference.get("prefix_cache_mib") or 0.0) if rollout.name == "reference" else 0.0,
     )
 
 
@@ -292,18 +299,20 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
 
 def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
     """The ledger of a CPU machine's memory: everything of a training stage at once."""
-    items = {"processes": PROCESSES_GIB} | rollout_server(config, shape).items(0.0, 0.0)
+    of_each = rollout_server(config, shape).host_items() | actor_activations(config, shape, number_bytes=4)
+    items = {"processes": PROCESSES_GIB} | {name: gib * config.machine.gpus for name, gib in of_each.items()}
     items |= retrieval_in_host_memory(config)
     if config.method == "hrpo":
-        items |= solver_server(config, solver).items(0.0, 0.0)
-    items |= actor_state(config, shape, 1) | actor_activations(config, shape, number_bytes=4)
+        items |= solver_server(config, solver).host_items()
+    items |= actor_state(config, shape, 1)
     return Ledger(machine.host_gib or 0.0, {"training": items})
 
 
 def serving_ledger(config: DictConfig, machine: Machine, shape: ModelShape) -> Ledger:
     """The ledger of a stage that only serves a model (synthesize, evaluate)."""
     capacity = machine.gpu.memory_gib if machine.gpu else machine.host_gib or 0.0
-    items = solver_server(config, shape).items(capacity, capacity)
+    server = solver_server(config, shape)
+    items = server.items(capacity, capacity) if machine.gpu else server.host_items()
     if machine.gpu is None:
         items["processes"] = PROCESSES_GIB / 2
         items |= retrieval_in_host_memory(config)
