@@ -1,6 +1,6 @@
 """The memory ledger against SGLang's own arithmetic, for every shipped model on every GPU machine.
 
-    $DRZERO_SGLANG_PYTHON -m bench.sglang_memory   # an environment with SGLang (docs/modal-image.md), no GPU
+    .venv-sglang/bin/python -m bench.sglang_memory   # after make rehearse-sglang; no GPU
 
 SGLang builds each model without memory, as the first rank of its tensor-parallel group, and its own functions
 compute what the weights take, what a token of the cache takes, how many tokens fit, and what is captured as
@@ -9,7 +9,6 @@ Prints Markdown tables; exits with 1 where the two differ by more than 1 %.
 """
 
 import functools
-import importlib.util
 import json
 import logging
 import math
@@ -31,8 +30,8 @@ from pipeline.preflight.memory_ledger import GIB, rollout_server, solver_server,
 from pipeline.preflight.model_shape import KNOWN, ModelShape
 from pipeline.preflight.sglang_memory import captured, kept_gib, outside_gib
 from pipeline.rates import GPUS
+from verl_ext.sglang.cpu import environment, refusal_on_cpu
 
-STAND_IN = Path(__file__).resolve().parent.parent / "tests" / "compat" / "cpu_standin"
 ALLOWED = 0.01
 """Relative difference: SGLang keeps tables of rotary positions, which the ledger leaves out."""
 FAMILIES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -206,7 +205,7 @@ def cases(sglang: SGLang, machine: str, hardware: str, model: str) -> tuple[int,
     """
     words = [f"hardware={hardware}", f"compute={machine}", f"model={model}"]
     if hardware != "8xh100":
-        words += ["solver.engine=sglang", "actor_rollout_ref.rollout.name=sglang", "solver.tp_size=1"]
+        words += ["rollout=sglang", "solver.tp_size=1"]
     config = resolve(compose_plain("challenger", words))
     shape = KNOWN[Path(config.base_model).name.lower()]
     ledger = training_ledger(config, declared_machine(config, starting=False), shape, shape)
@@ -264,16 +263,10 @@ def graphs(sglang: SGLang) -> tuple[list[str], bool]:
 
 def main() -> int:
     """Print the comparison."""
-    if importlib.util.find_spec("sglang") is None:
-        print("SGLang is not installed here: nothing to compare with (docs/modal-image.md says how)")
+    if reason := refusal_on_cpu():
+        print(f"{reason}: nothing to compare with (docs/sglang.md says how to make an environment)")
         return 0
-    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    sys.path.insert(0, str(STAND_IN))
-    # torchvision's package for CUDA does not load its operators without it, and fails where it describes
-    # them.
-    declared = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    os.environ |= environment(tp=1)
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         sglang = SGLang(Path(folder))

@@ -299,8 +299,8 @@ def test_encoders_and_the_indexs_graph_lie_in_host_memory(published: DictConfig,
 
 def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences() -> None:
     shape = KNOWN["demo-policy"]
-    both = [f"{key}=sglang" for key in ("solver.engine", "actor_rollout_ref.rollout.name")]
-    config = resolve(compose_plain("challenger", ["hardware=cpu", *both, "solver.dtype=bfloat16"]))
+    words = ["hardware=cpu", "rollout=sglang", "solver.dtype=bfloat16"]
+    config = resolve(compose_plain("challenger", words))
     machine = Machine(True, True, None, 0, 1, 24.0)
     needed = host_ledger(config, machine, shape, shape).phases["training"]
     assert needed["rollout engine: weights"] == pytest.approx(4 * shape.parameters / GIB)
