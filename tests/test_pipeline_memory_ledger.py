@@ -1,5 +1,6 @@
 """The memory ledger: parameters by formula against real models, and what each setting does to the sum."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from pipeline.preflight.memory_ledger import (
     weights_backup_gib,
 )
 from pipeline.preflight.model_shape import KNOWN, ModelShape, load_shape, shape_of
-from pipeline.preflight.sglang_memory import CONTEXT_GIB
+from pipeline.preflight.sglang_memory import CONTEXT_GIB, captured, kept_gib, outside_gib
 from pipeline.rates import GPUS
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -227,6 +228,29 @@ def test_sglang_takes_its_share_of_what_is_free_when_it_starts(published: DictCo
     others = sum(gib for name, gib in items.items() if not name.startswith("rollout engine"))
     assert items["solver: share"] == pytest.approx(0.25 * (79.2 - CONTEXT_GIB))
     assert items["rollout engine: share"] == pytest.approx(0.5 * (79.2 - others - CONTEXT_GIB))
+
+
+def captures() -> list[list[str]]:
+    """bench/README.md's table of SGLang's own functions: GPUs, tp, sizes, GiB asleep and at work, reserve."""
+    lines = (Path(__file__).parent.parent / "bench" / "README.md").read_text().splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("| GPUs | tp | prefill |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+
+
+def test_the_ledger_knows_what_sglang_captures_on_each_gpu() -> None:
+    compared = set()
+    for gpus, tp, prefill, batch, lengths, asleep, at_work, _ in captures():
+        for name in gpus.split(", "):
+            gib, each = GPUS[name].memory_gib, int(tp)
+            capture = captured(gib, each)
+            sizes = (capture.prefill_tokens, capture.batch, capture.prefill_lengths)
+            assert [f"{size:,}" for size in sizes] == [prefill, batch, lengths]
+            taken = (kept_gib(SHAPE, gib, each), outside_gib(SHAPE, gib, each))
+            assert [f"{part:.1f}" for part in taken] == [asleep, at_work]
+            compared.add((name, each))
+    with_bf16 = {gpu.name for gpu in GPUS.values() if gpu.has_bf16}
+    assert compared == {(name, each) for name in with_bf16 for each in (1, 2, 4, 8)}
 
 
 def test_weights_are_synced_into_a_woken_engine_through_two_buckets_and_a_tensor(
