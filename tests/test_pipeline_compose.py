@@ -189,7 +189,7 @@ def test_ray_leaves_no_profile_waiting_slowed_or_with_a_third_of_the_memory(hard
     ray = config.ray_kwargs.ray_init
     units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     # That veRL reserves so many, and no more, is seen by test_verl_ext_ray.py.
-    assert ray.num_cpus >= 3 * config.machine.gpus + 1 + units + 4
+    assert ray.num_cpus == 3 * config.machine.gpus + 1 + units + 4
     assert 0 < ray.object_store_memory < 10**10
     assert config.process_env["RAY_worker_niceness"] == 0
 

@@ -11,6 +11,7 @@ from pipeline.preflight.memory_ledger import (
     Ledger,
     Server,
     host_ledger,
+    loading_gib,
     offloaded_gib,
     retrieval_in_host_memory,
     rollout_server,
@@ -182,16 +183,18 @@ def _largest(ledger: Ledger) -> str:
 
 
 def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
-    """Host memory must hold what all GPUs offload, the run's processes and retrieval."""
+    """Host memory must hold the run's processes, retrieval, and what all GPUs offload or, first, load."""
     config, machine = ctx.config, ctx.machine
     if machine.host_gib is None:
         return
     # veRL's, Ray's and the engines' processes; without a training, those of a server.
-    items = {"processes": 24.0 if ctx.trains else 8.0}
-    items |= retrieval_in_host_memory(config)
+    others = {"processes": 24.0 if ctx.trains else 8.0} | retrieval_in_host_memory(config)
+    items = dict(others)
     if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
         items["offloaded weights and Adam states"] = offloaded_gib(config, shape) / machine.nodes
         items["the engines' copies of their weights"] = weights_backup_gib(config, shape, machine.gpus)
+        start = {"weights as the ranks load them": loading_gib(config, shape, machine.gpus)}
+        items = max(items, others | start, key=lambda moment: sum(moment.values()))
     if (wanted := sum(items.values())) > machine.host_gib:
         listed = ", ".join(f"{name} {gib:.0f}" for name, gib in sorted(items.items(), key=lambda i: -i[1]))
         yield error(

@@ -351,6 +351,15 @@ def weights_backup_gib(config: DictConfig, shape: ModelShape, gpus: int) -> floa
     return server.weights_gib * gpus if backs_up else 0.0
 
 
+def loading_gib(config: DictConfig, shape: ModelShape, ranks: int) -> float:
+    """Host memory of a machine while its ranks load the model, before they share it out.
+
+    Each of them loads a tied model whole, any other the first alone (veRL's get_init_weight_context_manager).
+    """
+    own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32") * shape.parameters / GIB
+    return own * (ranks if shape.tied else 1)
+
+
 def sequence_parallel(config: DictConfig) -> int:
     """Ulysses' sequence parallelism: the devices that share one sequence."""
     return int(config.actor_rollout_ref.actor.get("ulysses_sequence_parallel_size") or 1)

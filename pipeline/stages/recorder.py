@@ -27,7 +27,7 @@ FLIGHT = "flight"
 def recorder_folder(run_dir: Path) -> Path:
     """Where the ranks of a run open their pipes and write their dumps: the same for each of its starts."""
     name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"drzero-{os.getuid()}" / name
+    return Path(tempfile.gettempdir()) / f"drzero-{os.getuid()}-{name}"
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def flight_recorder(run_dir: Path) -> Iterator[dict[str, str]]:
     # Of a start whose supervisor was killed.
     keep_dumps(folder, kept)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     try:
         yield recorder_env(folder)
     finally:
