@@ -49,6 +49,13 @@ CAUSES: tuple[Cause, ...] = (
         culprit="retrieval",
     ),
     Cause(
+        "a process of SGLang's ended",
+        r"Subprocess \S+ \(pid=\d+\) crashed with exit code",
+        "exit code -9 is mostly a lack of memory (smaller actor_rollout_ref.rollout.gpu_memory_utilization); "
+        "rerun to resume",
+        culprit="rollout engine",
+    ),
+    Cause(
         "too many spoiled rollouts",
         r"TooManyFailures",
         "the message names the first causes; rerun to resume once the service is up (run.max_failed_share)",

@@ -5,6 +5,7 @@ questions. The rollout engine starts with random weights and sleeps around each 
 arrive shows as a gap between its log-probabilities and the actor's.
 """
 
+import ipaddress
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,14 @@ def metrics(trained: Run) -> list[dict[str, Any]]:
     return [line["data"] for line in trained.lines("metrics/attempt_001.jsonl") if line["step"]]
 
 
-def test_the_engine_is_sglangs(trained: Run) -> None:
-    schedulers = [command for command in trained.watch.processes.values() if "sglang::scheduler" in command]
-    # The challenger's opponent has one of its own.
-    assert len(schedulers) == (2 if trained.config.method == "hrpo" else 1)
+def test_the_engine_is_sglangs_whose_rendezvous_alone_listens_beyond_loopback(trained: Run) -> None:
+    beyond = [
+        command.split()[0]
+        for (ip, _), command in trained.watch.listeners.items()
+        if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+    ]
+    # The challenger's opponent has a scheduler of its own.
+    assert beyond == ["sglang::scheduler"] * (2 if trained.config.method == "hrpo" else 1)
 
 
 def test_no_token_drifts_and_nothing_fails(metrics: list[dict[str, Any]]) -> None:

@@ -46,7 +46,7 @@ def refusal_on_cpu() -> str | None:
     if (version := metadata.version("sglang")) != PINNED:
         return f"on a CPU, stand-ins replace what is CUDA's of SGLang {PINNED}, and {version} is installed"
     kernels = importlib.util.find_spec("sgl_kernel")
-    if kernels is None or not str(kernels.origin).startswith(str(STAND_INS)):
+    if kernels is None or STAND_INS.name not in Path(str(kernels.origin)).parts:
         return "this environment has no stand-in for SGLang's kernels, which are for CUDA"
     if platform.machine() != "x86_64":
         return f"on {platform.machine()} SGLang calls kernels for the CPU, which the stand-in has not"
