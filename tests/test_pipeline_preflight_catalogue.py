@@ -35,7 +35,7 @@ from pipeline.preflight import compute as compute_checks
 from pipeline.preflight import environment as environment_checks
 from pipeline.preflight import machine, versions
 from pipeline.preflight.context import Readings
-from pipeline.preflight.memory_ledger import offloaded_gib, weights_backup_gib
+from pipeline.preflight.memory_ledger import loading_gib, offloaded_gib, weights_backup_gib
 from pipeline.preflight.model_shape import KNOWN, load_shape, shape_of
 from pipeline.preflight.run import STAGES, Report, preflight, refused_override
 from pipeline.preflight.values import LOGGERS, PRECISIONS, concerns_verl
@@ -258,7 +258,9 @@ def ledger_row(model: str, config: DictConfig, report: Report) -> list[str]:
     """The same row, computed."""
     ledger, shape = report.ledger, load_shape(config.base_model)
     assert ledger is not None and shape is not None
-    host = 24 + offloaded_gib(config, shape) + weights_backup_gib(config, shape, config.machine.gpus)
+    gpus = config.machine.gpus
+    later = offloaded_gib(config, shape) + weights_backup_gib(config, shape, gpus)
+    host = 24 + max(later, loading_gib(config, shape, gpus))
     totals = (*(ledger.total(phase) for phase in ("rollout", "update", "weight sync")), ledger.margin_gib)
     layout = f"{config.solver.tp_size} × {config.solver.dp_size}"
     return [f"`{model}`", layout, *(f"{gib:.1f}" for gib in totals), f"{host:.0f}"]
