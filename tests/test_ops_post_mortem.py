@@ -100,6 +100,11 @@ def test_only_the_last_start_counts(tmp_path: Path) -> None:
             "retrieval",
             "garbage",
         ),
+        (
+            {"trainer": "Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT\n"},
+            "rollout engine",
+            "a process of SGLang's",
+        ),
         ({"trainer": "KeyError: 'doc_id'\n"}, "trainer", "in no table: KeyError"),
     ],
 )

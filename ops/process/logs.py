@@ -24,6 +24,7 @@ from typing import Any
 _LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
 _ERROR = re.compile(
     r"\b[\w.]*(Error|Exception)(:|$)|\b(ERROR|CRITICAL|FATAL)\b|^Fatal Python error|\bSegmentation fault\b"
+    r"|\bcrashed with exit code\b"
 )
 _ORIGIN = re.compile(r"^(\([^)]*\) )?")  # Ray puts "(TaskRunner pid=12) " before a worker's line
 _LONGEST_LINE = 64 * 1024  # bytes; a stream without line ends must not fill the memory
