@@ -207,7 +207,7 @@ def launched_loop(
 def sglang_python() -> str:
     """The Python of an environment with SGLang, for tests that run it; they fail where there is none."""
     python = os.environ.get("DRZERO_SGLANG_PYTHON")
-    assert python, "run them by `make test-slow`, or set DRZERO_SGLANG_PYTHON to .venv-sglang/bin/python"
+    assert python, "run them by `make test-sglang`, or set DRZERO_SGLANG_PYTHON to .venv-sglang/bin/python"
     return python
 
 

@@ -56,7 +56,7 @@ STAGES = [
     (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 1), "challenger compute=single_h100"),
     (["synthesize"], "gpu_stage", ("A100-40GB", 1), "synthesize compute=a100-40gb"),
     (["solver", "--steps", "7"], "gpu_stage", ("H100", 1), "solver compute=single_h100"),
-    (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("H100", 8), "evaluate compute=8xh100"),
+    (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("A100-80GB", 4), "evaluate compute=4xa100-80gb"),
     (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 1), "evolve compute="),
     (["smoke"], "gpu_stage", ("A10G", 1), "demo compute=a10g"),
 ]
