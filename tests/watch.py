@@ -14,6 +14,8 @@ class Watch:
     """(pid, start time) → command line."""
     listeners: dict[tuple[str, int], str] = field(default_factory=dict)
     """(address, port) → command line of the process that listened."""
+    recorders: set[tuple[str, str]] = field(default_factory=set)
+    """SGLang's scheduler or training rank, and where its torch would open a recorder's pipe."""
 
     def poll(self, root: psutil.Process) -> None:
         """Add what is there now."""
@@ -22,6 +24,10 @@ class Watch:
             with suppress(psutil.Error):
                 commands[process.pid] = " ".join(process.cmdline())
                 self.processes.setdefault((process.pid, process.create_time()), commands[process.pid])
+                for kind in ("sglang::scheduler", "ray::WorkerDict"):
+                    if commands[process.pid].startswith(kind):
+                        pipe = process.environ().get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
+                        self.recorders.add((kind, pipe))
         # All of the machine at once: asked process by process this takes a third of a core.
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.pid in commands:

@@ -71,6 +71,12 @@ def test_the_engine_is_sglangs_whose_rendezvous_alone_listens_beyond_loopback(tr
     assert beyond == ["sglang::scheduler"] * (2 if trained.config.method == "hrpo" else 1)
 
 
+def test_its_schedulers_do_not_record_collectives_as_the_training_ranks_do(trained: Run) -> None:
+    pipes = {kind: pipe for kind, pipe in trained.watch.recorders if pipe}
+    assert pipes.keys() == {"ray::WorkerDict"} and pipes["ray::WorkerDict"].endswith("/rank_")
+    assert ("sglang::scheduler", "") in trained.watch.recorders
+
+
 def test_no_token_drifts_and_nothing_fails(metrics: list[dict[str, Any]]) -> None:
     names = ("failures/share", "failures/rollouts_lost", "failures/rows_invalid", "failures/searches")
     for step in metrics:
