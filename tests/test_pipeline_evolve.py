@@ -156,7 +156,6 @@ def test_a_changed_output_of_a_finished_stage_is_refused(launched_loop: Launched
     assert run.returncode == 2 and f"{rejects} has changed" in run.stderr
 
 
-@pytest.mark.slow("an evaluation; test_pipeline_loop_state.py: what is forgotten, and that it is done again")
 def test_from_a_stage_on_everything_is_done_again(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
     folder = launched_loop.mounted / "evaluate_iter1"
     before = (folder / "answers.jsonl").stat().st_mtime_ns
