@@ -27,7 +27,7 @@ import yaml
 from pipeline.compose import CONFIG_DIR, compose_plain, resolve
 from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.memory_ledger import GIB, rollout_server, solver_server, training_ledger
-from pipeline.preflight.model_shape import KNOWN, ModelShape
+from pipeline.preflight.model_shape import KNOWN, ModelShape, config_of
 from pipeline.preflight.sglang_memory import captured, kept_gib, outside_gib
 from pipeline.rates import GPUS
 from verl_ext.sglang.cpu import environment, refusal_on_cpu
@@ -87,21 +87,8 @@ class SGLang:
 
     def model_folder(self, name: str, shape: ModelShape) -> Path:
         """A folder with the config.json of a shape."""
-        family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
-        config = {
-            "model_type": family,
-            "architectures": [FAMILIES[family]],
-            "hidden_size": shape.hidden,
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_size,
-            "intermediate_size": shape.intermediate,
-            "vocab_size": shape.vocabulary,
-            "max_position_embeddings": shape.context,
-            "tie_word_embeddings": shape.tied,
-            "torch_dtype": "bfloat16",
-        }
+        config = config_of(shape)
+        config |= {"architectures": [FAMILIES[config["model_type"]]], "torch_dtype": "bfloat16"}
         place = self.folder / name
         place.mkdir(exist_ok=True)
         (place / "config.json").write_text(json.dumps(config))

@@ -22,7 +22,7 @@ from data.parquet_io import write_training_rows
 from pipeline.compose import CONFIG_DIR, compose_stage, fitting_hardware
 from pipeline.overrides import OverrideError
 from pipeline.preflight.context import Readings
-from pipeline.preflight.model_shape import KNOWN, ModelShape
+from pipeline.preflight.model_shape import KNOWN, ModelShape, config_of
 from pipeline.settings.schema import schema_of
 from pipeline.settings.verl import ALIASES
 from verl_ext.checkpoints import TRACKER
@@ -152,22 +152,6 @@ def save_model_folder(folder: Path, tokenizer: Path, shape: ModelShape) -> None:
             shutil.copy(file, folder)
     (folder / "config.json").write_text(json.dumps(config_of(shape)))
     save_file({"nothing": zeros(1)}, folder / "model.safetensors")
-
-
-def config_of(shape: ModelShape) -> dict[str, Any]:
-    """The config.json of a shape."""
-    return {
-        "model_type": "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama",
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_size,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocabulary,
-        "max_position_embeddings": shape.context,
-        "tie_word_embeddings": shape.tied,
-    }
 
 
 def write_prompts(path: Path, rows: list[dict[str, Any]], form: str, count: int = ROWS) -> None:

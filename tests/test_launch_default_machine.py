@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from preflight_world import config_of
 
 from launch.compute import load_compute
 from launch.default_machine import FITS, billions_of, default_machine
 from launch.errors import LaunchError
 from pipeline.compose import CONFIG_DIR
-from pipeline.preflight.model_shape import ModelShape
+from pipeline.preflight.model_shape import ModelShape, config_of
 from pipeline.preflight.run import preflight
 from pipeline.rates import GPUS
 

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback_hub import NO_HUB, LoopbackHub
 from omegaconf import DictConfig
-from preflight_world import World, config_of, save_model_folder, write_prompts
+from preflight_world import World, save_model_folder, write_prompts
 
 from data.parquet_io import TRAINING_SCHEMA
 from ops.resources.gpu import GpuSample
@@ -36,7 +36,7 @@ from pipeline.preflight import environment as environment_checks
 from pipeline.preflight import machine, versions
 from pipeline.preflight.context import Readings
 from pipeline.preflight.memory_ledger import loading_gib, offloaded_gib, weights_backup_gib
-from pipeline.preflight.model_shape import KNOWN, load_shape, shape_of
+from pipeline.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
 from pipeline.preflight.run import STAGES, Report, preflight, refused_override
 from pipeline.preflight.values import LOGGERS, PRECISIONS, concerns_verl
 

@@ -1,6 +1,6 @@
 """SGLang on a CPU: what is composed, what is started, and what is refused. No SGLang is needed here.
 
-tests/test_sglang_rehearsal.py runs it.
+tests/rehearsal/ runs it.
 """
 
 import sys

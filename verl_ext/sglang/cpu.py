@@ -7,7 +7,7 @@
 The rollout engine's arguments are in config/hardware/cpu.yaml. Of what SGLang has for CUDA alone, three parts
 have a shim: its kernels' package and two operators of torchvision (`without_cuda/`, on the path of the
 environment that `make rehearse-sglang` makes), and the way in which weights are sent (`cpu_adapter.py`).
-tests/test_sglang_rehearsal.py says when each can go.
+tests/rehearsal/test_sglang_shims.py says when each can go.
 """
 
 import importlib.util

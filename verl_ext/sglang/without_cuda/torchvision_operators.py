@@ -1,4 +1,4 @@
-"""Lets torchvision's package for CUDA be imported beside a torch without it (torchvision 0.28.0).
+"""Lets torchvision's package for CUDA be imported next to a torch without it (torchvision 0.28.0).
 
 Its operators do not load then, and it fails where it describes two of them. Transformers imports it wherever
 it is installed, and SGLang does in any case. The environment imports this file whenever
