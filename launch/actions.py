@@ -29,13 +29,15 @@ class Action:
     @property
     def is_job(self) -> bool:
         """Whether it is a run: resumed, and accounted for by the hour."""
-        return self.stage is not None and (self.preflight or self.name == "smoke")
+        return self.stage is not None and self.preflight
 
 
 ACTIONS = {
     action.name: action
     for action in (
-        Action("smoke", "a check on a CPU, then three real steps on one GPU", "demo", "a10g"),
+        Action(
+            "smoke", "a check on a CPU, then probes and three steps on two GPUs", "challenger", "2xa10g", True
+        ),
         Action("prepare-data", "index a corpus and write challenger prompts", "prepare-data", preflight=True),
         Action("challenger", "train the challenger", "challenger", None, True, True),
         Action("synthesize", "its questions, gated, as solver data", "synthesize", None, True),

@@ -27,7 +27,7 @@ from typing import Any
 
 from launch.commits import Commits, CommittedVolume
 from launch.errors import LaunchError
-from launch.request import Request
+from launch.request import NO_RESUME, Request
 from launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at
 from launch.status import status_line
 from launch.volumes import MOUNTS, launch_folder, place
@@ -50,8 +50,6 @@ FRUITLESS_PARTS = 2
 STOP_GRACE_S = 20.0
 """Seconds between SIGTERM and SIGKILL; a preempted container has 30 seconds in all."""
 _POLL_S = 0.5
-_NO_RESUME = "trainer.resume_mode=disable"
-"""The override with which a call does not resume from the one before."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +141,10 @@ class _Job:
             return self._end(self._decide(OUT_OF_TIME))
         paths = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
         stage, *rest = self.request.command
+        module = "launch.smoke.run" if self.request.action == "smoke" else "pipeline.cli"
         command = Command(
             name=self.request.name,
-            command=(sys.executable, "-m", "pipeline.cli", stage, *paths, *rest),
+            command=(sys.executable, "-m", module, stage, *paths, *rest),
             log_path=self.local / "console.log",
             env={"DRZERO_STOP_AT": str(self.stop_at), LOG_VARIABLE: str(self._artefacts)},
         )
@@ -219,8 +218,8 @@ class _Job:
         if code != OUT_OF_TIME:
             advice = "raise it, or lower trainer.save_freq"
             return outcome("failed", f"reached no checkpoint within {timeout}: {advice}")
-        if _NO_RESUME in self.request.command:
-            reason = f"with {_NO_RESUME} another call would start from the beginning: raise it"
+        if NO_RESUME in self.request.command:
+            reason = f"with {NO_RESUME} another call would start from the beginning: raise it"
             return outcome("failed", f"did not end within {timeout}, and {reason}")
         if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
             return outcome("failed", f"saved nothing in {FRUITLESS_PARTS} calls of {timeout}: raise it")

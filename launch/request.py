@@ -32,10 +32,25 @@ from launch.runfile import (
     read_runfile,
 )
 
-SMOKE_STEPS = 3
 SMOKE_TIMEOUT_S = 1800
-"""Default time limit of the GPU half: one that hangs costs a dollar, not a day."""
+"""Default time limit of the GPU half: one that hangs costs a dollar or two, not a day."""
 SMOKE_MAX_USD = 2
+NO_RESUME = "trainer.resume_mode=disable"
+"""The override with which a call does not resume from the one before."""
+SMOKE = (
+    *("run.name=smoke", NO_RESUME, "trainer.total_training_steps=3"),
+    # veRL then logs a GPU's memory around each weight sync, which shows what sleeps and what is offloaded.
+    "+process_env.VERL_LOGGING_LEVEL=DEBUG",
+)
+"""The smoke test's run: three steps of the challenger, always from the start."""
+SMOKE_ON_GPUS = ("rollout=sglang", "data.train_batch_size=32", "run.min_free_gb=10")
+SMOKE_MODEL = "base_model=Qwen/Qwen2.5-0.5B-Instruct"
+"""The smallest of its family; the nine attention heads of the demo policy cannot be split in two."""
+SMOKE_ON_SEVERAL_GPUS = (
+    "solver.tp_size=2",
+    # With a chat template of the hub's a prompt is longer than with the demo policy's.
+    *("data.max_prompt_length=1024", "data.max_response_length=1024", "solver.max_context_tokens=2048"),
+)
 DEFAULT_MODEL = "qwen2.5-3b"
 """The model of the stages' own files (config/STAGE.yaml); its group sets nothing but the hub id."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -67,6 +82,13 @@ class Request:
         """The same launch, in its next call."""
         return dataclasses.replace(self, part=self.part + 1)
 
+    @property
+    def usd_at_most(self) -> float | None:
+        """US dollars that all its calls together cost at most; None without a limit."""
+        by_time = self.compute.timeout / 3600 * self.compute.usd_per_hour
+        limits = [self.compute.max_usd, by_time if NO_RESUME in self.command else None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def as_yaml(self) -> str:
         """The resolved launch, for people."""
         values = {
@@ -75,6 +97,7 @@ class Request:
             "compute": dataclasses.asdict(self.compute),
             "because": self.reason,
             "usd_per_hour": round(self.compute.usd_per_hour, 2),
+            "usd_at_most": None if self.usd_at_most is None else round(self.usd_at_most, 2),
         }
         if self.preparations:
             values["preparations"] = ["drzero " + " ".join(words) for words in self.preparations]
@@ -84,7 +107,7 @@ class Request:
 def resolve(words: Words) -> Request:
     """Merge run file, environment default and flags; raises LaunchError for what is not possible."""
     action, file = find_action(words.action), read_runfile(words.config_path)
-    env = words.env or file.env
+    env = "demo" if action.name == "smoke" else words.env or file.env
     choices = [f"env={check_option('env', env)}"] if env else []
     # The last of a key wins, and the command line comes after the file.
     typed = (*file.overrides, *words.overrides)
@@ -98,7 +121,7 @@ def resolve(words: Words) -> Request:
         attention = ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"] if sdpa else []
         shared = [*compute.overrides(), *attention, *shared]
     # A user's own corpus is uploaded; the demo world is made where it is used.
-    is_demo = action.name == "smoke" or (env == "demo" and action.is_job and action.name != "merge")
+    is_demo = env == "demo" and action.is_job and action.name != "merge"
     is_demo_data = _is_demo_data(action, env)
     name = _named(typed, "run.name") or _default_name(action.name, words, file)
     if not _RUN_NAME.fullmatch(name):
@@ -111,7 +134,7 @@ def resolve(words: Words) -> Request:
         action=action.name,
         name=name,
         preparations=(("demo-data",),) if is_demo and not is_demo_data else (),
-        command=_command(action, words, file, shared, overrides),
+        command=_command(action, words, file, compute, shared, overrides),
         compute=compute,
         reason=reason,
         preflight=action.preflight and not is_demo_data,
@@ -121,7 +144,10 @@ def resolve(words: Words) -> Request:
 def _machine(action: Action, file: RunFile, words: Words, env: str | None) -> tuple[Compute, str]:
     """The machine before `--gpu-type` and `--gpu-count`, and why it is this one."""
     if named := _named((*file.overrides, *words.overrides), "compute"):
-        return RunFile().machine(named), "it was asked for"
+        machine = RunFile().machine(named)
+        if action.name == "smoke":
+            machine = machine.changed(timeout=SMOKE_TIMEOUT_S, max_usd=SMOKE_MAX_USD)
+        return machine, "it was asked for"
     if not (action.is_job or action.name == "preflight"):
         # A run file's machine is for runs; other actions keep their own.
         return RunFile().machine(action.compute or "cpu"), f"{action.name} runs on it"
@@ -163,7 +189,7 @@ def _stage(action: Action, words: Words) -> str:
     if action.name != "preflight":
         return action.name
     stage = words.stage or (words.places[0] if words.places else "challenger")
-    known = [name for name, other in ACTIONS.items() if other.preflight]
+    known = [name for name, other in ACTIONS.items() if other.preflight and other.stage == name]
     if stage not in known:
         raise LaunchError(
             f"preflight {stage}: no such stage: {nearest(stage, known)}Stages: {', '.join(known)}"
@@ -211,12 +237,17 @@ def _model_choice(words: Words, file: RunFile, env: str | None) -> list[str]:
 
 
 def _command(
-    action: Action, words: Words, file: RunFile, shared: list[str], overrides: list[str]
+    action: Action,
+    words: Words,
+    file: RunFile,
+    compute: Compute,
+    shared: list[str],
+    overrides: list[str],
 ) -> tuple[str, ...]:
     if action.stage is None:
         return ()
     if action.name == "smoke":
-        return _smoke(shared, overrides)
+        return _smoke(compute, shared, overrides)
     if _is_demo_data(action, words.env or file.env):
         if words.hop_ratio or overrides:
             raise LaunchError("--env demo brings its own prompts: prepare-data takes nothing else")
@@ -243,15 +274,11 @@ def _command(
     return (*rest, *overrides)
 
 
-def _smoke(shared: list[str], overrides: list[str]) -> tuple[str, ...]:
-    """Three real steps of the packaged small model, through SGLang if there is a GPU."""
-    engine = [
-        *("actor_rollout_ref.rollout.name=sglang", "solver.engine=sglang"),
-        *("solver.tp_size=1", "solver.dp_size=1"),
-    ]
-    on_gpu = any(word.startswith("compute=") and word != "compute=cpu" for word in shared)
-    fresh = ["run.name=smoke", "trainer.resume_mode=disable", f"trainer.total_training_steps={SMOKE_STEPS}"]
-    return ("demo", *shared, *(engine if on_gpu else []), *fresh, *overrides)
+def _smoke(compute: Compute, shared: list[str], overrides: list[str]) -> tuple[str, ...]:
+    """A short challenger run; on GPUs by SGLang, on several of them with all that 8xh100 does."""
+    of_user = [word for word in shared if word.startswith(("model=", "base_model="))]
+    several = (*(() if of_user else (SMOKE_MODEL,)), *SMOKE_ON_SEVERAL_GPUS) if compute.count > 1 else ()
+    return ("challenger", *shared, *(SMOKE_ON_GPUS if compute.count else ()), *several, *SMOKE, *overrides)
 
 
 def _hops(stage: str, ratio: str | None) -> list[str]:

@@ -13,7 +13,7 @@ from pipeline.compose import compose_stage
 from pipeline.rates import GPUS
 
 FITTING = sorted(GPUS.keys() - NEWER_CUDA)
-ASKED = ("8xh100", "4xa100-80gb", "single_h100", "a100-40gb", "a10g", "t4", "cpu")
+ASKED = ("8xh100", "4xa100-80gb", "2xa10g", "single_h100", "a100-40gb", "a10g", "t4", "cpu")
 
 
 def test_every_machine_of_the_design_has_a_file():

@@ -159,11 +159,35 @@ def test_a_machine_named_among_a_run_files_overrides_is_taken_unless_another_is_
     assert launch("challenger compute=t4", tmp_path, file).compute.name == "t4"
 
 
-def test_smoke_is_three_steps_through_sglang_on_one_gpu():
+def test_smoke_is_three_steps_through_sglang_with_two_gpus_an_engine():
     request = launch("smoke")
-    assert request.compute.modal_options()["gpu"] == "A10G:1"
-    assert {"solver.engine=sglang", "trainer.total_training_steps=3"} <= set(request.command)
-    assert request.preparations == (("demo-data",),)
+    assert request.compute.modal_options()["gpu"] == "A10G:2"
+    assert {"rollout=sglang", "solver.tp_size=2", "trainer.total_training_steps=3"} <= set(request.command)
+    assert request.preparations == (("demo-data",),) and request.preflight
+
+
+def test_smoke_on_other_gpus_splits_no_engine_over_one_and_takes_the_model_that_is_named():
+    one, none, named = (
+        launch(line).command
+        for line in ("smoke --gpu-type A10G --gpu-count 1", "smoke compute=cpu", "smoke --model qwen2.5-3b")
+    )
+    assert "rollout=sglang" in one and not [word for word in one if word.startswith("solver.tp_size=")]
+    assert "rollout=sglang" not in none and "trainer.total_training_steps=3" in none
+    assert "model=qwen2.5-3b" in named and not [word for word in named if word.startswith("base_model=")]
+
+
+@pytest.mark.parametrize(
+    ("line", "usd"),
+    [
+        ("smoke", 1.58),  # half an hour of two A10G: it does not continue in another call
+        ("smoke --gpu-type H100", 2),
+        ("smoke compute=2xa10g", 1.58),
+        ("challenger compute.timeout=3600", 130),
+        ("challenger compute.max_usd=null", None),
+    ],
+)
+def test_the_most_that_a_launch_costs_is_printed(line, usd):
+    assert yaml.safe_load(launch(line).as_yaml())["usd_at_most"] == usd
 
 
 def test_the_demo_environment_makes_its_world_first():

@@ -58,7 +58,7 @@ STAGES = [
     (["solver", "--steps", "7"], "gpu_stage", ("H100", 1), "solver compute=single_h100"),
     (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("A100-80GB", 4), "evaluate compute=4xa100-80gb"),
     (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 1), "evolve compute="),
-    (["smoke"], "gpu_stage", ("A10G", 1), "demo compute=a10g"),
+    (["smoke"], "gpu_stage", ("A10G", 2), "challenger compute=2xa10g"),
 ]
 
 
@@ -80,6 +80,9 @@ class TestEveryStage:
         *checks, call = calls_of(plane)
         assert {check.function for check in checks} <= {"ask", "check_gpu_image"}
         assert all(check.spec.gpu is None for check in checks)
+        # On a CPU, before its machine is requested.
+        asked = [check.args[1][:2] for check in checks if check.function == "ask"]
+        assert ["preflight", command.split()[0]] in asked
         assert (call.function, call.spec.gpu, call.spawned) == (function, gpu, True)
         assert " ".join(call.args[0].command).startswith(command)
         assert "it cost $1.50" in done.stdout

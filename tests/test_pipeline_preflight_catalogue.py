@@ -271,6 +271,7 @@ RECIPES = {
     "4xa100-80gb": "qwen2.5-3b",
     "single_h100": "qwen2.5-3b",
     "a100-40gb": "smollm2-135m",
+    "2xa10g": "smollm2-135m",
     "a10g": "smollm2-135m",
     "t4": "smollm2-135m",
     "cpu": "demo-policy",

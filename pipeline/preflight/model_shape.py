@@ -3,7 +3,7 @@
     load_shape("Qwen/Qwen2.5-7B-Instruct").parameters    # 7_615_616_512
 
 Dense decoders of the Llama, Qwen2 and Qwen3 families are counted by formula. The sizes of the models in the
-config group model/ are in a table here, so that preflight needs no download.
+config group model/, and of the smoke test's, are in a table here, so that preflight needs no download.
 """
 
 import json
@@ -85,9 +85,11 @@ class ModelShape:
         return self.layers * rank * sum(inputs + outputs for inputs, outputs in self.linear)
 
 
-# Sizes of the models that the group model/ names, from their published config.json, by bare name.
+# Sizes of the models that the group model/ names, and of the smoke test's, by bare name: their published
+# config.json.
 KNOWN = {
     # hidden, layers, heads, key heads, head, MLP, vocabulary, context
+    "qwen2.5-0.5b-instruct": ModelShape(896, 24, 14, 2, 64, 4864, 151936, 32768, tied=True, qkv_bias=True),
     "qwen2.5-3b-instruct": ModelShape(2048, 36, 16, 2, 128, 11008, 151936, 32768, tied=True, qkv_bias=True),
     "qwen2.5-7b-instruct": ModelShape(3584, 28, 28, 4, 128, 18944, 152064, 32768, qkv_bias=True),
     "qwen3-8b": ModelShape(4096, 36, 32, 8, 128, 12288, 151936, 40960, qk_norm=True),
