@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -68,6 +70,21 @@ def test_a_published_value_is_in_the_group_a_user_would_open(
     published: DictConfig, key: str, value: Any
 ) -> None:
     assert OmegaConf.select(published, key) == value
+
+
+@pytest.mark.parametrize(("advantage", "clipped"), [(1.0, -1.1), (-1.0, 0.9)])
+def test_the_ratio_is_clipped_where_the_config_says(advantage: float, clipped: float) -> None:
+    actor = omega_conf_to_dataclass(
+        solver("hardware=8xh100", "actor_rollout_ref.actor.clip_ratio=0.1").actor_rollout_ref.actor
+    )
+    actor.global_batch_info.update(dp_size=1, batch_num_tokens=1, global_batch_size=1)
+    one = torch.ones(1, 1)
+    # Far beyond on the side on which it gains nothing.
+    loss, _ = get_policy_loss_fn(actor.policy_loss.loss_mode)(
+        **{"old_log_prob": 0 * one, "log_prob": advantage * one / 2, "advantages": advantage * one},
+        **{"response_mask": one.bool(), "loss_agg_mode": actor.loss_agg_mode, "config": actor},
+    )
+    assert loss.item() == pytest.approx(clipped)
 
 
 def test_veRL_loads_our_reward(published: DictConfig) -> None:
