@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.slow(
         "builds models of up to 32 billion shapes; hardware=cpu runs the same code with numbers"
     ),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 
