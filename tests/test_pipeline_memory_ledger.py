@@ -215,7 +215,7 @@ def test_without_gradient_checkpointing_every_layer_is_kept(published: DictConfi
     assert kept == pytest.approx(28 * ledger(published).phases["update"]["actor: one layer"])
 
 
-def test_an_engine_that_does_not_sleep_stays_beside_the_update(published: DictConfig) -> None:
+def test_an_engine_that_does_not_sleep_stays_during_the_update(published: DictConfig) -> None:
     key = "actor_rollout_ref__rollout__free_cache_engine"
     awake, asleep = ledger(published, **{key: False}).phases, ledger(published).phases
     assert "rollout engine: share" in awake["update"] and "weight sync" not in awake

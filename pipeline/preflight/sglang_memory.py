@@ -63,7 +63,7 @@ def kept_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
 
 
 def outside_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
-    """What an engine takes beside its share while it works: what it keeps, and sampling.
+    """What an engine takes next to its share while it works: what it keeps, and sampling.
 
     Sampling holds three numbers in float32 for each row and word: logits, probabilities and log-probs
     (layers/sampler.py:150-180).

@@ -25,7 +25,7 @@ def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python: str) -> N
     assert "No module named 'sgl_kernel'" in run(sglang_python, script).stderr
 
 
-def test_torchvision_for_cuda_still_fails_beside_a_torch_without(sglang_python: str) -> None:
+def test_torchvision_for_cuda_still_fails_next_to_a_torch_without(sglang_python: str) -> None:
     """Else `verl_ext/sglang/without_cuda/torchvision_operators.py` can go."""
     script = """
 import importlib.util, pathlib, sys, torch
