@@ -33,7 +33,7 @@ from pipeline.compose import CONFIG_DIR, resolve
 from pipeline.overrides import OverrideError
 from pipeline.preflight import compute as compute_checks
 from pipeline.preflight import environment as environment_checks
-from pipeline.preflight import machine, versions
+from pipeline.preflight import machine, ray_cluster, versions
 from pipeline.preflight.context import Readings
 from pipeline.preflight.memory_ledger import loading_gib, offloaded_gib, weights_backup_gib
 from pipeline.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
@@ -198,6 +198,8 @@ def test_a_broken_configuration_is_reported_with_its_key(
         monkeypatch.setattr(compute_checks, "Gpus", lambda: SimpleNamespace(read=lambda: gpus_of(case)))
     if "unreadable" in case:
         monkeypatch.setattr(environment_checks, "why_unreadable", lambda: case["unreadable"])
+    if "shm_free" in case:
+        monkeypatch.setattr(ray_cluster, "shm_free", lambda: case["shm_free"])
     if "installed" in case:
         real = versions.installed
         monkeypatch.setattr(versions, "installed", lambda name: case["installed"].get(name, real(name)))

@@ -41,7 +41,7 @@ def check_object_store(ctx: CheckContext) -> Iterator[Finding]:
         size = f"{weights / 1e9:.1f} GB"
         why = f"the reference engines' weights ({size}) pass through it: Ray would use the disk for the rest"
         yield warning(_STORE, why, f"set it to {weights * 5 // 4} or more")
-    room = shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else 0
+    room = shm_free()
     if not ctx.machine.is_here or wanted <= room:
         return
     why = f"{_SHM} has {room / 1e9:.1f} GB free for Ray's object store of {wanted / 1e9:.1f} GB"
@@ -50,3 +50,8 @@ def check_object_store(ctx: CheckContext) -> Iterator[Finding]:
         yield error(_STORE, f"{why}: Ray refuses to start", fix)
     else:
         yield warning(_STORE, f"{why}: Ray would use the disk, and NCCL may find no room either", fix)
+
+
+def shm_free() -> int:
+    """Bytes that are free in /dev/shm here; 0 where there is none."""
+    return shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else 0
