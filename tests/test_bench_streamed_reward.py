@@ -16,10 +16,10 @@ def test_the_ratio_is_that_of_all_steps_and_its_bound_starts_with_the_first_ques
     ]
     text = verdict(steps)
     # 120 / 90, and 60 / 50 and 60 / 40 by pair; the bound (20 + 40) / (10 + 40).
-    assert "takes 1.33 times as long** (1.20 to 1.50 by pair)" in text and "would be 1.20," in text
+    assert "takes 1.33 times as long** (1.20 to 1.50 by pair)" in text and "would be 1.20:" in text
 
 
 def test_rollouts_that_outlast_the_attempts_are_what_a_streamed_step_takes() -> None:
     steps = [step(STREAMED, 40.0, (5.0, 40.0)), step(BARRIER, 60.0, (40.0,))]
     # (40 + 20) / max(40, 5 + 20).
-    assert "would be 1.50," in verdict(steps)
+    assert "would be 1.50:" in verdict(steps)
