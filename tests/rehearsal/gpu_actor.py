@@ -16,7 +16,7 @@ import fake_cuda
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.compose import compose_stage, resolve, verl_env, write_resolved
+from pipeline.compose import compose_stage, resolve, write_resolved
 
 MICRO_BATCH = 300
 """Tokens."""
@@ -174,7 +174,6 @@ def stepped(worker: Any) -> dict[str, Any]:
 def main() -> None:
     stage, overrides = json.load(sys.stdin)
     config = resolve(compose_stage(stage, overrides))
-    os.environ |= verl_env(config)
     os.environ |= {
         "RANK": "0",
         "WORLD_SIZE": str(fake_cuda.GPUS),

@@ -17,7 +17,7 @@ from typing import Any
 import fake_cuda
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.compose import compose_stage, resolve, verl_env, write_resolved
+from pipeline.compose import compose_stage, resolve, write_resolved
 
 
 class Launched(Exception):
@@ -66,7 +66,6 @@ def checked(arguments: Any) -> dict[str, Any]:
 def main() -> None:
     stage, overrides = json.load(sys.stdin)
     config = resolve(compose_stage(stage, overrides))
-    os.environ |= verl_env(config)
     # As veRL's trainer imports it: its kernels are not touched.
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     from sglang.srt.server_args import prepare_server_args

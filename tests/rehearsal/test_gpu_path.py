@@ -17,7 +17,7 @@ from solver_rows import solver_row
 
 from bench.sglang_memory import FAMILIES
 from data.parquet_io import write_training_rows
-from pipeline.compose import compose_plain, compose_stage, resolve
+from pipeline.compose import compose_plain, compose_stage, resolve, verl_env
 from pipeline.preflight.model_shape import ModelShape, config_of, load_shape
 
 ROOT = Path(__file__).parent.parent.parent
@@ -72,7 +72,7 @@ class Case:
         done = subprocess.run(
             [python, "-W", "ignore", here / script],
             **{"input": json.dumps([self.stage, self.overrides]), "text": True, "capture_output": True},
-            env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **verl_env(self.config), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
         )
         assert done.returncode == 0, done.stderr[-6000:]
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
