@@ -195,6 +195,15 @@ def verdict(steps: Sequence[Step]) -> str:
     )
 
 
+NOTES = (
+    "An attempt is about as long as a rollout, and there are several at each question: with engines of equal "
+    "speed the solver is what a step waits for, and streaming hides no more than what is left of the "
+    "rollouts after the first question. A ratio of 1.5 needs attempts that take at most twice as long as the "
+    "rollouts. On GPUs both engines share each of them and decode larger batches, so nothing follows from "
+    "these figures for 8×H100; there it has not been measured."
+)
+
+
 def main() -> None:
     """Measure, print, and write the section into bench/README.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -214,7 +223,7 @@ def main() -> None:
         f"in every step; of {len(played)} attempts {differ} differ from the first step's. Rollout engine and "
         "solver have a core each, both compute in float32."
     )
-    section = "\n\n".join([about, table(steps), verdict(steps)])
+    section = "\n\n".join([about, table(steps), verdict(steps), NOTES])
     print(section)
     if not args.dry:
         text = replace_section(README.read_text(encoding="utf-8"), TITLE, section)
