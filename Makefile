@@ -51,7 +51,7 @@ test-slow: setup ## The second tier: kill matrices, second witnesses, further re
 	$(PYTEST) -n 2 -m slow --ignore tests/rehearsal $(ARGS)
 
 # One at a time, for their memory.
-test-sglang: setup $(SGLANG)/.sglang ## SGLang on a CPU: its shims, its server, a challenger and a solver (not in CI yet)
+test-sglang: setup $(SGLANG)/.sglang ## SGLang on a CPU: its shims, its server, its numbers, challenger and solver, ranks, kills
 	DRZERO_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest tests/rehearsal -m slow $(ARGS)
 
 test-all: test test-slow test-sglang compat ## Both tiers, SGLang, and the published wheels (needs a network)

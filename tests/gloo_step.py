@@ -1,11 +1,11 @@
-"""Training steps by veRL's own actor worker over gloo on the CPU, for `test_verl_ext_policy_loss.py`.
+"""Training steps by veRL's own actor worker over gloo on the CPU.
 
 python tests/gloo_step.py FOLDER RANKS [RANKS ...]
 
-Reads `steps.pt` from FOLDER: the config, the rows of a batch, the cases. Over each number of ranks and for
-each case it takes the weights back to where they were and makes one update of the whole batch, by SGD with a
-rate of 1, so that a weight moves by its gradient. It leaves `moved_RANKS.pt`: by case, how far each weight
-moved, and the step's metrics.
+Reads `steps.pt` from FOLDER: the config and the cases, each with the rows of a batch. Over each number of
+ranks and for each case it takes the weights back to where they were and makes one update of the whole batch,
+by SGD with a rate of 1, so that a weight moves by its gradient. It leaves `moved_RANKS.pt`: by case, how far
+each weight moved, the step's metrics, and the log-probabilities before it of the first rank's rows.
 """
 
 import multiprocessing
@@ -49,10 +49,11 @@ def rank_of(folder: Path, rank: int, world: int) -> None:
                 weight.copy_(start[key])
         actor = OmegaConf.merge(config.actor, case["actor"])
         worker.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(actor)))
-        data = rows_of(steps["rows"], rank, world)
-        metrics = update(worker, data, len(steps["rows"]), case["micro_batch"], actor.entropy_coeff)
+        log_probs = score(worker, rows_of(case["rows"], rank, world)) if case.get("score") else None
+        data = rows_of(case["rows"], rank, world)
+        metrics = update(worker, data, len(case["rows"]), case["micro_batch"], actor.entropy_coeff)
         moved = {key: (start[key] - weight.detach()).full_tensor() for key, weight in weights.items()}
-        results[name] = {"moved": moved, "metrics": metrics}
+        results[name] = {"moved": moved, "metrics": metrics, "log_probs": log_probs}
     if rank == 0:
         torch.save(results, folder / f"moved_{world}.pt")
 
@@ -65,6 +66,13 @@ def rows_of(rows: list[dict[str, torch.Tensor]], rank: int, world: int) -> Tenso
         for name in own[0]
     }
     return TensorDict(columns, batch_size=share)
+
+
+def score(worker: Any, data: TensorDict) -> list[torch.Tensor]:
+    """Of each row, the log-probability of every token but the first, given those before it."""
+    tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0)
+    log_probs = tu.get(worker.compute_log_prob(data), "log_probs")
+    return [row_T[:-1] for row_T in log_probs.unbind()]
 
 
 def update(worker: Any, data: TensorDict, rows: int, micro_batch: int, entropy: float) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def stop_after_first_step(finished: Run) -> float:
 
 
 def checkpoint_weights(run: Run, step: int) -> dict[str, torch.Tensor]:
-    """The actor's float32 weights; one process wrote them, so its shard is the whole."""
-    shard = run.folder / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+    """The actor's float32 weights, as the first rank saved them: of one rank, all of them."""
+    (shard,) = (run.folder / f"global_step_{step}" / "actor").glob("model_world_size_*_rank_0.pt")
     state = torch.load(shard, weights_only=False)
     return {
         name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in state.items()

@@ -1,23 +1,20 @@
 """A training step by veRL's worker with rows that do not count: it learns from the others alone."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from actor_steps import CLIP, Row, make_steps, training_row
 from omegaconf import OmegaConf
 from tiny_model import save_tiny_model
 from transformers import AutoModelForCausalLM
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from pipeline.compose import compose_plain, resolve
 from verl_ext.trainer.policy_loss import bypass_mode_loss
 
-PROMPT, CLIP, ENTROPY, KL = 4, 0.2, 0.01, 0.1
+PROMPT, ENTROPY, KL = 4, 0.01, 0.1
 SPOILED, PADDING = range(24, 32), (1, 2, 3, 9, 17)
 """Of 32 rows. The spoiled ones are all of one rank of 4; there are more padding rows than ranks."""
 LOSSES: dict[str, dict[str, Any]] = {
@@ -34,7 +31,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 CASES = {(loss, size): {"actor": LOSSES[loss], "micro_batch": size} for loss in LOSSES for size in (1, 2, 8)}
 
 
-def make_rows() -> list[dict[str, torch.Tensor]]:
+def make_rows() -> list[Row]:
     """A batch as the trainer leaves it: rows that do not count have masks and advantages of zero."""
     draw = torch.Generator().manual_seed(0)
     rows = []
@@ -43,44 +40,11 @@ def make_rows() -> list[dict[str, torch.Tensor]]:
         ids_T = torch.randint(100, 1000, (PROMPT + length,), generator=draw)
         mask_R = torch.ones(length, dtype=torch.int64) * (index not in SPOILED and index not in PADDING)
         log_probs_R = -6 - torch.rand(length, generator=draw)
-        rows.append(
-            {
-                "input_ids": ids_T,
-                "position_ids": torch.arange(len(ids_T)),
-                "prompts": ids_T[:PROMPT],
-                "responses": ids_T[PROMPT:],
-                "response_mask": mask_R,
-                "loss_mask": mask_R,
-                "old_log_probs": log_probs_R,
-                "ref_log_prob": log_probs_R - 0.5,
-                "advantages": torch.randn(1, generator=draw) * mask_R,
-            }
-        )
+        rows.append(training_row(ids_T, mask_R, log_probs_R, torch.randn(1, generator=draw)))
     return rows
 
 
-def actor_config(model: Path) -> dict[str, Any]:
-    """The challenger's actor on a CPU, learning by plain gradient steps."""
-    config = compose_plain("challenger", ["hardware=cpu", f"base_model={model}"])
-    resolved = resolve(config).actor_rollout_ref
-    changes = {
-        "actor": {
-            "clip_ratio": CLIP,
-            "optim": {
-                "optimizer": "SGD",
-                "lr": 1.0,
-                "weight_decay": 0.0,
-                "clip_grad": 1e9,
-                "lr_warmup_steps_ratio": 0.0,
-            },
-        }
-    }
-    made = OmegaConf.to_container(OmegaConf.merge(resolved, changes))
-    assert isinstance(made, dict)
-    return {str(key): value for key, value in made.items()}
-
-
-def reference(model: Path, rows: list[dict[str, torch.Tensor]], loss: str) -> dict[str, torch.Tensor]:
+def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor]:
     """The gradient by hand, from the rows that count alone: the mean over their tokens."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     total, tokens = torch.zeros(()), 0
@@ -113,20 +77,14 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def folder(ranks: int, tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
-    """Where `gloo_step.py` has made every step."""
-    folder = tmp_path_factory.mktemp("steps")
-    model = save_tiny_model(folder / "model", tokenizer=smollm2_tokenizer)
-    torch.save({"config": actor_config(model), "rows": make_rows(), "cases": CASES}, folder / "steps.pt")
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "gloo_step.py"), str(folder), str(ranks)],
-        env=os.environ | {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return folder
+def model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", tokenizer=smollm2_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def steps(model: Path, ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    cases = {name: {**case, "rows": make_rows()} for name, case in CASES.items()}
+    return make_steps(tmp_path_factory.mktemp("steps"), model, cases, ranks)
 
 
 @pytest.fixture(scope="module", params=LOSSES)
@@ -135,15 +93,15 @@ def loss(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, loss: str) -> dict[str, torch.Tensor]:
-    return reference(folder / "model", make_rows(), loss)
+def expected(model: Path, loss: str) -> dict[str, torch.Tensor]:
+    return reference(model, make_rows(), loss)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 8])
 def test_a_step_with_spoiled_and_padding_rows_moves_the_weights_by_the_gradient_of_the_others(
-    folder: Path, loss: str, expected: dict[str, torch.Tensor], ranks: int, micro_batch: int
+    steps: dict[Any, Any], loss: str, expected: dict[str, torch.Tensor], micro_batch: int
 ) -> None:
-    moved = torch.load(folder / f"moved_{ranks}.pt", weights_only=False)[loss, micro_batch]["moved"]
+    moved = steps[loss, micro_batch]["moved"]
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
     for name, gradient in expected.items():
         torch.testing.assert_close(
@@ -151,8 +109,8 @@ def test_a_step_with_spoiled_and_padding_rows_moves_the_weights_by_the_gradient_
         )
 
 
-def test_its_metrics_are_numbers(folder: Path, loss: str, ranks: int) -> None:
-    metrics = torch.load(folder / f"moved_{ranks}.pt", weights_only=False)[loss, 1]["metrics"]
+def test_its_metrics_are_numbers(steps: dict[Any, Any], loss: str) -> None:
+    metrics = steps[loss, 1]["metrics"]
     assert "actor/ppo_kl" in metrics
     assert all(np.isfinite(value).all() for value in metrics.values())
 

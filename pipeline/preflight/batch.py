@@ -31,13 +31,20 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
     if rollout.name not in ("sglang", "reference"):
         why = f"there is no rollout engine {rollout.name!r} here"
         yield error(f"{_ROLLOUT}.name", why, "choose sglang, or reference on a CPU or one GPU")
-    if rollout.name != "reference":
-        return
-    if not config.trainer.v1.trainer_mode.endswith("_sync"):
-        yield error(_MODE, "the reference engine has no partial rollouts", "use mode=sync or another engine")
     if model.lora_rank > 0 and not model.lora.merge:
-        key = "actor_rollout_ref.model.lora.merge"
+        yield from _adapters(rollout.name, config.machine.device)
+    if rollout.name == "reference" and config.trainer.v1.trainer_mode.endswith("async"):
+        yield error(_MODE, "the reference engine has no partial rollouts", "use mode=sync or another engine")
+
+
+def _adapters(engine: str, device: str) -> Iterator[Finding]:
+    """LoRA that is not merged for the engine."""
+    key = "actor_rollout_ref.model.lora.merge"
+    if engine == "reference":
         yield error(key, "the reference engine takes merged weights, not adapters", f"set {key}=true")
+    elif device == "cpu":
+        why = "SGLang holds adapters in pinned memory, which a machine without a GPU has not"
+        yield error(key, why, f"set {key}=true")
 
 
 def check_parallel(ctx: CheckContext) -> Iterator[Finding]:

@@ -1,24 +1,17 @@
-"""A real SGLang server of the pinned version, on a CPU, answering what solver attempts ask.
-
-It is started by the command and the environment of a stage with `hardware=cpu rollout=sglang`.
-"""
+"""A real SGLang server of the pinned version, on a CPU, answering what solver attempts ask."""
 
 import asyncio
-import os
-import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from sglang_server import serving
+from transformers import AutoTokenizer
 
 from launch.image.pins import GPU_PINS
-from ops.process.ports import reserve_port
 from pipeline.compose import compose_stage, resolve
 from pipeline.stages.services import solver_spec
 from search.client import Passage
@@ -29,7 +22,6 @@ from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_agent import SolverAgent
 
 CONTEXT = 1024
-STARTS_WITHIN_S = 600
 pytestmark = pytest.mark.slow("starts SGLang")
 
 
@@ -50,46 +42,9 @@ def server(
     sglang_python: str, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """Address of the server."""
-    config = resolve(
-        compose_stage(
-            "challenger",
-            [
-                *("hardware=cpu", "rollout=sglang", f"solver.model_path={speaking_model}"),
-                *("solver.dtype=float32", "solver.max_batch_size=16"),
-                *(f"solver.max_context_tokens={CONTEXT}", f"solver.port={reserve_port(None)}"),
-            ],
-        )
-    )
-    spec = solver_spec(config)
-    assert spec.command[1:3] == ("-m", "sglang.launch_server")
     log = tmp_path_factory.mktemp("logs") / "sglang.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sglang_python, *spec.command[1:]],
-            env={**os.environ, **spec.env, "HF_HUB_OFFLINE": "1"},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        _wait_until_up(process, spec.health_url, log)
-        yield spec.health_url.removesuffix("/health")
-    finally:
-        # On SIGTERM SGLang waits for requests whose clients are gone.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    give_up = time.monotonic() + STARTS_WITHIN_S
-    while time.monotonic() < give_up and process.poll() is None:
-        try:
-            if httpx.get(url, timeout=30, trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(1)
-    pytest.fail(f"SGLang did not come up:\n{log.read_text(errors='replace')[-3000:]}")
+    with serving(sglang_python, speaking_model, log, CONTEXT, sequences=16) as url:
+        yield url
 
 
 def agent(server: str, tokenizer: Any, **settings: Any) -> SolverAgent:
@@ -146,17 +101,6 @@ def test_a_turn_ends_with_its_end_token_and_reads_back_as_the_ids_that_were_samp
         completion = asyncio.run(complete(prompt))
         assert completion.ids == native["output_ids"]
         assert not completion.truncated and completion.ids[-1] == tokenizer.eos_token_id
-
-
-def test_greedy_tokens_are_those_of_transformers(server: str, speaking_model: Path, tokenizer: Any) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32)
-    for prompt in prompts(tokenizer):
-        with torch.no_grad():
-            ids = reference.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0].tolist()
-        request = {"model": "solver", "prompt": prompt, "max_tokens": 48, "temperature": 0}
-        request |= {"skip_special_tokens": False, "no_stop_trim": True}
-        answer = httpx.post(f"{server}/v1/completions", json=request, trust_env=False).json()["choices"][0]
-        assert answer["text"] == tokenizer.decode(ids[len(prompt) :])
 
 
 def test_a_prompt_beyond_the_context_is_an_error_of_the_configuration(server: str, tokenizer: Any) -> None:

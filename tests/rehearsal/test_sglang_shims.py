@@ -53,3 +53,15 @@ monkey_patch_torch_reductions()
 MultiprocessingSerializer.serialize(torch.zeros(2))
 """
     assert "IndexError" in run(sglang_python, script).stderr
+
+
+def test_sglangs_adapters_still_need_the_memory_of_a_gpus_machine(sglang_python: str) -> None:
+    """Else preflight need not refuse LoRA that is not merged with `hardware=cpu rollout=sglang`."""
+    script = """
+import torch
+from sglang.srt.lora.layers import ColumnParallelLinearWithLoRA
+base = torch.nn.Linear(2, 2)
+base.output_partition_sizes = [2]
+ColumnParallelLinearWithLoRA(base, None)
+"""
+    assert "pin_memory=True requires" in run(sglang_python, script).stderr

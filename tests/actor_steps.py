@@ -1,0 +1,67 @@
+"""Training steps by veRL's actor worker, in processes of their own (`gloo_step.py`)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from pipeline.compose import compose_plain, resolve
+
+Row = dict[str, torch.Tensor]
+CLIP = 0.2
+
+
+def make_steps(folder: Path, model: Path, cases: dict[Any, dict[str, Any]], ranks: int) -> dict[Any, Any]:
+    """Of each case, what `gloo_step.py` left of its update."""
+    torch.save({"config": _actor_config(model), "cases": cases}, folder / "steps.pt")
+    run = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "gloo_step.py"), str(folder), str(ranks)],
+        env=os.environ | {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    moved: dict[Any, Any] = torch.load(folder / f"moved_{ranks}.pt", weights_only=False)
+    return moved
+
+
+def training_row(ids_T: torch.Tensor, mask_R: torch.Tensor, log_probs_R: torch.Tensor, advantage: Any) -> Row:
+    """A row as the trainer leaves it: a prompt, then a response that was sampled with `log_probs_R`."""
+    prompt = len(ids_T) - len(mask_R)
+    return {
+        "input_ids": ids_T,
+        "position_ids": torch.arange(len(ids_T)),
+        "prompts": ids_T[:prompt],
+        "responses": ids_T[prompt:],
+        "response_mask": mask_R,
+        "loss_mask": mask_R,
+        "old_log_probs": log_probs_R,
+        "ref_log_prob": log_probs_R - 0.5,
+        "advantages": advantage * mask_R,
+    }
+
+
+def _actor_config(model: Path) -> dict[str, Any]:
+    """The challenger's actor on a CPU, learning by plain gradient steps."""
+    config = compose_plain("challenger", ["hardware=cpu", f"base_model={model}"])
+    resolved = resolve(config).actor_rollout_ref
+    changes = {
+        "actor": {
+            "clip_ratio": CLIP,
+            "optim": {
+                "optimizer": "SGD",
+                "lr": 1.0,
+                "weight_decay": 0.0,
+                "clip_grad": 1e9,
+                "lr_warmup_steps_ratio": 0.0,
+            },
+        }
+    }
+    made = OmegaConf.to_container(OmegaConf.merge(resolved, changes))
+    assert isinstance(made, dict)
+    return {str(key): value for key, value in made.items()}

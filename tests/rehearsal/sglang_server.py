@@ -1,0 +1,62 @@
+"""A real SGLang server of the pinned version, on a CPU, as `hardware=cpu rollout=sglang` starts it."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ops.process.ports import reserve_port
+from pipeline.compose import compose_stage, resolve
+from pipeline.stages.services import solver_spec
+
+STARTS_WITHIN_S = 600
+
+
+@contextmanager
+def serving(python: str, model: Path, log: Path, context: int, sequences: int) -> Iterator[str]:
+    """The address of a float32 server of so many conversations of `context` tokens at once."""
+    config = resolve(
+        compose_stage(
+            "challenger",
+            [
+                *("hardware=cpu", "rollout=sglang", f"solver.model_path={model}"),
+                *("solver.dtype=float32", f"solver.max_batch_size={sequences}"),
+                *(f"solver.max_context_tokens={context}", f"solver.port={reserve_port(None)}"),
+            ],
+        )
+    )
+    spec = solver_spec(config)
+    assert spec.command[1:3] == ("-m", "sglang.launch_server")
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [python, *spec.command[1:]],
+            env={**os.environ, **spec.env, "HF_HUB_OFFLINE": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_up(process, spec.health_url, log)
+        yield spec.health_url.removesuffix("/health")
+    finally:
+        # On SIGTERM SGLang waits for requests whose clients are gone.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    give_up = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < give_up and process.poll() is None:
+        try:
+            if httpx.get(url, timeout=30, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(1)
+    pytest.fail(f"SGLang did not come up:\n{log.read_text(errors='replace')[-3000:]}")

@@ -1,0 +1,96 @@
+"""A scheduler of the rollout engine, killed or stopped in a step: the run ends, names it, and resumes."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from chaos import beat
+from conftest import Prepared
+from search_parts import wait_for
+from solver_rows import solver_row
+from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, run_stage
+from watch import Watch
+
+from data.parquet_io import write_training_rows
+from verl_ext.checkpoints import saved_step
+
+pytestmark = [
+    pytest.mark.slow("starts SGLang three times; `test_ops_diagnosis.py`, `test_ops_faults.py`: other parts"),
+    pytest.mark.timeout(3 * RUN_LIMIT_S),
+    pytest.mark.matrix,
+]
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def start(
+    sglang_python: str, prepared: Prepared, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Start:
+    """Start the same run of two steps, with a signal to its scheduler in the rollout of the second."""
+    checkpoints = tmp_path_factory.mktemp("checkpoints")
+    for split, rows in (("train", 8), ("val", 4)):
+        path = checkpoints / "synthesize_iter1" / f"{split}.parquet"
+        write_training_rows(path, [solver_row(index, split, "Vell") for index in range(rows)])
+    folder = checkpoints / "solver"
+    arguments = [
+        *prepared.overrides(checkpoints, speaking_model)[:-1],
+        *("rollout=sglang", "run.name=solver", "steps_per_iteration=2", "trainer.save_freq=1"),
+        *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"),
+    ]
+
+    def started(signum: signal.Signals | None = None, *more: str) -> Run:
+        since = time.time()
+
+        def strike(watch: Watch) -> None:
+            wait_for(lambda: beat(2, "rollout")(folder, since), RUN_LIMIT_S)
+            for pid, _ in list(watch.processes):
+                with suppress(psutil.NoSuchProcess):
+                    if psutil.Process(pid).cmdline()[0].startswith("sglang::scheduler"):
+                        os.kill(pid, signum)
+
+        return run_stage(
+            "solver", [*arguments, *more], folder, strike if signum else None, python=sglang_python
+        )
+
+    return started
+
+
+@pytest.fixture(scope="module")
+def killed(start: Start) -> Run:
+    return start(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def stopped(killed: Run, start: Start) -> Run:
+    return start(signal.SIGSTOP, "watchdog.policy=stop", "watchdog.cold_start_s=30", "watchdog.floor_s=30")
+
+
+@pytest.fixture(scope="module")
+def resumed(stopped: Run, start: Start) -> Run:
+    return start()
+
+
+def test_a_killed_scheduler_ends_the_run_by_the_engines_name(killed: Run) -> None:
+    assert killed.code == 1
+    assert "culprit: rollout engine" in killed.err and "Traceback" not in killed.err
+    assert saved_step(killed.folder) == 1
+    assert_nothing_left(killed)
+
+
+def test_a_stopped_scheduler_ends_the_run_by_the_engines_name(stopped: Run) -> None:
+    assert stopped.code == 1
+    assert "stopped process" in stopped.err and "culprit: rollout engine" in stopped.err
+    assert saved_step(stopped.folder) == 1
+    assert_nothing_left(stopped)
+
+
+def test_a_rerun_trains_the_step_that_was_lost(resumed: Run) -> None:
+    assert resumed.code == 0, resumed.err[-3000:] + resumed.out[-6000:]
+    assert saved_step(resumed.folder) == 2
+    assert [line["step"] for line in resumed.lines("metrics/attempt_003.jsonl")] == [2]

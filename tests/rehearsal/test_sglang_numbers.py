@@ -1,0 +1,207 @@
+"""SGLang, the reference engine, Transformers and veRL's actor compute the same, on conversations with tools.
+
+The demo's policy (135M) in float32. Every engine continues the same prompts by its most probable tokens;
+the actor makes one update from each engine's log-probabilities of them. `-rP` shows the figures in
+docs/sglang.md.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from actor_steps import Row, make_steps, training_row
+from sglang_server import serving
+
+from data.demo_world import generate_world
+from pipeline.stages.demo import POLICY_NAME, prepare_demo_models
+from policies.demonstrations import make_demonstrations, world_retriever
+from verl_ext.engine.engine import ReferenceEngine
+from verl_ext.engine.loading import load_model
+from verl_ext.engine.sampling import SamplingParams
+from verl_ext.method.chat import render_prompt_ids, turn_end_id
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+
+CONTEXT, NEW_TOKENS = 2048, 48
+LOG_PROB_BOUND = 2e-4
+"""Nats, of one token. Sums in another order give some 1e-5; a weight that is not the same, 1e-2 and more."""
+pytestmark = [pytest.mark.slow("starts SGLang; CPU minutes of a 135M model"), pytest.mark.timeout(1800)]
+
+Ids = list[int]
+
+
+@dataclass
+class Continued:
+    """What an engine made of the prompts: of each its tokens, and their log-probabilities."""
+
+    tokens: list[Ids]
+    log_probs: list[torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    prepare_demo_models(folder)
+    return folder / POLICY_NAME
+
+
+@pytest.fixture(scope="module")
+def tokenizer(policy: Path) -> Any:
+    return load_model(str(policy))[1]
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Any) -> list[Ids]:
+    """The first and the last prompt of conversations of each kind: before a search, and after all of them."""
+    world = generate_world(17, "warmstart", passages=240, chains_per_hop=40)
+    conversations = make_demonstrations(
+        world, challenger={2: 1}, solver={1: 1, 2: 1}, retrieve=world_retriever(world)
+    )
+    ids = []
+    for conversation in conversations:
+        messages = conversation["messages"]
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        assert len(turns) > 1 and any(message["role"] == "tool" for message in messages)
+        for turn in (turns[0], turns[-1]):
+            ids.append(render_prompt_ids(tokenizer, messages[:turn], [SEARCH_TOOL_SCHEMA]))
+    return ids
+
+
+def by_sglang(url: str, prompts: list[Ids], end: int) -> Continued:
+    sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0, "stop_token_ids": [end]}
+    request = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
+    answers = httpx.post(f"{url}/generate", json=request, timeout=600, trust_env=False).json()
+    pairs = [answer["meta_info"]["output_token_logprobs"] for answer in answers]
+    return Continued(
+        [answer["output_ids"] for answer in answers],
+        [torch.tensor([log_prob for log_prob, *_ in row]) for row in pairs],
+    )
+
+
+def by_reference(model: Any, prompts: list[Ids], end: int) -> Continued:
+    engine = ReferenceEngine(model, eos_token_ids=[end], max_seq_len=CONTEXT)
+    greedy = SamplingParams(max_tokens=NEW_TOKENS, temperature=0)
+
+    async def together() -> list[Any]:
+        return await asyncio.gather(*[engine.generate(ids, greedy) for ids in prompts])
+
+    try:
+        made = asyncio.run(together())
+    finally:
+        engine.close()
+    return Continued([each.token_ids for each in made], [torch.tensor(each.log_probs) for each in made])
+
+
+def by_transformers(model: Any, prompts: list[Ids], end: int) -> Continued:
+    model.set_attn_implementation("sdpa")
+    made = Continued([], [])
+    for ids in prompts:
+        output = model.generate(
+            torch.tensor([ids]),
+            **{"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": end, "pad_token_id": end},
+            **{"return_dict_in_generate": True, "output_logits": True},
+        )
+        tokens = output.sequences[0, len(ids) :]
+        logits_RV = torch.cat(output.logits)
+        made.tokens.append(tokens.tolist())
+        made.log_probs.append(logits_RV.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1))
+    return made
+
+
+@pytest.fixture(scope="module")
+def engines(
+    sglang_python: str,
+    policy: Path,
+    tokenizer: Any,
+    prompts: list[Ids],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Continued]:
+    end = turn_end_id(tokenizer)
+    log = tmp_path_factory.mktemp("logs") / "sglang.log"
+    with serving(sglang_python, policy, log, CONTEXT, sequences=len(prompts)) as url:
+        made = {"SGLang": by_sglang(url, prompts, end)}
+    made["reference engine"] = by_reference(load_model(str(policy))[0], prompts, end)
+    made["Transformers"] = by_transformers(load_model(str(policy))[0], prompts, end)
+    return made
+
+
+@pytest.fixture(scope="module")
+def steps(
+    engines: dict[str, Continued], prompts: list[Ids], policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """One update from each engine's samples, by a loss that compares its log-probabilities to the actor's."""
+
+    def rows(made: Continued) -> list[Row]:
+        return [
+            training_row(
+                torch.tensor(prompt + tokens),
+                torch.ones(len(tokens), dtype=torch.int64),
+                log_probs_R,
+                # As of a group whose rewards differ.
+                torch.tensor(1.0 if index % 2 else -1.0),
+            )
+            for index, (prompt, tokens, log_probs_R) in enumerate(
+                zip(prompts, made.tokens, made.log_probs, strict=True)
+            )
+        ]
+
+    cases = {
+        name: {
+            "actor": {"policy_loss": {"rollout_correction": {"loss_type": "ppo_clip"}}},
+            "micro_batch": 1,
+            "rows": rows(made),
+            "score": True,
+        }
+        for name, made in engines.items()
+    }
+    return make_steps(tmp_path_factory.mktemp("steps"), policy, cases, ranks=1)
+
+
+@pytest.fixture(scope="module")
+def actor(steps: dict[str, Any], engines: dict[str, Continued]) -> list[torch.Tensor]:
+    """The actor's own log-probabilities of the responses, before the update."""
+    scored = steps["Transformers"]["log_probs"]
+    return [
+        row_T[-len(tokens) :] for row_T, tokens in zip(scored, engines["Transformers"].tokens, strict=True)
+    ]
+
+
+def largest_gap(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
+    return max((a_R - b_R).abs().max().item() for a_R, b_R in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["SGLang", "reference engine"])
+def test_greedy_tokens_are_those_of_transformers(engines: dict[str, Continued], engine: str) -> None:
+    assert engines[engine].tokens == engines["Transformers"].tokens
+    assert any(len(set(tokens)) > 8 for tokens in engines[engine].tokens)
+
+
+@pytest.mark.parametrize("engine", ["SGLang", "reference engine", "Transformers"])
+def test_log_probabilities_are_those_of_the_actor(
+    engines: dict[str, Continued], actor: list[torch.Tensor], engine: str
+) -> None:
+    gap = largest_gap(engines[engine].log_probs, actor)
+    print(f"{engine} and the actor: at most {gap:.1e} nats a token")
+    assert 0 < gap < LOG_PROB_BOUND
+
+
+def test_engines_agree_with_one_another(engines: dict[str, Continued]) -> None:
+    gap = largest_gap(engines["SGLang"].log_probs, engines["reference engine"].log_probs)
+    print(f"SGLang and the reference engine: at most {gap:.1e} nats a token")
+    assert gap < LOG_PROB_BOUND
+
+
+@pytest.mark.parametrize("engine", ["SGLang", "reference engine"])
+def test_a_training_step_from_its_samples_moves_the_weights_alike(
+    steps: Mapping[str, Any], engine: str
+) -> None:
+    expected, moved = steps["Transformers"]["moved"], steps[engine]["moved"]
+    largest = max(move.abs().max() for move in expected.values())
+    gap = max((moved[name] - expected[name]).abs().max() for name in expected)
+    print(f"{engine}: a step's weights differ by at most {gap / largest:.1e} of the largest move")
+    assert largest > 1e-3
+    assert 0 < gap < 1e-3 * largest
