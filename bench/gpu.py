@@ -1,0 +1,288 @@
+"""The recipe on one GPU, in under ten minutes: does each training stage run, how fast, with how much memory.
+
+    python -m bench.gpu --work outputs/gpu                          # what is not done yet, then the page
+    python -m bench.gpu --work outputs/gpu reference-solver         # one piece
+    python -m bench.gpu --work outputs/gpu --hardware cpu …         # the same pieces where there is no GPU
+
+A piece is one command of the project in a process of its own, on the demo world and the packaged model: a
+short solver or challenger run on one of the two rollout engines, or the solver run on stock veRL, without our
+trainer. A finished piece has a record in the work folder and is not run again, so that the script can be cut
+at any time and continued. `--page docs/gpu.md` writes the tables of all records.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import mean
+
+import psutil
+import torch
+
+from bench.machine import machine
+from data.benchmarks import load_benchmark
+from data.parquet_io import training_row, write_training_rows
+from data.solver_rows import SOURCE, TRAIN, VAL
+from ops.files import atomic_write
+from pipeline.compose import compose_stage
+from pipeline.metrics import is_training, read_metrics
+from pipeline.preflight.run import preflight
+from verl_ext.method.prompts import solver_messages
+
+STEPS = 3
+"""Steps of a run. The first one is left out of the means: it compiles, allocates and fills caches."""
+PHASES = {
+    "rollout": "timing_s/gen",
+    "log-probs": "timing_s/old_log_prob",
+    "update": "timing_s/update_actor",
+    "weight sync": "timing_s/update_weights",
+    "save": "timing_s/save_checkpoint",
+    "step": "timing_s/step",
+}
+CHECKS = {
+    "drift": "drzero/rollout/token_drift_rate",
+    "failures": "drzero/failures/share",
+    "KL to the sampler": "actor/rollout_corr/kl",
+    "reward": "critic/rewards/mean",
+    "tokens a step": "perf/total_num_tokens",
+}
+STOCK = (
+    # veRL's own trainer and loss: no row is spoiled here, so both do the same.
+    "trainer.v1.trainer_mode=sync",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One run."""
+
+    stage: str
+    engine: str
+    overrides: tuple[str, ...] = ()
+
+
+PIECES = {
+    "reference-solver": Piece("solver", "reference"),
+    "stock-solver": Piece("solver", "reference", STOCK),
+    "reference-challenger": Piece("challenger", "reference"),
+    "sglang-solver": Piece("solver", "sglang"),
+    "sglang-stock-solver": Piece("solver", "sglang", STOCK),
+    "sglang-challenger": Piece("challenger", "sglang"),
+}
+
+
+@dataclass
+class Record:
+    """What a piece left."""
+
+    piece: str
+    machine: str
+    code: int
+    seconds: float
+    """Of the whole command, start and end included."""
+    peak_gib: float
+    """The most memory in use: of the GPU, or without one of the machine."""
+    ledger_gib: float
+    """What preflight's ledger expects in the worst phase."""
+    steps: list[dict[str, float]] = field(default_factory=list)
+    error: str = ""
+    """The last line of a failed command."""
+
+
+def device_name() -> str:
+    """The GPU and its torch, or the processor."""
+    packages = ("torch", "verl", "sglang", "transformers")
+    gpu = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}; " if torch.cuda.is_available() else ""
+    return gpu + machine(*packages)
+
+
+def used_gib() -> float:
+    """Memory in use: of the first GPU by all processes, or without one of the machine."""
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info(0)
+        return (total - free) / 2**30
+    return psutil.virtual_memory().used / 2**30
+
+
+@contextmanager
+def peak() -> Iterator[list[float]]:
+    """The most memory in use while this lasts, beyond what was in use before, as the list's one number."""
+    before, ended = used_gib(), threading.Event()
+    most = [0.0]
+
+    def poll() -> None:
+        while not ended.wait(0.2):
+            most[0] = max(most[0], used_gib() - before)
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        thread.join()
+
+
+def prepare(work: Path) -> None:
+    """The demo world with its models and index, and the solver's rows: the questions of its evaluation."""
+    drzero("demo-data", *roots(work))
+    questions = load_benchmark(work / "corpus" / "chains.jsonl")
+    rows = [
+        training_row(
+            SOURCE,
+            solver_messages(question.question, "short"),
+            list(question.targets),
+            {
+                **{"index": index, "split": "train", "hop": question.hop or 1, "document": ""},
+                **{"doc_id": question.key, "question": question.question},
+            },
+            {"corpus_id": "demo", "generator_checkpoint": None, "seed": 0, "trajectory": None},
+        )
+        for index, question in enumerate(questions)
+    ]
+    folder = work / "checkpoints" / "synthesize_iter1"
+    for name in (TRAIN, VAL):
+        write_training_rows(folder / name, rows)
+
+
+def roots(work: Path) -> tuple[str, str]:
+    """Where everything is read and written."""
+    return (f"paths.corpus={work / 'corpus'}", f"paths.checkpoints={work / 'checkpoints'}")
+
+
+def arguments(name: str, work: Path, hardware: str, batch: int) -> list[str]:
+    """The overrides of a piece's command."""
+    piece = PIECES[name]
+    solver = [f"solver.engine={piece.engine}"] if piece.stage == "challenger" else []
+    return [
+        *(f"hardware={hardware}", "model=demo-policy", "retrieval.embedder=packaged-minilm"),
+        *(f"run.name={name}", f"rollout={piece.engine}", f"data.train_batch_size={batch}"),
+        *(f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}"),
+        *(["trainer.val_before_train=false", "trainer.test_freq=-1"] if piece.stage == "solver" else []),
+        *(*solver, *roots(work), *piece.overrides),
+    ]
+
+
+def drzero(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the project, its output passed on and kept."""
+    command = [sys.executable, "-m", "pipeline.cli", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        lines = []
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    return subprocess.CompletedProcess(command, process.returncode, "".join(lines))
+
+
+def run_piece(name: str, work: Path, hardware: str, batch: int) -> Record:
+    """Run one piece; a failure is a record as well."""
+    words = arguments(name, work, hardware, batch)
+    stage = PIECES[name].stage
+    ledger = preflight(compose_stage(stage, words), stage).ledger
+    started = time.monotonic()
+    with peak() as most:
+        done = drzero(stage, *words)
+    folder = work / "checkpoints" / name
+    steps = [step for step in read_metrics(folder).values() if is_training(step)] if folder.exists() else []
+    return Record(
+        piece=name,
+        machine=device_name(),
+        code=done.returncode,
+        seconds=time.monotonic() - started,
+        peak_gib=most[0],
+        ledger_gib=ledger.total(ledger.worst) if ledger else float("nan"),
+        steps=steps,
+        error="" if done.returncode == 0 else (done.stdout.strip().splitlines() or ["no output"])[-1],
+    )
+
+
+def page(records: Sequence[Record]) -> str:
+    """The tables, in Markdown."""
+    first = records[0]
+    lines = [
+        "# One GPU",
+        "",
+        f"`python -m bench.gpu`: {first.machine}. The demo world and its policy (135M), {STEPS} steps a run;",
+        "means over all steps but the first.",
+        "",
+        "| run | " + " | ".join([f"{phase}, s" for phase in PHASES] + ["whole command, s"]) + " |",
+        "|---|" + "---|" * (len(PHASES) + 1),
+        *(_row(record, PHASES, f"{record.seconds:.0f}") for record in records),
+        "",
+        "| run | " + " | ".join([*CHECKS, "peak, GiB", "ledger, GiB"]) + " |",
+        "|---|" + "---|" * (len(CHECKS) + 2),
+        *(_row(record, CHECKS, f"{record.peak_gib:.1f} | {record.ledger_gib:.1f}") for record in records),
+    ]
+    steps = {record.piece: _mean(record, PHASES["step"]) for record in records if record.code == 0}
+    for ours, stock in (("reference-solver", "stock-solver"), ("sglang-solver", "sglang-stock-solver")):
+        if ours in steps and stock in steps:
+            ratio = steps[ours] / steps[stock]
+            lines += [
+                "",
+                f"A step of `{ours}` takes {ratio:.2f} times one of `{stock}`, without our trainer.",
+            ]
+    failed = [f"`{record.piece}` failed: {record.error}" for record in records if record.code]
+    return "\n".join([*lines, *(line for text in failed for line in ("", text))]) + "\n"
+
+
+def _row(record: Record, keys: dict[str, str], rest: str) -> str:
+    cells = [f"{_mean(record, key):.3g}" for key in keys.values()]
+    return f"| {record.piece} | " + " | ".join([*cells, rest]) + " |"
+
+
+def _mean(record: Record, key: str) -> float:
+    values = [step[key] for step in record.steps[1:] if key in step]
+    return mean(values) if values else float("nan")
+
+
+def chosen(names: Sequence[str], hardware: str) -> Iterator[str]:
+    """The pieces to run; those that cannot run here are left out, and reported."""
+    for name in names or PIECES:
+        if PIECES[name].engine == "sglang" and find_spec("sglang") is None:
+            print(f"{name}: SGLang is not installed here")
+        elif PIECES[name].overrides and hardware == "cpu":
+            print(f"{name}: stock veRL has no worker for a CPU")
+        else:
+            yield name
+
+
+def main() -> int:
+    """Run what is not done, and write the page; 1 if a piece failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pieces", nargs="*", choices=[[], *PIECES], help="default: all")
+    parser.add_argument("--work", type=Path, default=Path("outputs/gpu"))
+    parser.add_argument("--hardware", default="single_gpu", help="a profile of config/hardware")
+    parser.add_argument("--batch", type=int, default=16, help="prompts a step")
+    parser.add_argument("--page", type=Path, help="write the tables here, e.g. docs/gpu.md")
+    args = parser.parse_args()
+    work = args.work.resolve()
+    records = work / "records"
+    if not (work / "checkpoints" / "synthesize_iter1" / VAL).exists():
+        prepare(work)
+    for name in chosen(args.pieces, args.hardware):
+        path = records / f"{name}.json"
+        if not path.exists():
+            record = run_piece(name, work, args.hardware, args.batch)
+            # A failed piece is run again by the next call.
+            where = path if record.code == 0 else path.with_suffix(".failed.json")
+            atomic_write(where, json.dumps(asdict(record)))
+    found = [Record(**json.loads(path.read_text())) for path in sorted(records.glob("*.json"))]
+    done = {record.piece: record for record in found if record.code == 0}
+    shown = [*done.values(), *(record for record in found if record.piece not in done)]
+    text = page(shown)
+    print(text)
+    if args.page:
+        atomic_write(args.page, text)
+    return 0 if len(done) == len(shown) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
