@@ -5,15 +5,13 @@ plain PyTorch (`rehearsal/flash_attn_stand_in`), which refuse what the kernels r
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from actor_steps import actor_config, make_rows, make_steps
 from omegaconf import OmegaConf
-from test_verl_ext_policy_loss import actor_config, make_rows
 from tiny_model import save_tiny_model
 
 from pipeline.compose import compose_plain, resolve
@@ -33,19 +31,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def moved(folder: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """How far each weight moved in one update of the whole batch."""
     folder.mkdir()
-    case = {"update": {"actor": {}, "micro_batch": config["actor"]["ppo_micro_batch_size_per_gpu"]}}
-    torch.save({"config": config, "rows": make_rows(), "cases": case}, folder / "steps.pt")
+    micro_batch = config["actor"]["ppo_micro_batch_size_per_gpu"]
+    case = {"update": {"actor": {}, "micro_batch": micro_batch, "rows": make_rows()}}
     path = os.pathsep.join(map(str, (HERE.parent, HERE / "rehearsal" / "flash_attn_stand_in")))
-    run = subprocess.run(
-        [sys.executable, "-c", START, HERE / "gloo_step.py", folder, "1"],
-        env=os.environ
-        | {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, torch.Tensor] = torch.load(folder / "moved_1.pt", weights_only=False)["update"]["moved"]
-    return found
+    update = make_steps(folder, config, case, start=("-c", START), path=path)["update"]
+    return dict(update["moved"])
 
 
 def gpu_config(model: Path, plain: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from actor_steps import CLIP, Row, make_steps, training_row
+from actor_steps import CLIP, PROMPT, Row, actor_config, make_rows, make_steps
 from omegaconf import OmegaConf
 from tiny_model import save_tiny_model
 from transformers import AutoModelForCausalLM
@@ -14,9 +14,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from verl_ext.trainer.policy_loss import bypass_mode_loss
 
-PROMPT, ENTROPY, KL = 4, 0.01, 0.1
-SPOILED, PADDING = range(24, 32), (1, 2, 3, 9, 17)
-"""Of 32 rows. The spoiled ones are all of one rank of 4; there are more padding rows than ranks."""
+ENTROPY, KL = 0.01, 0.1
 LOSSES: dict[str, dict[str, Any]] = {
     "reinforce": {"policy_loss": {"rollout_correction": {"loss_type": "reinforce"}}},
     "ppo_clip": {"policy_loss": {"rollout_correction": {"loss_type": "ppo_clip"}}},
@@ -29,19 +27,6 @@ LOSSES: dict[str, dict[str, Any]] = {
     },
 }
 CASES = {(loss, size): {"actor": LOSSES[loss], "micro_batch": size} for loss in LOSSES for size in (1, 2, 8)}
-
-
-def make_rows() -> list[Row]:
-    """A batch as the trainer leaves it: rows that do not count have masks and advantages of zero."""
-    draw = torch.Generator().manual_seed(0)
-    rows = []
-    for index in range(32):
-        length = 1 if index in PADDING else 2 + index % 5
-        ids_T = torch.randint(100, 1000, (PROMPT + length,), generator=draw)
-        mask_R = torch.ones(length, dtype=torch.int64) * (index not in SPOILED and index not in PADDING)
-        log_probs_R = -6 - torch.rand(length, generator=draw)
-        rows.append(training_row(ids_T, mask_R, log_probs_R, torch.randn(1, generator=draw)))
-    return rows
 
 
 def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor]:
@@ -84,7 +69,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> P
 @pytest.fixture(scope="module")
 def steps(model: Path, ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     cases = {name: {**case, "rows": make_rows()} for name, case in CASES.items()}
-    return make_steps(tmp_path_factory.mktemp("steps"), model, cases, ranks)
+    return make_steps(tmp_path_factory.mktemp("steps"), actor_config(model), cases, ranks)
 
 
 @pytest.fixture(scope="module", params=LOSSES)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from actor_steps import Row, make_steps, training_row
+from actor_steps import Row, actor_config, make_steps, training_row
 from sglang_server import serving
 
 from data.demo_world import generate_world
@@ -158,7 +158,7 @@ def steps(
         }
         for name, made in engines.items()
     }
-    return make_steps(tmp_path_factory.mktemp("steps"), policy, cases, ranks=1)
+    return make_steps(tmp_path_factory.mktemp("steps"), actor_config(policy), cases)
 
 
 @pytest.fixture(scope="module")
