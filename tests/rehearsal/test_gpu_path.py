@@ -27,7 +27,7 @@ MODELS = {
     "qwen3-14b": "challenger",
     "qwen3-32b": "solver",
 }
-IN_CI = ("qwen2.5-3b", "qwen3-32b")
+SHORT = ("qwen2.5-3b", "qwen3-32b")
 pytestmark = [
     pytest.mark.slow(
         "builds models of up to 32 billion shapes; hardware=cpu runs the same code with numbers"
@@ -82,7 +82,7 @@ class Case:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.matrix]) for name in MODELS],
+    params=[pytest.param(name, marks=[] if name in SHORT else [pytest.mark.matrix]) for name in MODELS],
 )
 def case(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(str(request.param), tmp_path_factory.mktemp("gpu_path"), tiny_model)

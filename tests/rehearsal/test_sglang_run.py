@@ -1,7 +1,7 @@
 """A challenger and a solver on veRL's own SGLang rollout, on a CPU, as `rollout=sglang` runs them.
 
 Two steps each of the tiny model that knows the protocol by heart; a second SGLang attempts the challenger's
-questions. The solver is trained by two ranks and with LoRA as well, outside of CI. The rollout engine
+questions. The solver is trained by two ranks and with LoRA as well, in tests marked `matrix`. The rollout engine
 starts with random weights and sleeps around each update: a weight that does not arrive shows as a gap
 between its log-probabilities and the actor's.
 """
@@ -45,12 +45,12 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("machine.gpus=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"),
     ),
 }
-IN_CI = ("challenger", "solver")
+SHORT = ("challenger", "solver")
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.matrix]) for name in RUNS],
+    params=[pytest.param(name, marks=[] if name in SHORT else [pytest.mark.matrix]) for name in RUNS],
 )
 def trained(
     request: pytest.FixtureRequest,
