@@ -1,9 +1,9 @@
 """A challenger and a solver on veRL's own SGLang rollout, on a CPU, as `rollout=sglang` runs them.
 
-Two steps each of the tiny model that knows the protocol by heart; a second SGLang attempts the challenger's
-questions. The solver is trained by two ranks and with LoRA as well, in tests marked `matrix`. The rollout engine
-starts with random weights and sleeps around each update: a weight that does not arrive shows as a gap
-between its log-probabilities and the actor's.
+Two steps each of the tiny model that knows the protocol by heart; a second SGLang attempts the
+challenger's questions. The solver is trained by two ranks and with LoRA as well, in tests marked
+`matrix`. The rollout engine starts with random weights and sleeps around each update: a weight that does
+not arrive shows as a gap between its log-probabilities and the actor's.
 """
 
 import ipaddress
