@@ -22,6 +22,7 @@ from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
+from search_parts import wait_for
 
 from launch.arguments import parse
 from launch.container import run_job
@@ -145,7 +146,15 @@ def test_a_probe_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) ->
     assert verdict == Verdict("it", False, "it hung: no result after 2 s")
     if (tmp_path / "pid").is_file():
         pid = int((tmp_path / "pid").read_text())
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        # A killed process is gone a moment after the signal.
+        wait_for(lambda: not _runs(pid), 30)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_what_a_run_can_do_without_is_reported_and_does_not_fail_it() -> None:
