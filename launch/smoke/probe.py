@@ -51,8 +51,9 @@ def fifo(folder: str) -> str:
 
 def shared_memory(wanted: str) -> str:
     """/dev/shm has room for so many bytes."""
-    status = os.statvfs("/dev/shm")
-    free = status.f_bsize * status.f_bavail
+    from pipeline.preflight.ray_cluster import shm_free
+
+    free = shm_free()
     said = f"{free / 1e9:.1f} GB are free, and Ray's object store takes {int(wanted) / 1e9:.1f}"
     if free < int(wanted):
         raise RunFailed(f"{said}: it will be on disk")
