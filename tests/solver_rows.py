@@ -1,7 +1,10 @@
-"""A solver's training row as synthesize writes it, about nothing in particular."""
+"""A solver's training rows as synthesize writes them, about nothing in particular."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from data.parquet_io import write_training_rows
 from verl_ext.method.prompts import solver_messages
 
 
@@ -26,3 +29,10 @@ def solver_row(index: int, split: str, answer: str, question: str = "Who came?")
         "agent_name": "search_agent",
         "metadata": nothing,
     }
+
+
+def write_questions(checkpoints: Path, train: int, val: int, answers: Sequence[str] = ("Vell",)) -> None:
+    """Rows of both splits, with the answers in turn, where the first iteration's synthesize puts them."""
+    for split, count in (("train", train), ("val", val)):
+        rows = [solver_row(index, split, answers[index % len(answers)]) for index in range(count)]
+        write_training_rows(checkpoints / "synthesize_iter1" / f"{split}.parquet", rows)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from conftest import Prepared, unused_port
-from solver_rows import solver_row
+from solver_rows import write_questions
 from transformers import AutoTokenizer
 
-from data.parquet_io import write_training_rows
 from pipeline.cli import main
 from pipeline.errors import CheckError
 from pipeline.preflight.tokenizers import load_chat_tokenizer
@@ -300,9 +299,7 @@ def solver(prepared: Prepared, folder: Path, *overrides: str) -> list[str]:
     """A solver command with four questions where synthesize puts them."""
     questions = folder / "synthesize_iter1"
     if not questions.exists():
-        for name in ("train", "val"):
-            rows = [solver_row(index, name, "Vell") for index in range(4)]
-            write_training_rows(questions / f"{name}.parquet", rows)
+        write_questions(folder, 4, 4)
     ports = [f"retrieval.port={unused_port()}"]
     return ["solver", *prepared.overrides(folder), "data.train_batch_size=4", *ports, *overrides]
 

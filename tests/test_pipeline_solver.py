@@ -17,7 +17,7 @@ import torch
 from conftest import Prepared
 from data_order import unbroken_order
 from launched_loop import LaunchedLoop
-from solver_rows import solver_row
+from solver_rows import write_questions
 from stage_run import (
     RUN_LIMIT_S,
     Run,
@@ -29,7 +29,6 @@ from stage_run import (
 )
 from transformers import AutoModelForCausalLM
 
-from data.parquet_io import write_training_rows
 from pipeline.cli import main
 from pipeline.metrics import read_metrics
 from pipeline.stages.result import read_result
@@ -50,9 +49,7 @@ def arguments(
 ) -> list[str]:
     """The command of a run on ten questions, with its data where synthesize would have put it."""
     checkpoints = tmp_path_factory.mktemp("checkpoints")
-    for name, split, rows in (("train", "train", 10), ("val", "val", VALIDATION)):
-        path = checkpoints / "synthesize_iter1" / f"{name}.parquet"
-        write_training_rows(path, [solver_row(index, split, ANSWERS[index % 2]) for index in range(rows)])
+    write_questions(checkpoints, 10, VALIDATION, ANSWERS)
     return [
         *prepared.overrides(checkpoints, speaking_model)[:-1],
         *("steps_per_iteration=2", f"data.train_batch_size={BATCH}", f"actor_rollout_ref.rollout.n={GROUP}"),

@@ -86,7 +86,7 @@ def ipc(device: str) -> str:
         torch.multiprocessing.set_sharing_strategy("file_system")
     for place in _places(device):
         shared = torch.arange(_NUMBERS, dtype=torch.float32, device=place)
-        _beside("take_shared", stdin=bytes(ForkingPickler.dumps(shared)))
+        _in_other_process("take_shared", stdin=bytes(ForkingPickler.dumps(shared)))
         if not torch.equal(shared.cpu(), -torch.arange(_NUMBERS, dtype=torch.float32)):
             raise RunFailed(f"what the other process wrote to its tensor on {place} is not seen here")
     return f"a tensor on {len(_places(device))} of {device} read and written by another process"
@@ -112,7 +112,7 @@ def sleep_and_wake() -> str:
 
     # Its library must be loaded before CUDA's: SGLang starts its schedulers with this LD_PRELOAD.
     with torch_memory_saver.configure_subprocess():
-        return _beside("sleep_once")
+        return _in_other_process("sleep_once")
 
 
 def sleep_once() -> str:
@@ -234,7 +234,7 @@ def _places(device: str) -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def _beside(name: str, *words: str, stdin: bytes = b"") -> str:
+def _in_other_process(name: str, *words: str, stdin: bytes = b"") -> str:
     """What a function of this file returns in a process of its own; raises RunFailed with the reason."""
     done = subprocess.run(_command(name, *words), input=stdin, capture_output=True, check=False)
     if done.returncode:

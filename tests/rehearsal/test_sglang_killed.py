@@ -13,11 +13,10 @@ import pytest
 from chaos import beat
 from conftest import Prepared
 from search_parts import wait_for
-from solver_rows import solver_row
+from solver_rows import write_questions
 from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, run_stage
 from watch import Watch
 
-from data.parquet_io import write_training_rows
 from verl_ext.checkpoints import saved_step
 
 pytestmark = [
@@ -35,9 +34,7 @@ def start(
 ) -> Start:
     """Start the same run of two steps, with a signal to its scheduler in the rollout of the second."""
     checkpoints = tmp_path_factory.mktemp("checkpoints")
-    for split, rows in (("train", 8), ("val", 4)):
-        path = checkpoints / "synthesize_iter1" / f"{split}.parquet"
-        write_training_rows(path, [solver_row(index, split, "Vell") for index in range(rows)])
+    write_questions(checkpoints, 8, 4)
     folder = checkpoints / "solver"
     arguments = [
         *prepared.overrides(checkpoints, speaking_model)[:-1],

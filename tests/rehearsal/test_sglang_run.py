@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import Prepared
-from solver_rows import solver_row
+from solver_rows import write_questions
 from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, checkpoint_weights, run_stage
-
-from data.parquet_io import write_training_rows
 
 pytestmark = [
     pytest.mark.slow("starts SGLang; the same stages with the reference engine: `launched_loop`"),
@@ -27,10 +25,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
-    for split, rows in (("train", 8), ("val", 4)):
-        answers = ["Vell" if index % 2 else "nobody" for index in range(rows)]
-        path = folder / "synthesize_iter1" / f"{split}.parquet"
-        write_training_rows(path, [solver_row(index, split, answer) for index, answer in enumerate(answers)])
+    write_questions(folder, 8, 4, ("Vell", "nobody"))
     return folder
 
 
