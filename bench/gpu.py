@@ -265,6 +265,7 @@ def main() -> int:
     args = parser.parse_args()
     work = args.work.resolve()
     records = work / "records"
+    records.mkdir(parents=True, exist_ok=True)
     if not (work / "checkpoints" / "synthesize_iter1" / VAL).exists():
         prepare(work)
     for name in chosen(args.pieces, args.hardware):

@@ -59,6 +59,19 @@ def test_finished_pieces_are_not_run_again_and_the_page_has_all(
     assert all(f"| {name} |" in (tmp_path / "gpu.md").read_text() for name in PIECES)
 
 
+def test_a_piece_that_fails_is_recorded_and_run_again_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints" / "synthesize_iter1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "synthesize_iter1" / "val.parquet").touch()
+    command = ["gpu", "--work", str(tmp_path), "--hardware", "cpu", "reference-solver"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert gpu.main() == 1
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["reference-solver.failed.json"]
+    assert "`reference-solver` failed: no output" in capsys.readouterr().out
+
+
 def test_pieces_of_an_engine_that_is_not_installed_are_left_out_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -78,7 +91,7 @@ def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path: Path) -> Non
         "--hardware",
         "cpu",
         "--batch",
-        "2",
+        "4",
         "--work",
         str(tmp_path),
     ]
