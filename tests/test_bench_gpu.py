@@ -1,6 +1,7 @@
 """The bench of one GPU, as far as it goes without one: what it runs, what it leaves, how it continues."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -79,26 +80,19 @@ def test_pieces_of_an_engine_that_is_not_installed_are_left_out_by_name(
     assert "sglang-challenger: SGLang is not installed here" in capsys.readouterr().out
 
 
-@pytest.mark.slow(
-    "a run of three steps with the demo's policy; the rest of the script is tested in the first tier"
-)
-@pytest.mark.timeout(1500)
-def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.gpu",
-        "--hardware",
-        "cpu",
-        "--batch",
-        "4",
-        "--work",
-        str(tmp_path),
-    ]
-    run = subprocess.run([*command, "reference-solver"], capture_output=True, text=True)
+@pytest.mark.slow("a run of three steps; the rest of the script is tested in the first tier")
+@pytest.mark.timeout(900)
+def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path: Path, speaking_model: Path) -> None:
+    gpu.prepare(tmp_path)
+    policy = tmp_path / "corpus" / "models" / "demo-policy"
+    shutil.rmtree(policy)
+    shutil.copytree(speaking_model, policy)
+    command = [sys.executable, "-m", "bench.gpu", "--hardware", "cpu", "--batch", "4", "--work"]
+    run = subprocess.run([*command, str(tmp_path), "reference-solver"], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     made = Record(**json.loads((tmp_path / "records" / "reference-solver.json").read_text()))
     assert len(made.steps) == gpu.STEPS
     for key in (*gpu.PHASES.values(), *gpu.CHECKS.values()):
         assert any(key in step for step in made.steps), key
-    assert 1 < made.peak_gib < made.ledger_gib
+    # Without a GPU the peak is that of the machine, on which other tests run as well.
+    assert made.peak_gib > 0.5 and made.ledger_gib > 0.5
