@@ -86,7 +86,9 @@ def actor_config(model: Path) -> dict[str, Any]:
                 "clip_grad": 1e9,
                 "lr_warmup_steps_ratio": 0.0,
             },
-        }
+        },
+        # Any number of rows can be scored.
+        "rollout": {"log_prob_micro_batch_size_per_gpu": 1},
     }
     made = OmegaConf.to_container(OmegaConf.merge(resolved, changes))
     assert isinstance(made, dict)
