@@ -117,7 +117,9 @@ def test_a_prompt_beyond_the_context_is_an_error_of_the_configuration(server: st
 
 def test_its_metrics_count_tokens_under_the_name_that_liveness_reads(server: str) -> None:
     config = resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=8001"]))
-    (name,) = solver_spec(config).check.work
+    liveness = solver_spec(config).liveness
+    assert liveness
+    (name,) = liveness.work
     metrics = httpx.get(f"{server}/metrics", follow_redirects=True, trust_env=False).text
     (line,) = (line for line in metrics.splitlines() if line.startswith(f"{name}{{"))
     assert float(line.rpartition(" ")[2]) > 0
