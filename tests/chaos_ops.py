@@ -325,9 +325,9 @@ def idle_cost(world: World, seconds: float = 30) -> dict[str, float]:
     folder = world.folder / "idle"
     services = [retrieval_service(folder, world.corpus), solver_service(folder, world.model)]
     with ServiceGroup(services) as group:
-        before = [service.cpu_s() for service in group.services]
+        before = [service.cpu_time().used_s for service in group.services]
         time.sleep(seconds)
-        spent = [service.cpu_s() - b for service, b in zip(group.services, before, strict=True)]
+        spent = [service.cpu_time().used_s - b for service, b in zip(group.services, before, strict=True)]
     return {spec.name: s / seconds for spec, s in zip(services, spent, strict=True)}
 
 

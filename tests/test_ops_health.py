@@ -12,18 +12,18 @@ import pytest
 from conftest import StartPeer, unused_port
 
 from ops.services import health
-from ops.services.health import HealthCheck, HealthMonitor, ask, read_counters
+from ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask, read_counters
 
 StartPage = Callable[[int, bytes], str]
 
 
 class Service:
-    """A scripted service: what it answers, what it has counted, what CPU it has used."""
+    """A scripted service: what it answers, what it has counted, what CPU it has used and waited for."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
         self.counters: dict[str, float] = {"work": 1.0}
-        self.cpu_s = 0.0
+        self.cpu_s = self.waited_s = 0.0
         self.probes = 0
         self.now = 0.0
 
@@ -66,7 +66,7 @@ def start_page() -> Iterator[StartPage]:
 
 def monitor(service: Service, **settings: Any) -> HealthMonitor:
     check = HealthCheck(url="x", metrics_url="y", work=("work",), every_s=1e6, **settings)
-    made = HealthMonitor("service", check, lambda: service.cpu_s)
+    made = HealthMonitor("service", check, lambda: CpuTime(service.cpu_s, service.waited_s))
     made.close()  # its thread: the test polls itself
     return made
 
@@ -131,6 +131,27 @@ def test_one_that_answers_its_counters_and_burns_cpu_is_busy_for_a_while(service
         service.cpu_s += 5.0
         states.append(looked(watched, service, 5))
     assert states[0] == "failing" and set(states[1:19]) == {"busy"} and states[-1] == "hung"
+
+
+def test_one_that_gets_no_cpu_among_others_is_busy_even_if_it_answers_nothing(service: Service) -> None:
+    watched = monitor(service, busy_s=100.0)
+    looked(watched, service, 5)
+    service.problem, service.counters = "no answer within 4 s", {}
+    states = []
+    for _ in range(24):
+        service.waited_s += 4.0
+        states.append(looked(watched, service, 5))
+    assert states[0] == "failing" and set(states[1:19]) == {"busy"} and states[-1] == "hung"
+
+
+def test_short_waits_for_a_cpu_do_not_hide_a_hang(service: Service) -> None:
+    watched = monitor(service)
+    looked(watched, service, 5)
+    service.problem = "no answer within 4 s"
+    for _ in range(2):
+        service.waited_s += 0.6
+        state = looked(watched, service, 6)
+    assert state == "hung"
 
 
 def test_one_that_burns_cpu_and_answers_nothing_is_hung(service: Service) -> None:

@@ -48,6 +48,20 @@ class Process:
             return os.path.basename(os.readlink(f"/proc/{self.pid}/exe")).startswith("python")
         return False
 
+    def waited_s(self) -> float:
+        """Seconds that its present threads were ready to run while others had the CPUs, summed up.
+
+        Zero where the kernel does not count them.
+        """
+        waited_ns = 0
+        with suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with suppress(OSError, ValueError, IndexError):
+                    waited_ns += int(
+                        Path(f"/proc/{self.pid}/task/{thread}/schedstat").read_bytes().split()[1]
+                    )
+        return waited_ns / 1e9
+
     def io_bytes(self) -> tuple[int, int]:
         """Bytes read from and written to storage so far; zeros where the system does not show them."""
         # psutil lacks the method where /proc/PID/io is missing, and raises the last two for an odd file.

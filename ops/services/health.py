@@ -1,6 +1,6 @@
 """Whether a running service also works: a thread checks its answers, its counters and its CPU use.
 
-    monitor = HealthMonitor("retrieval", HealthCheck(url=…, metrics_url=…, work=(…,)), service.cpu_s)
+    monitor = HealthMonitor("retrieval", HealthCheck(url=…, metrics_url=…, work=(…,)), service.cpu_time)
     monitor.health.state        # healthy, failing, busy, away or hung
 
 A probe must do real work, or a server that accepts and never answers would pass for healthy. It must also be
@@ -10,9 +10,11 @@ cheap, and must not take a busy server for a hung one. So a poll goes, cheapest 
    last poll, the service is healthy, and no probe is sent.
 2. The probe itself: a canary search, a one-token generation; the service's own endpoint or a request.
 
-A service whose probes fail for `silent_s` is *hung*. While it serves its counters and uses CPU it is *busy*
-instead (a long batch, a prefill), for at most `busy_s`. One that answers with the status `away` works, but
-its dependency (a database) does not: it is *away*, which is logged, and a restart would not help.
+A service whose probes fail for `silent_s` is *hung*. It is *busy* instead, for at most `busy_s`, while it
+serves its counters and uses CPU (a long batch, a prefill), or while it waits for CPUs that others use: where
+many start at once on few cores, an idle server gets so little that a probe outlasts its time-out. One that
+answers with the status `away` works, but its dependency (a database) does not: it is *away*, which is logged,
+and a restart would not help.
 """
 
 import http.client
@@ -24,7 +26,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,6 +35,11 @@ from ops.process.logs import say
 
 _AGAIN_S = 1.0
 """Between a failed probe and the next one."""
+_WORKING = 0.05
+"""CPU seconds a second. Low, since a crowded machine gives it few."""
+_STARVED = 0.5
+"""Seconds a second that its threads together wait for a CPU. An idle SGLang on two cores waited 0.03 next to
+a training step, and 2 while the trainer's processes started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ class HealthCheck:
     """It is hung after this long without a good answer, and two failed probes in a row. So a hang is detected
     at most every_s + 2 × (timeout_s + 1) + 1 = 16 seconds after it began."""
     busy_s: float = 120.0
-    """The same for one that serves its counters and uses CPU."""
+    """The same for one that is busy."""
 
 
 class Away(str):
@@ -146,18 +153,26 @@ class Health:
     """How much its work counters have grown, without our own probes."""
 
 
+class CpuTime(NamedTuple):
+    """Seconds that a service's processes have had of the CPUs so far, or have waited for."""
+
+    used_s: float
+    waited_s: float
+    """Of every thread that was ready to run while others ran."""
+
+
 class HealthMonitor(threading.Thread):
     """Polls one service in a thread of its own until it is closed."""
 
-    def __init__(self, name: str, check: HealthCheck, cpu_s: Callable[[], float]) -> None:
-        """Start; `cpu_s` returns the CPU seconds that the service's processes have used so far."""
+    def __init__(self, name: str, check: HealthCheck, cpu_time: Callable[[], CpuTime]) -> None:
+        """Start; `cpu_time` is called when a probe has failed."""
         # Not joined by an exiting interpreter: a probe may hang for its whole time-out.
         super().__init__(name=f"health-{name}", daemon=True)
         self.health = Health()
         self._service = name
         self._check = check
-        self._cpu_s = cpu_s
-        self._cpu_at_silence, self._silence_seen = 0.0, 0.0
+        self._cpu_time = cpu_time
+        self._cpu_at_silence, self._silence_seen = CpuTime(0.0, 0.0), 0.0
         self._answers = False
         self._failed = self._probes = 0
         self._end = threading.Event()
@@ -188,7 +203,7 @@ class HealthMonitor(threading.Thread):
             health.silent_since, health.state = time.monotonic(), "healthy"
             return
         if not self._failed:
-            self._cpu_at_silence, self._silence_seen = self._cpu_s(), time.monotonic()
+            self._cpu_at_silence, self._silence_seen = self._cpu_time(), time.monotonic()
         self._failed += 1
         health.problem = problem
         if isinstance(problem, Away):
@@ -201,12 +216,15 @@ class HealthMonitor(threading.Thread):
         if self._failed < 2 or silent < check.silent_s:
             health.state = "failing"
         else:
-            # A server that neither serves its counters nor uses CPU waits for something; the share is low,
-            # since a crowded machine gives it few seconds.
-            serves = self._answers or check.metrics_url is None
-            seconds = max(time.monotonic() - self._silence_seen, 1e-9)
-            is_busy = serves and (self._cpu_s() - self._cpu_at_silence) / seconds > 0.05
-            health.state = "busy" if silent < check.busy_s and is_busy else "hung"
+            health.state = "busy" if silent < check.busy_s and self._is_busy() else "hung"
+
+    def _is_busy(self) -> bool:
+        """Whether it has worked since its probes fail, or would have if it had got a CPU."""
+        seconds = max(time.monotonic() - self._silence_seen, 1e-9)
+        now, then = self._cpu_time(), self._cpu_at_silence
+        serves = self._answers or self._check.metrics_url is None
+        is_working = serves and (now.used_s - then.used_s) / seconds > _WORKING
+        return is_working or (now.waited_s - then.waited_s) / seconds > _STARVED
 
     def _has_worked(self) -> bool:
         """Whether finished work was counted since the last poll."""

@@ -24,7 +24,7 @@ from ops.process.child import Child, ChildError, Command
 from ops.process.logs import EVENTS_FILE, EventLog, say
 from ops.process.tree import descendants
 from ops.resources.cgroup import OomWatch
-from ops.services.health import HealthCheck, HealthMonitor, ask
+from ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask
 
 _LOG_EVERY_S = 10.0
 
@@ -73,17 +73,17 @@ class Service(Child):
 
     def set_ready(self) -> None:
         """Watch its health from now on."""
-        self.cpu_s()
+        self.cpu_time()
         self.ready_at = time.monotonic()
         check = self.spec.liveness or HealthCheck(url=self.spec.health_url)
-        self.monitor = HealthMonitor(self.spec.name, check, self.cpu_s)
+        self.monitor = HealthMonitor(self.spec.name, check, self.cpu_time)
 
-    def cpu_s(self) -> float:
-        """CPU seconds that its processes have used so far."""
+    def cpu_time(self) -> CpuTime:
+        """CPU seconds that its processes have used, or waited for, so far."""
         tree = descendants([self.pid])[self.pid]
         # Kept because the kernel's log may name one of them after it was killed.
         self.seen_pids.update(process.pid for process in tree)
-        return sum(process.cpu_s for process in tree)
+        return CpuTime(sum(p.cpu_s for p in tree), sum(p.waited_s() for p in tree))
 
     @property
     def state(self) -> str:
