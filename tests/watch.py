@@ -32,7 +32,9 @@ class Watch:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.pid in commands:
                 address = connection.laddr.ip, connection.laddr.port
-                self.listeners.setdefault(address, commands[connection.pid])
+                # A worker of Ray's is called IDLE until it is an actor.
+                if self.listeners.get(address, "ray::IDLE") == "ray::IDLE":
+                    self.listeners[address] = commands[connection.pid]
 
     def alive(self) -> list[str]:
         """The command lines of those that still run."""
