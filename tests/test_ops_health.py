@@ -122,24 +122,20 @@ def test_a_single_failed_probe_is_no_hang_however_long_it_took(service: Service)
     assert looked(watched, service, 60) == "failing"
 
 
-def test_one_that_answers_its_counters_and_burns_cpu_is_busy_for_a_while(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("counters", "time", "seconds"),
+    [({"work": 1.0}, "cpu_s", 5.0), ({}, "waited_s", 4.0)],
+    ids=["answers its counters and burns CPU", "answers nothing and gets no CPU among others"],
+)
+def test_a_service_is_busy_for_a_while_if_it(
+    service: Service, counters: dict[str, float], time: str, seconds: float
+) -> None:
     watched = monitor(service, busy_s=100.0)
     looked(watched, service, 5)
-    service.problem = "no answer within 4 s"
+    service.problem, service.counters = "no answer within 4 s", counters
     states = []
     for _ in range(24):
-        service.cpu_s += 5.0
-        states.append(looked(watched, service, 5))
-    assert states[0] == "failing" and set(states[1:19]) == {"busy"} and states[-1] == "hung"
-
-
-def test_one_that_gets_no_cpu_among_others_is_busy_even_if_it_answers_nothing(service: Service) -> None:
-    watched = monitor(service, busy_s=100.0)
-    looked(watched, service, 5)
-    service.problem, service.counters = "no answer within 4 s", {}
-    states = []
-    for _ in range(24):
-        service.waited_s += 4.0
+        setattr(service, time, getattr(service, time) + seconds)
         states.append(looked(watched, service, 5))
     assert states[0] == "failing" and set(states[1:19]) == {"busy"} and states[-1] == "hung"
 
