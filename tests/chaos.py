@@ -65,7 +65,9 @@ class Recovery:
 
     kill: Kill
     struck: bool
-    """Whether the point was reached before the loop ended."""
+    """Whether the point was reached before the loop or the stage ended."""
+    ended_with: int | None = None
+    """The loop's exit code where it ended before the kill."""
     saved_step: int = 0
     attempts: int = 0
     """Metrics files of the stage at the kill: one a start of its trainer."""
@@ -202,6 +204,7 @@ class Loop:
             if self.is_complete(kill.stage):
                 break
             time.sleep(0.05)
+        recovery.ended_with = process.poll()
         if kill.way == "tree" or not recovery.struck:
             _kill_tree(process.pid, self.checkpoints)
         else:
@@ -339,11 +342,10 @@ def small_loop(corpus: Path, model: Path, checkpoints: Path) -> list[str]:
 def attack(loop: Loop, kills: Sequence[Kill]) -> tuple[list[Recovery], list[str]]:
     """Kill the loop at each point in turn, let it finish, and check what is left."""
     recoveries = [loop.strike(kill) for kill in kills]
-    code = loop.finish()
-    found = (
-        [f"the loop ended with exit code {code}, see {loop.output}"] if code else problems(loop, recoveries)
-    )
-    return recoveries, found
+    codes = [*(recovery.ended_with for recovery in recoveries), loop.finish()]
+    said = [line for line in _lines(loop.output) if line.startswith("drzero ")]
+    failed = [f"the loop ended with exit code {code}, see {loop.output}: {said}" for code in codes if code]
+    return recoveries, failed or problems(loop, recoveries)
 
 
 def main() -> int:
