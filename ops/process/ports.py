@@ -1,14 +1,17 @@
 """Choose the port a service will listen on, before anything is started.
 
 A port that the user set is used, or an error names its holder: another port would leave clients connected to
-a stranger. Without one, any free port is taken. A server may need a minute before it binds, so a port can be
-reserved meanwhile among the runs of one machine.
+a stranger. Without one, a free port is taken that the system gives to nobody else: a server may need a minute
+before it binds, and a cluster that starts meanwhile opens hundreds of connections, each with a port of its
+own. Among the runs of one machine a port can be reserved.
 """
 
 import errno
 import os
+import random
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +19,8 @@ import psutil
 from ops.errors import UserError
 from ops.process.lock import AlreadyRunning, HeldLock
 
+_OURS = range(20_000, 32_768)
+"""Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range)."""
 _reserved: dict[int, HeldLock] = {}
 """This process's reservations; the kernel releases them when the process ends."""
 
@@ -25,17 +30,21 @@ class PortTaken(UserError):
 
 
 def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
-    """Return `preferred`, else any free TCP port, on which a server can listen at `host` (IPv4 or IPv6).
+    """Return `preferred`, else a free TCP port, on which a server can listen at `host` (IPv4 or IPv6).
 
-    The port is not held: between this call and the server's own bind another process could take it. Raises
+    The port is not held: between this call and the server's own bind another server could take it. Raises
     PortTaken when `preferred` is in use; the message names the holder where the system shows it.
     """
+    if preferred is None:
+        while True:
+            with suppress(PortTaken):
+                return free_port(random.choice(_OURS), host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As servers do: connections in TIME_WAIT from an earlier run do not count, a listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, preferred or 0))
+            probe.bind((host, preferred))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
