@@ -204,6 +204,14 @@ def test_preflight_counts_what_from_would_do_again(finished: Finished) -> None:
     assert again.name == "evolve" and again.estimate is not None
 
 
+def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finished: Finished) -> None:
+    solver = finished.folder / "solver_iter1"
+    (solver / "latest_checkpointed_iteration.txt").unlink()
+    shutil.rmtree(solver / "global_step_1")
+    reports = preflight_stage("evolve", finished.arguments)
+    assert "source" not in {finding.key for report in reports for finding in report.findings}
+
+
 def test_from_a_stage_everything_built_on_it_is_done_again(finished: Finished) -> None:
     again = stages_from("solver_iter1", finished.plan, finished.manifest)
     assert again[0].name == "solver_iter1" and again[-1].name == "evaluate_iter2"
