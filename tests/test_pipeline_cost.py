@@ -127,6 +127,8 @@ def test_a_later_challenger_of_a_loop_has_its_own_steps_alone(base: DictConfig, 
     later = context_of(base, tmp_path, iteration=3)
     assert "; 150 steps" in str(estimate(later))  # by itself it would have to do all of them
     assert "; 50 steps" in str(estimate(replace(later, ahead=True)))
+    Path(later.config.continue_from).mkdir(parents=True)  # that one has ended before its first checkpoint
+    assert "; 50 steps" in str(estimate(replace(later, ahead=True)))
 
 
 def together_findings(limit: float | None, *estimates: Estimate | None) -> list[Finding]:

@@ -57,10 +57,13 @@ class CheckContext:
         """Whether files below `paths.{root}` can be read from here; a volume of another machine cannot."""
         return self.machine.is_local or self.starting or Path(self.config.paths[root]).is_dir()
 
+    def is_of_the_loop(self, path: str | Path) -> bool:
+        """Whether an earlier stage of the loop makes this path, or has made it."""
+        return self.ahead and Path(path).is_relative_to(self.config.paths.checkpoints)
+
     def is_to_come(self, path: str | Path) -> bool:
         """Whether an earlier stage of the loop will create this path."""
-        target = Path(path)
-        return self.ahead and target.is_relative_to(self.config.paths.checkpoints) and not target.exists()
+        return self.is_of_the_loop(path) and not Path(path).exists()
 
     def load_tokenizer(self, model: str, key: str) -> Any:
         """A model's tokenizer; raises PreflightFailed for one that cannot be used."""

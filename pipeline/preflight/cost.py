@@ -115,7 +115,7 @@ def _steps_done(ctx: CheckContext) -> int:
     if done := saved_step(Path(config.run.dir)) or saved_step(Path(before or "/nonexistent")):
         return done
     # In a loop, the last iteration's challenger will have finished by then.
-    comes = before is not None and ctx.is_to_come(before)
+    comes = before is not None and ctx.is_of_the_loop(before)
     return max(0, config.trainer.total_training_steps - config.steps_per_iteration) if comes else 0
 
 

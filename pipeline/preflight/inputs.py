@@ -148,8 +148,7 @@ def check_hops(ctx: CheckContext) -> Iterator[Finding]:
 def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
     """The run to merge must have a checkpoint, unless the loop has yet to train it to one."""
     folder = Path(ctx.config.source)
-    is_of_the_loop = ctx.ahead and folder.is_relative_to(ctx.config.paths.checkpoints)
-    if not is_of_the_loop and not saved_step(folder):
+    if not ctx.is_of_the_loop(folder) and not saved_step(folder):
         why = f"there is no checkpoint in {folder}"
         yield error("source", why, "name the folder of a trained run (run.dir)")
 
