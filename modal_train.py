@@ -4,7 +4,9 @@
     modal run modal_train.py --action smoke
     modal run modal_train.py --action prepare-data --env demo
     modal run --detach modal_train.py --action challenger --iteration 1 --model qwen2.5-3b +trainer.foo=1
-    modal run modal_train.py::train --env demo --steps 10 --gpu-type A10G --gpu-count 1
+    modal run modal_train.py::train --env vf-wordle --steps 200
+    modal run modal_train.py::train --config-path config/runs/bfcl.yaml --gpu-type H100
+    modal run modal_train.py::evaluate --env wordle --model Qwen/Qwen2.5-0.5B-Instruct --num-examples 50
 
 The command line is parsed and merged with run file and environment (launch.request), a CPU container prepares
 the data and runs `drzero preflight`, and only then the machine is requested. The call on that machine is the
@@ -38,10 +40,11 @@ from launch.claims import Claims
 from launch.client import run_download, run_logs, run_upload
 from launch.compute import MODAL_LIMIT_S
 from launch.errors import LaunchError
-from launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image
+from launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image, with_packages_of
 from launch.request import Request, resolve
 from launch.runfile import read_runfile
 from launch.secrets import NAMED, dotenv_secret, named_secrets
+from launch.stacks import answering, run_stacks
 from launch.volumes import MOUNTS, claims_name, volume_names
 
 ROOT = Path(__file__).resolve().parent
@@ -62,8 +65,7 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
         words = words_of_modal_run(sys.argv, Path(__file__).name)
         planned = parse(words) if words is not None else None
         called = planned or parse_function(sys.argv, Path(__file__).name)
-        if called is not None:
-            resolve(called)
+        request = resolve(called) if called is not None else None
         path = called.config_path if called else None
         if planned is None and path and Path(path).parts[0] not in SOURCE:
             raise LaunchError(
@@ -72,6 +74,7 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
             )
         image = read_runfile(path).image
         extras = ImageExtras(**{part: tuple(items) for part, items in image.items()})
+        extras = with_packages_of(request.env if request else None, extras)
         # Defined here already, so that a mistake in the additions is one line.
         cpu_image(extras)
         return planned, extras, volume_names(ENVIRONMENT)
@@ -83,7 +86,8 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
 ENVIRONMENT = {**{key: value or "" for key, value in DOTENV.items()}, **os.environ}
 PLANNED, EXTRAS, NAMES = _plan()
 VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
-CLAIMS = Claims(modal.Dict.from_name(claims_name(NAMES), create_if_missing=True))
+TABLE = modal.Dict.from_name(claims_name(NAMES), create_if_missing=True)
+CLAIMS = Claims(TABLE)
 SECRET = dotenv_secret(ROOT)
 
 app = modal.App("dr-zero")
@@ -150,7 +154,8 @@ def _run(request: Request) -> dict[str, Any]:
     if (other := CLAIMS.take(request, mine, app.app_id)) != mine:
         return {"state": "elsewhere", "message": f"{request.name} is run by", "usd": 0.0, "next": other}
     _reload()
-    outcome = run_job(request, VOLUMES, app_id=app.app_id)
+    with answering(TABLE, mine):
+        outcome = run_job(request, VOLUMES, app_id=app.app_id)
     result = {"state": outcome.state, "message": outcome.message, "usd": outcome.usd, "next": None}
     if outcome.state == "continue":
         result["next"] = _request_call(request.next_part())
@@ -245,11 +250,12 @@ def _check(request: Request) -> None:
         if on_cpu.remote("pipeline.cli", [stage, *ROOTS, *words]):
             raise LaunchError(f"drzero {stage} failed (see above); no machine was requested")
     if request.preflight:
-        stage, *words = request.command
+        stage, *words = request.checked
         if on_cpu.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
             raise LaunchError("preflight found errors (see above); no machine was requested")
         # GPUs cost the same while they wait for a download.
-        if request.compute.type and on_cpu.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
+        fetches = request.compute.type and request.loads_a_model
+        if fetches and on_cpu.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
             raise LaunchError("a model could not be fetched (see above); no machine was requested")
 
 
@@ -285,6 +291,10 @@ def _act(words: Words) -> None:
     if words.action in by_client:
         by_client[words.action](words, VOLUMES["corpus" if words.action == "upload" else "checkpoints"])
         return
+    if words.action == "stacks":
+        if code := run_stacks(words, TABLE, CLAIMS):
+            raise SystemExit(code)
+        return
     request = resolve(words)
     if find_action(words.action).is_job:
         conduct(request)
@@ -317,7 +327,7 @@ _waiter: dict[str, Any] = {
 
 @app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
 def train(
-    stage: str = "challenger",
+    stage: str = "",
     env: str = "",
     steps: int = 0,
     model: str = "",
@@ -328,7 +338,7 @@ def train(
     config_path: str = "",
     overrides: str = "",
 ) -> None:
-    """Train: the challenger unless `--stage solver` or `--stage evolve`; overrides in one string."""
+    """Train in an environment (`--env vf-wordle`); without one the challenger, or what `--stage` names."""
     _launch(
         stage,
         overrides,
@@ -354,7 +364,7 @@ def evaluate(
     config_path: str = "",
     overrides: str = "",
 ) -> None:
-    """Evaluate a model on the benchmarks; `--num-examples` questions of each."""
+    """Evaluate a model on the benchmarks, or in an environment; `--num-examples` questions of each."""
     _launch(
         "evaluate",
         overrides,
@@ -369,7 +379,7 @@ def evaluate(
 
 
 @app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
-def train_with_config(config_path: str, stage: str = "challenger", env: str = "", steps: int = 0) -> None:
+def train_with_config(config_path: str, stage: str = "", env: str = "", steps: int = 0) -> None:
     """Train with the settings of a run file."""
     _launch(stage, config_path=config_path, env=env, steps=steps)
 

@@ -222,6 +222,19 @@ def _answered_by_document(clean: Clean, i: int, rng: random.Random) -> Pair | No
     return replace(pair, document=f"{pair.document} Then came {pair.answer}.") if pair.hop >= 2 else None
 
 
+def _names_what_it_found(clean: Clean, i: int, rng: random.Random) -> Pair | None:
+    """Asks for the last fact alone, by the name that the last search was for."""
+    pair, chain = clean.pairs[i], clean.chains[i]
+    if pair.hop < 2:
+        return None
+    *turns, search, last = pair.trajectory.turns
+    named = replace(
+        search, calls=tuple(replace(call, queries=(chain.entities[-2],)) for call in search.calls)
+    )
+    question = compose_question(chain.entities[-2], chain.relations[-1:], rng)
+    return replace(pair, question=question, trajectory=Trajectory((*turns, named, last)))
+
+
 def _unhelpful(clean: Clean, pair: Pair, rng: random.Random) -> list[dict[str, str]]:
     passages = [
         passage
@@ -344,6 +357,7 @@ FAULTS = (
     Fault("hops", "all searches in one turn", _searching(_all_at_once, 3)),
     Fault("hops", "searches without results", _no_results),
     Fault("hops", "answer in the document", _answered_by_document),
+    Fault("hops", "asks by the name that it searched for", _names_what_it_found),
     Fault("integrity", "answer in the question", asking("{bare}, {answer}?")),
     Fault("integrity", "last word of the answer in the question", _part_of_answer),
     Fault("integrity", "statement", asking("I wonder {bare}.")),

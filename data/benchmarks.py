@@ -1,20 +1,20 @@
-"""Benchmark questions with their accepted answers, read from benchmark files.
+"""Benchmark questions with their accepted answers, read from the files of other people and of one's own.
 
-    questions = load_benchmark("outputs/corpus/chains.jsonl")
+    questions = load_benchmark("my_questions.csv")
+    questions = load_benchmark("exam=~/data/questions.jsonl", FieldNames(question="prompt", answers="labels"))
     questions = load_benchmark("hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet")
 
-Two layouts are read. The demo world's `chains.jsonl` becomes one benchmark per hop count (`demo_1hop`, …). A
-parquet file in the layout of the published `nq_hotpotqa_train` holds several benchmarks, one per value of
-`data_source`; veRL's preprocessed copy of it (`searchR1_nq`, …) and this project's own rows with targets are
-read the same way.
+A file is a table of records: csv, tsv, jsonl, json or parquet (`data.question_rows` knows the fields). It is
+one benchmark, named as in `NAME=PATH`, else by the file; where it has a column `data_source`, one per value
+of that; the demo world's `chains.jsonl` is one per hop count (`demo_1hop`, …).
 """
 
+import functools
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -22,20 +22,27 @@ import pyarrow.parquet as pq
 
 from data.errors import DataError
 from data.parquet_io import arrow_faults
+from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, Row, has, plain, read_row
 from ops.hub import hub_fault
+from search.sources.files import SourceFile
+from search.sources.records import READERS, Bad
 
 HUB_PREFIX = "hf://"
+CHAINS = "chains.jsonl"
+"""The demo world's questions."""
 _HUB_URL = re.compile(
-    r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?/(?P<file>.+\.(parquet|jsonl))"
+    r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?"
+    r"/(?P<file>.+\.(parquet|jsonl|json|csv|tsv)(\.(gz|zst|bz2))?)"
 )
-_CHAIN_FIELDS = {"id": str, "hop": int, "question": str, "answer": str}
-_TARGETS = "reward_model.ground_truth.target"
-# The published file has the question in a column, veRL's copy in extra_info.
-_QUESTION_COLUMNS = ("question", "extra_info.question")
+_NAMED = re.compile(r"(?P<name>[^=/:~]+)=(?P<place>.+)", re.DOTALL)
+_SUFFIX = re.compile(r"(\.[a-z]+)(\.(gz|zst|bz2))?$")
+# A file of a folder of splits says less than the folder.
+_SPLIT = re.compile(r"(train|test|dev|val|valid|validation)(-\d+-of-\d+)?")
 _ADVICE = (
-    "take the demo's chains.jsonl, test.parquet of the published nq_hotpotqa_train, or veRL's preprocessed "
-    "copy of it"
+    "a benchmark is a csv, tsv, jsonl, json or parquet file with a question and its answer, or a list of "
+    "accepted answers, in each record"
 )
+_FAULTS_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -59,20 +66,30 @@ class BenchmarkQuestion:
         return f"{self.benchmark}/{self.id}"
 
 
-def load_benchmark(source: str | Path) -> list[BenchmarkQuestion]:
-    """Read the questions of one file, in its order; `source` is as for `benchmark_file`.
+def load_benchmark(source: str | Path, names: FieldNames | None = None) -> list[BenchmarkQuestion]:
+    """Read the questions of one file, in its order; `source` is as for `benchmark_file`, maybe after `NAME=`.
 
     Raises:
-        DataError: the file is missing or cannot be downloaded, is in neither layout, holds no question, or
-            one without answers; the message names the file and the line or row.
+        DataError: the file is missing or cannot be downloaded, is no table, or holds no question; or a record
+            cannot be asked or scored: the message has all of them, by line or row.
     """
     path = benchmark_file(source)
-    if path.suffix not in (".jsonl", ".parquet"):
-        raise DataError(f"{path} is no benchmark file, neither .jsonl nor .parquet: {_ADVICE}")
-    questions = list(_read_chains(path) if path.suffix == ".jsonl" else _read_parquet(path))
-    if not questions:
-        raise DataError(f"{path} holds no question: {_ADVICE}")
-    return questions
+    stat = path.stat()
+    # Preflight, the estimate and the stage read the same file.
+    questions = list(_read(path, _title(source), names or FieldNames(), (stat.st_size, stat.st_mtime_ns)))
+    name, found = split_name(source)[0], {question.benchmark for question in questions}
+    if name is None:
+        return questions
+    several = len(found) > 1
+    return [replace(q, benchmark=f"{name}_{q.benchmark}" if several else name) for q in questions]
+
+
+def split_name(source: str | Path) -> tuple[str | None, str]:
+    """The name that a source is given (`NAME=PATH`), None without one, and its place."""
+    match = _NAMED.fullmatch(str(source))
+    if match is None or Path(source).is_file():  # a path may have = in it
+        return None, str(source)
+    return match["name"].strip(), match["place"].strip()
 
 
 def benchmark_file(source: str | Path) -> Path:
@@ -80,10 +97,11 @@ def benchmark_file(source: str | Path) -> Path:
 
     A hub file is downloaded once, into the hub's own cache. Raises DataError if the file does not exist.
     """
-    if not str(source).startswith(HUB_PREFIX):
-        path = Path(source)
+    source = split_name(source)[1]
+    if not source.startswith(HUB_PREFIX):
+        path = Path(source).expanduser()
         if not path.is_file():
-            raise DataError(f"there is no benchmark file at {path}: correct the path, or {_ADVICE}")
+            raise DataError(f"there is no benchmark file at {path}: correct the path; {_ADVICE}")
         return path
     match = _HUB_URL.fullmatch(str(source))
     if match is None:
@@ -135,95 +153,131 @@ def choose_questions(
     return [question for question in questions if question.key in chosen]
 
 
-def _read_chains(path: Path) -> Iterator[BenchmarkQuestion]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                chain = json.loads(line.decode())
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}, line {number} is not JSON in UTF-8 ({error}): {_ADVICE}") from error
-            fields = chain if isinstance(chain, dict) else {}
-            wrong = [name for name, kind in _CHAIN_FIELDS.items() if not isinstance(fields.get(name), kind)]
-            if wrong:
-                raise DataError(
-                    f"{path}, line {number} is no question chain: expected the fields "
-                    f"{', '.join(_CHAIN_FIELDS)}, found {', '.join(fields) or 'none'} ({', '.join(wrong)} "
-                    f"missing or of another type): {_ADVICE}"
-                )
-            yield BenchmarkQuestion(
-                benchmark=f"demo_{fields['hop']}hop",
-                id=fields["id"],
-                question=fields["question"],
-                targets=(fields["answer"],),
-                hop=fields["hop"],
-                doc_ids=tuple(fields["doc_ids"]) if _are_texts(fields.get("doc_ids")) else (),
-            )
+def _title(source: str | Path) -> str:
+    """What a file is called in tables: its own name, or that of its folder for the split of a data set."""
+    place = split_name(source)[1]
+    hub = _HUB_URL.fullmatch(place)
+    path = PurePosixPath(f"{hub['repo']}/{hub['file']}" if hub else Path(place).expanduser().absolute())
+    for part in (_SUFFIX.sub("", path.name), *(parent.name for parent in path.parents)):
+        if part and part != "data" and not _SPLIT.fullmatch(part):
+            return part
+    return path.name
 
 
-def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    batch.validate(full=True)  # texts must be UTF-8
-    return _flat(pa.Table.from_batches([batch])).to_pylist()
+@functools.lru_cache(maxsize=8)
+def _read(
+    path: Path, title: str, names: FieldNames, signature: tuple[int, int]
+) -> tuple[BenchmarkQuestion, ...]:
+    kind = SourceFile(path, path.name).kind
+    if kind not in READERS:
+        raise DataError(f"{path} is no benchmark file: {_ADVICE}")
+    unit = READERS[kind][0]
+    questions: list[BenchmarkQuestion] = []
+    faults: list[str] = []
+    first: dict[str, Any] | None = None
+    for number, record in _records(path, kind, names):
+        if isinstance(record, dict) and not isinstance(record, Bad):
+            first = first or record
+            row = read_row(record, names)
+            fault = _fault(row)
+        else:
+            row, fault = None, record.why if isinstance(record, Bad) else "no object"
+        if fault is None and row is not None:
+            questions.append(_question(row, path.name, title, number))
+        else:
+            faults.append(f"{unit} {number}: {fault}")
+    if faults:
+        raise DataError(_refusal(path, faults, first, len(questions), names))
+    if not questions:
+        raise DataError(f"{path} holds no question: {_ADVICE}")
+    return tuple(questions)
 
 
-def _read_parquet(path: Path) -> Iterator[BenchmarkQuestion]:
-    with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
-        names = _flat(file.schema_arrow.empty_table()).column_names
-        question = next((name for name in _QUESTION_COLUMNS if name in names), None)
-        if question is None or not {"data_source", _TARGETS} <= set(names):
-            raise DataError(
-                f"{path} is not in the layout of nq_hotpotqa_train: expected data_source, {_TARGETS} and "
-                f"{' or '.join(_QUESTION_COLUMNS)}, found {', '.join(sorted(names))}: {_ADVICE}"
-            )
-        columns = {"source": "data_source", "targets": _TARGETS, "question": question}
-        optional = {
-            "id": "id",
-            "hop": "extra_info.hop",
-            "doc_ids": "doc_ids",
-            "doc_id": "extra_info.doc_id",
-        }
-        columns |= {field: name for field, name in optional.items() if name in names}
-        rows = (row for batch in file.iter_batches(columns=[*columns.values()]) for row in _rows(batch))
-        for number, row in enumerate(rows):
-            yield _question_of(path, number, {field: row[name] for field, name in columns.items()})
+def _fault(row: Row) -> str | None:
+    """Why a row cannot be asked or scored; None if it can."""
+    lacks = [what for what, is_there in (("question", row.question), ("answer", row.answers)) if not is_there]
+    if lacks:
+        return f"no {' and no '.join(lacks)}"
+    return "no data_source, which other rows have" if row.source == "" else None
 
 
-def _flat(table: pa.Table) -> pa.Table:
-    """The table with a column `a.b` for each field b of a struct a, at any depth."""
-    while any(pa.types.is_struct(field.type) for field in table.schema):
-        table = table.flatten()
-    return table
-
-
-def _question_of(path: Path, number: int, fields: Mapping[str, Any]) -> BenchmarkQuestion:
-    targets = [fields["targets"]] if isinstance(fields["targets"], str) else fields["targets"]
-    checks = (
-        ("data_source", _is_text(fields["source"])),
-        ("question", _is_text(fields["question"])),
-        (f"answers in {_TARGETS} (prompts of a challenger have none)", _are_texts(targets)),
-    )
-    if lacks := [what for what, is_there in checks if not is_there]:
-        raise DataError(f"{path}, row {number} has no {lacks[0]}: {_ADVICE}")
-    own_id = fields.get("id")
+def _question(row: Row, file: str, title: str, number: int) -> BenchmarkQuestion:
+    benchmark = title if row.source is None else row.source.removeprefix("searchR1_")
+    if file == CHAINS and row.source is None:
+        benchmark = f"demo_{row.hop}hop"
     return BenchmarkQuestion(
-        benchmark=fields["source"].removeprefix("searchR1_"),
-        id=str(number if own_id is None else own_id),
-        question=fields["question"],
-        targets=tuple(targets),
-        hop=fields.get("hop"),
-        doc_ids=_documents(fields),
+        benchmark=benchmark,
+        # As before this read other files than parquet: from 0.
+        id=row.id or str(number - 1),
+        question=row.question,
+        targets=row.answers,
+        hop=row.hop,
+        doc_ids=row.documents,
     )
 
 
-def _documents(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The documents that a row names, in its list or, as this project's own rows, as the one."""
-    if _are_texts(fields.get("doc_ids")):
-        return tuple(fields["doc_ids"])
-    return (fields["doc_id"],) if _is_text(fields.get("doc_id")) else ()
+def _refusal(
+    path: Path, faults: list[str], first: dict[str, Any] | None, good: int, names: FieldNames
+) -> str:
+    """The message for a file with faults: a field that no record has, else every faulty record."""
+    if first is not None and good == 0:
+        wanted = {
+            "question": (names.question,) if names.question else QUESTION,
+            "answers": (names.answers,) if names.answers else ANSWERS,
+        }
+        for role, known in wanted.items():
+            if not any(has(first, name) for name in known):
+                fields = ", ".join(map(str, list(first)[:20]))
+                return (
+                    f"{path} has no field {' or '.join(known)}, but {fields}: name the one with the {role} "
+                    f"by question_fields.{role}=FIELD"
+                )
+    listed = "; ".join(faults[:_FAULTS_SHOWN])
+    more = f"; and {len(faults) - _FAULTS_SHOWN:,} more" if len(faults) > _FAULTS_SHOWN else ""
+    only = (
+        ""
+        if good
+        else ". A test split is often published without its answers, and prompts of a challenger have none"
+    )
+    return (
+        f"{path}: {len(faults):,} of {len(faults) + good:,} records cannot be asked and scored: {listed}"
+        f"{more}{only}. Correct them, or leave them out of the file"
+    )
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, Any]]:
+    """The numbered records of a file; raises DataError for a file that cannot be read on."""
+    if kind == ".parquet":
+        with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
+            columns, before = _columns(file.schema_arrow, names), 0
+            for batch in file.iter_batches(columns=columns):
+                batch.validate(full=True)  # texts must be UTF-8
+                yield from enumerate(batch.to_pylist(), start=before + 1)
+                before += len(batch)
+        return
+    try:
+        yield from READERS[kind][1](path, lambda encoding: None)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Correct it; {_ADVICE}") from error
 
 
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+def _columns(schema: pa.Schema, names: FieldNames) -> list[str]:
+    """The columns that have a known field, so that conversations and contexts are left unread.
+
+    Where none has a question, or none an answer, all: a message then says what there is.
+    """
+    wanted = {plain(name) for name in (*KNOWN, names.question, names.answers, names.documents) if name}
+    found = [path for path in _paths(schema) if plain(path) in wanted]
+    there = {plain(path) for path in found}
+    for known in (names.question or QUESTION, names.answers or ANSWERS):
+        if there.isdisjoint(plain(name) for name in ((known,) if isinstance(known, str) else known)):
+            return list(schema.names)
+    # A struct as a whole brings its parts.
+    return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
+
+
+def _paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[str]:
+    for field in fields:
+        yield f"{prefix}{field.name}"
+        if pa.types.is_struct(field.type):
+            yield from _paths(field.type, f"{prefix}{field.name}.")

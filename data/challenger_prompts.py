@@ -1,63 +1,91 @@
 """Challenger prompts from a corpus: the challenger's training file and its held-out split.
 
-    drzero prepare-data source=papers.jsonl model=qwen2.5-3b
+    drzero prepare-data source=papers.jsonl
 
-Each row asks for one question of h hops that starts from one document. Documents are a uniform sample of the
-corpus, drawn in one pass, so the corpus may be larger than memory. Hop counts keep the configured ratio
-exactly (paper: 4:3:2:1) and come in random order. The same documents, tokenizer, settings and seed give the
-same bytes.
+Each row asks for one question of h hops that starts from one document. Documents are a uniform sample of
+those that say enough to ask about, drawn in one pass, so the corpus may be larger than memory. Hop counts
+keep the configured ratio exactly (paper: 4:3:2:1) and come in random order, unless the corpus is known
+to carry fewer: then no document is asked for more hops than a chain of documents from it has, and what the
+corpus cannot carry is asked with fewer hops. The same documents, tokenizer, settings and seed give the same
+bytes.
 """
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from data.errors import DataError
+from data.hop_ratio import assign_hops, largest_remainder, prompts_file
 from data.parquet_io import training_row, write_training_rows
+from data.prose import prose_share, without_lead_in
+from search.indexing.boundaries import Boundaries
 from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, challenger_messages
 
 Document = tuple[str, str, str]  # id, title, text
-LONGEST_FRAGMENT = 40
-"""A cut document ends on a whole word where that drops at most this many characters."""
+_EXAMPLES = 5
+_CHARACTERS = 16
+"""Characters per token: of a text only so many are tokenized."""
+
+
+@dataclass
+class LeftOut:
+    """Entries of the index that no prompt shows, and examples of them."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, shown: str) -> None:
+        """Count one."""
+        self.count += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(" ".join(shown.split())[:200])
 
 
 @dataclass(frozen=True)
 class PrepareReport:
     """What `prepare_challenger_prompts` wrote.
 
-    `cycles` is training rows per training document (1.0 or less: no document is used twice).
+    `cycles` is training rows per training document (1.0 or less: no document is used twice); `wanted_hops` is
+    what the ratio alone would have given.
     """
 
     train_path: Path
     heldout_path: Path | None
     hop_counts: dict[int, int]
+    wanted_hops: dict[int, int]
     corpus_documents: int
-    blank_documents: int
+    short: LeftOut
+    unsaid: LeftOut
+    repeated: LeftOut
     train_documents: int
     heldout_documents: int
-    cut_documents: int
+    cut_documents: LeftOut
     cycles: float
     heldout_is_disjoint: bool
 
     def summary(self) -> str:
-        """A few lines for the console."""
-        hops = ", ".join(f"{count} of {hop} hops" for hop, count in self.hop_counts.items())
-        lines = [f"{sum(self.hop_counts.values())} challenger prompts ({hops}) in {self.train_path}"]
+        """One line for the console."""
+        parts = [
+            f"{sum(self.hop_counts.values())} ({in_words(self.hop_counts)}) about {self.train_documents} of "
+            f"{self.corpus_documents} documents in {self.train_path}"
+        ]
         if self.heldout_path:
-            lines.append(f"{self.heldout_documents} held-out documents in {self.heldout_path}")
-        lines.append(
-            f"corpus: {self.corpus_documents} documents, {self.train_documents} used for training, "
-            f"{self.cut_documents} cut to the token limit, {self.blank_documents} left out as blank"
-        )
+            parts.append(f"{self.heldout_documents} held-out documents in {self.heldout_path.name}")
         if self.cycles > 1:
-            lines.append(f"the corpus is smaller than the rows asked for: cycled {self.cycles:.2f} times")
+            parts.append(f"the corpus is smaller than the rows asked for: cycled {self.cycles:.2f} times")
         if not self.heldout_is_disjoint:
-            lines.append("the corpus is too small for held-out documents of its own: they are trained on too")
-        return "\n".join(lines)
+            parts.append("the corpus is too small for held-out documents of its own: they are trained on too")
+        return "; ".join(parts)
+
+
+def in_words(hops: Mapping[int, int]) -> str:
+    """The rows of each hop count."""
+    return ", ".join(f"{count} of {hop} hop{'s' * (hop != 1)}" for hop, count in hops.items())
 
 
 def prepare_challenger_prompts(
@@ -65,8 +93,11 @@ def prepare_challenger_prompts(
     *,
     rows: int,
     hop_ratio: Sequence[int] = (4, 3, 2, 1),
-    tokenizer: Any,
+    tokenizer: Tokenizer,
+    min_document_tokens: int = 0,
+    min_prose: float = 0.0,
     max_document_tokens: int = 256,
+    chains: Mapping[str, int] | None = None,
     prompt_form: PromptForm,
     max_turns: int = MAX_TURNS,
     heldout_rows: int,
@@ -76,38 +107,49 @@ def prepare_challenger_prompts(
 ) -> PrepareReport:
     """Write `zero_ratio4321.parquet` and `zero_ratio4321_heldout.parquet` (the ratio in the name).
 
-    `hop_ratio[i]` is the weight of i + 1 hops. A document is title and text, cut to `max_document_tokens`
-    tokens of `tokenizer`. Held-out documents are not trained on, unless they would be more than half of the
-    corpus. With `heldout_rows` 0 there is no held-out file.
+    `hop_ratio[i]` is the weight of i + 1 hops. A document is title and text; `tokenizer` is the one that its
+    corpus was split with, so that a chunk is shown whole, but for a last line that only introduces what the
+    next chunk has. One below `min_document_tokens`, with less than `min_prose` of it in sentences, or with
+    the words of another, is not asked about; one above `max_document_tokens` is cut after a sentence.
+    `chains` says of each document how many a chain from it has (`data.links`); without it the ratio is kept
+    in any case.
+    Held-out documents are not trained on, unless they would be more than half of the corpus. With
+    `heldout_rows` 0 there is no held-out file.
 
     Raises:
-        DataError: no document has text, or the ratio is invalid; nothing is written then.
+        DataError: no document is long enough, or the ratio is invalid; nothing is written then.
     """
     hop_counts = largest_remainder(rows, hop_ratio)
-    sample, seen, blank = _sample(documents, rows + heldout_rows, random.Random(f"{seed}/documents"))
+    drawn = _Drawn(tokenizer, min_document_tokens, min_prose, random.Random(f"{seed}/documents"))
+    sample = drawn.sample(documents, rows + heldout_rows)
     if not sample:
         raise DataError(
-            f"the corpus {corpus_id!r} has no document with text that is not held out: nothing to ask about"
+            f"the corpus {corpus_id!r} has no document to ask about that is not held out: of {drawn.seen} "
+            f"{drawn.short.count} have fewer than {max(min_document_tokens, 1)} tokens (min_document_tokens)"
+            f", {drawn.unsaid.count} less than {min_prose:.0%} of their text in sentences (min_prose)"
         )
 
     disjoint = len(sample) == rows + heldout_rows or 2 * heldout_rows <= len(sample)
     heldout, train = sample[:heldout_rows], sample[heldout_rows:] if disjoint else sample
-    make = _RowMaker(tokenizer, max_document_tokens, prompt_form, max_turns, seed, corpus_id)
+    make = _RowMaker(tokenizer, max_document_tokens, chains, prompt_form, max_turns, seed, corpus_id)
     train_rows = make.rows(train, hop_counts, "train")
     heldout_table = make.rows(heldout, largest_remainder(heldout_rows, hop_ratio), "heldout")
 
-    # 4321, or 10-3-1 where plain digits would be ambiguous.
-    stem = f"zero_ratio{('' if max(hop_ratio) < 10 else '-').join(map(str, hop_ratio))}"
-    train_path, heldout_path = out_dir / f"{stem}.parquet", out_dir / f"{stem}_heldout.parquet"
+    train_path = out_dir / prompts_file(hop_ratio)
+    heldout_path = train_path.with_stem(f"{train_path.stem}_heldout")
     write_training_rows(train_path, train_rows)
     if heldout_table:
         write_training_rows(heldout_path, heldout_table)
+    given = [row["extra_info"]["hop"] for row in train_rows]
     return PrepareReport(
         train_path=train_path,
         heldout_path=heldout_path if heldout_table else None,
-        hop_counts=dict(enumerate(hop_counts, start=1)),
-        corpus_documents=seen,
-        blank_documents=blank,
+        hop_counts={hop: given.count(hop) for hop in range(1, len(hop_counts) + 1)},
+        wanted_hops=dict(enumerate(hop_counts, start=1)),
+        corpus_documents=drawn.seen,
+        short=drawn.short,
+        unsaid=drawn.unsaid,
+        repeated=drawn.repeated,
         train_documents=min(rows, len(train)),
         heldout_documents=min(heldout_rows, len(heldout)),
         cut_documents=make.cut,
@@ -116,74 +158,101 @@ def prepare_challenger_prompts(
     )
 
 
-def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
-    """Split `total` into whole counts in the ratio `weights` (Hamilton's method).
+def cut_to_tokens(text: str, tokenizer: Tokenizer, limit: int) -> str:
+    """A beginning of `text` of at most `limit` tokens, without special ones: as many whole sentences as fit.
 
-    Each count is its exact share rounded down; the rest goes to the largest remainders, earlier ones first.
-    The counts sum to `total`, and each is less than 1 away from its exact share.
-
-    Raises:
-        DataError: `total` is negative, a weight is negative or all weights are 0.
+    Where not even one does, it ends between words or, at worst, characters.
     """
-    if total < 0 or min(weights, default=-1) < 0 or sum(weights) == 0:
-        raise DataError(
-            f"cannot split {total} in the ratio {':'.join(map(str, weights)) or '(empty)'}: "
-            "nothing may be negative and at least one weight must be positive"
-        )
-    shares = [Fraction(total * weight, sum(weights)) for weight in weights]
-    counts = [int(share) for share in shares]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - shares[i], i))
-    for i in by_remainder[: total - sum(counts)]:
-        counts[i] += 1
-    return counts
-
-
-def cut_to_tokens(text: str, tokenizer: Any, limit: int) -> str:
-    """The longest prefix of `text` of at most `limit` tokens (without special tokens), found by bisection.
-
-    The cut is between characters, never inside a character's bytes, and between words where that costs
-    little.
-    """
-
-    def fits(end: int) -> bool:
-        return len(tokenizer.encode(text[:end], add_special_tokens=False)) <= limit
-
-    if fits(len(text)):
+    if limit < 1:
+        return ""
+    # Enough text for the limit, so that a book is not tokenized for its first page.
+    most = min(len(text), limit * _CHARACTERS)
+    offsets = tokenizer.encode(text[:most], add_special_tokens=False).offsets
+    if most == len(text) and len(offsets) <= limit:
         return text
-    low, high = 0, len(text)  # text[:low] fits, text[:high] does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    word_end = low if text[low].isspace() else max(text.rfind(" ", 0, low), text.rfind("\n", 0, low))
-    is_close = word_end > 0 and low - word_end <= LONGEST_FRAGMENT
-    return text[: word_end if is_close and fits(word_end) else low]
+    boundaries = Boundaries(text[: most + 8], markdown=False)
+    end = offsets[limit][0] if limit < len(offsets) else most
+    while end > 0:
+        end = boundaries.cut(0, end, lambda part: False).place if end > 1 else end
+        # A beginning may have more tokens than it had within the text, because its last word is cut.
+        if len(tokenizer.encode(text[:end], add_special_tokens=False).ids) <= limit:
+            return text[:end].rstrip()
+        end -= 1
+    return ""
 
 
-def _sample(documents: Iterable[Document], size: int, rng: random.Random) -> tuple[list[Document], int, int]:
-    """A uniform sample in random order (reservoir sampling), the number of documents, and of blank ones."""
-    reservoir: list[Document] = []
-    seen = blank = 0
-    for document in documents:
-        seen += 1
-        if not document[2].strip():
-            blank += 1
-        elif len(reservoir) < size:
-            reservoir.append(document)
-        elif (place := rng.randrange(seen - blank)) < size:
-            reservoir[place] = document
-    rng.shuffle(reservoir)
-    return reservoir, seen, blank
+class _Drawn:
+    """A uniform sample of the documents that can be asked about, and what was passed over."""
+
+    def __init__(self, tokenizer: Tokenizer, least: int, prose: float, rng: random.Random) -> None:
+        self._tokenizer, self._least, self._prose, self._rng = tokenizer, least, prose, rng
+        self.seen = 0
+        self.short, self.unsaid, self.repeated = LeftOut(), LeftOut(), LeftOut()
+
+    def sample(self, documents: Iterable[Document], size: int) -> list[Document]:
+        """Draw, in random order, by reservoir sampling."""
+        reservoir: list[Document] = []
+        fit = 0
+        for doc_id, title, text in documents:
+            self.seen += 1
+            document = doc_id, title, without_lead_in(text)
+            if not self._is_fit(document):
+                continue
+            fit += 1
+            if len(reservoir) < size:
+                reservoir.append(document)
+            elif (place := self._rng.randrange(fit)) < size:
+                reservoir[place] = document
+        self._rng.shuffle(reservoir)
+        return self._unlike(reservoir)
+
+    def _is_fit(self, document: Document) -> bool:
+        _, title, text = document
+        shown = f"{title}\n{text}".strip()
+        # A token has a letter at least: of most documents the length alone says that they are long enough.
+        tokens = self._least
+        if not text.strip():
+            tokens = -1
+        elif len(text) < self._least * _CHARACTERS:
+            tokens = len(self._tokenizer.encode(shown, add_special_tokens=False).ids)
+        if tokens < self._least:
+            self.short.add(shown)
+            return False
+        if prose_share(text, self._prose) < self._prose:
+            self.unsaid.add(shown)
+            return False
+        return True
+
+    def _unlike(self, documents: list[Document]) -> list[Document]:
+        """Those whose words no earlier one has."""
+        known: set[str] = set()
+        unlike = []
+        for document in documents:
+            words = " ".join(document[2].split())
+            if words in known:
+                self.repeated.add(f"{document[1]}: {words}")
+            else:
+                unlike.append(document)
+            known.add(words)
+        return unlike
 
 
 class _RowMaker:
-    """Turns documents into training rows; `cut` counts the documents that were too long."""
+    """Turns documents into training rows; `cut` are the documents that were too long."""
 
     def __init__(
-        self, tokenizer: Any, max_tokens: int, form: PromptForm, max_turns: int, seed: int, corpus_id: str
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        chains: Mapping[str, int] | None,
+        form: PromptForm,
+        max_turns: int,
+        seed: int,
+        corpus_id: str,
     ) -> None:
         self.tokenizer, self.max_tokens, self.form, self.max_turns = tokenizer, max_tokens, form, max_turns
-        self.seed, self.corpus_id = seed, corpus_id
-        self.cut = 0
+        self.chains, self.seed, self.corpus_id = chains, seed, corpus_id
+        self.cut = LeftOut()
 
     def rows(self, documents: list[Document], hop_counts: list[int], split: str) -> list[dict[str, Any]]:
         """`hop_counts[i]` rows of i + 1 hops; documents are cycled, in a new order each time."""
@@ -193,11 +262,14 @@ class _RowMaker:
         for doc_id, title, text in documents[: len(hops)]:
             whole = defuse(f"{title}\n{text}".strip())
             shown.append((doc_id, cut_to_tokens(whole, self.tokenizer, self.max_tokens)))
-            self.cut += shown[-1][1] != whole
+            if shown[-1][1] != whole:
+                self.cut.add(f"… {shown[-1][1][-60:]}")
         rng = random.Random(f"{self.seed}/{split}/cycles")
         order: list[tuple[str, str]] = []
         while len(order) < len(hops):
             order += rng.sample(shown, len(shown))
+        if self.chains is not None:
+            hops = assign_hops(hops, [self.chains.get(doc_id, 1) for doc_id, _ in order], rng)
         return [
             training_row(
                 f"search_zero_{hop}",

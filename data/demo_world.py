@@ -7,20 +7,22 @@ answer, and evidence, difficulty and leakage can be measured exactly:
     The Zolvan Lamp --written_by--> Krando Vilmesh --born_in--> Drosken --on_river--> Galmir
 
 The passage of an entity states that entity's own facts and no others. The splits `run` (corpus and
-evaluation) and `warmstart` (demonstrations) share no invented word: a hash of each word decides which split
-may use it. The same seed, split and sizes give the same bytes.
+evaluation) and `warmstart` (demonstrations) share no invented word and no two relations in a row: a model
+that was shown `written_by→taught_by` has yet to work out `written_by→born_in`. A hash decides which split may
+use a word or a pair of relations. The same seed, split and sizes give the same bytes.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from data.challenger_prompts import largest_remainder
 from data.errors import DataError
+from data.hop_ratio import largest_remainder
 from data.world_language import (
     COLOUR,
     FIRM_NOUNS,
@@ -99,7 +101,7 @@ class World:
 
 
 def split_of(word: str) -> Split:
-    """The one split that may use an invented word."""
+    """The one split that may use an invented word, or a pair of relations such as "written_by→born_in"."""
     return "warmstart" if sha256(word.lower().encode()).digest()[0] % 2 else "run"
 
 
@@ -113,25 +115,28 @@ def generate_world(
 ) -> World:
     """Build the world of one seed and split.
 
-    The facts of all chains stand in a share `chain_share` of the passages, in (0, 1], so that the others can
-    be trained on when the chains are the evaluation.
+    All chains are drawn in a land of its own with a share `chain_share` of the passages, in (0, 1]: no other
+    passage names one of its entities. The others can be trained on when the chains are the evaluation.
 
     Raises:
-        DataError: fewer than `MIN_PASSAGES` passages, or a world too small for `chains_per_hop` chains.
+        DataError: fewer than `MIN_PASSAGES` passages in a land, or too few for `chains_per_hop` chains.
     """
-    if passages < MIN_PASSAGES:
-        raise DataError(f"a demo world needs at least {MIN_PASSAGES} passages, got {passages}")
+    lands = [share * passages for share in (chain_share, 1 - chain_share) if share]
+    if min(lands) < MIN_PASSAGES:
+        raise DataError(f"a demo world needs at least {MIN_PASSAGES} passages, got {min(lands):g}")
     rng = random.Random(f"{split}/{seed}")
     world = World(seed, split)
     _name_entities(world, passages, rng)
-    _draw_facts(world, rng)
+    land: set[str] = set()
+    for kind in KIND_WEIGHTS:
+        entities = world.of_kind(kind)
+        land.update(entities[: round(chain_share * len(entities))])
+    for part in (land, world.entities.keys() - land):
+        _draw_facts(world, part, rng)
     for entity in world.entities.values():
         world.passages[entity.id] = Passage(entity.id, entity.name, _passage_text(world, entity, rng))
-    within = set(world.passages)
-    if chain_share < 1:
-        within = set(rng.sample(sorted(within), round(chain_share * len(within))))
     for hop in HOPS:
-        world.chains += _draw_chains(world, hop, chains_per_hop, within, rng)
+        world.chains += _draw_chains(world, hop, chains_per_hop, land, rng)
     return world
 
 
@@ -169,10 +174,15 @@ def _name_entities(world: World, passages: int, rng: random.Random) -> None:
             world.entities[entity_id] = Entity(entity_id, kind, name)
 
 
-def _draw_facts(world: World, rng: random.Random) -> None:
-    facts, people = world.facts, world.of_kind("person")
+def _draw_facts(world: World, land: Set[str], rng: random.Random) -> None:
+    """Facts about the entities of one land; their objects are among them, too."""
+
+    def of_kind(kind: str) -> list[str]:
+        return [entity for entity in world.of_kind(kind) if entity in land]
+
+    facts, people = world.facts, of_kind("person")
     for relation, words in RELATIONS.items():
-        subjects = world.of_kind(words.subject)
+        subjects = of_kind(words.subject)
         if relation == "married_to":
             married = rng.sample(people, 2 * (len(people) // 3))
             for one, other in zip(married[::2], married[1::2], strict=True):
@@ -184,10 +194,10 @@ def _draw_facts(world: World, rng: random.Random) -> None:
                     facts[pupil, relation] = rng.choice(people[:i])
         elif relation == "capital":
             for region in subjects:
-                towns = [town for town in world.of_kind("town") if facts[town, "in_region"] == region]
+                towns = [town for town in of_kind("town") if facts[town, "in_region"] == region]
                 facts[region, relation] = rng.choice(towns)
         else:
-            objects = world.of_kind(words.object) if isinstance(words.object, str) else list(words.object)
+            objects = of_kind(words.object) if isinstance(words.object, str) else list(words.object)
             deck: list[str] = []  # every object is used equally often
             for subject in subjects:
                 deck = deck or rng.sample(objects, len(objects))
@@ -205,18 +215,13 @@ def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
     return f"{text} {rng.choice(COLOUR[entity.kind])}" if len(clauses) < 6 else text
 
 
-def _draw_chains(world: World, hop: int, count: int, within: set[str], rng: random.Random) -> list[Chain]:
-    """`count` chains without a shortcut, spread as evenly as possible over their first documents.
-
-    Their documents are among `within`, and so is whatever else states one of their facts.
-    """
+def _draw_chains(world: World, hop: int, count: int, land: Set[str], rng: random.Random) -> list[Chain]:
+    """`count` chains without a shortcut, spread as evenly as possible over their first documents."""
     chains: list[Chain] = []
-    # A marriage is stated twice, and the spouse's document is none of a chain that ends there.
-    ends_in_marriage = len(within) == len(world.passages)
     walks = [
         (things, relations)
         for things, relations in _walks(world, hop)
-        if within.issuperset(things[:-1]) and (ends_in_marriage or relations[-1] != "married_to")
+        if things[0] in land and all(split_of("→".join(pair)) == world.split for pair in pairwise(relations))
     ]
     for things, relations in _spread(walks, rng):
         names = tuple(map(world.name, things))
@@ -229,7 +234,7 @@ def _draw_chains(world: World, hop: int, count: int, within: set[str], rng: rand
             chains.append(chain)
     if len(chains) < count:
         raise DataError(
-            f"{len(within)} passages have {len(chains)} chains of {hop} hops without a shortcut, {count} were"
+            f"{len(land)} passages have {len(chains)} chains of {hop} hops without a shortcut, {count} were"
             " asked for: ask for fewer chains or more passages"
         )
     return chains

@@ -31,7 +31,7 @@ from data.leaks import given_away, words_of
 from data.pairs import Pair
 from data.wording import asks_yes_no, is_question, share_of_names, template_leftover, unclear
 from verl_ext.method.answers import contains_answer, normalize_answer
-from verl_ext.method.format_score import answered_by_document, retrieved_passages, search_steps
+from verl_ext.method.format_score import hop_fault, retrieved_passages
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,12 @@ def evidence(pair: Pair) -> str | None:
 
 
 def hops(pair: Pair) -> str | None:
-    """Gate: a search in a turn of its own for each hop after the first, and an answer that they lead to."""
-    steps = search_steps(pair.trajectory)
-    if steps < pair.hop - 1:
-        return f"hops: {steps} turns found passages with a new query, {pair.hop} hops take {pair.hop - 1}"
-    if answered_by_document(pair.answer, pair.document, pair.hop):
-        return f"hops: the answer stands in the document that {pair.hop} hops should lead away from"
-    return None
+    """Gate: a search in a turn of its own for each hop after the first, and an answer that they lead to.
+
+    One search for words of the question may not show that answer.
+    """
+    fault = hop_fault(pair.trajectory, pair.document, pair.hop, pair.question, pair.answer)
+    return f"hops: {fault}" if fault else None
 
 
 def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:

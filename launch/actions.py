@@ -25,6 +25,8 @@ class Action:
     """Whether `drzero preflight STAGE` checks it before its machine is requested."""
     trains: bool = False
     """Whether `--steps` applies to it."""
+    of_stage: bool = False
+    """Whether it is about a stage that is named after it, the challenger by default."""
 
     @property
     def is_job(self) -> bool:
@@ -42,13 +44,33 @@ ACTIONS = {
         Action("challenger", "train the challenger", "challenger", None, True, True),
         Action("synthesize", "its questions, gated, as solver data", "synthesize", None, True),
         Action("solver", "train the solver on them", "solver", None, True, True),
+        Action("train", "GRPO in any environment: --env wordle", "train", None, True, True),
         Action("merge", "the solver's checkpoint as a model folder", "merge", preflight=True),
-        Action("evaluate", "exact match on the benchmarks", "evaluate", None, True),
+        Action(
+            "evaluate",
+            "exact match on the benchmarks, or --env wordle",
+            "evaluate",
+            None,
+            True,
+        ),
         Action("evolve", "the whole loop", "evolve", None, True, True),
         Action(
-            "preflight", "check a stage, estimate its cost, start nothing: preflight [STAGE]", "preflight"
+            "check-services",
+            "one question through a stage's services: check-services [STAGE] [--with-trainer]",
+            "check-services",
+            None,
+            True,
+            of_stage=True,
+        ),
+        Action("flow-test", "made-up samples through the trainer's real queues", "flow-test", preflight=True),
+        Action(
+            "preflight",
+            "check a stage, estimate its cost, start nothing: preflight [STAGE]",
+            "preflight",
+            of_stage=True,
         ),
         Action("status", "progress and cost of the loop and the launches", "status"),
+        Action("stacks", "where all processes of a running launch stand now"),
         Action("diagnose", "why a run ended or stalled", "diagnose"),
         Action("list-models", "models on the volumes, and what would be downloaded", "list-models"),
         Action("upload", "files to the corpus volume: upload LOCAL [REMOTE]"),

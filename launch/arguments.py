@@ -16,22 +16,25 @@ from typing import Any, NoReturn
 from launch.actions import ACTIONS, find_action
 from launch.errors import LaunchError, nearest
 
-FUNCTIONS = {"train": "challenger", "evaluate": "evaluate", "train_with_config": "challenger"}
-"""App functions, and the action that each launches without `--stage`."""
+FUNCTIONS = {"train": "", "evaluate": "evaluate", "train_with_config": ""}
+"""App functions, and the action that each launches without `--stage`; empty: what the environment trains."""
 
 
 _FLAGS = {
     "model": "an option of config/model/, or a hub id; evaluate scores it unless --iteration is given",
-    "env": "own or demo",
-    "stage": "of logs, diagnose and preflight",
+    "env": "own or demo, which are searched; or wordle, bfcl-single-turn, verifiers:NAME, one of your own",
+    "stage": "of logs, stacks, diagnose, preflight and check-services",
     "hop-ratio": "like 4:3:2:1",
     "config-path": "a run file, as in config/runs/",
     "gpu-type": "like H100; without it the smallest machine that holds the model",
     "iteration": "of the loop; 0 is the base model",
-    "steps": "training steps of an iteration",
+    "steps": "training steps (of an iteration)",
     "gpu-count": "0 for none",
-    "num-examples": "questions of each benchmark",
+    "num-examples": "questions of each benchmark, or rows of the environment",
 }
+
+
+_TAKES_PLACES = ("upload", "download", "logs", "stacks", "diagnose")
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Words:
     """What was typed; None for what was not."""
 
     action: str
+    """Empty for an app function without `--stage`: the environment decides."""
     iteration: int | None = None
     model: str | None = None
     env: str | None = None
@@ -50,10 +54,11 @@ class Words:
     stage: str | None = None
     num_examples: int | None = None
     follow: bool = False
+    with_trainer: bool = False
     overrides: list[str] = field(default_factory=list)
     """Hydra overrides as typed: `key=value`, `+key=value`, `~key`, `group=option`."""
     places: list[str] = field(default_factory=list)
-    """Other free words: the paths of upload and download, the stage of preflight."""
+    """Other free words: paths of upload or download, the stage of preflight or check-services, a run."""
 
 
 _QUOTED = r"'[^']*'|\"[^\"]*\""
@@ -133,8 +138,8 @@ def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
 
 def of_function(action: str, **flags: Any) -> Words:
     """The words of an app function's call; raises LaunchError for other actions."""
-    if action != "evaluate" and not find_action(action).trains:
-        raise LaunchError(f"--stage {action}: use challenger, solver or evolve, or --action {action}")
+    if action not in ("", "evaluate") and not find_action(action).trains:
+        raise LaunchError(f"--stage {action}: use train, challenger, solver or evolve, or --action {action}")
     words = Words(action=action, **flags)
     _check(words)
     return words
@@ -157,20 +162,26 @@ def _build(*, needs_action: bool) -> _Parser:
         is_number = flag in ("iteration", "steps", "gpu-count", "num-examples")
         parser.add_argument(f"--{flag}", type=int if is_number else str, help=meaning)
     parser.add_argument("--follow", action="store_true", help="with logs: until the run's end")
+    parser.add_argument(
+        "--with-trainer", action="store_true", help="with check-services: through the stage's own trainer"
+    )
     return parser
 
 
 def _check(words: Words) -> None:
-    action = find_action(words.action)
+    # Whatever an app function launches trains, and takes flags alone.
+    action = find_action(words.action or "train")
     if words.steps is not None and not action.trains and action.name != "preflight":
         raise LaunchError(f"--steps: {action.name} does not train; leave it out")
     if words.follow and action.name != "logs":
         raise LaunchError(f"--follow is for --action logs; {action.name} prints its output as it runs")
+    if words.with_trainer and action.name != "check-services":
+        raise LaunchError(f"--with-trainer is for --action check-services, not {action.name}")
     for name, least in (("iteration", 0), ("steps", 1), ("gpu_count", 0), ("num_examples", 1)):
         value = getattr(words, name)
         if value is not None and value < least:
             raise LaunchError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
-    if words.places and action.name not in ("upload", "download", "preflight", "logs", "diagnose"):
+    if words.places and not action.of_stage and action.name not in _TAKES_PLACES:
         names = nearest(words.places[0], ACTIONS)
         raise LaunchError(
             f"{words.places[0]!r}: {action.name} takes flags and overrides (key=value) only. {names}"

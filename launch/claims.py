@@ -62,6 +62,13 @@ class Claims:
         claims = self._of(request.name).values()
         return next((claim.call for claim in claims if (claim.launch, claim.part) == mine), None)
 
+    def running(self, run: str) -> Claim | None:
+        """The claim by which this run, or the loop that it is a stage of, is running; None if neither is."""
+        for name in (run, *([_LOOP] if _OF_THE_LOOP.fullmatch(run) else [])):
+            if (claims := self._of(name)) and self._holds(last := claims[max(claims)]):
+                return last
+        return None
+
     def require_free(self, request: Request) -> None:
         """Raise LaunchError if another launch is running that writes the same folders."""
         for run, claims in self._all().items():

@@ -19,8 +19,8 @@ from typing import Protocol
 
 from launch.errors import LaunchError
 from launch.volumes import LAUNCHES, place
+from ops.console import say
 from ops.files import atomic_write
-from ops.process.logs import say
 
 RUNNING = ("checkpoints", "corpus")
 """Committed while the stage runs, in this order: the checkpoints must not wait for another volume."""

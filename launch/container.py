@@ -27,14 +27,15 @@ from typing import Any
 
 from launch.commits import Commits, CommittedVolume
 from launch.errors import LaunchError
+from launch.image.image import ROOT
 from launch.request import NO_RESUME, Request
 from launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at
-from launch.status import status_line
+from launch.status import stall_of, status_line
 from launch.volumes import MOUNTS, launch_folder, place
+from ops.console import say
 from ops.errors import OutOfTime
 from ops.files import atomic_write
 from ops.process.child import Child, Command
-from ops.process.logs import say
 from verl_ext.artefacts import LOG_VARIABLE
 
 OUT_OF_TIME = OutOfTime.exit_code
@@ -142,11 +143,14 @@ class _Job:
         paths = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
         stage, *rest = self.request.command
         module = "launch.smoke.run" if self.request.action == "smoke" else "pipeline.cli"
+        script = self.request.script
+        program = (str(ROOT / script),) if script else ("-m", module, stage)
         command = Command(
             name=self.request.name,
-            command=(sys.executable, "-m", module, stage, *paths, *rest),
+            command=(sys.executable, *program, *paths, *rest),
             log_path=self.local / "console.log",
             env={"DRZERO_STOP_AT": str(self.stop_at), LOG_VARIABLE: str(self._artefacts)},
+            relays=True,
         )
         child = Child(command, grace_s=STOP_GRACE_S)
         try:
@@ -209,6 +213,8 @@ class _Job:
         if code == 0:
             return outcome("finished", "is finished")
         if code != OUT_OF_TIME and self.clock() < self.stop_at:
+            if stall := stall_of(self.request, self._began):
+                return outcome("failed", f"stalled and was stopped: {stall}")
             because = f": {first_error}" if first_error else ""
             return outcome("failed", f"ended with exit code {code}{because}")
         if self._money_ends <= self._call_ends:

@@ -3,8 +3,9 @@
     check_keys(["trainer.save_frek=5"])       # LaunchError: … did you mean 'trainer.save_freq'?
 
 `known_keys.yaml` is the tree of all keys of all stages' configs; an empty mapping may have any key below it.
-`python -m launch.known_keys` writes it, where the whole project is installed; a test keeps it current. What a
-value may be, and which key a stage has, is judged in the container, by `drzero preflight`.
+`python -m launch.known_keys` writes it, and the environments (`launch.environments`), where the whole
+project is installed; a test keeps both current. What a value may be, and which key a stage has, is judged in
+the container, by `drzero preflight`.
 """
 
 import textwrap
@@ -14,18 +15,23 @@ from typing import Any
 
 import yaml
 
+from launch import environments
+from launch.compute import CONFIG
+from launch.environments import check_environment
 from launch.errors import LaunchError, nearest
 
 FILE = Path(__file__).with_suffix(".yaml")
-CONFIG = FILE.parent.parent / "config"
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
 """Those of a loop, whose own overrides begin with `stages.STAGE.`."""
 OPEN = ("critic", "distillation", "global_profiler", "reward_model", "process_env")
 """Parts of veRL's config that the recipe does not use, and what takes any key: not listed."""
 
 
-def check_keys(overrides: Sequence[str]) -> None:
-    """Raise LaunchError for an override of a key or an option of a group that does not exist."""
+def check_keys(overrides: Sequence[str], installs: Sequence[str] = ()) -> None:
+    """Raise LaunchError for an override of a key or an option of a group that does not exist.
+
+    `installs`: packages that the image gets in addition, which may have environments.
+    """
     tree: dict[str, Any] = {}
     for word in overrides:
         sign, key, value = _parts(word)
@@ -33,9 +39,13 @@ def check_keys(overrides: Sequence[str]) -> None:
             raise LaunchError(f"{word!r}: an override is KEY=VALUE, +KEY=VALUE or ~KEY")
         if sign.startswith("+") or key.startswith("hydra."):
             continue
+        if key == "env":
+            check_environment(value, installs=installs)
+            continue
         if (CONFIG / key).is_dir():
             known = sorted(file.stem for file in (CONFIG / key).glob("*.yaml"))
-            if value and value not in known:
+            # A model may also be a hub id or a folder.
+            if value and value not in known and not (key == "model" and "/" in value):
                 raise LaunchError(
                     f"{word}: no such {key}: {nearest(value, known)}Options: {', '.join(known)}"
                 )
@@ -124,3 +134,4 @@ def _flow(tree: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     FILE.write_text(as_text(all_keys()), encoding="utf-8")
+    environments.FILE.write_text(environments.as_text(), encoding="utf-8")

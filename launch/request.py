@@ -13,14 +13,18 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from launch.actions import ACTIONS, Action, find_action
 from launch.arguments import Words
-from launch.compute import Compute, for_gpus
+from launch.compute import CONFIG, Compute, for_gpus, load_compute
 from launch.default_machine import billions_of, default_machine
+from launch.environments import check_environment, is_task
 from launch.errors import LaunchError, nearest
+from launch.image.image import ROOT, SOURCE
 from launch.image.pins import flash_attn_wheel
 from launch.known_keys import check_keys
 from launch.runfile import (
@@ -32,6 +36,12 @@ from launch.runfile import (
     read_runfile,
 )
 
+WITH_TRAINER = "--with-trainer"
+"""The switch of `drzero check-services`."""
+CHECKS = ("check-services", "flow-test")
+"""Actions that try parts of a run."""
+CHECK_TIMEOUT_S = 3600
+"""Default time limit of a check: no run, and started again by nobody."""
 SMOKE_TIMEOUT_S = 1800
 """Default time limit of the GPU half: one that hangs costs a dollar or two, not a day."""
 SMOKE_MAX_USD = 2
@@ -53,6 +63,9 @@ SMOKE_ON_SEVERAL_GPUS = (
 )
 DEFAULT_MODEL = "qwen2.5-3b"
 """The model of the stages' own files (config/STAGE.yaml); its group sets nothing but the hub id."""
+GENERAL = CONFIG / "runs" / "general.yaml"
+"""The run file of a launch in an environment that names none."""
+_NO_NAME = r"[^A-Za-z0-9_.-]+"
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -75,6 +88,10 @@ class Request:
     reason: str
     """Why it is this machine."""
     preflight: bool
+    env: str | None = None
+    """The environment, as the stages call it; None for the user's own corpus."""
+    script: str | None = None
+    """What trains in place of `drzero train`, with the same overrides: a path in the checkout."""
     secrets: tuple[str, ...] = ()
     """Modal's named secrets for every call of the launch; found once, at its start."""
 
@@ -89,11 +106,28 @@ class Request:
         limits = [self.compute.max_usd, by_time if NO_RESUME in self.command else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The stage and its overrides, as `drzero preflight` takes them."""
+        if not find_action(self.action).of_stage:
+            return self.command
+        return tuple(word for word in self.command[1:] if word != WITH_TRAINER)
+
+    @property
+    def loads_a_model(self) -> bool:
+        """Whether the machine would wait for the download of one."""
+        return self.action != "flow-test"
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The command as it is typed."""
+        return ("python", self.script, *self.command[1:]) if self.script else ("drzero", *self.command)
+
     def as_yaml(self) -> str:
         """The resolved launch, for people."""
         values = {
             "launch": f"{self.action}: {self.name}",
-            "command": "drzero " + " ".join(self.command),
+            "command": " ".join(self.shown),
             "compute": dataclasses.asdict(self.compute),
             "because": self.reason,
             "usd_per_hour": round(self.compute.usd_per_hour, 2),
@@ -106,12 +140,18 @@ class Request:
 
 def resolve(words: Words) -> Request:
     """Merge run file, environment default and flags; raises LaunchError for what is not possible."""
-    action, file = find_action(words.action), read_runfile(words.config_path)
-    env = "demo" if action.name == "smoke" else words.env or file.env
-    choices = [f"env={check_option('env', env)}"] if env else []
+    file = read_runfile(words.config_path)
+    env = _environment(words, file)
+    action = _action(words, env)
+    words = dataclasses.replace(words, action=action.name)
+    if is_task(env):
+        file = _with_defaults(file, words)
+    of_env = file.overrides_by_env.get(env or "", [])
+    file = dataclasses.replace(file, overrides=[*file.overrides, *of_env])
+    choices = [f"env={env}"] if env else []
     # The last of a key wins, and the command line comes after the file.
-    typed = (*file.overrides, *words.overrides)
-    check_keys(typed)
+    typed = tuple(word for word in (*file.overrides, *words.overrides) if not word.startswith("env="))
+    check_keys(typed, file.image.get("pip", ()))
     compute, reason = _machine(action, file, words, env)
     compute, overrides = _budget(for_gpus(compute, words.gpu_type, words.gpu_count), typed)
     shared = [*choices, *_model_choice(words, file, env)]
@@ -121,9 +161,9 @@ def resolve(words: Words) -> Request:
         attention = ["++actor_rollout_ref.model.override_config.attn_implementation=sdpa"] if sdpa else []
         shared = [*compute.overrides(), *attention, *shared]
     # A user's own corpus is uploaded; the demo world is made where it is used.
-    is_demo = env == "demo" and action.is_job and action.name != "merge"
+    is_demo = env == "demo" and action.is_job and action.name not in ("merge", "flow-test")
     is_demo_data = _is_demo_data(action, env)
-    name = _named(typed, "run.name") or _default_name(action.name, words, file)
+    name = _named(typed, "run.name") or _default_name(action.name, words, file, env)
     if not _RUN_NAME.fullmatch(name):
         raise LaunchError(
             f"run.name={name}: it names a folder, and has letters, digits, '_', '-' and '.', 100 at most"
@@ -134,11 +174,88 @@ def resolve(words: Words) -> Request:
         action=action.name,
         name=name,
         preparations=(("demo-data",),) if is_demo and not is_demo_data else (),
-        command=_command(action, words, file, compute, shared, overrides),
+        command=_command(action, words, file, env, compute, shared, overrides),
         compute=compute,
         reason=reason,
         preflight=action.preflight and not is_demo_data,
+        env=env,
+        script=script_of(file, env) if action.name == "train" else None,
     )
+
+
+def _environment(words: Words, file: RunFile) -> str | None:
+    """The environment of a launch, as the stages call it; raises LaunchError for an unknown one."""
+    if words.action == "smoke":
+        return "demo"
+    typed = _named(words.overrides, "env"), _named(file.overrides, "env")
+    name = words.env or typed[0] or file.env or typed[1]
+    return check_environment(name.strip("'\""), installs=file.image.get("pip", ())) if name else None
+
+
+def _action(words: Words, env: str | None) -> Action:
+    """What is launched; raises LaunchError for a stage that the environment does not have."""
+    action = find_action(words.action or ("train" if is_task(env) else "challenger"))
+    stage = _stage(action, words)
+    if stage == "train" and not is_task(env):
+        said = f"--env {env} is a corpus, which --action challenger searches" if env else "--env is missing"
+        raise LaunchError(f"{stage}: {said}: name an environment, such as --env wordle")
+    played = stage in ("train", "evaluate")
+    if is_task(env) and not played and (action.is_job or action.name == "preflight"):
+        raise LaunchError(
+            f"--env {env}: {stage} searches a corpus (own or demo), and {env} is played: a model is trained "
+            "in it by --action train, or ::train without --stage"
+        )
+    return action
+
+
+def _with_defaults(file: RunFile, words: Words) -> RunFile:
+    """A run file for an environment, on top of `config/runs/general.yaml`."""
+    general = read_runfile(str(GENERAL))
+    compute = file.compute
+    if compute is None and (words.gpu_count or 1) > 1:
+        compute = {"count": words.gpu_count}
+    if words.config_path is None:
+        return dataclasses.replace(general, compute=_with_base(compute, general.compute))
+    own_model = file.model is not None or bool(file.models_by_env)
+    return dataclasses.replace(
+        file,
+        compute=_with_base(compute, general.compute),
+        model=file.model if own_model else general.model,
+        models_by_env=file.models_by_env if own_model else general.models_by_env,
+        overrides=[*general.overrides, *file.overrides],
+        overrides_by_env={**general.overrides_by_env, **file.overrides_by_env},
+        scripts_by_env={**general.scripts_by_env, **file.scripts_by_env},
+    )
+
+
+def _with_base(compute: Any, general: dict[str, Any]) -> Any:
+    """A run file's machine: without a base, the general one, or one for several GPUs."""
+    if isinstance(compute, str) or "base" in (compute or {}):
+        return compute
+    changes = compute or {}
+    if changes.get("count", 1) == 1:
+        return {**general, **changes}
+    of_general = {"type": load_compute(general["base"]).type, "timeout": general["timeout"]}
+    return {"base": "8xh100", **of_general, **changes}
+
+
+def script_of(file: RunFile, env: str | None) -> str | None:
+    """The script that trains in an environment, as a container finds it; None for `drzero train`.
+
+    Raises LaunchError for one that is not there, or that no container gets.
+    """
+    script = file.scripts_by_env.get(env or "")
+    if script is None:
+        return None
+    path = Path(script)
+    if path.suffix != ".py" or not (ROOT / path).is_file():
+        raise LaunchError(f"scripts_by_env: {env}: {script}: no such Python file in the checkout")
+    if path.parts[0] not in SOURCE:
+        raise LaunchError(
+            f"scripts_by_env: {env}: {script}: a container has no more of the checkout than "
+            f"{', '.join(SOURCE)}: put it under examples/grpo/"
+        )
+    return script
 
 
 def _machine(action: Action, file: RunFile, words: Words, env: str | None) -> tuple[Compute, str]:
@@ -156,6 +273,8 @@ def _machine(action: Action, file: RunFile, words: Words, env: str | None) -> tu
     if base is None:
         base, reason = _default_machine(action, file, words, env, flags_choose)
     machine = file.machine(base)
+    if action.name in CHECKS:
+        machine = machine.changed(timeout=min(machine.timeout, CHECK_TIMEOUT_S), retries=0)
     limit = read_environment(env).max_usd
     if action.name == "smoke":
         limit = SMOKE_MAX_USD
@@ -186,13 +305,15 @@ def _default_machine(
 
 def _stage(action: Action, words: Words) -> str:
     """The action that runs, or that is checked; raises LaunchError for one that has no preflight."""
-    if action.name != "preflight":
+    if not action.of_stage:
         return action.name
     stage = words.stage or (words.places[0] if words.places else "challenger")
     known = [name for name, other in ACTIONS.items() if other.preflight and other.stage == name]
+    if action.name == "check-services":
+        known = ["challenger", "solver", *(["train"] if words.with_trainer else [])]
     if stage not in known:
         raise LaunchError(
-            f"preflight {stage}: no such stage: {nearest(stage, known)}Stages: {', '.join(known)}"
+            f"{action.name} {stage}: no such stage: {nearest(stage, known)}Stages: {', '.join(known)}"
         )
     return stage
 
@@ -240,6 +361,7 @@ def _command(
     action: Action,
     words: Words,
     file: RunFile,
+    env: str | None,
     compute: Compute,
     shared: list[str],
     overrides: list[str],
@@ -248,7 +370,7 @@ def _command(
         return ()
     if action.name == "smoke":
         return _smoke(compute, shared, overrides)
-    if _is_demo_data(action, words.env or file.env):
+    if _is_demo_data(action, env):
         if words.hop_ratio or overrides:
             raise LaunchError("--env demo brings its own prompts: prepare-data takes nothing else")
         return ("demo-data",)
@@ -257,20 +379,28 @@ def _command(
     if action.name == "diagnose":
         return ("diagnose", run_name(words))
     stage = _stage(action, words)
-    rest = ["preflight", stage, *shared] if action.name == "preflight" else [action.stage, *shared]
-    iteration = _iteration(stage, words, file)
-    if iteration is not None and stage != "evolve":
+    rest = [action.stage, *([stage] if action.of_stage else []), *shared]
+    if words.with_trainer:
+        rest.append(WITH_TRAINER)
+    iteration = _iteration(stage, words, file, env)
+    if iteration is not None and stage not in ("evolve", "train", "flow-test"):
         rest.append(f"iteration={iteration}")
-    if _is_of_model(stage, words, file) and not _named(overrides, "run.name"):
-        rest.append(f"run.name={_default_name(stage, words, file)}")
+    # A check has a folder of its own, never the run's.
+    named = action.name if action.name in CHECKS else stage
+    has_name = named in CHECKS or _is_of_model(stage, words, file, env) or is_task(env)
+    if has_name and not _named(overrides, "run.name"):
+        rest.append(f"run.name={_default_name(named, words, file, env)}")
     steps = words.steps or file.steps
     if steps and stage in ("challenger", "solver", "evolve"):
         rest.append(f"steps_per_iteration={steps}")
+    if steps and stage == "train":
+        rest.append(f"steps={steps}")
     rest += _hops(stage, words.hop_ratio or file.hop_ratio)
     if words.num_examples:
         if stage != "evaluate":
             raise LaunchError(f"--num-examples is for evaluate, not {stage}")
-        rest.append(f"questions_per_benchmark={words.num_examples}")
+        key = "num_examples" if is_task(env) else "questions_per_benchmark"
+        rest.append(f"{key}={words.num_examples}")
     return (*rest, *overrides)
 
 
@@ -287,41 +417,48 @@ def _hops(stage: str, ratio: str | None) -> list[str]:
     weights = ratio.replace(",", ":").split(":")
     if not all(weight.isdecimal() for weight in weights) or not any(int(weight) for weight in weights):
         raise LaunchError(f"--hop-ratio {ratio}: give the weights of 1, 2, 3, … hops, like 4:3:2:1")
-    if stage == "prepare-data":
+    if stage in ("prepare-data", "challenger", "synthesize", "evolve"):
         return [f"hop_ratio=[{','.join(weights)}]"]
-    if stage == "challenger":
-        return [f"data.train_files=${{paths.corpus}}/data/zero_ratio{''.join(weights)}.parquet"]
-    raise LaunchError(f"--hop-ratio is for prepare-data and challenger, not {stage}")
+    raise LaunchError(f"--hop-ratio is for prompts and what is made from them, not {stage}")
 
 
 def _is_demo_data(action: Action, env: str | None) -> bool:
     return action.name == "prepare-data" and env == "demo"
 
 
-def _is_of_model(stage: str, words: Words, file: RunFile) -> bool:
-    """Whether an evaluation is of the model that is named, and not of an iteration's solver."""
+def _is_of_model(stage: str, words: Words, file: RunFile, env: str | None) -> bool:
+    """Whether an evaluation is of the model that is named, and not of an iteration's solver.
+
+    In an environment the model need not be named.
+    """
     typed = _named((*file.overrides, *words.overrides), "iteration", "solver.model_path", "endpoint")
     chosen = words.iteration if words.iteration is not None else file.iteration
-    return stage == "evaluate" and words.model is not None and chosen is None and typed is None
+    is_named = words.model is not None or is_task(env)
+    return stage == "evaluate" and is_named and chosen is None and typed is None
 
 
-def _iteration(stage: str, words: Words, file: RunFile) -> int | None:
-    if _is_of_model(stage, words, file):
+def _iteration(stage: str, words: Words, file: RunFile, env: str | None) -> int | None:
+    if _is_of_model(stage, words, file, env):
         return 0  # the base model, before any training
     return words.iteration if words.iteration is not None else file.iteration
 
 
-def _default_name(stage: str, words: Words, file: RunFile) -> str:
-    if _is_of_model(stage, words, file):
+def _default_name(stage: str, words: Words, file: RunFile, env: str | None = None) -> str:
+    if is_task(env):
+        model = _model(words, file, env) if _is_of_model(stage, words, file, env) else None
+        return "_".join(re.sub(_NO_NAME, "-", part.strip("/")) for part in (stage, env, model) if part)
+    if _is_of_model(stage, words, file, env):
         return f"evaluate_{re.sub(r'[^A-Za-z0-9_.-]+', '_', (words.model or '').strip('/'))}"
     stage = stage.replace("-", "_")
-    if stage in ("smoke", "evolve", "prepare_data"):
+    if stage in ("smoke", "evolve", "prepare_data", "check_services", "flow_test"):
         return stage
     typed = _named((*file.overrides, *words.overrides), "iteration")
-    iteration = _iteration(stage, words, file)
+    iteration = _iteration(stage, words, file, env)
     return f"{stage}_iter{typed or (1 if iteration is None else iteration)}"
 
 
 def run_name(words: Words) -> str:
-    """The run that logs and diagnose read: a name, or --stage with --iteration."""
-    return words.places[0] if words.places else _default_name(words.stage or "challenger", words, RunFile())
+    """The run that logs, stacks and diagnose read: a name, or --stage with --iteration or --env."""
+    if words.places:
+        return words.places[0]
+    return _default_name(words.stage or "challenger", words, RunFile(), _environment(words, RunFile()))

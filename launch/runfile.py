@@ -11,10 +11,16 @@
     steps: 50
     hop_ratio: "4:3:2:1"
     overrides: [trainer.save_freq=5, +trainer.foo=1]
+    overrides_by_env:         # and other settings, which win over `overrides`
+      bfcl-single-turn: [data.max_prompt_length=3072]
+    scripts_by_env:           # what trains in an environment, in place of `drzero train`
+      mine: examples/grpo/train_mine.py
     image:
       pip: [my-package==1.0]
       apt: [graphviz]
       scripts: [tools/]
+
+A file in the words of the Modal guide for `verifiers` is read as well (`launch.guide`).
 
 Merged in the order file < environment default < flag: `models_by_env`, or else the environment's own default,
 takes precedence over `model`, and `--model` over all.
@@ -27,8 +33,11 @@ from typing import Any
 
 import yaml
 
+from environments.registry import canonical
 from launch.compute import CONFIG, Compute, load_compute
+from launch.environments import is_task
 from launch.errors import LaunchError, nearest
+from launch.guide import is_guides, translate
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,8 @@ class RunFile:
     steps: int | None = None
     hop_ratio: str | None = None
     overrides: list[str] = field(default_factory=list)
+    overrides_by_env: dict[str, list[str]] = field(default_factory=dict)
+    scripts_by_env: dict[str, str] = field(default_factory=dict)
     image: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -65,6 +76,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "steps": (int,),
     "hop_ratio": (str,),
     "overrides": (list,),
+    "overrides_by_env": (dict,),
+    "scripts_by_env": (dict,),
     "image": (dict,),
 }
 _IMAGE_KEYS = ("pip", "apt", "scripts")
@@ -83,6 +96,8 @@ def read_runfile(path: str | None) -> RunFile:
         raise LaunchError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise LaunchError(f"{path}: not a mapping; its top-level keys are: {', '.join(_TYPES)}")
+    if is_guides(values):
+        values = translate(values, path)
     for key, value in values.items():
         if key not in _TYPES:
             hint = nearest(str(key), _TYPES)
@@ -95,7 +110,15 @@ def read_runfile(path: str | None) -> RunFile:
             raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
         _require_text(f"{path}: image.{part}", items)
     _require_text(f"{path}: overrides", values.get("overrides", ()))
-    _require_text(f"{path}: models_by_env", values.get("models_by_env", {}).values())
+    for key in ("models_by_env", "scripts_by_env"):
+        _require_text(f"{path}: {key}", values.get(key, {}).values())
+    for env, items in values.get("overrides_by_env", {}).items():
+        if not isinstance(items, list):
+            raise LaunchError(f"{path}: overrides_by_env.{env}: {items!r} is not a list of overrides")
+        _require_text(f"{path}: overrides_by_env.{env}", items)
+    for key in ("models_by_env", "overrides_by_env", "scripts_by_env"):
+        if key in values:
+            values[key] = {canonical(str(env)): value for env, value in values[key].items()}
     return RunFile(**values)
 
 
@@ -123,8 +146,8 @@ class Environment:
 
 
 def read_environment(name: str | None) -> Environment:
-    """`config/env/NAME.yaml`; of no name, an environment that leaves all open."""
-    if name is None:
+    """`config/env/NAME.yaml`; of no name, or one that is no corpus, an environment that leaves all open."""
+    if name is None or is_task(name):
         return Environment()
     values = _read_option("env", name)
     choices = [entry for entry in values.get("defaults", ()) if isinstance(entry, dict)]

@@ -9,15 +9,23 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 from launch.request import Request
 from launch.spend import SILENT_S, Spend, silent_s
 from launch.volumes import LAUNCHES, place
+from ops.process.logs import EVENTS_FILE, read_json_lines
+from ops.watchdog.post_mortem import lasting_stall
 from pipeline.metrics import read_metrics
 from pipeline.tables import console, new_table
 from verl_ext.checkpoints import saved_step
 
-_SCORES = {"drzero/reward/score": "reward", "drzero/reward/em": "exact match"}
+_SCORES = {
+    "drzero/reward/score": "reward",
+    "drzero/reward/em": "exact match",
+    "drzero/reward/success": "solved",
+}
 
 
 def main() -> int:
@@ -27,6 +35,7 @@ def main() -> int:
         print("nothing was launched on this volume yet")
         return 0
     table = new_table("launches", "run", "action", "state", ">calls", ">hours", ">usd", "app")
+    reasons = []
     for folder in folders:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         spend = Spend(folder)
@@ -34,6 +43,8 @@ def main() -> int:
         shown = f"silent for {silent / 60:.0f} min" if silent > SILENT_S else "running"
         if state["outcome"] is not None:
             shown = state["outcome"]["state"]
+            if shown == "failed":
+                reasons.append(state["outcome"]["message"])
         if failed := sum(call.failed_commits for call in spend.calls):
             shown += f", {failed} failed commits"
         hours = sum(call.until - call.began for call in spend.calls) / 3600
@@ -42,6 +53,8 @@ def main() -> int:
             *(f"{hours:.2f}", f"{spend.usd:.2f}", state["app"] or "–"),
         )
     console().print(table)
+    for reason in reasons:
+        print(reason)
     if not (place("checkpoints") / "evolve" / "manifest.json").is_file():
         return 0
     roots = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
@@ -56,18 +69,50 @@ def status_line(request: Request, usd: float, seconds: float) -> str:
     limit = request.compute.max_usd
     cost = f"${usd:.2f}" + (f" of ${limit:.2f}" if limit else "")
     try:
-        progress = _progress(request)
+        progress = [*_progress(request), *_stalls(request, time.time() - seconds)]
     except (OSError, ValueError) as error:
         # The stage is writing these files at this moment; no reason to end a run.
         progress = [f"no status this time: {error}"]
     return ", ".join([*progress, duration, cost])
 
 
+def stall_of(request: Request, since: float) -> str | None:
+    """What a call says of the stall that has ended its run: verdict, culprit, what to do and the page.
+
+    None if no stall lasts that was reported after `since` (Unix seconds).
+    """
+    found = {run: stall for run in _runs(request) if (stall := lasting_stall(run)) and stall["time"] >= since}
+    if not found:
+        return None
+    run, stall = max(found.items(), key=lambda one: float(one[1]["time"]))
+    page = f"{run.name}/logs/{stall['report'].rpartition('/')[2]}"
+    return f"{_verdict(stall)}. {stall['advice']}. The page: --action download {page}"
+
+
+def _stalls(request: Request, since: float) -> list[str]:
+    """The stall that lasts, or the last one of the call that began then; nothing without any."""
+    events = [event for run in _runs(request) for event in read_json_lines(run / "logs" / EVENTS_FILE)]
+    stalls = [event for event in events if event.get("kind") == "stall" and event["time"] >= since]
+    if not stalls:
+        return []
+    last = max(stalls, key=lambda stall: float(stall["time"]))
+    what = "stalled" if stall_of(request, since) else f"{len(stalls)} stalls so far, the last"
+    return [f"{what}: {_verdict(last)}"]
+
+
+def _verdict(stall: dict[str, Any]) -> str:
+    return f"{stall['text']} (culprit: {stall['component']})"
+
+
+def _runs(request: Request) -> list[Path]:
+    """The folders of runs that a launch writes: of a loop those of all stages."""
+    root = place("checkpoints")
+    return [root / request.name] if request.action != "evolve" else list(root.glob("*_iter*"))
+
+
 def _progress(request: Request) -> list[str]:
     """Step, scores and checkpoint of the request's training run; of a loop, the run last written to."""
-    root = place("checkpoints")
-    runs = [root / request.name] if request.action != "evolve" else root.glob("*_iter*")
-    known = [run for run in runs if (run / "metrics").is_dir()]
+    known = [run for run in _runs(request) if (run / "metrics").is_dir()]
     folder = max(known, key=lambda run: (run / "metrics").stat().st_mtime, default=None)
     if folder is None:
         return [request.name]

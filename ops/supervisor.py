@@ -9,7 +9,7 @@ import time
 
 from ops.causes import Cause, first_cause
 from ops.process.child import Child, ChildError, Command, describe_exit
-from ops.process.logs import OUT_OF_TIME, say
+from ops.process.logs import OUT_OF_TIME
 from ops.services.services import ServiceGroup
 from ops.watchdog.collect import error_lines
 from ops.watchdog.watchdog import Watchdog, WatchPlan
@@ -45,7 +45,6 @@ def run_supervised(
     `ServiceGroup.check` raises: the command is then stopped, as its results could not be trusted.
     """
     events = services.events
-    say(main.name, f"starting, log: {main.log_path}")
     child = Child(main, grace_s)
     events.add("start", main.name, "starting", log=str(main.log_path), offset=child.log_offset)
     watchdog = Watchdog(plan, services, child, events) if plan else None

@@ -2,6 +2,7 @@
 
     pinned("verl")                # what the tests run with, on a CPU
     pinned("torch", gpu=True)     # what a machine with GPUs and SGLang has
+    installed_versions()          # what a run records
 
 It is on the ground floor because the launcher, preflight and verl_ext all need it and may not import each
 other. Standard library only: the launcher reads it at the user's machine.
@@ -10,9 +11,22 @@ other. Standard library only: the launcher reads it at the user's machine.
 import functools
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
+_RUN_ON = ("verl", "torch", "transformers", "ray", "sglang", "chromadb", "sentence-transformers")
+"""What a run records the versions of."""
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions here of what a run's results depend on; one that is not installed is left out."""
+    versions = {}
+    for package in _RUN_ON:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 def pinned(package: str, *, gpu: bool = False) -> str:

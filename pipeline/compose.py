@@ -8,6 +8,8 @@ composes again, so that what was checked is what runs.
 
 import os
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,12 +19,18 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from data.hop_ratio import prompts_file
+from environments.registry import canonical
 from ops.files import atomic_write
+from ops.notices import plain
 from ops.resources.gpu import gpus_here
+from ops.versions import installed_versions
 from pipeline.overrides import check_overrides, for_stage, key_of, leaf_values
 from pipeline.settings.schema import schema_of
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
+"""The stages that run in any environment."""
 RESOLVED = "resolved"
 """Name of the resolved config in a run's folder."""
 
@@ -89,12 +97,37 @@ def copies(gpus: int, each: int) -> int:
     return max(1, gpus // max(1, each))
 
 
+def rollout_dtype(device: str) -> str:
+    """The numbers that rollouts are sampled with, as hardware/ sets them: the actor's."""
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def plain_name(name: str | None) -> str:
+    """An environment's name as part of a run's name: `verifiers:gsm8k` is `verifiers-gsm8k`."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name or "nothing")
+
+
+def evaluation_name(environment: str | None, iteration: int) -> str:
+    """The name of an evaluation: of a loop's solver by iteration, or in an environment."""
+    return f"evaluate_{plain_name(environment)}" if environment else f"evaluate_iter{iteration}"
+
+
+def evaluated_model(environment: str | None, checkpoints: str, iteration: int, base_model: str) -> str:
+    """The model of an evaluation: a loop's solver after an iteration; in an environment the base model."""
+    return base_model if environment else solver_export(checkpoints, iteration, base_model)
+
+
 # For the config files: arithmetic, what this machine has, and where iterations leave things.
 OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 OmegaConf.register_new_resolver("copies", copies, replace=True)
+OmegaConf.register_new_resolver("prompts_file", prompts_file, replace=True)
 OmegaConf.register_new_resolver("solver_export", solver_export, replace=True)
 OmegaConf.register_new_resolver("challenger_run", challenger_run, replace=True)
+OmegaConf.register_new_resolver("evaluation_name", evaluation_name, replace=True)
+OmegaConf.register_new_resolver("evaluated_model", evaluated_model, replace=True)
+OmegaConf.register_new_resolver("rollout_dtype", rollout_dtype, replace=True)
+OmegaConf.register_new_resolver("plain_name", plain_name, replace=True)
 OmegaConf.register_new_resolver("verl_config", verl_config, replace=True)
 OmegaConf.register_new_resolver("fast_cpu_dtype", fast_cpu_dtype, replace=True)
 OmegaConf.register_new_resolver("share", lambda whole, parts: -(-whole // max(parts, 1)), replace=True)
@@ -124,7 +157,7 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     `hardware=` is picked by `compute=`, or by what the machine has, unless an override sets it. Raises
     OverrideError for an override that cannot work, and for a value of ours that is not allowed.
     """
-    overrides = list(overrides)
+    overrides = with_environment(stage, overrides)
     if not any(override.startswith("hardware=") for override in overrides):
         overrides.insert(0, f"hardware={fitting_hardware(overrides)}")
     schema = schema_of(stage)
@@ -137,7 +170,34 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
         for name, path in config.paths.items():
             config.paths[name] = os.path.abspath(path)
         config.run.dir = os.path.abspath(config.run.dir)
+        if "actor_rollout_ref" in config:
+            rollout = config.actor_rollout_ref.rollout
+            # veRL has them by engine; they win over those that the recipe sets.
+            rollout.engine_kwargs = OmegaConf.merge(
+                rollout.engine_kwargs, {rollout.name: config.rollout.server_args}
+            )
     return config
+
+
+def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
+    """`env=NAME` of an environment as the group `environment` and its name; other overrides stay.
+
+    The options of the group `env` are corpora to search; every other name is an environment's, which may be
+    the user's own and so has no file.
+    """
+    if stage not in WITH_ENVIRONMENT:
+        return list(overrides)
+    written: list[str] = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        name = canonical(value.strip("'\""))
+        is_corpus = stage == "evaluate" and (CONFIG_DIR / "env" / f"{name}.yaml").is_file()
+        if key != "env" or is_corpus:
+            written.append(override)
+            continue
+        has_file = (CONFIG_DIR / "environment" / f"{name}.yaml").is_file()
+        written += [f"environment={name if has_file else 'named'}", f"environment.name='{name}'"]
+    return written
 
 
 def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:
@@ -171,17 +231,27 @@ def first_broken(config: DictConfig) -> tuple[tuple[str, str], OmegaConfBaseExce
 
 
 def write_resolved(config: DictConfig) -> Path:
-    """Write the config into the run's folder; returns its path.
+    """Write the config into the run's folder, below the command and the versions that it ran with.
 
     For a trainer also `search_tool` and `agent_loops`, because veRL takes tools and agent loops from paths.
+    Returns its path.
     """
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     if "agent_loops" in config:  # only the stages with a trainer compose veRL's part
         atomic_write(folder / "search_tool_config.yaml", OmegaConf.to_yaml(config.search_tool))
         atomic_write(folder / "agent_loops.yaml", OmegaConf.to_yaml(config.agent_loops.loops))
+    return write_as_run(config, folder)
+
+
+def write_as_run(config: DictConfig, folder: Path) -> Path:
+    """Write a config into a folder, below the command and the versions of the run; returns its path."""
     path = folder / f"{RESOLVED}.yaml"
-    atomic_write(path, OmegaConf.to_yaml(config))
+    # As comments: the file is read as a config, in which several characters would end a line.
+    command = plain(shlex.join(sys.argv)).replace("\n", "\\n")
+    versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
+    head = f"# command: {command}\n# versions: {versions}\n"
+    atomic_write(path, head + OmegaConf.to_yaml(config))
     return path
 
 

@@ -6,6 +6,60 @@ from pathlib import Path
 
 Steps = dict[int, dict[str, float]]
 
+ALARMS = "drzero/collapse/alarms"
+"""Only steps that end a whole window of steps have it."""
+
+_CHALLENGER_COLUMNS = {
+    "reward": "drzero/reward/score",
+    "difficulty": "drzero/reward/difficulty",
+    "format": "drzero/reward/format",
+    "valid": "drzero/questions/valid_share",
+    "searched,\nhop ≥ 2": "drzero/rollout/searched_share_multi_hop",
+    "pass\nrate": "drzero/solved/pass_rate",
+    "some,\nnot all": "drzero/solved/some",
+}
+_SOLVER_COLUMNS = {
+    "exact\nmatch": "drzero/reward/em",
+    "F1": "drzero/reward/f1",
+    "gave\nanswer": "drzero/reward/answered_share",
+    "groups\ndiffer": "drzero/reward/groups_with_variance",
+    "searched": "drzero/rollout/searched_share",
+    "turns": "drzero/rollout/turns",
+    "match,\nvalidation": "drzero/val/em",
+}
+_ENVIRONMENT_COLUMNS = {
+    "reward": "drzero/reward/score",
+    "solved": "drzero/reward/success",
+    "groups\ndiffer": "drzero/reward/groups_with_variance",
+    "turns": "drzero/rollout/turns",
+    "solved,\nvalidation": "drzero/val/success",
+}
+_COMMON_COLUMNS = {
+    "tool\ncalls": "drzero/rollout/tool_calls",
+    "drift": "drzero/rollout/token_drift_rate",
+    "failures": "drzero/failures/share",
+    "alarms": ALARMS,
+    "s/step": "timing_s/step",
+}
+COLUMNS = {
+    "hrpo": _CHALLENGER_COLUMNS | _COMMON_COLUMNS,
+    "grpo": _SOLVER_COLUMNS | _COMMON_COLUMNS,
+    "environment": _ENVIRONMENT_COLUMNS | _COMMON_COLUMNS,
+}
+"""The figures shown of a step, by method: in the summary's table and on the live view."""
+PARTS = "drzero/reward/part/"
+"""Before the name of a part of an environment's reward."""
+
+
+def columns_of(method: str, steps: Steps) -> dict[str, str]:
+    """The figures shown of the steps of a run: an environment's reward comes with its own parts."""
+    columns = dict(COLUMNS[method])
+    if method != "environment":
+        return columns
+    parts = dict.fromkeys(key for step in steps.values() for key in step if key.startswith(PARTS))
+    first = {"reward": columns.pop("reward"), "solved": columns.pop("solved")}
+    return first | {key.removeprefix(PARTS): key for key in parts} | columns
+
 
 def metrics_path(folder: Path) -> Path:
     """A new metrics file for this start of the run: veRL truncates an existing one."""
@@ -23,8 +77,13 @@ def read_metrics(folder: Path) -> Steps:
     """
     steps: Steps = {}
     for step, data in _logged(folder):
-        steps[step] = data if is_training(data) else {**steps.get(step, {}), **data}
+        add_step(steps, step, data)
     return dict(sorted(steps.items()))
+
+
+def add_step(steps: Steps, step: int, data: dict[str, float]) -> None:
+    """Add a line of a metrics file to `steps`, as `read_metrics` says."""
+    steps[step] = data if is_training(data) else {**steps.get(step, {}), **data}
 
 
 def _logged(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
@@ -39,6 +98,15 @@ def _logged(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
 def is_training(step: Mapping[str, float]) -> bool:
     """Whether a step's metrics are of a training step, not of a validation alone."""
     return "training/global_step" in step
+
+
+def k_of_n(steps: Steps) -> dict[str, float]:
+    """How many questions k of the solver's n attempts answered right, by `k_of_n`, over all steps."""
+    prefix = "drzero/solved/"
+    keys = {key for step in steps.values() for key in step if key.startswith(prefix) and "_of_" in key}
+    return {
+        key.removeprefix(prefix): sum(step.get(key, 0.0) for step in steps.values()) for key in sorted(keys)
+    }
 
 
 def spent_tokens(folder: Path) -> int:

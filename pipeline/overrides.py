@@ -13,28 +13,31 @@ What is not checked here (packages of groups, types of veRL's keys) is left to H
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
 from ops.errors import UserError
+from pipeline.settings import register as _registered  # noqa: F401, config/ composes with its defaults
 from pipeline.settings import verl
-from pipeline.settings.schema import Schema
+from pipeline.settings.schema import Schema, all_keys
 
 # Keys of older releases, veRL's and our own, and of guides to them: old key -> (today's key, why).
 # Nearest-name search would miss these.
@@ -66,6 +69,16 @@ RENAMED: dict[str, tuple[str, str]] = {
     "flow.tell_every_s": ("flow.log_every_s", "it is how often a line is logged"),
 }
 
+PLAIN_MODEL = "qwen2.5-3b"
+"""An option of model/ that sets nothing but base_model; models without an option stand on it."""
+
+# Mappings whose keys are not ours: an entry is typed without a sign, whether it is new or not.
+_TAKING_NEW_KEYS = (
+    "solver.server_args.",
+    "rollout.server_args.",
+    "solver.server_args={",
+    "rollout.server_args={",
+)
 Tree = dict[str, Any]
 _ABSENT: Any = object()
 # What composition raises for a bad override; the plain ones where Hydra foresaw none (~list.0).
@@ -100,6 +113,8 @@ def check_overrides(
     the first override that cannot work, or value of ours that is not allowed.
     """
     overrides = for_stage(overrides, schema)
+    if schema is not None:
+        overrides = [_as_text(override, schema) for override in overrides]
     parsed = []
     for text in overrides:
         with _blaming(text):
@@ -126,21 +141,79 @@ def check_overrides(
     return config
 
 
+def _as_text(override: str, schema: Schema) -> str:
+    """The same override, its value quoted for Hydra where it is a text of ours that Hydra's grammar refuses.
+
+    So a path may have spaces, commas, parentheses and quotes; one that begins with `~` is the home folder's.
+    """
+    name, _, value = override.partition("=")
+    key = schema.keys.get(name)
+    if key is None or str not in (get_args(key.type) or (key.type,)) or key.limits.choices:
+        return override
+    if value == "~" or value.startswith("~/"):
+        value = os.path.expanduser(value)
+    with suppress(HydraException, ValueError, RecursionError):
+        if not OverridesParser.create().parse_override(f"{name}={value}").is_sweep_override():
+            return f"{name}={value}"
+    return f"{name}={QuotedString(value, Quote.double).with_quotes()}"
+
+
 def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
     """The overrides that concern a stage, those of veRL's keys that take their value from ours set to ours.
 
     Overrides of veRL's part are left out where a stage has none: a loop or a launch gives them to all stages.
     """
+    overrides = [quote_in_list(word) for override in overrides for word in _model_by_name(override)]
     if schema is None or schema.stage == "evolve":
-        return list(overrides)
+        return overrides
     kept = []
     for override in overrides:
         ours = verl.ALIASES.get(key_of(override))
         if ours and not override.startswith("~"):
             override = f"{ours}={override.partition('=')[2]}"
+        if override.startswith(_TAKING_NEW_KEYS):
+            override = f"++{override}"
         if not schema.ignores(key_of(override)):
             kept.append(override)
     return kept
+
+
+def _model_by_name(override: str) -> list[str]:
+    """`model=OWNER/NAME` or `model=FOLDER` as overrides that the group takes: its option and `base_model`.
+
+    A hub id with an option of its own is that option. A name without a slash is left to the group.
+    """
+    key, _, value = override.partition("=")
+    name = value.strip("'\"")
+    if key != "model" or "/" not in name:
+        return [override]
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(("./", "../"))
+    if not is_hub_id or Path(name).is_dir():
+        # Processes of a run have folders of their own.
+        name = os.path.abspath(os.path.expanduser(name))
+    option = _options_by_model().get(name)
+    quoted = name.replace("'", "\\'")
+    return [f"model={option}"] if option else [f"model={PLAIN_MODEL}", f"base_model='{quoted}'"]
+
+
+@cache
+def _options_by_model() -> dict[str, str]:
+    """The options of the group model/ by what they set as base_model."""
+    files = sorted((Path(__file__).resolve().parent.parent / "config" / "model").glob("*.yaml"))
+    return {yaml.safe_load(file.read_text(encoding="utf-8"))["base_model"]: file.stem for file in files}
+
+
+def quote_in_list(override: str) -> str:
+    """The override with quotes around what Hydra's grammar would stumble over in a plain list of paths.
+
+    `benchmarks=[exam=my/q.csv,~/b.jsonl]` is `benchmarks=["exam=my/q.csv","~/b.jsonl"]`.
+    """
+    key, _, value = override.partition("=")
+    if not (value.startswith("[") and value.endswith("]")) or set(value[1:-1]) & set("[]{}()'\"\\$"):
+        return override
+    parts = [part.strip() for part in value[1:-1].split(",")]
+    quoted = [f'"{part}"' if "=" in part or part.startswith("~") else part for part in parts]
+    return f"{key}=[{','.join(quoted)}]" if quoted != parts else override
 
 
 def key_of(override: str) -> str:
@@ -223,10 +296,11 @@ class _Groups:
         self._dir, self._config_name = config_dir, config_name
         self._context = hydra_overrides  # they may set the search path
         self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
+        self._roots = set(self._list("", ObjectType.GROUP))
 
     def names(self) -> list[str]:
         """All top-level groups that can be chosen."""
-        return [name for name in self._list("", ObjectType.GROUP) if name != "settings"]
+        return sorted(self._roots - {"settings"})
 
     def options(self, group: str) -> list[str]:
         """What `group` can be set to: the recipe's own files if it has any, else veRL's."""
@@ -238,9 +312,10 @@ class _Groups:
         group = override.key_or_group
         if override.package is not None:
             return True
-        return not isinstance(override.value(), dict) and bool(
-            self._list(group, ObjectType.CONFIG) or self._list(group, ObjectType.GROUP)
-        )
+        # Hydra reads the config file again for each list.
+        if isinstance(override.value(), dict) or group.partition("/")[0] not in self._roots:
+            return False
+        return bool(self._list(group, ObjectType.CONFIG) or self._list(group, ObjectType.GROUP))
 
     def compose(self, choices: list[Override]) -> Tree:
         """Compose the config with group choices alone; the caller may change it."""
@@ -256,12 +331,14 @@ class _Groups:
         try:
             return _plain(_compose_choices(self._dir, self._config_name, *self._context, *lines))
         except MissingConfigException as error:
-            group, _, option = (error.missing_cfg_file or "").partition("/")
-            if not lines or not option:
+            group, slash, option = (error.missing_cfg_file or "").partition("/")
+            if not lines or not slash:
                 raise
             options = self.options(group)
             near = _meant(difflib.get_close_matches(option, options))
-            other = f". For any other model write base_model={option}" if group == "model" else ""
+            other = ""
+            if group == "model":
+                other = ". Any other model is named by its hub id or folder: model=OWNER/NAME, model=./FOLDER"
             raise OverrideError(
                 f"config group {group!r} has no option {option!r}{near} Options: {', '.join(options)}{other}"
             ).of(f"{group}={option}") from None
@@ -360,7 +437,9 @@ def _check_setting(override: Override, config: Tree, groups: _Groups, schema: Sc
 
 
 def _nearest_of_ours(key: str, schema: Schema, groups: _Groups) -> str:
-    """Say which of our keys an unknown one may mean, else which its group has."""
+    """Say which stages have an unknown key, else which of our keys it may mean, else which its group has."""
+    if others := next((having for known, having in all_keys() if known.name == key), ()):
+        return f" in {schema.stage}: it is one of {', '.join(others).replace('_', '-')}"
     parent, _, name = key.rpartition(".")
     in_group = [known for known in schema.keys if known.rpartition(".")[0] == parent]
     near = difflib.get_close_matches(name, [known.rpartition(".")[2] for known in in_group], n=2)

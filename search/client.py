@@ -70,7 +70,7 @@ class SearchClient:
 
     `deadline_s` (seconds) bounds a whole `retrieve`, waits included; one attempt may take a third of it, so
     that a hanging connection leaves time for another. The bearer token comes from the environment
-    (`search.wire.TOKEN_VARIABLE`); raises ValueError if it cannot be sent.
+    (`search.wire.TOKEN_VARIABLE`); raises TokenUnusable if it cannot be sent.
     """
 
     def __init__(self, base_url: str, topk: int = 3, deadline_s: float = 30.0) -> None:

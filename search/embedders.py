@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -162,7 +162,7 @@ class Embedder:
         """Return the tokenizer without truncation and padding; raises EmbedderError without a fast one."""
         from tokenizers import Tokenizer
 
-        own = getattr(self._model.tokenizer, "backend_tokenizer", None)
+        own = getattr(self._own_tokenizer(), "backend_tokenizer", None)
         if own is None:
             raise EmbedderError(
                 f"embedder {self.name!r} has no fast tokenizer, which splitting texts needs: use another "
@@ -173,6 +173,15 @@ class Embedder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
+
+    def _own_tokenizer(self) -> Any:
+        """The model's tokenizer, from its folder where the weights are not loaded."""
+        folder = _local_folder(self.name) if "_model" not in self.__dict__ else None
+        if folder is None or not (folder / "tokenizer.json").is_file():
+            return self._model.tokenizer
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(folder))
 
     def load(self) -> None:
         """Load the model now; raises EmbedderError if it is neither here nor on a reachable hub."""

@@ -3,9 +3,9 @@
     python -m search.index --source corpus.jsonl --chroma-path chromadb --collection wiki --embedder
     packaged-minilm
 
-The source is a JSONL or parquet file (`{"id"?, "title"?, "text" or "contents"}`), a folder of text or
-Markdown files, or an existing Chroma, whose documents are embedded again. `search.indexing.build` does the
-work and describes what a repeated run does.
+The source is what `search.sources.corpus` reads: files, folders and globs of tables and texts, a data set of
+the hub, or an existing Chroma, whose documents are embedded again. `search.indexing.build` does the work and
+describes what a repeated run does.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from ops.errors import UserError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
 from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
+from search.sources.corpus import Corpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m search.index", description=(__doc__ or "").splitlines()[0]
     )
     add = parser.add_argument
-    add("--source", required=True, help="corpus: .jsonl, .parquet, a folder of texts, or a Chroma")
+    add("--source", required=True, help="corpus: a file, folder or glob, a data set of the hub, or a Chroma")
     add("--source-collection", help="collection to read, if the source is a Chroma with several")
     add("--chroma-path", required=True, help="Chroma folder or server address to build in or update")
     add("--collection", required=True, help="name of the collection")
@@ -42,11 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         report = build_index(
-            args.source,
+            Corpus(args.source, args.source_collection),
             args.chroma_path,
             args.collection,
             EmbedderSpec(args.embedder, args.device),
-            source_collection=args.source_collection,
             replace=args.replace,
             chunking=Chunking(args.chunk_tokens, args.chunk_overlap),
             workers=args.workers,

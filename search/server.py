@@ -38,6 +38,7 @@ import uvicorn
 import uvloop
 from setproctitle import setproctitle
 
+from ops.bearer import TokenUnusable
 from search.content import check_content
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.place import ChromaPlace, StoreError, StoreNotReady, StoreUnavailable, plain
@@ -217,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         token = read_token()
         logging.getLogger("search").setLevel(os.environ.get("DRZERO_LOG_LEVEL", "INFO").upper())
-    except ValueError as error:
+    except (TokenUnusable, ValueError) as error:
         parser().error(str(error))
     setproctitle("drzero: retrieval")
     logging.basicConfig(format="%(levelname)s:     %(message)s")

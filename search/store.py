@@ -44,7 +44,7 @@ from search.place import (
 from search.wire import ScoredPassage, make_passage
 
 # Raised when what is written changes, or how texts are split: older collections must then be rebuilt.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BEING_WRITTEN = "being_written"
 """In the metadata of a server's collection while it is indexed, in place of `CollectionInfo`."""
 DISTANCE: Literal["cosine"] = "cosine"

@@ -4,15 +4,14 @@
 one list per query; an item is a `Passage`, or a `ScoredPassage` if `return_scores` is true.
 """
 
-import os
-
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
+
+from ops.bearer import bearer_of
 
 MAX_TOPK = 100
 """The maximum number of passages per query."""
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
-"""The environment variable with the bearer token; every process of a run inherits it. A config key or a flag
-would show it in the run's files and in the process list."""
+"""The environment variable with the bearer token."""
 
 
 class Passage(TypedDict):
@@ -31,12 +30,8 @@ class ScoredPassage(TypedDict):
 
 
 def read_token() -> str | None:
-    """Return the bearer token of the environment, if any; raises ValueError if it cannot be sent."""
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    # Checked here, because an HTTP library that rejects it would print it.
-    if not (token.isascii() and token.isprintable()):
-        raise ValueError(f"{TOKEN_VARIABLE} holds characters that an HTTP header cannot carry")
-    return token or None
+    """Return the bearer token of the environment, if any; raises TokenUnusable if it cannot be sent."""
+    return bearer_of(TOKEN_VARIABLE)
 
 
 def make_passage(title: str, text: str) -> Passage:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from pipeline.compose import compose_plain, resolve
 
 Row = dict[str, torch.Tensor]
-PROMPT, CLIP = 4, 0.2
+PROMPT, CLIP, TOKENS = 4, 0.2, 1000
 SPOILED, PADDING = range(24, 32), (1, 2, 3, 9, 17)
 """Of 32 rows. The spoiled ones are all of one rank of 4; there are more padding rows than ranks."""
 
@@ -49,7 +49,7 @@ def make_rows() -> list[Row]:
     rows = []
     for index in range(32):
         length = 1 if index in PADDING else 2 + index % 5
-        ids_T = torch.randint(100, 1000, (PROMPT + length,), generator=draw)
+        ids_T = torch.randint(100, TOKENS, (PROMPT + length,), generator=draw)
         mask_R = torch.ones(length, dtype=torch.int64) * (index not in SPOILED and index not in PADDING)
         log_probs_R = -6 - torch.rand(length, generator=draw)
         rows.append(training_row(ids_T, mask_R, log_probs_R, torch.randn(1, generator=draw)))

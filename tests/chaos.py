@@ -324,6 +324,7 @@ def small_loop(corpus: Path, model: Path, checkpoints: Path) -> list[str]:
         *(
             "hardware=cpu",
             "model=demo-policy",
+            "hop_ratio=[4,3,2,1]",
             f"base_model={model}",
             "iterations=1",
             "keep_checkpoints=true",

@@ -112,9 +112,9 @@ def driver(fault: str, *arguments: str) -> Play:
     return lambda world, folder: run_with_fault(folder, "driver.py", ["--fault", fault, *arguments])
 
 
-def ranks(fault: str) -> Play:
-    """A fault among two gloo ranks."""
-    limits = replace(LIMITS, fixed={"start-up": 25.0})
+def ranks(fault: str, start_s: float = 25.0) -> Play:
+    """A fault among two gloo ranks, whose start may be silent for so long."""
+    limits = replace(LIMITS, fixed={"start-up": start_s})
     return lambda world, folder: run_with_fault(folder, "ranks.py", ["--fault", fault], limits=limits)
 
 
@@ -278,6 +278,17 @@ SCENARIOS = (
     Scenario("tool never answers", silent_tool, "tool call without deadline", "retrieval", SILENT_S),
     Scenario("exception on one rank", ranks("exception"), "exception on some ranks", "rank 1", SILENT_S),
     Scenario("mismatched collective", ranks("mismatch"), "mismatched collectives", "rank 1", SILENT_S),
+    Scenario(
+        "network between ranks silent",
+        ranks("silence"),
+        *("same-collective time-out", "all ranks", SILENT_S),
+    ),
+    Scenario(
+        "pipeline stages of other shapes",
+        # What torch needs for pipelines takes long to import.
+        ranks("shapes", start_s=120.0),
+        *("shape mismatch between pipeline stages", "rank 0, rank 1", SILENT_S),
+    ),
     Scenario("ranks' clean-up deadlock", ranks("clean-up"), "clean-up deadlock", "rank 1", SILENT_S),
     Scenario("initialisation deadlock", ranks("init"), "initialisation deadlock", "rank 1", SILENT_S),
     Scenario(

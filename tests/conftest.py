@@ -14,8 +14,10 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own servers then 
 # Ray starts its workers at 15, where they get next to nothing while another test computes.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, its name for Ray
 
-import copy
+import functools
+import gc
 import json
+import pickle
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -24,10 +26,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import omegaconf.base
 import pytest
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from filelock import FileLock
 from hypothesis import settings
 from launched_loop import LaunchedLoop, launched
@@ -38,21 +41,25 @@ from xdist.scheduler import LoadFileScheduling
 from data.demo_world import generate_world, write_world
 from ops.hub import hub_fault
 from pipeline.cli import main
+from pipeline.preflight.model_shape import _fetch_config
 
-# An example takes long where two workers share two cores with a training run; that is no failure.
-settings.register_profile("untimed", deadline=None)
+# An example takes long where two workers share two cores with a training run; that is no failure. Every
+# run draws new examples, so 50 see what 100 do, in two runs.
+settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
 
 Answer = Callable[[dict[str, Any]], Any]
-"""From a request's JSON body to the response's, or to an HTTP status that says no."""
+"""From a request's JSON body to the response's, to an HTTP status that says no, or to a whole response."""
 
 
 @dataclass
 class Peer:
-    """A server on loopback: its address, and the JSON bodies it was sent."""
+    """A server on loopback: its address, the JSON bodies it was sent, and with which keys it was asked."""
 
     url: str
     requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
+    """Of all requests; None of one without."""
 
 
 StartPeer = Callable[..., Peer]
@@ -97,13 +104,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported by now: it would go through all of it again and again."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def config_files_parsed_once() -> Iterator[None]:
-    """Copy a shipped config file that is loaded again from the first time: parsing is half of composing."""
+    """Copy a shipped config file that is loaded again from the first time: parsing is half of composing.
+
+    The same goes for the texts of interpolations.
+    """
     verl = find_spec("verl")
     assert verl and verl.origin
     shipped = (str(Path(__file__).parent.parent / "config"), str(Path(verl.origin).parent))
-    parsed: dict[str, Any] = {}
+    parsed: dict[str, bytes] = {}
     load = OmegaConf.load
 
     def load_once(file: Any) -> Any:
@@ -111,12 +126,48 @@ def config_files_parsed_once() -> Iterator[None]:
         if not name.startswith(shipped):
             return load(file)
         if name not in parsed:
-            parsed[name] = load(file)
-        return copy.deepcopy(parsed[name])
+            parsed[name] = pickle.dumps(load(file))
+        return pickle.loads(parsed[name])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(load_once))
+        patch.setattr("omegaconf.base.parse", functools.cache(omegaconf.base.parse))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_read_once() -> Iterator[None]:
+    """Copy a tokenizer that is loaded again from the first time, which takes a third as long.
+
+    Most commands load one, and the vocabulary of the tests' models is a real one.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    loaded: dict[tuple[Any, ...], bytes] = {}
+    load = PreTrainedTokenizerBase.from_pretrained.__func__
+
+    def load_once(own: type, path: Any, *arguments: Any, **options: Any) -> Any:
+        files = sorted(Path(path).glob("*.j*"))  # .json and .jinja; none of what is on the hub
+        found = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+        key = (own, str(path), repr((found, arguments, sorted(options.items()))))
+        if not found:
+            return load(own, path, *arguments, **options)
+        if key not in loaded:
+            loaded[key] = pickle.dumps(load(own, path, *arguments, **options))
+        return pickle.loads(loaded[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerBase, "from_pretrained", classmethod(load_once))
+        yield
+
+
+_ENVIRON = os.environ
+
+
+@pytest.fixture(autouse=True)
+def one_environ() -> None:
+    """Put back what rich read first: `datasets` 5 leaves a copy in place of `os.environ` when it maps."""
+    os.environ = _ENVIRON  # noqa: B003, it is the environment itself
 
 
 @dataclass(frozen=True)
@@ -132,6 +183,8 @@ class Prepared:
         return [
             "hardware=cpu",
             "model=demo-policy",
+            # Of every hop that a prompt can ask for.
+            "hop_ratio=[4,3,2,1]",
             f"base_model={model or self.model}",
             f"paths.corpus={self.corpus}",
             f"paths.checkpoints={checkpoints}",
@@ -215,9 +268,11 @@ def sglang_python() -> str:
 def fresh_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was found of the hub is forgotten before and after, and its cache is empty."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    hub_fault.cache_clear()
+    for found in (hub_fault, _fetch_config):
+        found.cache_clear()
     yield
-    hub_fault.cache_clear()
+    for found in (hub_fault, _fetch_config):
+        found.cache_clear()
 
 
 @pytest.fixture
@@ -229,14 +284,17 @@ def start_peer() -> Iterator[StartPeer]:
         listener = socket.create_server(("127.0.0.1", 0))
         peer = Peer(f"http://127.0.0.1:{listener.getsockname()[1]}")
 
-        async def endpoint(request: Request) -> JSONResponse:
+        async def endpoint(request: Request) -> Response:
             peer.requests.append(await request.json())
             answered = answer(peer.requests[-1])
             if isinstance(answered, int):
                 return JSONResponse({"error": "scripted"}, status_code=answered)
-            return JSONResponse(answered)
+            return answered if isinstance(answered, Response) else JSONResponse(answered)
 
-        app = FastAPI()
+        def note_key(request: Request) -> None:
+            peer.keys.add(request.headers.get("authorization"))
+
+        app = FastAPI(dependencies=[Depends(note_key)])
         app.add_api_route(path, endpoint, methods=["POST"])
         for other_path, content in (fixed or {}).items():
             app.add_api_route(other_path, _always(content))

@@ -13,8 +13,8 @@ modal run modal_train.py --action smoke
 modal run modal_train.py --action prepare-data
 modal run --detach modal_train.py --action challenger --iteration 1
 modal run modal_train.py --action list-models
-modal run modal_train.py::train --env demo --steps 200
-modal run modal_train.py::train --env demo --steps 150 --gpu-count 1 --gpu-type A100-40GB
+modal run modal_train.py::train --env demo --steps 100
+modal run modal_train.py::train --env demo --steps 50 --gpu-count 1 --gpu-type A100-40GB
 modal run modal_train.py::evaluate --env demo --model Qwen/Qwen2.5-0.5B-Instruct --num-examples 50
 modal run modal_train.py::evaluate --env demo --model Qwen/Qwen2.5-0.5B-Instruct
 modal run modal_train.py::train --config-path config/runs/challenger_a100.yaml
@@ -43,7 +43,8 @@ def lines(program: str) -> list[Line]:
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         parts = path.read_text(encoding="utf-8").split("```")
         for block in parts[1::2]:
-            texts += [line.removeprefix("$ ") for line in block.splitlines()]
+            whole = re.sub(r" *\\\n *", " ", block)
+            texts += [line.removeprefix("$ ") for line in whole.splitlines()]
         for prose in parts[::2]:
             spans = re.findall(r"`([^`]+)`", " ".join(prose.split()))
             texts += [f"modal run modal_train.py{span}" if span.startswith("::") else span for span in spans]
@@ -64,3 +65,27 @@ def _line(text: str) -> Line | None:
         return None
     settings = (setting.partition("=") for setting in command["env"].split())
     return Line(" ".join(words), tuple(words), {name: value for name, _, value in settings})
+
+
+def left_by_a_run() -> list[re.Pattern[str]]:
+    """The paths in the trees of docs/files.md; a folder without entries there may hold anything."""
+    found = []
+    for block in (ROOT / "docs" / "files.md").read_text(encoding="utf-8").split("```")[1::2]:
+        entries = [(len(line) - len(line.lstrip()), line.split()[0]) for line in block.splitlines() if line]
+        above: dict[int, str] = {}
+        for (indent, name), (following, _) in zip(entries, [*entries[1:], (0, "")], strict=True):
+            above = {depth: part for depth, part in above.items() if depth < indent} | {indent: name}
+            leaf = not name.endswith("/")
+            anything = "" if leaf or following > indent else ".+"
+            if leaf or anything:
+                found.append(re.compile(_template("".join(above.values())) + anything))
+    return found
+
+
+def _template(path: str) -> str:
+    """A path's expression: N stands for a number, NAME and other capital words for a name."""
+    parts = re.split(r"([A-Z]+)", path)
+    return "".join(
+        re.escape(part) if not part.isupper() else r"\d+" if set(part) == {"N"} else r"[\w.-]+"
+        for part in parts
+    )

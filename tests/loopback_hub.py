@@ -72,7 +72,7 @@ class LoopbackHub:
                         401, b'{"error": "Repository not found"}', body, {"X-Error-Code": "RepoNotFound"}
                     )
                     return
-                files, verb = models[model], path.removeprefix("api/models/").removeprefix(model).strip("/")
+                files, verb = models[model], path.partition(model)[2].strip("/")
                 if verb.startswith("tree/"):
                     tree = [
                         {"type": "file", "path": name, "size": len(data), "oid": _etag(data)}

@@ -5,6 +5,7 @@ and hold no weights: preflight loads none.
 """
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from solver_rows import solver_row
 from torch import zeros
 
 from data.parquet_io import write_training_rows
-from pipeline.compose import CONFIG_DIR, compose_stage, fitting_hardware
+from pipeline.compose import CONFIG_DIR, compose_stage, fitting_hardware, with_environment
 from pipeline.overrides import OverrideError
 from pipeline.preflight.context import Readings
 from pipeline.preflight.model_shape import KNOWN, ModelShape, config_of
@@ -41,7 +42,7 @@ class World:
         self.corpus, self.checkpoints = folder / "corpus", folder / "checkpoints"
         self.readings = Readings()
         """What preflight has read of these places; they do not change."""
-        self._bases: dict[tuple[str, ...], DictConfig] = {}
+        self._bases: dict[tuple[str, ...], tuple[bytes, Any]] = {}
         shutil.copytree(corpus, self.corpus)
         for name in MODELS:
             save_model_folder(self.corpus / "models" / name, model, KNOWN[name.lower()])
@@ -91,10 +92,10 @@ class World:
         A plain value for a key that is there is set in a copy of the composed base, as Hydra does; whatever
         may be refused or chooses a group goes through the composition of a run.
         """
-        base = self._base(stage, groups, form)
-        if not all(_is_plain(override, base) for override in overrides):
+        pickled, unresolved = self._base(stage, groups, form)
+        if not all(_is_plain(override, unresolved) for override in overrides):
             return _compose_as_a_run(stage, [*groups, *self.places(stage, groups, form), *overrides])
-        config = base.copy()
+        config: DictConfig = pickle.loads(pickled)
         for parsed in OverridesParser.create().parse_overrides(overrides):
             key, value = parsed.key_or_group, parsed.value()
             schema = schema_of(stage)
@@ -103,13 +104,15 @@ class World:
             OmegaConf.update(config, key, value)
         return config
 
-    def _base(self, stage: str, groups: list[str], form: str) -> DictConfig:
+    def _base(self, stage: str, groups: list[str], form: str) -> tuple[bytes, Any]:
+        """The composed config, pickled (copying it takes three times as long), and as plain containers."""
         key = (stage, form, *groups)
         if key not in self._bases:
             said = any(group.startswith("hardware=") for group in groups)
             hardware = [] if said else [f"hardware={fitting_hardware(groups)}"]
-            overrides = [*hardware, *groups, *self.places(stage, groups, form)]
-            self._bases[key] = compose(stage, overrides=overrides)
+            overrides = with_environment(stage, [*hardware, *groups, *self.places(stage, groups, form)])
+            base = compose(stage, overrides=overrides)
+            self._bases[key] = pickle.dumps(base), OmegaConf.to_container(base, resolve=False)
         return self._bases[key]
 
 
@@ -123,7 +126,7 @@ def _compose_as_a_run(stage: str, overrides: list[str]) -> DictConfig:
         GlobalHydra.instance().hydra = ours
 
 
-def _is_plain(override: str, base: DictConfig) -> bool:
+def _is_plain(override: str, base: Any) -> bool:
     key, _, value = override.partition("=")
     if key in ALIASES:
         return False
@@ -133,9 +136,9 @@ def _is_plain(override: str, base: DictConfig) -> bool:
     return not is_sweep and not isinstance(_unresolved(base, key), dict)
 
 
-def _unresolved(base: DictConfig, key: str) -> Any:
+def _unresolved(base: Any, key: str) -> Any:
     """What stands at a key; an empty dict where there is none."""
-    node: Any = OmegaConf.to_container(base, resolve=False)
+    node = base
     for part in key.split("."):
         if isinstance(node, list):
             node = node[int(part)]

@@ -11,6 +11,7 @@ import pytest
 from data.demo_world import HOPS, Chain, World, chain_leaks, generate_world, split_of, write_world
 from data.errors import DataError
 from data.world_language import FIRM_NOUNS, RELATIONS, WORK_NOUNS
+from pipeline.stages.demo import EVALUATION_SHARE, WORLD_SEED
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +116,34 @@ def test_chains_start_at_many_documents(world: World) -> None:
         assert len({chain.doc_ids[0] for chain in world.chains if chain.hop == hop}) >= 90
 
 
-def test_the_facts_of_chains_stand_in_their_share_of_the_passages_and_in_no_other(world: World) -> None:
-    held = generate_world(0, chain_share=0.4)
-    assert (held.passages, held.facts) == (world.passages, world.facts)
+@pytest.mark.parametrize("seed", range(WORLD_SEED, WORLD_SEED + 3))
+def test_chains_of_a_share_of_the_passages_are_in_a_land_that_no_other_passage_names(seed: int) -> None:
+    held = generate_world(seed, chain_share=EVALUATION_SHARE)
     assert Counter(chain.hop for chain in held.chains) == dict.fromkeys(HOPS, 100)
     documents = {doc_id for chain in held.chains for doc_id in chain.doc_ids}
-    assert 80 < len(documents) <= 96
-    facts = {fact for chain in held.chains for fact in zip(chain.entities, chain.relations, strict=False)}
-    for (doc_id, relation), thing in held.facts.items():
-        if doc_id not in documents:
-            assert (held.name(doc_id), relation) not in facts
-            assert relation != "married_to" or (held.name(thing), relation) not in facts
+    assert len(documents) == 96  # all of the land, so that holding these out leaves none of it
+    asked_about = {name for chain in held.chains for name in chain.entities}
+    outside = [passage for doc_id, passage in held.passages.items() if doc_id not in documents]
+    names = {entity.name for entity in held.entities.values()} & asked_about
+    assert len(outside) == 144 and len(names) == 96
+    assert not [name for name in names for passage in outside if re.search(rf"\b{name}\b", passage.text)]
+
+
+def test_a_land_too_small_is_refused() -> None:
+    with pytest.raises(DataError, match="at least 60 passages, got 24"):
+        generate_world(0, chain_share=0.1)
+
+
+def test_every_relation_that_leads_on_is_continued_in_both_splits() -> None:
+    """Else a model would be asked about "the region of X" without having been shown the words."""
+    follows: dict[tuple[str, str], int] = Counter()
+    for first, relation in RELATIONS.items():
+        for second, then in RELATIONS.items():
+            if relation.object == then.subject:
+                follows[first, split_of(f"{first}→{second}")] += 1
+    assert sum(follows.values()) == 59
+    leading = {first for first, relation in RELATIONS.items() if relation.means}
+    assert set(follows) == {(first, split) for first in leading for split in ("run", "warmstart")}
 
 
 def test_passages_are_short_plain_texts(world: World) -> None:

@@ -1,8 +1,10 @@
 """Challenger prompts: ratio, cycling, cutting, and the parquet contract as veRL's own dataset reads it."""
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import pytest
 from damaged import damage_pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from data.challenger_prompts import (
     PrepareReport,
@@ -21,19 +26,40 @@ from data.challenger_prompts import (
 )
 from data.demo_world import generate_world
 from data.errors import DataError
+from data.hop_ratio import assign_hops
 from data.parquet_io import TRAINING_SCHEMA, check_training_rows, read_parquet, write_training_rows
+from data.prose import prose_share, without_lead_in
+from data.quality import quality_lines
 from ops.files import atomic_path
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.chunking import Chunker, Chunking
+from search.sources.document import Document
+from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import challenger_messages
 
 Prepare = Callable[..., PrepareReport]
 
 
-class WordTokenizer:
+def word_tokenizer() -> Tokenizer:
     """One token a word: all that counting needs."""
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[str]:
-        assert not add_special_tokens
-        return text.split()
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The packaged embedder's: what chunks and prompts are counted with."""
+    return Embedder(EmbedderSpec("packaged-minilm", "cpu")).plain_tokenizer()
+
+
+@cache
+def small_chunker() -> Chunker:
+    return Chunker(Embedder(EmbedderSpec("packaged-minilm", "cpu")), Chunking(64, 8))
+
+
+def count(tokenizer: Tokenizer, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.fixture
@@ -41,7 +67,7 @@ def prepare(tmp_path: Path) -> Prepare:
     def run(documents: int = 50, **changes: Any) -> PrepareReport:
         arguments: dict[str, Any] = {
             "rows": 20,
-            "tokenizer": WordTokenizer(),
+            "tokenizer": word_tokenizer(),
             "prompt_form": "short",
             "heldout_rows": 10,
             "seed": 0,
@@ -49,7 +75,7 @@ def prepare(tmp_path: Path) -> Prepare:
             "out_dir": tmp_path / "out",
         }
         corpus = [(f"d{i}", f"Title {i}", f"Text number {i}.") for i in range(documents)]
-        return prepare_challenger_prompts(corpus, **(arguments | changes))
+        return prepare_challenger_prompts(changes.pop("corpus", corpus), **(arguments | changes))
 
     return run
 
@@ -171,7 +197,7 @@ def test_another_seed_gives_other_rows(prepare: Prepare) -> None:
 
 
 def test_an_empty_corpus_is_refused_and_nothing_written(prepare: Prepare, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'tests' has no document with text"):
+    with pytest.raises(DataError, match="'tests' has no document to ask about"):
         prepare(documents=0)
     assert not (tmp_path / "out").exists()
 
@@ -180,7 +206,7 @@ def test_control_tokens_in_a_document_are_shown_as_the_prompt_shows_them(tmp_pat
     report = prepare_challenger_prompts(
         [("d", "Title", "a <|im_end|> b")],
         rows=1,
-        tokenizer=WordTokenizer(),
+        tokenizer=word_tokenizer(),
         prompt_form="short",
         heldout_rows=0,
         seed=0,
@@ -191,54 +217,201 @@ def test_control_tokens_in_a_document_are_shown_as_the_prompt_shows_them(tmp_pat
     assert row["extra_info"]["document"] in row["prompt"][0]["content"]
 
 
+# --- what is fit to be asked about -------------------------------------------------------------------------
+
+
+def test_documents_below_the_floor_are_counted_and_not_asked_about(prepare: Prepare) -> None:
+    report = prepare(documents=0, corpus=[("a", "RF", "Radio frequency."), *LONG], min_document_tokens=8)
+    assert set(doc_ids(report.train_path)) <= {doc for doc, _, _ in LONG}
+    assert (report.short.count, report.short.examples) == (1, ["RF Radio frequency."])
+
+
+def test_where_all_are_below_the_floor_the_error_names_the_setting(prepare: Prepare) -> None:
+    with pytest.raises(DataError, match=r"of 50 50 have fewer than 9 tokens \(min_document_tokens\)"):
+        prepare(min_document_tokens=9)
+
+
+LISTING = "```\nfor level in levels:\n    log(level, 'Message no. %d', i)\nif level == 4:\n    stop()\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("  Two parts.\n\n  It has. The output is:\n", "  Two parts.\n\n  It has."),
+        ("  The salt.\n\n## Market", "  The salt."),
+        ("Old.\n\n\nNew.\n\n# Why？", "Old.\n\n\nNew."),  # that is no sentence's end
+        ("Its parts are:", "Its parts are:"),
+    ],
+)
+def test_a_text_is_shown_from_its_beginning_on_without_a_last_line_that_leads_on(
+    text: str, shown: str
+) -> None:
+    assert without_lead_in(text) == shown
+
+
+LINES = "print the harbour of the town"
+COMMENTED = """  onSend: (request, reply) => {
+    // This hook will always be executed after those of the whole application
+    done() // which is why it is called so late
+  },
+};
+# Another one, of a shell or of Python, has other signs before it
+/* and this is one as well, which ends where it began */"""
+
+
+def test_what_is_no_sentences_is_counted_and_not_asked_about(prepare: Prepare) -> None:
+    corpus = [("code", "Levels", LISTING), ("see", "boot", "n. See {bounce}."), *LONG]
+    report = prepare(documents=0, corpus=corpus, min_prose=0.15)
+    assert set(doc_ids(report.train_path)) <= {doc for doc, _, _ in LONG} and report.unsaid.count == 2
+    assert "2 of 22 entries with hardly a sentence" in next(quality_lines(report, None, None))
+    with pytest.raises(DataError, match=r"of 2 .* 2 less than 15% of their text in sentences \(min_prose\)"):
+        prepare(documents=0, corpus=corpus[:2], min_prose=0.15)
+    assert prepare(documents=0, corpus=corpus[:2]).unsaid.count == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "is_prose"),
+    [
+        ("The harbour of `Orrin` is as old as the town, says {the map}.", True),
+        ("Der Hafen von Orrin ist so alt wie die Stadt.", True),
+        ("東京は日本の首都である。人口は多い。", True),
+        (LISTING, False),
+        (COMMENTED, False),
+        (f"```js\n{COMMENTED}\n```", False),
+        (COMMENTED.partition("};")[0] + "```\n\nThe harbour is old.", False),  # begins inside of a fence
+        ("So the harbour of the old town is shown by\n\n```\n" + LINES, True),  # ends inside of one
+        (f"{LINES}\n```\nThis harbour is as old as the town, which is why it is so small.", True),
+        ("The harbour is called as follows in the old map.\n```js\nx()\n```\nNobody knows why it is.", True),
+        ("| 'B' | unsigned_char |\n| 'b' | unsigned_char |\n| 'c' | char |", False),
+        ("- [onReady](#onready)\n- [The onListen hook](#onlisten)\n- [Manage errors](#errors)", False),
+    ],
+)
+def test_prose_is_what_has_words_in_a_row(text: str, is_prose: bool) -> None:
+    assert (prose_share(text) > 0.5) == is_prose and (prose_share(text) < 0.1) != is_prose
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("It has two parts. The output is:", "It has two parts."),
+        ("It has two parts, e.g. a head.\n\nSee e.g. this:\n\n**Note:**\n", "It has two parts, e.g. a head."),
+        ("It has two parts.\n\n## The parts\n\nThey are:\n", "It has two parts."),
+        ("There are two: a head and a tail.", "There are two: a head and a tail."),
+        ("There are two:", "There are two:"),
+    ],
+)
+def test_a_prompt_does_not_end_with_what_introduces_the_next_chunk(
+    prepare: Prepare, text: str, shown: str
+) -> None:
+    rows = rows_of(prepare(documents=0, corpus=[("a", "Orrin", text)]).train_path)
+    assert {row["extra_info"]["document"] for row in rows} == {f"Orrin\n{shown}"}
+
+
+def test_texts_that_differ_in_white_space_alone_are_asked_about_once(prepare: Prepare) -> None:
+    twice = [(f"b{doc}", title, text.replace(" ", "\n  ")) for doc, title, text in LONG]
+    report = prepare(documents=0, corpus=[*LONG, *twice], rows=60, heldout_rows=0)
+    assert report.repeated.count == len(LONG) and report.train_documents == len(LONG)
+
+
+LONG = [(f"d{n}", f"Title {n}", f"Orrin {n} is a town. It lies on the river Vell {n}.") for n in range(20)]
+
+
+def test_no_document_is_asked_for_more_hops_than_its_chain_has(prepare: Prepare) -> None:
+    chains = {doc: 1 + n % 3 for n, (doc, _, _) in enumerate(LONG)}
+    report = prepare(documents=0, corpus=LONG, rows=40, heldout_rows=0, chains=chains)
+    for row in rows_of(report.train_path):
+        assert row["extra_info"]["hop"] <= chains[row["extra_info"]["doc_id"]]
+    assert report.wanted_hops == {1: 16, 2: 12, 3: 8, 4: 4}
+    # The four of 4 hops have 3, as 12 or 14 rows can carry; nothing else changes.
+    assert report.hop_counts == {1: 16, 2: 12, 3: 12, 4: 0}
+    told = list(quality_lines(report, chains, None))
+    assert told[0].startswith(
+        "of 20 entries 13 begin a chain of 2 documents that name one another, 6 of 3, 0 "
+    )
+    assert "the hop ratio is adapted" in told[1] and "not 16 of 1 hop, 12 of 2 hops, 8 of 3" in told[1]
+
+
+def test_where_the_corpus_carries_all_hops_the_rows_are_those_of_the_ratio_alone(prepare: Prepare) -> None:
+    as_published = prepare(documents=0, corpus=LONG).train_path.read_bytes()
+    chains = dict.fromkeys((doc for doc, _, _ in LONG), 4)
+    assert prepare(documents=0, corpus=LONG, chains=chains).train_path.read_bytes() == as_published
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=60).flatmap(
+        lambda hops: st.tuples(
+            st.just(hops), st.lists(st.integers(1, 4), min_size=len(hops), max_size=len(hops))
+        )
+    )
+)
+def test_hops_are_given_to_rows_that_carry_them_and_only_ever_become_fewer(
+    both: tuple[list[int], list[int]],
+) -> None:
+    hops, carried = both
+    given_hops = assign_hops(hops, carried, random.Random(0))
+    assert len(given_hops) == len(hops) and all(
+        1 <= hop <= most for hop, most in zip(given_hops, carried, strict=True)
+    )
+    for most in (2, 3, 4):
+        wanted = sum(hop >= most for hop in hops)
+        able = sum(carry >= most for carry in carried)
+        assert sum(hop >= most for hop in given_hops) <= wanted
+        if able == len(hops):
+            assert sum(hop >= most for hop in given_hops) == wanted
+
+
+def test_rows_that_too_few_carry_are_shared_in_the_ratio() -> None:
+    """Of 100 rows 24 carry four hops, and 60 are wanted: 30 of two, 20 of three, 10 of four."""
+    hops, carried = [1] * 40 + [2] * 30 + [3] * 20 + [4] * 10, [4] * 24 + [1] * 76
+    counts = Counter(assign_hops(hops, carried, random.Random(0)))
+    assert counts == {1: 76, 2: 11, 3: 9, 4: 4}
+
+
 # --- cutting -----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
 @given(text=st.text(max_size=200), limit=st.integers(1, 40))
-def test_a_cut_document_is_a_beginning_within_the_limit(
-    smollm2_tokenizer: Any, text: str, limit: int
-) -> None:
-    cut = cut_to_tokens(text, smollm2_tokenizer, limit)
+def test_a_cut_document_is_a_beginning_within_the_limit(tokenizer: Tokenizer, text: str, limit: int) -> None:
+    cut = cut_to_tokens(text, tokenizer, limit)
     assert text.startswith(cut)
-    assert len(smollm2_tokenizer.encode(cut, add_special_tokens=False)) <= limit
+    assert count(tokenizer, cut) <= limit
 
 
-def test_a_long_document_is_cut_close_to_the_limit_and_on_a_word(smollm2_tokenizer: Any) -> None:
+def test_a_long_document_is_cut_close_to_the_limit_and_after_a_sentence(tokenizer: Tokenizer) -> None:
     text = " ".join(passage.text for passage in list(generate_world(0).passages.values())[:20])
-    cut = cut_to_tokens(text, smollm2_tokenizer, 256)
-    assert 235 <= len(smollm2_tokenizer.encode(cut, add_special_tokens=False)) <= 256
-    assert text[len(cut)] == " "
+    cut = cut_to_tokens(text, tokenizer, 256)
+    assert 215 <= count(tokenizer, cut) <= 256
+    assert cut.endswith(".") and text[len(cut)] == " "
 
 
-@pytest.mark.parametrize("text", ["日本語の文章" * 200, "🦜" * 300, "x1y2" * 400])
-def test_text_without_spaces_is_cut_between_characters(smollm2_tokenizer: Any, text: str) -> None:
-    cut = cut_to_tokens(text, smollm2_tokenizer, 256)
+@pytest.mark.parametrize("text", ["日本語の文章" * 200, "x1y2" * 400])
+def test_text_without_spaces_is_cut_between_characters(tokenizer: Tokenizer, text: str) -> None:
+    cut = cut_to_tokens(text, tokenizer, 256)
     assert text.startswith(cut)
-    assert 250 <= len(smollm2_tokenizer.encode(cut, add_special_tokens=False)) <= 256
+    assert 1 <= count(tokenizer, cut) <= 256
 
 
 def test_a_word_that_just_fits_is_kept() -> None:
-    assert cut_to_tokens("one two three four", WordTokenizer(), 2) == "one two"
+    assert cut_to_tokens("one two three four", word_tokenizer(), 2) == "one two"
 
 
-def test_documents_in_rows_are_cut(smollm2_tokenizer: Any, tmp_path: Path) -> None:
-    report = prepare_challenger_prompts(
-        [("long", "Title", "The quick brown fox. " * 200), ("short", "Title", "A text.")],
-        rows=2,
-        tokenizer=smollm2_tokenizer,
-        prompt_form="short",
-        heldout_rows=0,
-        seed=0,
-        corpus_id="tests",
-        out_dir=tmp_path,
-    )
-    lengths = [
-        len(smollm2_tokenizer.encode(row["extra_info"]["document"], add_special_tokens=False))
-        for row in rows_of(report.train_path)
-    ]
-    assert max(lengths) <= 256
-    assert report.cut_documents == 1
+def test_documents_in_rows_are_cut_after_a_sentence_and_named(prepare: Prepare) -> None:
+    long = ("long", "Title", "The quick brown fox runs. " * 200)
+    report = prepare(documents=0, corpus=[long, *LONG[:1]], rows=2, heldout_rows=0, max_document_tokens=30)
+    shown = {row["extra_info"]["doc_id"]: row["extra_info"]["document"] for row in rows_of(report.train_path)}
+    assert shown["long"] == "Title\n" + "The quick brown fox runs. " * 4 + "The quick brown fox runs."
+    assert report.cut_documents.count == 1
+
+
+@given(
+    st.lists(st.sampled_from(["Orrin is a town.", "It is old!", "<|im_end|> Who?"]), min_size=1, max_size=90)
+)
+def test_a_prompt_shows_every_chunk_whole(tokenizer: Tokenizer, sentences: list[str]) -> None:
+    chunker = small_chunker()
+    for chunk in chunker.split(Document("d", "Orrin", " ".join(sentences))):
+        whole = defuse(f"{chunk.title}\n{chunk.text}".strip())
+        assert cut_to_tokens(whole, tokenizer, 64) == whole
 
 
 # --- parquet contract --------------------------------------------------------------------------------------
@@ -261,7 +434,7 @@ def test_verls_dataset_reads_the_rows(prepare: Prepare, smollm2_tokenizer: Any, 
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    report = prepare(tokenizer=smollm2_tokenizer)
+    report = prepare()
     config = OmegaConf.create(
         {"cache_dir": str(tmp_path), "max_prompt_length": 512, "filter_overlong_prompts_workers": 1}
     )

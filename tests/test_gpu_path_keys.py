@@ -54,7 +54,8 @@ DRIVEN = {
 }
 AMOUNTS = (
     "actor_rollout_ref.rollout.agent.num_workers retrieval.cache_mb retrieval.max_batch retrieval.threads "
-    "ray_kwargs.ray_init.object_store_memory run.min_free_gb trainer.max_actor_ckpt_to_keep trainer.save_freq"
+    "ray_kwargs.ray_init.object_store_memory run.min_free_gb trainer.max_actor_ckpt_to_keep "
+    "trainer.save_freq watchdog.factor"
 )
 """More or less of what hardware=cpu runs with; no other code."""
 ELSEWHERE = {

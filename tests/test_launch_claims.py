@@ -99,6 +99,17 @@ def test_another_launch_is_refused_with_the_app_to_stop_until_the_call_has_ended
     assert modal.claims().take(other, "fc-2", "ap-2") == "fc-2"
 
 
+def test_a_run_is_running_by_its_own_launch_or_as_a_stage_of_the_loop(modal: Modal) -> None:
+    assert modal.claims().running("solver_iter1") is None
+    modal.claims().take(request_of("evolve", "one"), "fc-1", "ap-1")
+    found = modal.claims().running("solver_iter1")
+    assert found is not None and found.call == "fc-1" and modal.claims().running("my_solver") is None
+    modal.claims().take(request_of("evolve", "one").next_part(), "fc-2", "ap-1")
+    assert (found := modal.claims().running("evolve")) is not None and found.call == "fc-2"
+    modal.running.clear()
+    assert modal.claims().running("solver_iter1") is None
+
+
 def test_of_two_launches_at_the_same_moment_one_has_the_run(modal: Modal) -> None:
     first, second = request_of("solver", "one"), request_of("solver", "two")
     modal.table.before_put = lambda: modal.claims().take(second, "fc-2", "ap-2")

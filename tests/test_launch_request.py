@@ -196,9 +196,9 @@ def test_the_demo_environment_makes_its_world_first():
     assert launch("prepare-data --env demo").command == ("demo-data",)
 
 
-def test_hop_ratio_names_prompts_and_their_file():
-    assert "hop_ratio=[1,1]" in launch("prepare-data --hop-ratio 1:1").command
-    assert any("zero_ratio11.parquet" in word for word in launch("challenger --hop-ratio 1:1").command)
+@pytest.mark.parametrize("action", ["prepare-data", "challenger", "synthesize", "evolve"])
+def test_hop_ratio_names_the_prompts_that_are_written_and_those_that_are_read(action):
+    assert "hop_ratio=[1,1]" in launch(f"{action} --hop-ratio 1:1").command
 
 
 @pytest.mark.parametrize(
@@ -255,3 +255,37 @@ def test_a_request_survives_the_wire():
 def test_the_next_call_gets_the_secrets_that_were_found_at_the_start():
     request = dataclasses.replace(launch("challenger"), secrets=("wandb-secret",))
     assert pickle.loads(pickle.dumps(request)).next_part().secrets == ("wandb-secret",)
+
+
+def test_a_check_of_a_stage_has_the_stages_machine_and_a_folder_of_its_own() -> None:
+    request = launch("check-services solver --with-trainer --model qwen2.5-7b")
+    assert (request.name, request.compute.name, request.compute.retries) == (
+        "check_services",
+        "4xa100-80gb",
+        0,
+    )
+    assert request.command[:2] == ("check-services", "solver")
+    assert {"--with-trainer", "run.name=check_services"} <= set(request.command)
+    assert request.checked[0] == "solver" and "--with-trainer" not in request.checked
+    assert launch("check-services").checked[0] == "challenger"
+    played = launch("check-services train --with-trainer --env wordle").command
+    assert [word for word in played if word.startswith("run.name=")] == ["run.name=check-services_wordle"]
+
+
+def test_a_flow_test_needs_no_gpu_and_no_model() -> None:
+    request = launch("flow-test flow_test.seconds=60")
+    assert (request.name, request.compute.type, request.loads_a_model) == ("flow_test", None, False)
+    assert request.checked == request.command and request.command[0] == "flow-test"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("check-services synthesize", "no such stage"),
+        ("check-services train", "no such stage"),
+        ("challenger --with-trainer", "is for --action check-services"),
+    ],
+)
+def test_a_check_of_what_has_no_services_or_trainer_is_refused(line: str, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        launch(line)

@@ -225,7 +225,8 @@ def test_in_its_container_a_run_ends_with_its_verdicts(
         monkeypatch.setenv(f"DRZERO_MOUNT_{kind.upper()}", str(tmp_path / kind))
     monkeypatch.setenv("DRZERO_MOUNT_CORPUS", str(prepared.corpus))
     small = ("data.train_batch_size=4", "trainer.total_training_steps=1", "process_env.OMP_NUM_THREADS=1")
-    outcome = run_job(smoke_request("compute=cpu", f"base_model={speaking_model}", *small), {})
+    words = ("compute=cpu", f"base_model={speaking_model}", "hop_ratio=[4,3,2,1]", *small)
+    outcome = run_job(smoke_request(*words), {})
     assert outcome.state == "finished"
     console = (launch_folder("smoke") / "console.log").read_text()
     assert re.findall(r"\[run\] (proven|not proven) +([^:]+):", console) == [

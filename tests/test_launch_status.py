@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,37 @@ def test_a_loops_line_is_of_the_run_that_was_written_to_last(checkpoints: Path) 
     trained(checkpoints / "challenger_iter1", steps=50, saved=50, at=100)
     trained(checkpoints / "solver_iter1", steps=3, saved=0, at=200)
     assert status_line(request_of("evolve"), 1.0, 60).startswith("solver_iter1: step 3")
+
+
+def stalled(run: Path, *kinds: str, at: float) -> None:
+    """A run's folder with these events in its last start."""
+    (run / "logs").mkdir(parents=True)
+    events = [{"kind": "start", "component": "trainer", "offset": 0, "text": "", "time": at}]
+    for kind in kinds:
+        told = {"text": "rank 1 is late", "component": "rank 1", "advice": "see it", "report": "stall_001.md"}
+        events.append({"kind": kind, "time": at, **told})
+    (run / "logs" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        (("stall",), "stalled: rank 1 is late (culprit: rank 1), 1 min"),
+        (("stall", "end", "start"), "1 stalls so far, the last: rank 1 is late (culprit: rank 1), 1 min"),
+        (("stall", "progress"), "1 stalls so far, the last: rank 1 is late (culprit: rank 1), 1 min"),
+    ],
+)
+def test_a_stall_of_the_call_is_in_it_and_whether_it_lasts(
+    checkpoints: Path, kinds: tuple[str, ...], said: str
+) -> None:
+    stalled(checkpoints / "solver_iter1", *kinds, at=time.time())
+    for action in ("solver", "evolve"):
+        assert said in status_line(request_of(action), 1.0, 60)
+
+
+def test_a_stall_of_an_earlier_call_is_not(checkpoints: Path) -> None:
+    stalled(checkpoints / "solver_iter1", "stall", at=time.time() - 900)
+    assert "stall" not in status_line(request_of("solver"), 1.0, 60)
 
 
 def test_without_a_limit_only_the_cost_is_shown(checkpoints: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from verl_ext.method.grpo import group_advantages
+from verl_ext.method.grpo import group_advantages, hop_balanced
 
 Row = tuple[float, str, bool]
 # Eighths are exact in veRL's float32, so equal rewards have a deviation of exactly 0 there too.
@@ -80,3 +80,28 @@ def test_the_deviation_is_the_samples() -> None:
 def test_a_reward_that_is_not_finite_is_refused_by_row() -> None:
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         group_advantages([0.0, math.nan], ["a", "a"], [True, True])
+
+
+BALANCED = st.lists(
+    st.tuples(st.integers(-8, 8).map(lambda eighths: eighths / 8), st.sampled_from([1, 2, 3]))
+)
+
+
+@given(BALANCED)
+def test_balanced_hop_counts_have_the_same_share_of_an_update_as_large_as_before(
+    rows: list[tuple[float, int]],
+) -> None:
+    given_sizes = np.array([advantage for advantage, _ in rows])
+    hops = np.array([hop for _, hop in rows])
+    result = hop_balanced(given_sizes, hops)
+    totals = {hop: np.abs(given_sizes[hops == hop]).sum() for hop in set(hops.tolist())}
+    taking_part = [hop for hop, total in totals.items() if total]
+    for hop in taking_part:
+        share = np.abs(given_sizes).sum() / len(taking_part)
+        assert np.abs(result[hops == hop]).sum() == pytest.approx(share)
+    np.testing.assert_array_equal(np.sign(result), np.sign(given_sizes))
+
+
+@given(st.lists(REWARDS, min_size=1))
+def test_one_hop_count_alone_is_left_as_it_is(values: list[float]) -> None:
+    np.testing.assert_allclose(hop_balanced(np.array(values), [2] * len(values)), values)

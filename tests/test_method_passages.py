@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.passages import defuse, format_passages
+from verl_ext.method.passages import defuse, format_passages, passages_by_query
 
 passages = st.fixed_dictionaries({"title": st.text(max_size=80), "text": st.text(max_size=3000)})
 result_lists = st.lists(st.lists(passages, max_size=5), min_size=1, max_size=10)
@@ -66,3 +66,19 @@ def test_defused_text_has_no_control_token_opening(text: str) -> None:
 def test_results_that_do_not_fit_the_queries_are_refused() -> None:
     with pytest.raises(ValueError, match="2 queries but 1 result lists"):
         format_passages(["a", "b"], [[]])
+
+
+def test_passages_are_found_again_by_their_queries() -> None:
+    found = [
+        [{"title": "A", "text": "of one"}, {"text": "of one too"}],
+        [],
+        [{"title": "B", "text": "of three"}],
+    ]
+    queries = ["one", "two", "three"]
+    shown = passages_by_query(queries, format_passages(queries, found))
+    assert shown == [
+        ("one", ["[1] A: of one", "[2] of one too"]),
+        ("two", []),
+        ("three", ["[3] B: of three"]),
+    ]
+    assert passages_by_query(["one"], format_passages(["one"], found[:1])) == [shown[0]]

@@ -1,12 +1,19 @@
 """Challenger and solver rewards, part by part."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.challenger_reward import challenger_reward, difficulty, extract_pair, has_integrity
+from verl_ext.method.challenger_reward import (
+    FORMAT_WEIGHT,
+    challenger_reward,
+    difficulty,
+    extract_pair,
+    has_integrity,
+)
 from verl_ext.method.format_score import answer_part, format_score, think_part, tool_part
 from verl_ext.method.passages import format_passages
 from verl_ext.method.solver_reward import solver_reward
@@ -14,6 +21,7 @@ from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 DOCUMENT = "Brann Halvorsen designed the Ostrel lighthouse in 1893."
 ANSWERED = SearchCall("raw", ("q",), response="[1] Halvorsen: He was born in the village of Kestmoor.")
+NAMED = replace(ANSWERED, queries=("the Halvorsen",))
 UNANSWERED = SearchCall("raw", ("q",))
 INVALID = SearchCall("raw", None, response="Error", error="the call is not JSON")
 FAILED = SearchCall("raw", ("q",), failed=True, error="HTTP 503")
@@ -207,6 +215,39 @@ def test_a_question_nobody_or_everybody_answers_keeps_its_format_score() -> None
     assert {challenger_reward(GOOD, DOCUMENT, 2, n=5, k=k).score for k in (0, 5)} == {0.5}
 
 
+UNSEARCHED = trajectory(last=ask("What did Halvorsen design?", "the Ostrel lighthouse"))
+
+
+def test_a_refused_question_keeps_its_format_score_and_earns_no_difficulty() -> None:
+    plain = challenger_reward(UNSEARCHED, DOCUMENT, 2, n=5, k=1)
+    refused = challenger_reward(UNSEARCHED, DOCUMENT, 2, n=5, k=None, refused="hops: none")
+    assert (plain.valid, plain.difficulty, refused.valid, refused.difficulty) == (True, 1.0, True, 0.0)
+    assert plain.score == 1.0 + refused.score and refused.score == FORMAT_WEIGHT * refused.format
+
+
+@pytest.mark.parametrize(
+    ("made", "hop", "fault"),
+    [
+        (GOOD, 2, None),
+        (GOOD, 3, "1 turn found passages with a new query, 3 hops take 2"),
+        (UNSEARCHED, 1, None),
+        (UNSEARCHED, 2, "0 turns found passages with a new query, 2 hops take 1"),
+        (
+            trajectory(ANSWERED, last=ask("What did he design?", "the Ostrel lighthouse")),
+            2,
+            "the answer stands in the document that 2 hops should lead away from",
+        ),
+        (
+            trajectory(NAMED, last=ask("Where was Brann Halvorsen born?", "Kestmoor")),
+            2,
+            "one search for the question's own words 'the Halvorsen' shows the answer",
+        ),
+    ],
+)
+def test_hops_that_do_not_hold_are_named(made: Trajectory, hop: int, fault: str | None) -> None:
+    assert challenger_reward(made, DOCUMENT, hop, n=5, k=0).hop_fault == fault
+
+
 def test_a_question_without_integrity_scores_zero_and_is_valid_data() -> None:
     leaked = trajectory(last=ask("Is it Kestmoor?", "Kestmoor"))
     score = challenger_reward(leaked, DOCUMENT, 1, n=5, k=None)
@@ -241,6 +282,19 @@ def test_a_trajectory_without_turns_scores_zero() -> None:
 )
 def test_the_solver_is_rewarded_for_an_exact_match(text: str, score: float) -> None:
     assert solver_reward(Trajectory((Turn(text),)), ["Kestmoor"]).score == score
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        Turn("<answer>Kestmoor</answer>\n<answer>Kestmoor</answer>"),
+        Turn("<answer>Kestmoor</answer>\n<answer>Kestmoor</ans", truncated=True),
+        Turn("<answer>Kestmoor</answer>\nThat is all that I", truncated=True),
+    ],
+)
+def test_an_answer_that_is_repeated_or_cut_off_is_none(last: Turn) -> None:
+    score = solver_reward(Trajectory((last,)), ["Kestmoor"])
+    assert (score.score, score.answer, score.valid) == (0.0, None, True)
 
 
 def test_a_solver_sample_with_a_failed_search_is_invalid() -> None:

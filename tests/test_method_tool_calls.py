@@ -1,6 +1,7 @@
 """Parsing search calls out of whatever a model writes."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, 
 
 queries_lists = st.lists(
     st.text(min_size=1).filter(lambda text: text.strip() != ""), min_size=1, max_size=10
-).filter(lambda queries: "</tool_call>" not in "".join(queries))
+).filter(lambda queries: not re.search("</?(think|tool_call|answer|question)>", "".join(queries)))
 FRAGMENTS = [
     "<tool_call>",
     "</tool_call>",
@@ -67,6 +68,7 @@ def test_json_that_is_no_search_call_is_not_valid(value: Any) -> None:
         ({"name": "search", "arguments": {"query_list": []}}, "empty"),
         ({"name": "search", "arguments": {"query_list": [" "]}}, "empty"),
         ({"name": "search", "arguments": {"query_list": ["\ud800"]}}, "empty"),
+        ({"name": "search", "arguments": {"query_list": ["x", "I will search x.</think>"]}}, "a tag"),
         (
             {"name": "search", "arguments": {"query_list": ["x"] * (MAX_QUERIES_PER_CALL + 1)}},
             "more than 10 queries",

@@ -17,6 +17,8 @@ from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import Call
 
+from ops.versions import pinned
+
 ROOTS = ["paths.corpus={corpus}", "paths.checkpoints={checkpoints}"]
 FINISHED = {"state": "finished", "message": "done", "usd": 1.5, "next": None}
 VOLUMES = {"/corpus": "dr-zero-corpus", "/checkpoints": "dr-zero-checkpoints", "/cache": "dr-zero-cache"}
@@ -48,8 +50,11 @@ def stage_of(plane: ControlPlane) -> Call:
     return call
 
 
-ONE_OF_A_KIND = ("prepare-data", "solver", "smoke")
-"""Stages in the first tier; test_launch_request.py has the machine and command of each."""
+more_of_a_kind = pytest.mark.slow(
+    "one of a kind in the first tier; test_launch_request.py has each in process"
+)
+ONE_OF_A_KIND = ("prepare-data", "smoke")
+"""Stages in the first tier, and a challenger with every flag."""
 STAGES = [
     (["prepare-data", "source=/corpus/a.jsonl"], "cpu_stage", None, "prepare-data compute=cpu"),
     (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu"),
@@ -67,10 +72,7 @@ class TestEveryStage:
 
     @pytest.mark.parametrize(
         ("words", "function", "gpu", "command"),
-        [
-            pytest.param(*row, marks=() if row[0][0] in ONE_OF_A_KIND else pytest.mark.slow("more of a kind"))
-            for row in STAGES
-        ],
+        [pytest.param(*row, marks=() if row[0][0] in ONE_OF_A_KIND else more_of_a_kind) for row in STAGES],
     )
     def test_requests_its_machine_after_the_checks(
         self, plane: ControlPlane, checkout: Path, words: list[str], function: str, gpu: Any, command: str
@@ -88,21 +90,63 @@ class TestEveryStage:
         assert "it cost $1.50" in done.stdout
 
 
+class TestChecks:
+    """Preflight of the stage that they are about, then their machine, requested once."""
+
+    @pytest.mark.parametrize(
+        ("words", "preflighted", "function", "command"),
+        [
+            (
+                ["check-services", "solver", "--with-trainer", "--model", "qwen2.5-3b"],
+                ["preflight", "solver"],
+                "gpu_stage",
+                "check-services solver compute=single_h100",
+            ),
+            pytest.param(
+                ["flow-test", "flow_test.seconds=60"],
+                ["preflight", "flow-test"],
+                "cpu_stage",
+                "flow-test compute=cpu",
+                marks=more_of_a_kind,
+            ),
+        ],
+    )
+    def test_are_preflighted_and_not_retried(
+        self,
+        plane: ControlPlane,
+        checkout: Path,
+        words: list[str],
+        preflighted: list[str],
+        function: str,
+        command: str,
+    ) -> None:
+        done = run_action(plane, checkout, *words)
+        assert done.code == 0, done.stdout + done.stderr
+        first, *_, call = calls_of(plane)
+        assert first.args[1][:2] == preflighted and "--with-trainer" not in first.args[1]
+        assert call.function == function
+        request = call.args[0]
+        assert " ".join(request.command).startswith(command)
+        assert ("--with-trainer" in request.command) == ("--with-trainer" in words)
+        assert request.compute.retries == 0
+
+
 class TestLooks:
     @pytest.mark.parametrize(
         ("words", "module", "asked"),
         [
             (["status"], "launch.status", []),
-            (["list-models"], "pipeline.cli", ["list-models", *ROOTS]),
+            pytest.param(["list-models"], "pipeline.cli", ["list-models", *ROOTS], marks=more_of_a_kind),
             (
                 ["preflight", "solver"],
                 "pipeline.cli",
                 ["preflight", "solver", *ROOTS, "compute=single_h100", "compute.max_usd=130"],
             ),
-            (
+            pytest.param(
                 ["diagnose", "--stage", "solver", "--iteration", "2"],
                 "pipeline.cli",
                 ["diagnose", "{checkpoints}/solver_iter2"],
+                marks=more_of_a_kind,
             ),
         ],
     )
@@ -364,6 +408,29 @@ class TestAppFunctions:
         (preflight,) = [call for call in calls_of(plane) if call.function == "ask"]
         assert "+a.b='x y'" in preflight.args[1]
 
+    @pytest.mark.slow(
+        "two clients; test_launch_environments.py resolves every command of the guide in process"
+    )
+    def test_training_and_evaluation_in_an_environment_are_launched_as_the_guide_types_them(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        trained = run_function(plane, checkout, "train", "--env", "vf-bfcl-single-turn", "--steps", "200")
+        assert trained.code == 0, trained.stdout + trained.stderr
+        call, checks = stage_of(plane), [call for call in calls_of(plane) if call.function == "ask"]
+        assert (call.spec.gpu, call.spec.cpu, call.spec.timeout) == (("A100-40GB", 1), 8, 14400)
+        assert [check.args[1][:2] for check in checks] == [["preflight", "train"], ["fetch-models", "train"]]
+        assert {"env=bfcl-single-turn", "steps=200", "base_model=Salesforce/xLAM-2-3b-fc-r"} <= set(
+            call.args[0].command
+        )
+        assert f"bfcl-eval=={pinned('bfcl-eval')}" in "\n".join(call.spec.image.commands)
+        flags = ["--env", "wordle", "--model", "Qwen/Qwen2.5-0.5B-Instruct", "--num-examples", "50"]
+        evaluated = run_function(plane, checkout, "evaluate", *flags)
+        assert evaluated.code == 0, evaluated.stdout + evaluated.stderr
+        assert {"env=wordle", "num_examples=50"} <= set(stage_of(plane).args[0].command)
+        assert "/root/drzero/environments/wordle/words/answers.txt" in plane.mounted_files
+        for value in PLANTED.values():
+            assert value not in trained.stdout + trained.stderr + evaluated.stdout + evaluated.stderr
+
     def test_train_with_config_reads_a_run_file_of_the_checkout(
         self, plane: ControlPlane, checkout: Path
     ) -> None:
@@ -378,11 +445,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["chalenger"], "did you mean 'challenger'?"),
-            (["challenger", "--modle", "x"], "did you mean '--model'?"),
             (["challenger", "--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
-            (["challenger", "--gpu-type", "H10"], "did you mean 'H100'?"),
-            (["challenger", "--config-path", "nowhere.yaml"], "no such file"),
+            pytest.param(["chalenger"], "did you mean 'challenger'?", marks=more_of_a_kind),
+            pytest.param(["challenger", "--modle", "x"], "did you mean '--model'?", marks=more_of_a_kind),
+            pytest.param(["challenger", "--gpu-type", "H10"], "did you mean 'H100'?", marks=more_of_a_kind),
+            pytest.param(
+                ["challenger", "--config-path", "nowhere.yaml"], "no such file", marks=more_of_a_kind
+            ),
         ],
     )
     def test_a_mistake_is_one_line_before_anything_reaches_modal(
@@ -437,10 +506,10 @@ class TestRefusals:
         ("flags", "message"),
         [
             (["--config-path", "run.yaml"], "put it under config/, or use --action"),
-            (["--config-path", "config/runs/nowhere.yaml"], "no such file"),
-            (["--env", "demmo"], "did you mean 'demo'?"),
-            (["--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
-            (["--gpu-type", "H10"], "did you mean 'H100'?"),
+            pytest.param(["--config-path", "config/runs/nowhere.yaml"], "no such file", marks=more_of_a_kind),
+            pytest.param(["--env", "vf-wordel"], "did you mean 'wordle'?", marks=more_of_a_kind),
+            pytest.param(["--model", "qwen3-9b"], "did you mean 'qwen3-8b'?", marks=more_of_a_kind),
+            pytest.param(["--gpu-type", "H10"], "did you mean 'H100'?", marks=more_of_a_kind),
         ],
     )
     def test_a_mistake_in_an_app_functions_flags_is_refused_here(

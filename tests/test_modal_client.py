@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-OURS = {"launch", "pipeline", "ops", "modal_train", "yaml", "_yaml", "dotenv"}
+OURS = {"launch", "environments", "pipeline", "ops", "modal_train", "yaml", "_yaml", "dotenv"}
 
 LIST_NEW_MODULES = """
 import sys
@@ -27,3 +27,7 @@ def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_
     assert packages <= OURS | sys.stdlib_module_names | {"modal", "rich"}
     ours = [name for name in new if name.startswith(("pipeline.", "ops."))]
     assert ours == ["ops.errors", "ops.files", "ops.versions", "pipeline.rates"]
+    # The interface, and no environment.
+    of_environments = {name.partition(".")[2] for name in new if name.startswith("environments.")}
+    interface = {"call", "conversation", "episode", "fault", "registry", "row", "score", "taskset"}
+    assert of_environments <= interface

@@ -8,6 +8,7 @@ more: they are in the second tier.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from modal_plane.client import Done
 from stage_run import RUN_LIMIT_S
 
 from pipeline.metrics import read_metrics
+from pipeline.report.write import write_report
 from verl_ext.checkpoints import saved_step
 
 pytestmark = pytest.mark.timeout(4 * RUN_LIMIT_S)
@@ -103,7 +105,10 @@ class TestAfterwards:
     def test_logs_show_the_console_of_both_attempts(self, launched_loop: LaunchedLoop) -> None:
         done = run_action(launched_loop.plane, launched_loop.checkout, "logs", "--stage", "evolve")
         assert done.code == 0, done.stdout + done.stderr
-        assert "[trainer]" in done.stdout and "[retrieval]" in done.stdout
+        assert "[retrieval] ready after" in done.stdout
+        # A line a step and what happened; the output of veRL and Ray is in the trainer's log.
+        assert re.search(r"\[trainer\] step 2/2: reward \d", done.stdout)
+        assert "[trainer] checkpoint of step 2: " in done.stdout and "TaskRunner" not in done.stdout
 
     def test_download_brings_dumps_and_a_second_time_nothing(
         self, launched_loop: LaunchedLoop, tmp_path: Path
@@ -113,6 +118,37 @@ class TestAfterwards:
         assert first.code == 0, first.stdout + first.stderr
         assert (tmp_path / "dumps" / "step_0001.jsonl").is_file()
         assert " 0 files fetched" in second.stdout
+
+    def test_every_stage_and_the_loop_have_left_a_page_with_what_they_did(
+        self, launched_loop: LaunchedLoop
+    ) -> None:
+        pages = {
+            name: (launched_loop.committed / name / "report.html").read_text(encoding="utf-8")
+            for name in (*manifest(launched_loop), "evolve")
+        }
+        assert all(
+            "<h1>" in page and 'id="chart-' in page for name, page in pages.items() if "merge" not in name
+        )
+        assert all(f"../{name}/report.html" in pages["evolve"] for name in manifest(launched_loop))
+        assert not any(">running</span>" in page for page in pages.values())
+        assert "cli.py" not in pages[SOLVER] and "<code>drzero solver " in pages[SOLVER]
+        assert "<code>drzero evolve " in pages["evolve"]
+
+    def test_a_page_made_after_a_download_is_the_one_that_the_stage_made(
+        self, launched_loop: LaunchedLoop, tmp_path: Path
+    ) -> None:
+        name = "evaluate_iter1"
+        words = ["download", name, str(tmp_path / name)]
+        done = run_action(launched_loop.plane, launched_loop.checkout, *words)
+        assert done.code == 0, done.stdout + done.stderr
+        made = (tmp_path / name / "report.html").read_text(encoding="utf-8")
+        again = write_report(tmp_path / name).read_text(encoding="utf-8")
+        # The bundle of Vega is not the same in every process.
+        made, again = (
+            re.sub(r"<script>.*?</script>|sha256-[\w+/=]+", "", page, flags=re.DOTALL)
+            for page in (made, again)
+        )
+        assert again == made.replace(str(launched_loop.mounted / name), str(tmp_path / name))
 
     def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(
         self, launched_loop: LaunchedLoop

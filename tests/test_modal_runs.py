@@ -182,7 +182,7 @@ class TestPrepareData:
     def test_writes_prompts_to_the_corpus_volume(self, plane: ControlPlane, prepared: Done) -> None:
         assert prepared.code == 0, prepared.stdout + prepared.stderr
         volume = plane.volume("dr-zero-corpus").committed()
-        assert (volume / "data" / "zero_ratio4321.parquet").is_file()
+        assert (volume / "data" / "zero_ratio11.parquet").is_file()
         assert (volume / "chromadb" / "chroma.sqlite3").is_file()
 
     def test_shows_preflight_before_it_starts(self, prepared: Done) -> None:

@@ -170,15 +170,18 @@ def test_a_rank_that_still_loads_while_another_joins_the_group_is_an_initialisat
 
 
 def test_pipeline_stages_that_wait_for_each_other_disagree_on_a_shape() -> None:
-    def stage(site: str) -> tuple[str, ...]:
+    def stage(line: int) -> tuple[str, ...]:
+        """One waits for a gradient and the other for its input, at two lines of the schedule."""
         return (
-            f"recv_object_list ({C10D}:3600)",
-            f"{site} (torch/distributed/pipelining/stage.py:1000)",
-            "step (train.py:18)",
+            "_wait_batch_p2p (torch/distributed/pipelining/schedules.py:683)",
+            f"ScheduleGPipe._step_microbatches (torch/distributed/pipelining/schedules.py:{line})",
+            "PipelineScheduleSingle.step (torch/distributed/pipelining/schedules.py:785)",
+            "learn (train.py:18)",
         )
 
-    diagnosis = diagnosed(rank(0, *stage("_shape_inference")), rank(1, *stage("get_fwd_recv_ops")))
+    diagnosis = diagnosed(rank(0, *stage(938)), rank(1, *stage(910)))
     assert diagnosis.pattern == "shape mismatch between pipeline stages"
+    assert "what one sends is not what the next expects: rank 0, rank 1" in diagnosis.sentence
 
 
 def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:

@@ -21,6 +21,10 @@ def outcome(folder: Path, script: str, *arguments: str) -> Outcome:
         pytest.param(*("driver.py", "block-loop", "event loop blocked", "rollout worker"), marks=more),
         pytest.param(*("driver.py", "kill-worker", "rollout starvation", "rollout workers"), marks=more),
         pytest.param(*("ranks.py", "mismatch", "mismatched collectives", "rank 1"), marks=more),
+        pytest.param(*("ranks.py", "silence", "same-collective time-out", "all ranks"), marks=more),
+        pytest.param(
+            *("ranks.py", "shapes", "shape mismatch between pipeline stages", "rank 0, rank 1"), marks=more
+        ),
         pytest.param(*("driver.py", "no-steps", "ended without a step", "trainer"), marks=more),
         ("driver.py", "memory", "out of memory", "trainer"),
     ],

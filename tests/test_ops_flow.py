@@ -13,6 +13,7 @@ from conftest import StartPeer
 from ops.flow.monitor import FlowMonitor, FlowTimes, line
 from ops.flow.snapshot import FlowPoint, Snapshot
 from ops.flow.sources import QueueMetrics, counters_source, service_source, workers_source
+from ops.flow.workers import OpenCall, Worker, worker_lines
 
 COUNTERS: dict[str, Any] = {
     "points": {"prompts": {"depth": 5, "oldest_age_s": 12.0, "in": 20, "out": 15, "dropped": 0, "errors": 0}},
@@ -39,7 +40,7 @@ def monitor(tmp_path: Path, logged: list[str]) -> FlowMonitor:
         [counters_source(tmp_path / "counters.json", 1000.0)],
         {"buffer": ("prompts",)},
         FlowTimes(every_s=5, log_every_s=30, floor_s=60),
-        log=lambda name, text: logged.append(text),
+        **dict.fromkeys(("warn", "log"), lambda name, text: logged.append(text)),
     )
 
 
@@ -156,7 +157,7 @@ def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path: Path) 
         return Snapshot(time=now, points={"prompts": FlowPoint(depth=1)})
 
     log: Callable[[str, str], None] = lambda name, text: logged.append(text)  # noqa: E731
-    with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05), log=log) as monitor:
+    with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05), warn=log) as monitor:
         deadline = time.monotonic() + 20
         while monitor.last is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -243,3 +244,25 @@ def test_the_line_has_rates_depths_ages_waits_and_staleness(tmp_path: Path) -> N
 
 def test_a_run_of_which_nothing_is_known_has_a_line_too() -> None:
     assert line(None, Snapshot(time=1.0)) == "no point is known yet"
+
+
+def test_the_end_of_the_warm_up_is_a_line_with_its_time_and_once(
+    tmp_path: Path, monitor: FlowMonitor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_counters(tmp_path / "counters.json", 1005.0, warmup=True)
+    monitor.poll(1006.0)
+    assert "warm-up" not in capsys.readouterr().out
+    for at in (1010.0, 1015.0):
+        write_counters(tmp_path / "counters.json", at, about={"step": 1, "mode": "sync", "warmup_s": 4.1})
+        monitor.poll(at + 1)
+    assert capsys.readouterr().out == "[flow] warm-up is complete after 4.1 s: the first batch is taken\n"
+
+
+def test_each_worker_has_a_line_of_what_it_has_done_failed_and_waits_for() -> None:
+    was = Worker(7, "ray::LoadWorker(x)", {"put": 20.0}, {}, (), 0.0, None)
+    calls = (OpenCall("rollout", 7, 3.0), OpenCall("rollout", 7, 1.0))
+    now = Worker(7, "ray::LoadWorker(x)", {"put": 40.0}, {"put": 2.0}, calls, 9.0, None)
+    idle = Worker(8, "ray::Idle", {}, {}, (), 0.0, None)
+    assert worker_lines([was], [now, idle], 10.0) == [
+        "ray::LoadWorker 7: put 40 (2/s), 2 failed | rollout 0 (0/s), 2 open for up to 3 s | silent for 9 s"
+    ]

@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from ops.process import logs
-from ops.process.logs import LogTee, looks_like_error, say
+from ops import console as ops_console
+from ops.console import say
+from ops.process.logs import LogTee, looks_like_error
 
 
 @pytest.fixture(autouse=True)
 def console(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has left nothing out yet."""
-    monkeypatch.setattr(logs, "_console", logs._Console())
+    monkeypatch.setattr(ops_console, "_console", ops_console._Console())
 
 
-def tee(folder: Path, content: bytes, keep: int = 30) -> LogTee:
+def tee(folder: Path, content: bytes, keep: int = 30, *, relays: bool = True) -> LogTee:
     reader, writer = os.pipe()
-    result = LogTee("main", io.BufferedReader(io.FileIO(reader)), folder / "logs" / "main.log", keep)
+    source = io.BufferedReader(io.FileIO(reader))
+    result = LogTee("main", source, folder / "logs" / "main.log", keep, relays=relays)
     with open(writer, "wb") as pipe:
         pipe.write(content)
     result.join()
@@ -39,6 +41,36 @@ def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
     tee(tmp_path, b"one\n")
     tee(tmp_path, b"two\n")
     assert (tmp_path / "logs" / "main.log").read_text() == "one\ntwo\n"
+
+
+def test_without_being_asked_for_no_line_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tee(tmp_path, b"one\ntwo\n", relays=False)
+    assert capsys.readouterr().out == ""
+    ops_console.set_verbose(True)
+    tee(tmp_path, b"three\n", relays=False)
+    assert capsys.readouterr().out == "[main] three\n"
+
+
+def test_the_first_errors_are_printed_and_the_log_is_named_for_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = b"".join(b"ValueError: %d\nfine\n" % number for number in range(9))
+    tee(tmp_path, errors, relays=False)
+    assert capsys.readouterr().out.splitlines() == [
+        *(f"[main] ValueError: {number}" for number in range(3)),
+        f"[main] more errors: {tmp_path / 'logs' / 'main.log'}",
+    ]
+
+
+def test_what_a_line_would_make_a_terminal_do_is_shown_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tee(tmp_path, b"\x1b[36m(Task pid=1)\x1b[0m ValueError: \x1b]0;mine\x07\n")
+    shown = r"(Task pid=1) ValueError: \x1b]0;mine\x07"
+    assert capsys.readouterr().out == f"[main] {shown}\n"
+    assert (result.first_error, list(result.tail)) == (shown, [shown])
 
 
 def test_every_line_is_printed_behind_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

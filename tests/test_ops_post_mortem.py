@@ -49,6 +49,22 @@ def test_a_run_that_was_resumed_after_out_of_time_is_judged_by_its_last_start(tm
     assert examine(run_folder(tmp_path / "run", events), CAUSES).state == "failed"
 
 
+def test_a_run_that_was_killed_and_started_again_is_judged_by_its_last_start(tmp_path: Path) -> None:
+    stall = event("stall", "solver", "it hangs")
+    first, second = ([{**e, "pid": pid} for e in STARTED] for pid in (7, 8))
+    folder = run_folder(tmp_path / "run", [*first, stall | {"pid": 7}, *second])
+    assert examine(folder, CAUSES).state == "cut off"
+
+
+def test_an_error_is_read_from_behind_rays_colours_and_shown_without_what_a_terminal_obeys(
+    tmp_path: Path,
+) -> None:
+    ray = "\x1b[36m(TaskRunner pid=1)\x1b[0m "
+    log = f'{ray}    raise ValueError("Error: not this line")\n{ray}ValueError: this one\x1b]0;mine\x07\n'
+    death = examine(run_folder(tmp_path / "run", logs={"trainer": log}))
+    assert death.first_error == r"(TaskRunner pid=1) ValueError: this one\x1b]0;mine\x07"
+
+
 def test_the_service_that_died_is_the_cause_and_not_the_trainer_that_used_it(tmp_path: Path) -> None:
     events = [*STARTED, DEATH, event("end", "trainer", "service 'retrieval' died")]
     logs = {"trainer": TRAINER_LOG, "retrieval": "ValueError: lost my index\n"}
@@ -180,3 +196,54 @@ def test_a_folder_without_a_run_is_refused_and_the_runs_in_it_are_named(
     assert "holds no run" in (reported := capsys.readouterr().err) and "challenger_iter1" in reported
     assert main(["diagnose", str(tmp_path / "nowhere")]) == 2
     assert main(["diagnose"]) == 2
+
+
+SYMPTOM = {"check": "samples dropped", "point": "buffer", "text": "5 of the 16 were dropped", "action": ""}
+
+
+def flow_record(time: float, **more: Any) -> dict[str, Any]:
+    samples = {"asked": 16.0, "accepted": 8.0, "in_flight": 8.0, "lost": 0.0}
+    points = {"buffer": {"depth": 3, "capacity": 10}, "prompts": {"depth": 0}}
+    return {
+        **{"time": time, "points": points, "samples": samples, "warmup": False, "waiting": None},
+        **{"about": {"warmup_s": 4.2}, "symptoms": [], **more},
+    }
+
+
+def with_flow(folder: Path, *records: dict[str, Any]) -> Path:
+    (folder / "flow.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_what_flowed_is_among_the_facts_and_its_symptoms_are_evidence_of_a_run_that_did_not_finish(
+    tmp_path: Path,
+) -> None:
+    folder = with_flow(
+        run_folder(tmp_path / "run", STARTED), flow_record(150.0, symptoms=[SYMPTOM]), flow_record(160.0)
+    )
+    death = examine(folder)
+    assert death.facts["warm-up"] == "complete after 4.2 s"
+    assert death.facts["held last"] == "buffer 3/10"
+    assert death.facts["samples"] == "asked 16 = accepted 8 + in flight 8"
+    assert death.evidence == ("samples dropped, buffer: 5 of the 16 were dropped (in 1 of 2 snapshots)",)
+    exited = [*STARTED, event("exit", "trainer", "ended without an error", code=0)]
+    (folder / "logs" / "events.jsonl").write_text(
+        "".join(json.dumps({"time": 100.0, **each}) + "\n" for each in exited)
+    )
+    assert (examine(folder).state, examine(folder).evidence) == ("finished", ())
+
+
+def test_a_warm_up_that_was_never_complete_says_what_was_there(tmp_path: Path) -> None:
+    waiting = {"point": "buffer", "have": 3, "want": 16, "since_s": 90.0}
+    late = flow_record(150.0, warmup=True, waiting=waiting, about={})
+    folder = with_flow(run_folder(tmp_path / "run", STARTED), flow_record(50.0, symptoms=[SYMPTOM]), late)
+    death = examine(folder)
+    assert death.facts["warm-up"] == "never complete: 3 of 16 in buffer"
+    assert death.evidence == ()  # of an earlier start
+
+
+def test_a_check_that_found_a_fault_after_its_load_had_ended_well_has_failed(tmp_path: Path) -> None:
+    ended = event("exit", "load", "ended without an error", code=0)
+    found = event("exit", "flow", "samples do not flow", code=1, culprit="rollout workers")
+    death = examine(run_folder(tmp_path / "run", [event("start", "load", offset=0), ended, found]))
+    assert (death.state, death.culprit) == ("failed", "rollout workers")

@@ -92,7 +92,7 @@ def test_a_service_that_crashes_while_another_is_still_waited_for_is_started_aga
         service(tmp_path, restarts=0, code="import time; time.sleep(4)\n" + dedent(HEALTHY)), name="solver"
     )
     with ServiceGroup([crashes, slow]) as group:
-        assert [one.state for one in group.services] == ["healthy", "healthy"]
+        assert checked_until(group, lambda: {one.state for one in group.services} == {"healthy"})
     events = read_json_lines(tmp_path / "logs" / EVENTS_FILE)
     assert [event["kind"] for event in events if event["component"] == "retrieval"].count("restart") == 1
 
@@ -165,7 +165,7 @@ def test_a_service_that_is_busy_for_long_is_left_alone(tmp_path: Path) -> None:
     with ServiceGroup([spec]) as group:
         monitor = group.services[0].monitor
         assert monitor and checked_until(group, lambda: monitor.health.state == "busy")
-        end = time.monotonic() + 2
+        end = time.monotonic() + 0.5
         while time.monotonic() < end:
             group.check()
             time.sleep(0.1)

@@ -101,12 +101,13 @@ def test_services_are_stopped_in_reverse_order(tmp_path: Path, capsys: pytest.Ca
     assert printed.index("[second] stopped") < printed.index("[first] stopped")
 
 
-def test_output_is_live_behind_the_service_name_and_whole_in_its_log(
+def test_output_is_in_the_services_log_and_not_on_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ServiceGroup([service(tmp_path, "retrieval")]):
         pass
-    assert "[retrieval] serving\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "serving" not in printed and f"log: {tmp_path / 'retrieval.log'}" in printed
     assert (tmp_path / "retrieval.log").read_text() == "serving\n"
 
 

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import Prepared, unused_port
 from solver_rows import write_questions
-from transformers import AutoTokenizer
 
 from pipeline.cli import main
 from pipeline.errors import CheckError
 from pipeline.preflight.tokenizers import load_chat_tokenizer
+
+MICRO_BATCH = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -49,7 +50,7 @@ def challenger(prepared: Prepared, folder: Path, *overrides: str) -> list[str]:
     ("text", "expected"),
     [
         ("", "holds no documents"),
-        ('{"text": "one"}\n{"text": "two"}\nthree\n', "line 3 is not JSON"),
+        ('{"text": "one"}\n{"text": "two"}\nthree\n', "line 3: not JSON"),
         ('{"text": "one"}\n{"title": "two"}\n', "line 2: no text"),
     ],
     ids=["empty", "not JSON", "no text"],
@@ -139,7 +140,8 @@ def test_a_port_that_is_taken_is_refused_with_its_holder(
 def test_a_batch_that_does_not_divide_is_refused_with_both_sides(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
 ) -> None:
-    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", "data.train_batch_size=6"))
+    sizes = ["data.train_batch_size=6", f"{MICRO_BATCH}=4"]
+    message = refusal(capsys, *challenger(prepared, tmp_path / "ck", *sizes))
     assert "data.train_batch_size × rollout.n = 6 is no multiple of" in message and "4 × 1 = 4" in message
     assert not (tmp_path / "ck").exists()
 
@@ -178,15 +180,17 @@ def test_a_model_folder_that_is_not_there_is_refused_with_its_key(
 def test_a_model_that_cannot_hold_our_conversations_is_refused(
     tmp_path: Path, tiny_model: Path, changes: dict[str, str | None], expected: str
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("*.safetensors"))
     if "chat_template" in changes:
-        tokenizer.chat_template = changes["chat_template"]
-    tokenizer.save_pretrained(tmp_path)
+        (model / "chat_template.jinja").unlink()
+        if changes["chat_template"] is not None:
+            (model / "chat_template.jinja").write_text(changes["chat_template"])
     if "token" in changes:
-        for path in tmp_path.glob("*.json"):
+        for path in model.glob("*.json"):
             path.write_text(path.read_text().replace("<|im_end|>", changes["token"] or ""))
     with pytest.raises(CheckError, match=r"base_model: the model at .* cannot hold") as refused:
-        load_chat_tokenizer(str(tmp_path), "base_model")
+        load_chat_tokenizer(str(model), "base_model")
     assert expected in str(refused.value)
 
 
@@ -319,7 +323,12 @@ def test_questions_that_are_not_there_are_refused_with_the_stage_that_makes_them
 def test_every_fault_is_reported_not_only_the_first(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
 ) -> None:
-    faults = ["data.train_batch_size=6", "run.min_free_gb=1000000", "chroma.collection=papers"]
+    faults = [
+        "data.train_batch_size=6",
+        f"{MICRO_BATCH}=4",
+        "run.min_free_gb=1000000",
+        "chroma.collection=papers",
+    ]
     message = refusal(capsys, *challenger(prepared, tmp_path / "ck", *faults))
     for part in ("3 errors", "is no multiple of", "run.min_free_gb", "papers"):
         assert part in message

@@ -39,6 +39,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from watch import Watch
 
 from pipeline.cli import main
+from pipeline.stages.examples import read_examples
 from pipeline.stages.result import read_result
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import saved_step
@@ -167,9 +168,22 @@ def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
 
 
 def test_the_run_ends_with_a_summary_that_names_what_it_left(finished: Run) -> None:
-    for name in ("checkpoint", "export", "rollout dumps", "metrics", "logs"):
+    for name in ("checkpoint", "export", "dumps, metrics, logs"):
         assert name in finished.out
     assert json.loads((finished.folder / "summary.json").read_text())["figures"]["steps"] == STEPS
+
+
+def test_the_run_ends_with_questions_to_read(finished: Run) -> None:
+    examples = read_examples(finished.folder)
+    assert examples and 0 < len(examples.accepted) + len(examples.rejected) <= 6
+    for one in (*examples.accepted, *examples.rejected):
+        assert f"{one.question or '–'} → {one.answer or '–'}" in finished.out and one.reason in finished.out
+
+
+def test_in_a_pipe_a_run_prints_few_lines_and_no_spaces_at_their_ends(launched_loop: LaunchedLoop) -> None:
+    log = launched_loop.mounted / "evolve" / "logs" / "challenger_iter1.log"
+    lines = log.read_text().splitlines()
+    assert len(lines) <= 60 and [line for line in lines if line != line.rstrip()] == []
 
 
 def test_the_export_is_of_the_last_step(finished: Run) -> None:

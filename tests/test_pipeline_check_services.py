@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import Prepared, StartPeer, unused_port
 from omegaconf import DictConfig
+from stage_run import RUN_LIMIT_S
 
 from ops.services.services import ServiceDied, ServiceSpec
 from ops.watchdog.post_mortem import examine
@@ -21,14 +23,17 @@ from pipeline.commands.check_services import (
     Probes,
     choose_question,
     probe_stage,
+    run_check_services,
     run_probes,
     split_question,
     split_stage,
 )
+from pipeline.commands.check_trainer import read_hops
 from pipeline.compose import compose_stage, resolve
 from pipeline.errors import CheckError
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.telemetry import Progress
 
 ASKED = ProbeQuestion("Who came?", "Vell", "Town\nVell came to town.")
 PASSAGE = {"title": "Town", "text": "Vell came.", "contents": "Town\nVell came."}
@@ -212,6 +217,7 @@ def test_a_question_can_be_given_with_its_answer_and_not_without(config: DictCon
         (["hardware=cpu"], "challenger", ["hardware=cpu"]),
         (["+question=Who"], "challenger", ["+question=Who"]),
         (["solver", "iteration=2"], "solver", ["iteration=2"]),
+        (["paths.corpus=c", "solver", "iteration=2"], "solver", ["paths.corpus=c", "iteration=2"]),
     ],
 )
 def test_the_stage_is_the_first_word_if_any(arguments: list[str], stage: str, overrides: list[str]) -> None:
@@ -221,6 +227,72 @@ def test_the_stage_is_the_first_word_if_any(arguments: list[str], stage: str, ov
 def test_another_stage_is_refused() -> None:
     with pytest.raises(CheckError, match="challenger, solver, not of 'merge'"):
         split_stage(["merge"])
+
+
+# With the trainer -------------------------------------------------------------------------------------------
+
+
+def trainer_wrote(folder: Path, *, failed: int = 0) -> None:
+    """What a validation of one prompt leaves: heartbeats, counters, a worker's file, veRL's dump."""
+    (folder / "progress").mkdir(parents=True)
+    (folder / "check").mkdir()
+    beats = [(100.0, "start-up"), (160.0, "validation"), (170.0, "done")]
+    lines = [json.dumps({"time": at, "step": 0, "phase": phase}) for at, phase in beats]
+    (folder / "heartbeats.jsonl").write_text("\n".join(lines) + "\n")
+    points = {"validation": {"depth": 0, "out": 0 if failed else 1}}
+    counters = {"time": 170.0, "points": points, "about": {"listed_s": 0.004, "sampled_s": 8.0}}
+    (folder / "flow_counters.json").write_text(json.dumps(counters))
+    progress = Progress(None)
+    for kind in ("rollout", "generation", "generation", "search", "reward"):
+        with progress.waiting(kind):
+            pass
+    for _ in range(failed):
+        with pytest.raises(RuntimeError), progress.waiting("search"):
+            raise RuntimeError
+    record = progress.snapshot() | {"seconds": {"rollout": 5.0, "generation": 3.0, "reward": 0.5}}
+    record["done"]["token"] = 96
+    (folder / "progress" / "1.json").write_text(json.dumps(record))
+    (folder / "check" / "0.jsonl").write_text(json.dumps({"score": 1.0}) + "\n")
+
+
+def test_each_hop_of_the_prompt_has_its_time(tmp_path: Path) -> None:
+    trainer_wrote(tmp_path)
+    hops = {hop.name: hop for hop in read_hops(tmp_path)}
+    assert list(hops) == ["start-up", "queue", "rollout", "generation", "search", "reward", "buffer"]
+    assert (hops["start-up"].seconds, hops["generation"].seconds) == (60.0, 1.5)
+    assert "2 answered, 96 tokens" in hops["generation"].outcome
+    assert "reward 1.000" in hops["reward"].outcome
+    assert "2.5 s after its reward" in hops["buffer"].outcome
+    assert all(hop.ok for hop in hops.values())
+
+
+def test_a_hop_that_failed_is_named(tmp_path: Path) -> None:
+    trainer_wrote(tmp_path, failed=2)
+    bad = [hop for hop in read_hops(tmp_path) if not hop.ok]
+    assert [hop.component for hop in bad] == ["retrieval", "replay buffer"]
+    assert "2 failed" in bad[0].outcome and bad[1].outcome == "none came"
+
+
+def test_the_trainer_takes_a_row_of_its_own_and_no_question(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match="takes a row of the stage's own"):
+        run_check_services(["solver", "--with-trainer", "question=Who?", "answer=Vell"])
+
+
+@pytest.mark.slow("a start of the trainer; the hops are read above from what one leaves")
+@pytest.mark.timeout(RUN_LIMIT_S)
+def test_one_prompt_goes_through_the_challengers_own_trainer_and_nothing_is_updated(
+    prepared: Prepared, speaking_model: Path, tmp_path: Path
+) -> None:
+    overrides = [*prepared.overrides(tmp_path, speaking_model), "process_env.OMP_NUM_THREADS=1"]
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["check-services", "challenger", "--with-trainer", *overrides, "run.name=check"])
+    assert (code, err.getvalue()) == (0, "")
+    hops = {hop.name for hop in read_hops(tmp_path / "check")}
+    assert {"start-up", "queue", "rollout", "generation", "reward", "buffer"} <= hops
+    assert all(hop in out.getvalue() for hop in hops)
+    assert examine(tmp_path / "check").state == "finished"
+    assert list((tmp_path / "check").glob("global_step_*")) == []
 
 
 # As a user runs it ------------------------------------------------------------------------------------------

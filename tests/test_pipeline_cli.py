@@ -11,6 +11,7 @@ import pytest
 
 from ops.errors import OutOfTime, RunFailed, UserError
 from pipeline import cli
+from pipeline.settings.schema import own_keys, schema_of
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError, 2), (RunFailed, 1), (OutOfTime, 75)])
@@ -37,13 +38,15 @@ def test_a_mistyped_key_is_reported_before_anything_large_is_imported() -> None:
     assert done.stdout == "2 []\n" and "data.train_batch_size" in done.stderr
 
 
-def test_help_imports_no_large_package() -> None:
+def test_no_help_imports_a_large_package() -> None:
     code = (
-        "import sys; from pipeline.cli import main; main(['--help']); "
-        "print(sorted({'torch', 'omegaconf', 'psutil', 'rich', 'numpy'} & set(sys.modules)))"
+        "import sys; from pipeline.cli import COMMANDS, main; main(['--help'])\n"
+        "for name in COMMANDS: main([name, '--help'])\n"
+        "large = {'torch', 'verl', 'hydra', 'omegaconf', 'httpx', 'psutil', 'rich', 'numpy'}\n"
+        "print(sorted(large & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.endswith("[]\n")
+    assert done.stdout.endswith("\n[]\n"), done.stderr
 
 
 def test_of_a_dotenv_file_only_known_names_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,10 +66,43 @@ def test_every_command_has_help_of_its_own_and_a_function_that_exists(
 ) -> None:
     assert cli.main([name, "--help"]) == 0
     out = capsys.readouterr().out
-    assert f"drzero {name}" in out
-    assert cli.main([name, "loop=demo", "--help"]) == 0 and capsys.readouterr().out == out
+    assert f"    drzero {name}" in out, "an example"
+    for words in ([name, "loop=demo", "--help"], [name, "-h"], ["help", name]):
+        assert cli.main(words) == 0 and capsys.readouterr().out == out
     module, _, function = cli.COMMANDS[name].function.partition(":")
     assert callable(getattr(import_module(module), function))
+
+
+@pytest.mark.parametrize("name", [name for name, command in cli.COMMANDS.items() if command.reports])
+def test_the_help_of_a_stage_has_each_of_its_own_keys_with_type_default_and_doc_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = cli.COMMANDS[name]
+    assert command.config is not None
+    assert cli.main([name, "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    keys = [key for key in own_keys(command.config) if not command.keys]
+    keys += [
+        key for key in schema_of(command.config).keys.values() if key.name.startswith(command.keys or "-")
+    ]
+    assert keys
+    for key in keys:
+        assert f" {key.name} ({key.allowed}; default " in out and key.limits.doc in out
+
+
+def test_the_help_of_a_stage_shows_the_default_that_its_file_sets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "pipeline.commands.help.own_keys", lambda stage: [schema_of(stage)["run.min_free_gb"]]
+    )
+    assert cli.main(["evaluate", "--help"]) == 0
+    assert "run.min_free_gb  (a number at least 0; default 1)" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evalute", "iteration=1"]) == cli.main(["evalute", "--help"]) == 2
+    assert "no command 'evalute': did you mean 'evaluate'?" in capsys.readouterr().err
 
 
 def test_a_diagnosis_is_printed_and_the_exit_code_is_0(

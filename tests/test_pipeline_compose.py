@@ -24,7 +24,8 @@ from pipeline.compose import (
     resolve,
     write_resolved,
 )
-from pipeline.overrides import OverrideError
+from pipeline.loop.plan import compose_loop, plan_loop
+from pipeline.overrides import PLAIN_MODEL, OverrideError
 from pipeline.preflight.run import preflight
 from verl_ext.rewards import challenger_score
 
@@ -86,7 +87,7 @@ def test_veRL_loads_our_reward_and_its_manager(published: DictConfig) -> None:
     reward = get_custom_reward_fn(published)
     assert isinstance(reward, functools.partial)
     assert reward.args[0] is challenger_score
-    assert set(reward.args[1]) == {"attempts", "solver"}
+    assert set(reward.args[1]) == {"attempts", "solver", "open_book_check", "hop_check"}
     assert resolve_reward_manager_cls(published) is not None
 
 
@@ -308,6 +309,44 @@ def test_a_model_that_is_said_wins_over_the_hardwares_default(order: list[str]) 
     assert compose_stage("challenger", order).actor_rollout_ref.model.path == "Qwen/Qwen3-8B"
 
 
+def test_a_model_is_named_by_its_hub_id_with_the_usual_prompts_and_turns() -> None:
+    for stage in ("challenger", "evaluate"):
+        config = compose_stage(stage, ["hardware=cpu", "iteration=0", "model=Qwen/Qwen2.5-1.5B-Instruct"])
+        assert config.base_model == "Qwen/Qwen2.5-1.5B-Instruct"
+        assert (config.prompts.form, config.rollout.max_tokens_per_turn) == ("full", 1024)
+
+
+def test_a_hub_id_with_an_option_of_its_own_is_that_option() -> None:
+    config = compose_stage("challenger", ["hardware=single_gpu", "model=Qwen/Qwen3-8B"])
+    assert config == compose_stage("challenger", ["hardware=single_gpu", "model=qwen3-8b"])
+
+
+def test_a_model_is_named_by_its_folder_from_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "it's mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in (
+        "./models/it's mine",
+        "models/it's mine",
+        "~/models/it's mine",
+        f"{tmp_path}/models/it's mine",
+    ):
+        config = compose_stage("evaluate", ["hardware=cpu", f"model={named}"])
+        assert config.base_model == str(tmp_path / "models" / "it's mine")
+
+
+def test_in_a_loop_a_model_by_name_is_every_stages() -> None:
+    runs = plan_loop(compose_loop(["loop=demo", "model=org/policy"]))
+    models = {compose_stage(run.stage, list(run.overrides)).base_model for run in runs}
+    assert models == {"org/policy"}
+
+
+def test_the_option_that_other_models_stand_on_sets_nothing_but_the_model() -> None:
+    assert set(OmegaConf.load(CONFIG_DIR / "model" / f"{PLAIN_MODEL}.yaml")) == {"base_model"}
+
+
 def test_the_cpu_profile_defaults_to_the_demo_policy() -> None:
     config = compose_stage("challenger", ["hardware=cpu"])
     assert config.actor_rollout_ref.model.path.endswith("models/demo-policy")
@@ -316,7 +355,7 @@ def test_the_cpu_profile_defaults_to_the_demo_policy() -> None:
 
 def test_paths_come_out_absolute() -> None:
     config = resolve(compose_stage("challenger", ["hardware=cpu", "paths.corpus=a", "paths.checkpoints=b"]))
-    assert config.data.train_files == os.path.abspath("a/data/zero_ratio4321.parquet")
+    assert config.data.train_files == os.path.abspath("a/data/zero_ratio11.parquet")
     assert config.run.dir == os.path.abspath("b/challenger_iter1")
 
 

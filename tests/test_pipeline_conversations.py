@@ -13,7 +13,8 @@ from ops.services.services import Service, ServiceDied, ServiceGroup, ServiceSpe
 from pipeline.stages import conversations as served_model
 from pipeline.stages.conversations import ConversationsFailed, Failed, check_failed_share, play_all
 from search.client import SearchRequestError
-from verl_ext.method.search_agent import Conversation, SolverServerError
+from verl_ext.method.search_agent import Conversation
+from verl_ext.method.served_model import SolverServerError
 from verl_ext.method.trajectory import Trajectory, Turn
 
 Play = Callable[[int], Awaitable[Conversation]]
@@ -83,7 +84,9 @@ def test_a_result_is_handed_over_while_others_still_run() -> None:
     assert order == [1, 0]
 
 
-def test_a_conversation_cut_short_is_played_again_after_all_others() -> None:
+def test_a_conversation_cut_short_is_played_again_after_all_others_with_a_line_that_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     played: list[int] = []
 
     async def play(job: int) -> Conversation:
@@ -93,7 +96,7 @@ def test_a_conversation_cut_short_is_played_again_after_all_others() -> None:
     results, failed = play_jobs([0, 1, 2, 3], play, concurrency=1)
     assert played == [0, 1, 2, 3, 1]
     assert [job for job, _ in results] == [0, 2, 3, 1]
-    assert failed == []
+    assert failed == [] and "1 failed and are tried again; 1 times: server away" in capsys.readouterr().out
 
 
 def test_what_fails_twice_is_returned_with_its_reason_and_never_handed_over() -> None:

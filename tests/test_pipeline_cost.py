@@ -23,13 +23,16 @@ def base() -> DictConfig:
 
 
 def context_of(base: DictConfig, folder: Path, **changes: object) -> CheckContext:
-    config = base.copy()
+    return context_at("challenger", base.copy(), folder, **changes)
+
+
+def context_at(stage: str, config: DictConfig, folder: Path, **changes: object) -> CheckContext:
     OmegaConf.update(config, "paths.checkpoints", str(folder))
     for key, value in changes.items():
         OmegaConf.update(config, key.replace("__", "."), value)
     resolved = resolve(config)
     machine = declared_machine(resolved, starting=False)
-    return CheckContext(resolved, "challenger", machine, False, False, Readings())
+    return CheckContext(resolved, stage, machine, False, False, Readings())
 
 
 def of(base: DictConfig, folder: Path, **changes: object) -> Estimate:
@@ -131,6 +134,30 @@ def test_a_later_challenger_of_a_loop_has_its_own_steps_alone(base: DictConfig, 
     assert "; 50 steps" in str(estimate(replace(later, ahead=True)))
 
 
+def test_an_evaluation_counts_the_questions_of_the_hops_that_it_asks(tmp_path: Path) -> None:
+    chains = tmp_path / "chains.jsonl"
+    records = ({"hop": 1 + n % 3, "question": f"Who is {n}?", "answer": "Vell"} for n in range(30))
+    chains.write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = compose_plain("evaluate", ["hardware=cpu", "model=qwen2.5-3b", f"benchmarks=[{chains}]"])
+    for hops, of_each, asked in ((None, None, 30), ([1, 2], None, 20), ([1, 2], 7, 14), ([3], 99, 10)):
+        found = estimate(
+            context_at("evaluate", config.copy(), tmp_path, hops=hops, questions_per_benchmark=of_each)
+        )
+        assert found and found.source == f"assumed: {asked} conversations"
+    chains.write_text("damaged\n")
+    assert estimate(context_at("evaluate", config, tmp_path)) is None
+
+
+def test_a_larger_model_takes_longer_to_merge(tmp_path: Path) -> None:
+    small, large = (
+        estimate(context_at("merge", compose_plain("merge", ["hardware=cpu", f"model={model}"]), tmp_path))
+        for model in ("smollm2-135m", "qwen2.5-7b")
+    )
+    assert small and large and large.low_s > 2 * small.low_s
+    assert small.low_s < 42 < small.high_s  # as measured on two cores
+    assert str(small).startswith("22 s to 2 min")
+
+
 def together_findings(limit: float | None, *estimates: Estimate | None) -> list[Finding]:
     compute = OmegaConf.create({"max_usd": limit, "timeout": 4 * 3600})
     return list(check_together(compute, estimates))
@@ -141,6 +168,7 @@ def test_the_stages_of_a_loop_are_added_up_against_the_limit() -> None:
     fine = together_findings(45, one, one, None)
     assert [finding.severity for finding in fine] == ["note", "warning"]
     assert "2.0 h to 8.0 h, $20 to $80" in fine[0].why and "1 more cannot be estimated" in fine[0].why
+    assert "2 stages together, none of them measured" in fine[0].why
     [_, too_dear] = together_findings(39, one, one)
     assert (too_dear.severity, too_dear.key) == ("error", "compute.max_usd") and "$40" in too_dear.why
     assert [finding.key for finding in together_findings(None, one, one, one)] == ["cost", "compute.timeout"]

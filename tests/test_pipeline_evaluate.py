@@ -16,6 +16,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import Peer, Prepared, StartPeer, unused_port
 from hypothesis import given
@@ -39,6 +41,8 @@ from pipeline.stages.conversations import ConversationsFailed
 from pipeline.stages.evaluate import answer_record, load_questions, run_evaluate
 from pipeline.stages.result import read_result
 from pipeline.stages.scores import PAPER_BENCHMARKS, averaged, evaluation_table, score_all, wilson
+from search.embedders import EmbedderSpec
+from search.indexing.build import build_index
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.method.solver_agent import SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call
@@ -183,6 +187,21 @@ def test_an_endpoints_answers_are_scored_per_hop_count(
     assert all(row["n"] == 2 and row["failed"] == 0 for row in benchmarks.values())
     assert report_of(config)["averages"]["macro average"]["em"] == 0.5
     assert re.search(r"demo_1hop +2 +1\.000 +\.342–1\.000", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_ones_own_questions_are_asked_and_scored_under_the_name_that_they_are_given(
+    start_script: StartScript, compose: Compose, prepared: Prepared, tmp_path: Path
+) -> None:
+    """The demo's questions, as somebody would have them: a csv with columns of other names."""
+    known = load_benchmark(prepared.corpus / "chains.jsonl")[:2]
+    rows = "".join(f'"{question.question}";"{question.targets[0]}"\n' for question in known)
+    (tmp_path / "exam.csv").write_text(f"Frage;Antwort\n{rows}", encoding="utf-16")
+    config = compose(start_script(right), "question_fields.question=Frage", "question_fields.answers=Antwort")
+    config.benchmarks = [f"staff exam={tmp_path / 'exam.csv'}"]
+    run_evaluate(config)
+    assert report_of(config)["benchmarks"]["staff exam"]["em"] == 1.0
+    assert answered(config) == ["staff exam/0", "staff exam/1"]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -417,7 +436,7 @@ def test_a_model_is_served_asked_and_scored_by_the_command(
         for hop in (1, 2)
         for i in range(3)
     ]
-    file = tmp_path / "asked.jsonl"
+    file = tmp_path / "chains.jsonl"
     file.write_text("".join(json.dumps(chain) + "\n" for chain in chains))
     choices = [*prepared.overrides(tmp_path, speaking_model), "iteration=0", f"benchmarks=[{file}]"]
     assert main(["evaluate", *choices]) == 0
@@ -506,6 +525,33 @@ def test_questions_about_another_corpus_are_refused_naming_both(compose: Compose
         load_questions(config)
     for part in (str(tmp_path / "foreign.jsonl"), "'corpus'", config.chroma.path, "'elsewhere'"):
         assert part in str(refused.value)
+
+
+def test_questions_about_a_document_that_the_index_has_in_chunks_are_asked(
+    compose: Compose, tmp_path: Path
+) -> None:
+    long = {"id": "guide.md", "text": "The harbour of the old town is on the river. " * 60}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(long) + "\n")
+    place = tmp_path / "chroma"
+    report = build_index(tmp_path / "corpus.jsonl", place, "corpus", EmbedderSpec("packaged-minilm", "cpu"))
+    assert report.info.chunks > 1
+    (tmp_path / "own.csv").write_text("question,answer,doc_ids\nWhere is it?,on the river,guide.md\n")
+    named = f"benchmarks=[{tmp_path / 'own.csv'}]"
+    assert len(load_questions(resolve(compose(None, named, f"chroma.path={place}")))) == 1
+
+
+def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
+    compose: Compose, prepared: Prepared, tmp_path: Path
+) -> None:
+    targets = {"ground_truth": {"target": ["Vell"]}}
+    row = {"data_source": "nq", "question": "Who came?", "reward_model": targets}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "own.parquet")
+    files = f"benchmarks=[{prepared.corpus / 'chains.jsonl'},{tmp_path / 'own.parquet'}]"
+    config = resolve(compose(None, files, "hops=[2,4]", "questions_per_benchmark=3"))
+    assert Counter(q.benchmark for q in load_questions(config)) == {"demo_2hop": 3, "demo_4hop": 3, "nq": 1}
+    config = resolve(compose(None, f"benchmarks=[{prepared.corpus / 'chains.jsonl'}]", "hops=[7]"))
+    with pytest.raises(DataError, match=r"hops=\[7\] leaves no question to ask: .* those of 1, 2, 3, 4"):
+        load_questions(config)
 
 
 def test_questions_that_name_no_document_are_taken_as_they_are(compose: Compose, tmp_path: Path) -> None:

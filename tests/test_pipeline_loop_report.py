@@ -1,11 +1,11 @@
-"""The loop's tables, where there is little to show."""
+"""The loop's table, where there is little to show."""
 
 from pathlib import Path
 
 import pytest
 
 from pipeline.loop.manifest import Manifest
-from pipeline.loop.report import print_loop, print_scores
+from pipeline.loop.report import print_loop
 
 
 def test_a_stage_whose_results_are_being_removed_is_shown_as_to_redo(
@@ -15,8 +15,3 @@ def test_a_stage_whose_results_are_being_removed_is_shown_as_to_redo(
     manifest.entry("solver_iter1").state = "forgotten"
     print_loop(manifest, ["solver_iter1"], running=False)
     assert "to redo" in capsys.readouterr().out
-
-
-def test_a_loop_without_evaluations_has_no_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    print_scores({})
-    assert capsys.readouterr().out == ""

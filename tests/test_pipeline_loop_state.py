@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,11 @@ class Finished:
 
     def __init__(self, prepared: Prepared, folder: Path, *more: str) -> None:
         self.folder = folder
-        arguments = ["iterations=2", "hardware=cpu", "model=demo-policy", f"base_model={prepared.model}"]
+        arguments = ["iterations=2", "hardware=cpu", "model=demo-policy", "hop_ratio=[4,3,2,1]"]
+        arguments += [f"base_model={prepared.model}"]
         arguments += [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={folder}", *more]
         self.arguments = arguments
-        self.plan = plan_loop(compose_loop(arguments))
+        self.plan = planned(*arguments)
         self.configs = {run.name: composed(run) for run in self.plan}
         self.manifest = Manifest(folder / "evolve" / "manifest.json")
         if not self.manifest.entries:
@@ -52,6 +54,12 @@ class Finished:
     def prune_all(self) -> None:
         for run in self.plan:
             prune(run, self.configs, self.manifest)
+
+
+@cache
+def planned(*arguments: str) -> list[StageRun]:
+    """Planning composes the loop; the same one is planned once."""
+    return plan_loop(compose_loop(list(arguments)))
 
 
 _composed: dict[tuple[str, ...], DictConfig] = {}

@@ -12,9 +12,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from pipeline.compose import compose_plain, resolve
@@ -30,11 +32,18 @@ from pipeline.preflight.memory_ledger import (
     training_ledger,
     weights_backup_gib,
 )
+from pipeline.preflight.model_shape import FAMILIES as COUNTED
 from pipeline.preflight.model_shape import KNOWN, ModelShape, load_shape, shape_of
 from pipeline.preflight.sglang_memory import CONTEXT_GIB, captured, kept_gib, outside_gib
 from pipeline.rates import GPUS
 
-FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+FAMILIES = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "smollm3": SmolLM3Config,
+}
 GIB = 2**30
 
 
@@ -78,8 +87,9 @@ def test_a_formula_counts_what_transformers_makes(
         num_key_value_heads=kv_heads,
         head_dim=head_size,
         tie_word_embeddings=tied,
-        **({} if family == "qwen2" else {"attention_bias": bias}),
-        **({"mlp_bias": bias} if family == "llama" else {}),
+        pad_token_id=0,
+        **({} if family in ("mistral", "qwen2") else {"attention_bias": bias}),
+        **({"mlp_bias": bias} if family in ("llama", "smollm3") else {}),
     )
     shape = shape_of(config.to_dict())
     assert shape is not None and shape.parameters == count(config)
@@ -99,6 +109,10 @@ def test_a_formula_counts_what_transformers_makes(
 def test_a_shipped_model_has_its_published_parameters(model: str, parameters: int) -> None:
     shape = load_shape(model)
     assert shape is not None and shape.parameters == parameters
+
+
+def test_every_family_that_is_counted_is_compared() -> None:
+    assert set(COUNTED) == set(FAMILIES)
 
 
 def test_a_model_of_another_family_is_not_guessed() -> None:
@@ -328,7 +342,7 @@ def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences
     machine = Machine(True, True, None, 0, 1, 24.0)
     needed = host_ledger(config, machine, shape, shape).phases["training"]
     assert needed["rollout engine: weights"] == pytest.approx(4 * shape.parameters / GIB)
-    assert needed["rollout engine: KV cache"] == pytest.approx(16 * 1153 * 2 * 4 * 30 * 192 / GIB)
+    assert needed["rollout engine: KV cache"] == pytest.approx(16 * 1473 * 2 * 4 * 30 * 192 / GIB)
     assert needed["solver: weights"] == pytest.approx(2 * shape.parameters / GIB)
     assert needed["solver: processes"] == needed["rollout engine: processes"] == 3
     two = OmegaConf.merge(config, {"machine": {"gpus": 2}})

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from pipeline.compose import compose_stage
 from pipeline.overrides import RENAMED, OverrideError, check_overrides
 from pipeline.settings.schema import schema_of
 
@@ -168,7 +169,22 @@ def test_a_plain_value_for_a_mapping_is_refused_with_the_group_that_was_meant(co
 def test_an_unknown_group_option_is_refused_with_the_options(config_dir: Path) -> None:
     message = refusal(config_dir, "model=qwen9")
     assert message.startswith("config group 'model' has no option 'qwen9'. Options: large, small. ")
-    assert "base_model=qwen9" in message
+    assert "model=OWNER/NAME, model=./FOLDER" in message
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("benchmarks=[exam=my/q.csv,b.jsonl]", ["exam=my/q.csv", "b.jsonl"]),
+        ("benchmarks=[staff exam=~/q 1.csv, b.jsonl]", ["staff exam=~/q 1.csv", "b.jsonl"]),
+        ("benchmarks=['exam=a,b.csv']", ["exam=a,b.csv"]),
+        ('benchmarks=["exam=q.csv"]', ["exam=q.csv"]),
+    ],
+)
+def test_files_in_a_list_may_have_names_and_a_home_without_further_quotes(
+    typed: str, files: list[str]
+) -> None:
+    assert compose_stage("evaluate", ["hardware=cpu", typed]).benchmarks == files
 
 
 def test_a_group_takes_only_names(config_dir: Path) -> None:
@@ -246,6 +262,7 @@ TYPED = st.builds(
 @example(overrides=["data.files.²=1"])
 @example(overrides=["~data.files.0"])
 @example(overrides=["hydra.run=1"])
+@example(overrides=["model="])
 @example(overrides=["x=" + "[" * 2000])
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir: Path, overrides: list[str]) -> None:
@@ -253,3 +270,29 @@ def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir: Path, 
         check_overrides(overrides, small_config_dir, "run")
     except OverrideError as error:
         assert str(error)
+
+
+# --- paths as they are typed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        ("/data/notes (old)/a,b.jsonl", "/data/notes (old)/a,b.jsonl"),
+        ('/data/it\'s "here" [1] {x}.md', '/data/it\'s "here" [1] {x}.md'),
+        ("~/notes/a b.csv", f"{Path.home()}/notes/a b.csv"),
+        ("'quoted for Hydra'", "quoted for Hydra"),
+        ("docs/**/*.md", "docs/**/*.md"),
+        ("C:\\a\\", "C:\\a\\"),
+        ("${paths.corpus}/x (1).jsonl", "/corpus/x (1).jsonl"),
+        ("null", None),
+    ],
+)
+def test_a_path_is_taken_as_it_is_typed(typed: str, path: str | None) -> None:
+    config = compose_stage("prepare_data", ["hardware=cpu", "paths.corpus=/corpus", f"source={typed}"])
+    assert config.source == path
+
+
+def test_weights_written_as_a_ratio_are_one_error_before_anything_is_read() -> None:
+    with pytest.raises(OverrideError, match=r"hop_ratio is '4:3:2:1', .*: write hop_ratio=\[4,3,2,1\]"):
+        compose_stage("prepare_data", ["hardware=cpu", "hop_ratio=4:3:2:1", "source=/nowhere"])

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 from conftest import Prepared
 from loopback_hub import NO_HUB, LoopbackHub
+from terminal import terminal_as_stdout
 
 from pipeline.cli import main
 from pipeline.errors import CheckError
 from pipeline.preflight.finding import PreflightFailed, Severity, error, note, warning
-from pipeline.preflight.report import verdict
+from pipeline.preflight.memory_ledger import Ledger
+from pipeline.preflight.report import print_reports, verdict
 from pipeline.preflight.run import Report
 
 
@@ -94,7 +97,7 @@ def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path,
 def test_a_stage_that_nobody_knows_is_refused_with_those_there_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["preflight", "train"]) == 2
+    assert main(["preflight", "tune"]) == 2
     assert "challenger" in capsys.readouterr().err
 
 
@@ -148,6 +151,72 @@ def test_an_exception_carries_its_findings_and_says_all_of_them() -> None:
     assert isinstance(failed, CheckError) and failed.findings == findings
     assert str(failed) == "2 errors:\n  a.b: is wrong: set it to 2\n  c: is unset: set it"
     assert str(PreflightFailed(findings[:1])) == "a.b: is wrong: set it to 2"
+
+
+KEY = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+FIVE = [
+    note("versions", "the machine of the run needs verl 0.9.1", value="not checked here"),
+    error(KEY, "8 devices cannot be divided into engines of 3", f"set {KEY}=2, a divisor of 8", value=3),
+    warning("run.min_free_gb", "the disk of /a/long/path has 61.4 GB free\x1b[2J", "make room", value=200),
+    error("chroma.path", "no Chroma folder at " + "/a/very/long/path" * 6, ""),
+    error("data.train_batch_size", "250 is no multiple of 16", "change it", value=250),
+]
+LEDGER = Ledger(79.2, {"rollout": {"contexts": 1.2, "solver: share": 20.0}, "update": {"actor: Adam": 7.1}})
+
+
+def test_a_finding_in_a_pipe_is_a_block_of_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    print_reports([Report("challenger", FIVE)])
+    assert capsys.readouterr().out.splitlines() == [
+        "challenger",
+        "",
+        f"  error  {KEY} = 3",
+        "    why  8 devices cannot be divided into engines of 3",
+        f"    fix  set {KEY}=2, a divisor of 8",
+        "",
+        "  error  chroma.path",
+        "    why  no Chroma folder at " + "/a/very/long/path" * 6,
+        "",
+        "  error  data.train_batch_size = 250",
+        "    why  250 is no multiple of 16",
+        "    fix  change it",
+        "",
+        "warning  run.min_free_gb = 200",
+        r"    why  the disk of /a/long/path has 61.4 GB free\x1b[2J",
+        "    fix  make room",
+        "",
+        "   note  versions = not checked here",
+        "    why  the machine of the run needs verl 0.9.1",
+        "",
+        "preflight: 3 errors, 1 warning, 1 note: it must not start",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_on_a_terminal_a_finding_is_wrapped_between_words_and_nothing_of_it_is_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    print_reports([Report("challenger", FIVE)])
+    whole = capsys.readouterr().out.split()
+    with terminal_as_stdout() as text:
+        print_reports([Report("challenger", FIVE)])
+        shown = text()
+    assert "\x1b[1;31m  error\x1b[0m" in shown
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert shown.split() == whole
+    *blocks, _ = shown.splitlines()
+    # Only a word that is itself longer may leave the terminal.
+    assert [line for line in blocks if len(line) > columns and len(line[9:].split()) > 1] == []
+
+
+def test_the_memory_ledger_says_what_each_row_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_reports([Report("challenger", [], ledger=LEDGER)])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line != line.rstrip()] == []
+    lines = [line.split() for line in printed]
+    assert ["solver:", "share", "20.0", "–"] in lines and ["sum", "21.2", "7.1"] in lines
+    assert ["actor:", "Adam", "two", "numbers", "for", "each", "trained", "weight"] in lines
 
 
 def test_the_verdict_counts_what_was_found() -> None:

@@ -28,14 +28,16 @@ from omegaconf import DictConfig
 from preflight_world import World, save_model_folder, write_prompts
 
 from data.parquet_io import TRAINING_SCHEMA
+from ops.resources.cuda import Device, Sight
 from ops.resources.gpu import GpuSample
 from pipeline.compose import CONFIG_DIR, resolve
 from pipeline.overrides import OverrideError
 from pipeline.preflight import compute as compute_checks
+from pipeline.preflight import cuda as cuda_checks
 from pipeline.preflight import environment as environment_checks
 from pipeline.preflight import machine, ray_cluster, versions
 from pipeline.preflight.context import Readings
-from pipeline.preflight.memory_ledger import loading_gib, offloaded_gib, weights_backup_gib
+from pipeline.preflight.memory_ledger import about, loading_gib, offloaded_gib, weights_backup_gib
 from pipeline.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
 from pipeline.preflight.run import STAGES, Report, preflight, refused_override
 from pipeline.preflight.values import LOGGERS, PRECISIONS, concerns_verl
@@ -47,7 +49,9 @@ SHIPPED = {
     "cpu": ["smollm2-135m", "demo-policy"],
 }
 """Models by the hardware profile that they ship for; docs/preflight.md has the table."""
-MODELLED = ("challenger", "synthesize", "solver", "evaluate")
+MODELLED = ("challenger", "synthesize", "solver", "train", "evaluate")
+PLAYED = ["env=wordle"]
+"""What train is in, which needs an environment."""
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,18 @@ def form_of(groups: list[str], said: str | None = None) -> str:
 def damage_model(world: World, folder: Path, change: Callable[[Path], Any]) -> None:
     save_model_folder(folder / "model", world.model, KNOWN["demo-policy"])
     change(folder / "model")
+
+
+def write_calls_as_xml(model: Path) -> None:
+    template = (model / "chat_template.jinja").read_text()
+    ours = """{"name": ' ~ function.name | tojson ~ ', "arguments": '"""
+    assert ours in template
+    (model / "chat_template.jinja").write_text(template.replace(ours, "<function=' ~ function.name ~ '>'"))
+
+
+def end_otherwise(model: Path) -> None:
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
 
 
 def lose_shard(model: Path) -> None:
@@ -112,6 +128,8 @@ DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     "template without tools": lambda world, folder: damage_model(
         world, folder, lambda model: (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     ),
+    "template of another call format": lambda world, folder: damage_model(world, folder, write_calls_as_xml),
+    "another end token": lambda world, folder: damage_model(world, folder, end_otherwise),
     "missing shard": lambda world, folder: damage_model(world, folder, lose_shard),
     "cut-off weights": lambda world, folder: damage_model(
         world, folder, lambda model: (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
@@ -134,6 +152,7 @@ def judge(world: World, case: dict[str, Any], places: dict[str, str]) -> Report:
     # What is damaged is a folder of its own, so what was read of the others stays true.
     readings, starting = Readings() if "hub" in case else world.readings, case.get("starting", False)
     asks_verl = concerns_verl(overrides)
+    readings.sight = None  # another case's GPUs
     return preflight(config, case["stage"], starting=starting, asks_verl=asks_verl, readings=readings)
 
 
@@ -151,6 +170,14 @@ def gpus_of(case: dict[str, Any]) -> list[GpuSample]:
         GpuSample(place, int(one["used_gib"] * 1024), int(one["total_gib"] * 1024), 0, {one.get("pid", 1): 1})
         for place, one in enumerate(case["nvml"])
     ]
+
+
+def sight_of(case: dict[str, Any]) -> Sight:
+    """What torch is to see: by default all GPUs."""
+    told = {"torch": "2.11.0", "cuda": "13.0", "available": True, "sees": case["gpus"]} | case.get(
+        "sight", {}
+    )
+    return Sight(devices=(Device("H100"),) * told.pop("sees"), **told)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", b"\xff", "", '{"model_type": "llama"}'])
@@ -192,8 +219,9 @@ def test_a_broken_configuration_is_reported_with_its_key(
     for name, value in case.get("env", {}).items():
         monkeypatch.setenv(name, value)
     if "gpus" in case:
-        for module in (machine, compute_checks):
+        for module in (machine, compute_checks, cuda_checks):
             monkeypatch.setattr(module, "gpus_here", lambda: case["gpus"])
+        monkeypatch.setattr(cuda_checks, "look", lambda env: sight_of(case))
     if "nvml" in case:
         monkeypatch.setattr(compute_checks, "Gpus", lambda: SimpleNamespace(read=lambda: gpus_of(case)))
     if "unreadable" in case:
@@ -227,18 +255,24 @@ def test_each_broken_configuration_has_a_finding_of_its_own() -> None:
     assert {"error", "warning"} <= {yaml.safe_load(case)["expect"]["severity"] for case in cases}
 
 
-def shipped() -> Iterator[tuple[str, str, str]]:
-    """Every stage on every hardware with every model; stages without a model on every hardware."""
+def shipped() -> Iterator[ParameterSet]:
+    """Every stage on every hardware with every model; stages without a model on every hardware.
+
+    In the first tier the challenger with every model, and the other stages with one for each hardware.
+    """
+    rest = pytest.mark.slow("the first tier has each stage with a model, and each model in the challenger")
     for hardware, models in SHIPPED.items():
         for stage in STAGES:
             for model in models if stage in MODELLED else models[:1]:
-                yield stage, hardware, model
+                marks = [] if stage == "challenger" or model == models[0] else [rest]
+                yield pytest.param(stage, hardware, model, marks=marks)
 
 
 @pytest.mark.parametrize(("stage", "hardware", "model"), shipped())
 def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: str, model: str) -> None:
     # With the machine on Modal its host memory counts as well.
     groups = [f"{'compute' if hardware == '8xh100' else 'hardware'}={hardware}", f"model={model}"]
+    groups += PLAYED if stage == "train" else []
     config = world.config(stage, groups, form_of(groups), [])
     report = preflight(config, stage, asks_verl=True, readings=world.readings)
     assert report.errors == []
@@ -247,6 +281,8 @@ def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: 
         assert "solver.tp_size" not in {finding.key for finding in report.findings}
         assert documented_ledger(model) == ledger_row(model, resolve(config), report)
     assert report.ledger is not None or stage not in MODELLED
+    rows = {name for phase in (report.ledger.phases.values() if report.ledger else ()) for name in phase}
+    assert all(about(name) for name in rows), rows
 
 
 def documented_ledger(model: str) -> list[str]:
@@ -283,14 +319,14 @@ ENVIRONMENTS = sorted(path.stem for path in (CONFIG_DIR / "env").glob("*.yaml"))
 
 
 def every_launch() -> Iterator[ParameterSet]:
-    """Every environment on every machine in every stage.
+    """Every environment on every machine in every stage, and train in one that needs no corpus.
 
     In the first tier the challenger on every machine, and every stage in every environment.
     """
     rest = pytest.mark.slow("the first tier has each machine, stage and environment at least once")
     for place, compute in enumerate(RECIPES):
         for stage in STAGES:
-            for env in ENVIRONMENTS:
+            for env in ("wordle",) if stage == "train" else ENVIRONMENTS:
                 of_machine = stage == "challenger" and env == ENVIRONMENTS[place % len(ENVIRONMENTS)]
                 of_stage = stage != "challenger" and compute == "a10g"
                 marks = [] if of_machine or of_stage else [rest]
@@ -312,7 +348,9 @@ def test_every_environment_composes_and_passes_preflight_on_every_machine_in_eve
     assert env != "demo" or Path(config.base_model).name == "demo-policy"
     report = preflight(config, stage, readings=world.readings)
     # Several GPUs may cost more than a rehearsal may.
-    is_dear = env == "demo" and compute in ("8xh100", "4xa100-80gb") and stage in MODELLED
+    is_dear = env == "demo" and compute in ("8xh100", "4xa100-80gb") and stage in (*MODELLED, "preview")
+    # And all of an environment's steps on a rented CPU, which would take days.
+    is_dear |= (stage, compute) == ("train", "cpu")
     assert {finding.key for finding in report.errors} <= ({"compute.max_usd"} if is_dear else set())
     assert report.machine is not None and report.machine.usd_per_hour > 0
 

@@ -16,6 +16,8 @@ from data.errors import DataError
 from data.parquet_io import read_parquet
 from ops.errors import OutOfTime
 from pipeline.cli import main
+from pipeline.compose import compose_stage
+from pipeline.preflight.run import preflight
 from pipeline.stages.prepare_data import held_out_documents, until_the_stop_time
 from search.content import check_content
 from search.embedders import Embedder, EmbedderSpec
@@ -49,7 +51,12 @@ def test_the_index_is_announced_then_the_prompts_and_none_shows_an_evaluated_doc
     chain = {"id": "a", "hop": 2, "question": "Who came?", "answer": "Vell", "doc_ids": evaluated}
     (tmp_path / "questions.jsonl").write_text(json.dumps(chain))
     # Chunks as small as they can be: most documents have several.
-    chosen = [f"hold_out=[{tmp_path / 'questions.jsonl'}]", "indexing.chunk_tokens=32", "rows=200"]
+    chosen = [
+        f"hold_out=[{tmp_path / 'questions.jsonl'}]",
+        "indexing.chunk_tokens=32",
+        "rows=200",
+        "min_document_tokens=0",
+    ]
     assert main(["prepare-data", *arguments(prepared, corpus), "indexing.chunk_overlap=4", *chosen]) == 0
     found = [key for key, *_ in iter_documents(corpus / "chromadb", "corpus")]
     assert documents_shown(corpus) == {document["id"] for document in prepared.documents[1::2]}
@@ -59,7 +66,52 @@ def test_the_index_is_announced_then_the_prompts_and_none_shows_an_evaluated_doc
         Path(json.loads(line)["path"]) for line in (tmp_path / "announced.jsonl").read_text().splitlines()
     ]
     prompts = [corpus / "data" / f"zero_ratio4321{part}.parquet" for part in ("", "_heldout")]
-    assert paths == [corpus / "chromadb", *prompts] and all(path.exists() for path in paths)
+    assert paths == [corpus / "chromadb", *prompts, corpus / "data" / "quality.json"] and all(
+        path.exists() for path in paths
+    )
+
+
+def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(
+    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"headword": one["title"], "definition": one["text"]} for one in prepared.documents[:12]]
+    rows += [{"headword": "RF", "definition": "Radio."}, {"headword": "none", "definition": " "}]
+    rows += [{**rows[0], "definition": rows[0]["definition"].replace(" ", "  ")}]
+    source = tmp_path / "my corpus (old)" / "words.jsonl"
+    source.parent.mkdir()
+    source.write_text("\n".join(map(json.dumps, rows)))
+    words = [
+        *("prepare-data", "hardware=cpu", "model=demo-policy", f"paths.corpus={tmp_path / 'corpus'}"),
+        *(f"source={source}", "fields.text=definition", "fields.title=headword", "rows=8", "heldout_rows=0"),
+    ]
+    assert main(words) == 2
+    refused = capsys.readouterr().err
+    assert "words.jsonl line 14: no text: 'definition' is empty" in refused
+    assert not (tmp_path / "corpus" / "chromadb").exists()
+    assert main([*words, "on_bad=skip"]) == 0
+    quality = json.loads((tmp_path / "corpus" / "data" / "quality.json").read_text())
+    assert quality["source"]["documents"] == 13 and quality["source"]["skipped"]["total"] == 1
+    assert quality["source"]["duplicates"]["count"] == 1
+    assert quality["prompts"]["too_short"] == {"count": 1, "examples": ["RF Radio."]}
+    told = capsys.readouterr().out
+    for line in ("1 faulty records or files skipped", "1 duplicates skipped", "1 of 13 entries too short"):
+        assert line in told
+    assert sum(quality["chains"].values()) == 13
+    assert sum(quality["prompts"]["hops"].values()) == 8
+
+
+def test_an_index_for_a_machine_without_a_gpu_says_so_and_a_declared_one_gets_its_own_embedder(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.md").write_text("# Orrin\nA town.")
+    found = {}
+    for words in (["hardware=cpu"], ["compute=8xh100"]):
+        config = compose_stage("prepare_data", [*words, f"source={tmp_path / 'a.md'}"])
+        report = preflight(config, "prepare_data")
+        found[config.retrieval.embedder] = [one for one in report.findings if one.key == "retrieval.embedder"]
+        assert not any(one.key == "machine.gpus" for one in report.findings)
+    assert list(found) == ["packaged-minilm", "intfloat/e5-large-v2"]
+    assert "name its machine here too (compute=8xh100)" in str(found["packaged-minilm"][0])
 
 
 def test_a_benchmark_that_names_no_document_can_hold_none_out(tmp_path: Path) -> None:

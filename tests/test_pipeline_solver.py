@@ -304,5 +304,6 @@ def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(alone: Run, resume
 
 
 @again
-def test_the_second_part_announces_its_own_and_at_last_the_result(resumed: Run) -> None:
-    assert announced(resumed.folder)[2:] == ["dumps/step_0002.jsonl", "global_step_2", "result.json"]
+def test_the_second_part_announces_its_own_then_the_result_and_at_last_the_page(resumed: Run) -> None:
+    ours = ["dumps/step_0002.jsonl", "global_step_2", "result.json", "report.html"]
+    assert announced(resumed.folder)[2:] == ours

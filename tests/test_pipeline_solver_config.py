@@ -92,7 +92,7 @@ def test_veRL_loads_our_reward(published: DictConfig) -> None:
 
 
 def test_a_small_model_keeps_its_own_lengths() -> None:
-    assert solver("hardware=cpu").data.max_response_length == 640
+    assert solver("hardware=cpu").data.max_response_length == 960
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from test_pipeline_merge import merger_in_this_process, save_run, state_of
 from transformers import AutoTokenizer
 
 from data.errors import DataError
+from data.examples import Examples
 from data.gates import Gates, GateSettings
 from data.journal import Journal
 from data.parquet_io import write_training_rows
@@ -550,6 +551,27 @@ def test_accepted_and_rejected_hold_each_prompt_of_the_partition_once(finished: 
 def test_the_end_says_how_many_prompts_gave_a_pair(finished: Run) -> None:
     accepted, _ = prompts_in(finished.folder)
     assert f"{len(accepted)} of 12 prompts gave a pair" in finished.out
+
+
+def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_answer_stands(
+    finished: Run,
+) -> None:
+    kept = json.loads((finished.folder / "report.json").read_text())
+    shown = Examples.from_dict(kept["examples"])
+    assert len(shown.accepted) == 3 and len(shown.rejected) == min(3, kept["rejected"])
+    for one in (*shown.accepted, *shown.rejected):
+        assert f"{one.question or '–'} → {one.answer or '–'}" in finished.out
+        assert one.reason in finished.out and one.evidence
+
+
+def test_where_no_pair_is_accepted_the_end_still_shows_what_was_rejected(
+    finished: Run, config: DictConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.gates.integrity = True
+    with pytest.raises(DataError, match="no pair was accepted"):
+        judge_again(config, finished)
+    out = capsys.readouterr().out
+    assert "accepted: none" in out and "integrity: " in out.partition("rejected")[2]
 
 
 def test_the_result_names_what_the_solver_reads(finished: Run) -> None:

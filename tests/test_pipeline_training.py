@@ -1,24 +1,36 @@
 """Starting a training run again: which validation is due, and what its metrics add up to in the end."""
 
 import json
+import os
+import re
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from omegaconf import OmegaConf
+from made_run import DOCUMENT, conversation
+from omegaconf import DictConfig, OmegaConf
+from terminal import terminal_as_stdout
+from test_verl_ext_checkpoints import save
 
 from ops.errors import OutOfTime
 from ops.process.child import Command
+from ops.process.logs import EVENTS_FILE
 from ops.services.services import ServiceGroup
 from ops.supervisor import NothingDone
-from pipeline.compose import compose_stage, resolve
-from pipeline.metrics import read_metrics, spent_tokens
+from ops.watchdog.post_mortem import examine
+from pipeline.compose import compose_plain, resolve
+from pipeline.metrics import COLUMNS, read_metrics, spent_tokens
 from pipeline.stages import training
-from pipeline.stages.summary import COLUMNS, print_summary, summarise
-from pipeline.stages.training import _plan_validation, _tidy
+from pipeline.stages.examples import read_examples
+from pipeline.stages.summary import print_summary, summarise
+from pipeline.stages.training import Collapsed, _plan_validation, _tidy, finish, train
 from verl_ext.checkpoints import TRACKER
-from verl_ext.stop_time import NOTE
+from verl_ext.early_end import NOTE, Note, read_note, write_note
+from verl_ext.method.challenger_reward import challenger_reward
+from verl_ext.trainer.collapse import ALARM
 
 TRAINED = {"training/global_step": 1, "drzero/rollout/rows": 4.0, "perf/total_num_tokens": 100}
 JUDGED = TRAINED | {"drzero/collapse/alarms": 0}
@@ -105,6 +117,13 @@ def test_no_alarms_are_reported_for_a_run_too_short_to_judge(
     assert summarise(steps, "hrpo").get("steps_with_collapse_alarms") == expected
 
 
+def test_the_summary_has_the_step_at_which_each_alarm_was_first_raised() -> None:
+    both, one = {f"{ALARM}zero-variance": 1.0, f"{ALARM}entropy": 1.0}, {f"{ALARM}entropy": 1.0}
+    steps = {4: TRAINED, 5: JUDGED | one, 6: JUDGED, 7: JUDGED | both, 8: JUDGED | both}
+    figures = {name: step for name, step in summarise(steps, "grpo").items() if name.endswith("_from_step")}
+    assert figures == {"collapse_entropy_from_step": 5, "collapse_zero_variance_from_step": 7}
+
+
 @pytest.mark.parametrize(("step", "reported"), [(TRAINED, True), (JUDGED, False)], ids=["short", "judged"])
 def test_the_summary_says_where_alarms_were_not_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], step: dict[str, Any], reported: bool
@@ -113,6 +132,64 @@ def test_the_summary_says_where_alarms_were_not_judged(
     run = {"dir": str(tmp_path), "name": "short", "export_dir": str(tmp_path / "export")}
     print_summary(OmegaConf.create({"run": run, "method": "hrpo"}))
     assert ("not judged" in capsys.readouterr().out) == reported
+
+
+def dumped(question: str, answer: str, k: int | None, hop: int = 1) -> dict[str, Any]:
+    """A line of a challenger's dump, with the reward that its question earns."""
+    said = conversation(question, answer, searches=hop - 1)
+    reward = asdict(challenger_reward(said, DOCUMENT, hop, k=k))
+    kept = {"hop": hop, "doc_id": "firm", "document": DOCUMENT, "question": question}
+    return kept | {"reward": reward, "trajectory": said.to_dict()}
+
+
+def test_a_challengers_run_ends_with_questions_that_earned_their_difficulty_and_others_that_did_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log(tmp_path, 1, (1, TRAINED))
+    lines = [
+        dumped("Where has Porlom Works its seat?", "Vizmam", 2),
+        dumped("What does Porlom Works make?", "paper", 5),
+        dumped("Who leads Porlom Works?", "Nobody", 0),
+        dumped("Is Vizmam in Vizmam?", "Vizmam", None),
+        dumped("What was asked and never tried?", "paper", None),
+        dumped("Who is the mayor where Porlom Works sits?", "Brurbul Lernin", 1, hop=2),
+    ]
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "step_0001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = {"dir": str(tmp_path), "name": "run", "export_dir": str(tmp_path / "export")}
+    print_summary(OmegaConf.create({"run": run, "method": "hrpo"}))
+    shown = read_examples(tmp_path)
+    assert shown is not None
+    assert [one.answer for one in shown.accepted] == ["Vizmam", "Brurbul Lernin"]
+    assert shown.accepted[0].reason.startswith("2 of 5 attempts gave this answer, reward ")
+    assert shown.accepted[1].evidence.startswith("found: [1] Vizmam: Vizmam is a town")
+    assert [one.reason for one in shown.rejected] == [
+        "5 of 5 attempts gave this answer: too easy",
+        "0 of 5 attempts gave this answer: too hard, or its answer is wrong",
+        "the question contains its answer",
+    ]
+    out = capsys.readouterr().out
+    assert "Where has Porlom Works its seat? → Vizmam" in out and "too easy" in out
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("method", COLUMNS)
+def test_the_summary_has_every_heading_whole_at_any_width(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    width: int,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    figures = {"drzero/val/rows": 8.0} | dict.fromkeys(COLUMNS[method].values(), 0.123456)
+    log(tmp_path, 1, (1, TRAINED | figures), (200, TRAINED | figures))
+    run = {"dir": str(tmp_path), "name": "run", "export_dir": str(tmp_path / "export")}
+    print_summary(OmegaConf.create({"run": run, "method": method}))
+    table = re.split(r"\n  (?=[a-z])", capsys.readouterr().out)[0].splitlines()
+    assert {word for column in COLUMNS[method] for word in column.split()} <= {*" ".join(table).split()}
+    assert sum(line.count("0.123") for line in table) == 2 * len(COLUMNS[method])
+    assert max(map(len, table)) <= width and (len(table) == 5) == (width == 200)
 
 
 @pytest.mark.parametrize("method", COLUMNS)
@@ -128,19 +205,135 @@ def test_a_partial_dump_of_a_killed_start_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["step_0001.jsonl"]
 
 
-@pytest.mark.parametrize(("note", "error"), [(True, OutOfTime), (False, NothingDone)])
+@pytest.fixture(scope="module")
+def composed() -> DictConfig:
+    """A challenger's config; composing takes a second."""
+    return compose_plain("challenger", ["hardware=cpu", "trainer.total_training_steps=50"])
+
+
+Configured = Callable[..., DictConfig]
+
+
+@pytest.fixture
+def configured(composed: DictConfig, tmp_path: Path) -> Configured:
+    """A challenger's resolved config with a folder of its own, which is there."""
+
+    def make(*overrides: str) -> DictConfig:
+        changes = OmegaConf.from_dotlist([f"paths.checkpoints={tmp_path}", *overrides])
+        config = resolve(cast(DictConfig, OmegaConf.merge(composed, changes)))
+        Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+        return config
+
+    return make
+
+
+def let_the_trainer_leave(note: Note | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of veRL a process that ends well, with no note or one of step 0 before it has begun."""
+    files = {NOTE: json.dumps(asdict(note))} if note else {}
+    if note and note.step:
+        files["heartbeats.jsonl"] = json.dumps({"time": 0, "step": note.step, "phase": "rollout"}) + "\n"
+    code = ";".join(f"open({str(folder / name)!r}, 'w').write({text!r})" for name, text in files.items())
+    log = folder / "logs" / "trainer.log"
+    command = Command(name="trainer", command=(sys.executable, "-c", code), log_path=log)
+    monkeypatch.setattr(training, "trainer_command", lambda *_: command)
+
+
+@pytest.mark.parametrize(
+    ("note", "error"),
+    [(Note(0, "its start took all the time there was"), OutOfTime), (None, NothingDone)],
+    ids=["note", "none"],
+)
 def test_a_trainer_that_came_to_no_step_is_out_of_time_only_if_it_said_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: bool, error: type[Exception]
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, note: Note | None, error: type[Exception]
 ) -> None:
-    config = resolve(compose_stage("challenger", ["hardware=cpu", f"paths.checkpoints={tmp_path}"]))
+    config = configured()
     folder = Path(config.run.dir)
-    folder.mkdir(parents=True)
-    text = json.dumps({"step": 0, "why": "its start took all the time there was"})
-    code = f"open({str(folder / NOTE)!r}, 'w').write({text!r})" if note else ""
-    # Instead of veRL a process that ends well before it has begun.
-    command = Command(
-        name="trainer", command=(sys.executable, "-c", code), log_path=folder / "logs" / "trainer.log"
-    )
-    monkeypatch.setattr(training, "_trainer", lambda *_: command)
+    let_the_trainer_leave(note, folder, monkeypatch)
     with ServiceGroup([]) as services, pytest.raises(error):
         training._until_done(config, folder, services)
+
+
+WHY = "collapse alarm [searching]: 0 % of the rollouts of two and more hops search"
+
+
+def test_a_run_that_collapsed_ends_in_one_message_and_so_does_its_rerun_before_anything_starts(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured("collapse.policy=stop")
+    folder = Path(config.run.dir)
+    save(folder, 5)
+    log(folder, 1, (5, JUDGED | ALARMED | {f"{ALARM}searching": 1.0}))
+    let_the_trainer_leave(Note(5, WHY, collapsed=True), folder, monkeypatch)
+    with pytest.raises(Collapsed) as stopped:
+        train(config, [])
+    message = str(stopped.value)
+    assert message.startswith(f"stopped at step 5 of 50, which is saved (collapse.policy=stop): {WHY}. ")
+    assert "collapse.policy=warn resumes" in message and "\n" not in message
+    assert re.search(r"collapse searching from step +5\n", capsys.readouterr().out)
+    assert examine(folder).sentence == message
+    starts = (folder / "logs" / EVENTS_FILE).read_text()
+    with pytest.raises(Collapsed, match=re.escape(message)):
+        train(config, [])
+    assert (folder / "logs" / EVENTS_FILE).read_text() == starts
+
+
+def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured()
+    folder = Path(config.run.dir)
+    save(folder, 5)
+    log(folder, 1, (5, JUDGED))
+    seen, stdout = os.pipe()
+    os.close(seen)
+    with open(stdout, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        finish(config, {})
+    assert (folder / "result.json").is_file()
+
+
+def test_the_summary_of_a_run_that_collapsed_is_below_its_live_view(
+    configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured("collapse.policy=stop")
+    save(Path(config.run.dir), 5)
+    log(Path(config.run.dir), 1, (5, JUDGED | ALARMED | {f"{ALARM}searching": 1.0}))
+    let_the_trainer_leave(Note(5, WHY, collapsed=True), Path(config.run.dir), monkeypatch)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    with terminal_as_stdout() as text:
+        with pytest.raises(Collapsed):
+            train(config, [])
+        view, cursor_is_shown_again, below = text().rpartition("\x1b[?25h")
+    assert "since its start" in view and cursor_is_shown_again
+    assert re.search(r"collapse searching from step +5", below)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "saved", "reported"),
+    [
+        (["collapse.policy=warn"], 5, True),
+        (["collapse.policy=stop"], 4, False),
+        (["collapse.policy=stop", "trainer.resume_mode=disable"], 5, False),
+    ],
+    ids=["policy changed", "an earlier checkpoint", "from the start"],
+)
+def test_a_collapsed_run_starts_again_where_that_was_asked_for(
+    configured: Configured,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    overrides: list[str],
+    saved: int,
+    reported: bool,
+) -> None:
+    config = configured(*overrides)
+    folder = Path(config.run.dir)
+    save(folder, saved)
+    write_note(folder, Note(5, WHY, collapsed=True))
+    let_the_trainer_leave(None, folder, monkeypatch)
+    with pytest.raises(NothingDone):
+        train(config, [])
+    assert (
+        f"resuming after step 5 in spite of it (collapse.policy=warn): {WHY}" in capsys.readouterr().out
+    ) == reported
+    assert read_note(folder) is None

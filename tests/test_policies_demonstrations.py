@@ -3,11 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
 from data.demo_world import World, generate_world
+from data.world_language import RELATIONS
 from policies.demonstrations import Demonstration, make_demonstrations, world_retriever
 from verl_ext.method.answers import extract_last_tag
 from verl_ext.method.challenger_reward import has_integrity
@@ -168,6 +169,22 @@ def test_no_entity_of_the_run_split_occurs(seed: int, demonstrations: list[Demon
     for entity in generate_world(seed, "run").entities.values():
         assert words.isdisjoint(word for word in entity.name.split() if entity.kind == "person")
         assert entity.name not in text
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_no_two_relations_of_an_evaluated_question_follow_each_other(
+    world: World, demonstrations: list[Demonstration], share: float
+) -> None:
+    evaluated = generate_world(0, "run", chain_share=share).chains
+    pairs = {pair for chain in evaluated for pair in pairwise(chain.relations)}
+    assert pairs.isdisjoint(pair for chain in world.chains for pair in pairwise(chain.relations))
+    said = [RELATIONS[last].asks + RELATIONS[last].means for _, last in pairs]
+    asked = [question_and_answer(d)[0] for d in of_kind(demonstrations, "challenger")]
+    asked += [d["messages"][0]["content"].splitlines()[-1] for d in of_kind(demonstrations, "solver")]
+    for (first, _), phrases in zip(pairs, said, strict=True):
+        for phrase, inner in product(phrases, RELATIONS[first].means):
+            words = re.escape(phrase.format(x=inner.format(x="NAME"))).replace("NAME", ".+")
+            assert not [question for question in asked if re.search(words, question)], words
 
 
 def test_the_run_split_is_refused() -> None:

@@ -67,7 +67,7 @@ def scores(hits: Hits) -> dict[bytes, float]:
 # --- what counts as the same query ---
 
 
-@settings(max_examples=300, suppress_health_check=SLOW_FIXTURE)
+@settings(max_examples=100, suppress_health_check=SLOW_FIXTURE)
 @given(
     st.text(max_size=40) | st.text(string.printable, max_size=40) | st.from_regex(r"\[(MASK|cls)\] ?[A-z]*")
 )

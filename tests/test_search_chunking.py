@@ -1,16 +1,19 @@
 """Splitting documents: what holds for any text, with the packaged embedder's own tokenizer."""
 
+import re
 from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from tokenizers import Tokenizer
 
 from search.embedders import Embedder, EmbedderSpec, Prefixes
+from search.indexing.boundaries import SENTENCE_END
 from search.indexing.chunking import Chunk, Chunker, Chunking, ChunkingError
-from search.indexing.corpus import Document
+from search.sources.document import Document
 from search.store import passage_text
 
 WORDS = ("Orrin", "is", "a", "harbour", "town", "on", "the", "river", "Vell", "uncharacteristically", "x")
@@ -90,11 +93,118 @@ def test_without_overlap_the_chunks_joined_are_the_text(text: str) -> None:
 
 @given(prose)
 def test_chunks_repeat_whole_words_up_to_the_overlap(text: str) -> None:
-    chunks = split(text)
-    for before, after in pairwise(chunks):
+    for before, after in pairwise(split(text)):
         repeated = text[after.start : before.start + len(before.text)]
-        assert 0 < count(repeated) <= 8
+        assert count(repeated) <= 8
         assert text[after.start - 1].isspace()
+
+
+SHORT = st.lists(st.sampled_from(WORDS), min_size=2, max_size=8).map(
+    lambda words: " ".join(words).capitalize()
+)
+short_sentences = st.tuples(SHORT, st.sampled_from([".", "!", '."']), st.sampled_from([" ", "\n", "  "])).map(
+    "".join
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(short_sentences, min_size=1, max_size=40).map("".join))
+def test_what_is_repeated_is_whole_sentences(text: str) -> None:
+    for chunk in split(text, tokens=64, overlap=16):
+        assert chunk.start == 0 or re.search(r'[.!]"?\s+$', text[: chunk.start])
+
+
+@settings(max_examples=40)
+@given(st.lists(short_sentences, min_size=1, max_size=40).map("".join))
+def test_where_sentences_fit_every_chunk_is_of_whole_ones_even_if_lines_are_wrapped(text: str) -> None:
+    for chunk in split(text, tokens=64, overlap=0):
+        assert re.search(r'[.!]"?\s*$', chunk.text)
+        assert chunk.start == 0 or re.search(r'[.!]"?\s+$', text[: chunk.start])
+
+
+@pytest.mark.parametrize(
+    "torn",
+    ["e.g. ", "Dr. ", "J. ", "1. ", "12. ", "i.e. ", "vs. ", "approx. of "],
+    ids=lambda word: word.strip(),
+)
+def test_a_full_stop_of_an_abbreviation_or_a_number_ends_no_sentence(torn: str) -> None:
+    text = f"The harbour of {torn}Orrin is old and large"
+    assert not list(SENTENCE_END.finditer(text))
+
+
+# --- Markdown ----------------------------------------------------------------------------------------------
+
+CODE = st.lists(
+    st.sampled_from(["x = 1", "", "# no heading", "call(x). Then()", "    y = [1, 2]"]), max_size=9
+)
+FENCES = CODE.map(lambda lines: "\n".join(["```python", *lines, "```", ""]) + "\n")
+HEADINGS = st.sampled_from(["# Orrin\n\n", "## The harbour\n", "Vell\n----\n\n"])
+TABLES = st.integers(1, 4).map(lambda rows: "| a | b |\n|---|---|\n" + "| one | two |\n" * rows + "\n")
+LISTS = st.lists(sentences, min_size=1, max_size=4).map(
+    lambda items: "".join(f"- {one}.\n" for one in items) + "\n"
+)
+markdown = st.lists(
+    st.one_of(prose.map(lambda text: f"{text}\n\n"), FENCES, HEADINGS, TABLES, LISTS), max_size=9
+).map("".join)
+
+
+def split_markdown(text: str, title: str = "", overlap: int = 8) -> list[Chunk]:
+    return chunker(40, overlap).split(Document("doc", title, text, markdown=True))
+
+
+@settings(max_examples=50)
+@given(markdown, titles)
+def test_markdown_loses_nothing_and_no_chunk_is_too_long(text: str, title: str) -> None:
+    end, joined = 0, ""
+    for chunk in split_markdown(text, title):
+        assert read_tokens(chunk.title, chunk.text) <= 40
+        assert text[chunk.start :].startswith(chunk.text) and chunk.start <= end
+        assert chunk.start + len(chunk.text) > end or not text
+        joined += chunk.text[end - chunk.start :]
+        end = chunk.start + len(chunk.text)
+    assert joined == text
+
+
+def wholes(text: str) -> list[str]:
+    """The fences and tables of a text, as the reference parser finds them."""
+    lines = text.splitlines(keepends=True)
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    return ["".join(lines[slice(*token.map)]) for token in tokens if token.type in ("fence", "table_open")]
+
+
+@settings(max_examples=50)
+@given(markdown)
+def test_a_fence_or_table_that_fits_is_whole_in_a_chunk(text: str) -> None:
+    chunks = [chunk.text for chunk in split_markdown(text)]
+    for part in wholes(text):
+        if read_tokens("", part) <= 40:
+            assert any(part in chunk for chunk in chunks)
+
+
+@settings(max_examples=50)
+@given(markdown)
+@example("Orrin Orrin Orrin Orrin Orrin. \n\n# Orrin\n\n# Orrin\n\n```\nx = 1\nx = 1\nx = 1\nx = 1\n```\n\n")
+def test_no_chunk_ends_with_a_heading_alone_unless_what_follows_fills_one(text: str) -> None:
+    for chunk in split_markdown(text, overlap=0)[:-1]:
+        last = chunk.text.rstrip().rpartition("\n")[2]
+        rest = text[chunk.start + len(chunk.text) :]
+        follows = next((part for part in wholes(text) if rest.startswith(part)), None)
+        if last.startswith(("# ", "## ")) and "```" not in chunk.text:
+            assert follows or chunk.text.strip() == last
+
+
+def test_a_chunk_begins_at_a_heading_where_one_is_in_reach() -> None:
+    section = "## The harbour {}\n\nThe harbour of Orrin is old. Nobody knows its age.\n\n"
+    chunks = split_markdown("".join(section.format(n) for n in range(6)), overlap=8)
+    assert len(chunks) >= 3 and all(chunk.text.startswith("## The harbour") for chunk in chunks)
+
+
+def test_a_fence_longer_than_a_chunk_is_cut_between_lines() -> None:
+    text = "Run this:\n\n```\n" + "".join(f"call(argument_{n})\n" for n in range(40)) + "```\n"
+    chunks = split_markdown(text, overlap=10)
+    assert len(chunks) > 4 and all(chunk.text.endswith("\n") for chunk in chunks)
+    assert all(text[chunk.start - 1] == "\n" for chunk in chunks[1:])
+    assert any(after.start < before.start + len(before.text) for before, after in pairwise(chunks))
 
 
 @given(texts, titles)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ops.bearer import TokenUnusable
 from search.client import CONNECTIONS, SearchClient, SearchRefused, SearchRequestError, SearchUnavailable
 from search.wire import TOKEN_VARIABLE, make_passage
 
@@ -120,7 +121,7 @@ def test_token_that_cannot_be_sent_is_refused_without_being_shown(
     monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, token)
-    with pytest.raises(ValueError, match="RETRIEVAL_TOKEN holds characters") as caught:
+    with pytest.raises(TokenUnusable, match="RETRIEVAL_TOKEN holds characters") as caught:
         SearchClient("http://127.0.0.1:9")
     assert token not in str(caught.value)
 

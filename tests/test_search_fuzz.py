@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from search_parts import build_collection, serving
 
-QUIET = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+QUIET = settings(max_examples=30, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 import asyncio
 import inspect
 import json
+import re
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -33,6 +35,7 @@ from search_parts import (
     serving,
 )
 
+from pipeline.commands.serve_search import address, curl_line
 from pipeline.compose import compose_stage, resolve
 from pipeline.stages.services import retrieval_spec
 from search.client import SearchClient, SearchRequestError
@@ -133,8 +136,41 @@ def test_health_names_the_served_collection(http: httpx.Client) -> None:
 
 
 def test_docs_describe_retrieve(http: httpx.Client) -> None:
-    assert http.get("/docs").status_code == 200
-    assert "/retrieve" in http.get("/openapi.json").json()["paths"]
+    assert list(http.get("/openapi.json").json()["paths"]) == ["/health", "/metrics", "/retrieve"]
+
+
+def test_the_docs_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
+    page = http.get("/docs").text
+    loaded = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
+    assert len(loaded) == 3 and "http" not in page.replace("/openapi.json", "")
+    for path in loaded:
+        answer = http.get(path)
+        assert answer.status_code == 200 and answer.content, path
+        if path.endswith(".css"):
+            assert not re.search(r"url\((?!data:|#|'data:|\"data:)", answer.text)
+
+
+def test_the_line_that_serve_search_prints_is_answered_by_the_service(http: httpx.Client, url: str) -> None:
+    line = curl_line(url, 2, with_token=True)
+    curl, *words = shlex.split(line)
+    options = dict(zip(words[::-1][1::2], words[::-1][::2], strict=False))
+    assert curl == "curl" and f"{url}/retrieve" in words and "Authorization: Bearer $RETRIEVAL_TOKEN" in words
+    answer = http.post("/retrieve", content=options["-d"], headers={"content-type": "application/json"})
+    assert answer.status_code == 200 and len(answer.json()["result"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "asked_at"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+    ],
+)
+def test_the_address_that_serve_search_prints_can_be_asked_from_this_machine(
+    host: str, asked_at: str
+) -> None:
+    assert address(host, 8000) == asked_at
 
 
 def test_metrics_count_requests_queries_errors_and_seconds(http: httpx.Client, url: str) -> None:

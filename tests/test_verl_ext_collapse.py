@@ -1,13 +1,14 @@
 """Collapse metrics by hand and by their bounds, and when each alarm is raised."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.trajectory import Trajectory, Turn
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.trainer.collapse import WINDOW, CollapseWatch, collapse_metrics, question_metrics
 from verl_ext.trainer.step_rows import StepRow
 
@@ -16,9 +17,9 @@ QUESTIONS = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=8)
 ANSWERS = st.lists(st.sampled_from(["yes", "No.", "1999", "3,5 %", "Vell", "three", ""]), max_size=8)
 
 
-def row(score: float, key: str = "p_0_0", valid: bool = True, **reward: Any) -> StepRow:
+def row(score: float, key: str = "p_0_0", valid: bool = True, hop: int = 0, **reward: Any) -> StepRow:
     reward = {"score": score, "valid": valid, **reward}
-    return StepRow(key, False, "search_zero", {}, reward, Trajectory((Turn("t"),)), 0)
+    return StepRow(key, False, "search_zero", {"hop": hop}, reward, Trajectory((Turn("t"),)), 0)
 
 
 def question(text: str, answer: str = "Vell", **reward: Any) -> StepRow:
@@ -49,7 +50,16 @@ def test_entropy_and_length_are_of_the_sampled_tokens() -> None:
 
 
 def test_a_solvers_step_has_no_metrics_of_questions() -> None:
-    assert set(collapse([row(1.0)])) == {"zero_variance_share", "entropy", "response_tokens"}
+    of_any = {"zero_variance_share", "entropy", "response_tokens", "searched_share"}
+    assert set(collapse([row(1.0)])) == of_any
+
+
+def test_one_hop_needs_no_search_and_is_in_no_share_of_those_that_do() -> None:
+    searched = Trajectory((Turn("t", (SearchCall("r", ("q",), response="p"),)),))
+    hops = [row(1.0, f"p_{hop}_0", hop=hop) for hop in (1, 1, 2, 3, 4)]
+    hops[3] = replace(hops[3], trajectory=searched)
+    assert collapse(hops)["searched_share"] == pytest.approx(1 / 3)
+    assert "searched_share" not in collapse(hops[:2])
 
 
 def test_answer_types_by_hand() -> None:
@@ -92,6 +102,7 @@ HEALTHY = {
     "zero_variance_share": 0.3,
     "entropy": 0.4,
     "response_tokens": 100.0,
+    "searched_share": 0.6,
     "format": 0.7,
     "difficulty": 0.4,
     "yes_no_share": 0.1,
@@ -119,6 +130,7 @@ def name(alarm: str) -> str:
         ({"zero_variance_share": 0.9}, "zero-variance"),
         ({"entropy": 0.01}, "entropy"),
         ({"response_tokens": 40.0}, "length"),
+        ({"searched_share": 0.05}, "searching"),
         ({"response_tokens": 250.0}, "length"),
         ({"format": 0.99, "difficulty": 0.1}, "format"),
         ({"yes_no_share": 0.83}, "answer-types"),
@@ -151,8 +163,14 @@ def test_an_alarm_is_raised_again_after_its_limit_was_clear_in_between() -> None
 
 @pytest.mark.parametrize(
     "changes",
-    [{"format": 0.99}, {"difficulty": 0.1}, {"response_tokens": 60.0}, {"entropy": 0.06}],
-    ids=["format alone", "difficulty alone", "a little shorter", "low but alive"],
+    [
+        {"format": 0.99},
+        {"difficulty": 0.1},
+        {"response_tokens": 60.0},
+        {"entropy": 0.06},
+        {"searched_share": 0.1},
+    ],
+    ids=["format alone", "difficulty alone", "a little shorter", "low but alive", "a tenth searches"],
 )
 def test_metrics_within_the_limits_raise_no_alarm(changes: dict[str, float]) -> None:
     watch = CollapseWatch()

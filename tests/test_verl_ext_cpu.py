@@ -22,32 +22,41 @@ from verl_ext.rollout.cpu import CpuPlatform
 from verl_ext.rollout.cuda import CudaPlatform
 from verl_ext.trainer import trainers
 
+# One process for both, as veRL takes nine seconds to import. The worker is the first import, as in a run.
+_IN_A_RUN = """
+from verl_ext.rollout import cpu_worker
+from verl.plugin.platform import get_platform
+print(cpu_worker.CpuActorRolloutRefWorker.__name__, get_platform().device_name)
+"""
 
-def in_a_fresh_process(code: str, **variables: str) -> str:
-    """The last line that a Python process without this one's imports and environment prints."""
+
+@pytest.fixture(scope="module")
+def in_a_run() -> list[str]:
+    """What a process prints that has a run's variables, and none of this one's imports and environment."""
+    run = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin"}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), **variables},
+        [sys.executable, "-c", _IN_A_RUN],
+        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), **run},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
-
-
-NAME_OF_DEVICE = "from verl.plugin.platform import get_platform; print(get_platform().device_name)"
+    return done.stdout.strip().splitlines()[-1].split()
 
 
 def test_the_platform_is_registered_as_cpu() -> None:
     assert PlatformRegistry.get("cpu") is CpuPlatform
 
 
-def test_verl_uses_it_when_it_is_selected_by_name() -> None:
-    device = in_a_fresh_process(
-        NAME_OF_DEVICE, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES="verl_ext.plugin"
-    )
-    assert device == "cpu"
+def test_verl_uses_it_when_it_is_selected_by_name(in_a_run: list[str]) -> None:
+    assert in_a_run[1] == "cpu"
+
+
+def test_the_worker_can_be_imported_in_a_run_as_the_platform_is_registered_by_then(
+    in_a_run: list[str],
+) -> None:
+    assert in_a_run[0] == "CpuActorRolloutRefWorker"
 
 
 def test_verl_detects_our_cuda_platform_and_registers_its_own_under_that_name() -> None:
@@ -151,9 +160,3 @@ def test_veRL_still_has_no_public_registry_for_weight_adapters() -> None:
         "verl_ext/plugin.py that writes into _ROLLOUT_REGISTRY"
     )
     assert inspect.isfunction(rollout_base.get_rollout_class)
-
-
-def test_the_worker_can_be_imported_in_a_run_as_the_platform_is_registered_by_then() -> None:
-    code = "from verl_ext.rollout import cpu_worker; print(cpu_worker.CpuActorRolloutRefWorker.__name__)"
-    run = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin"}
-    assert in_a_fresh_process(code, **run) == "CpuActorRolloutRefWorker"

@@ -79,7 +79,7 @@ def test_the_file_is_what_the_monitor_reads(tmp_path: Path) -> None:
     assert taken.waiting is not None
     assert (taken.waiting.point, taken.waiting.have, taken.waiting.want) == ("buffer", 1, 2)
     assert taken.warmup
-    assert taken.about == {"step": 3, "mode": "sync"}
+    assert taken.about.items() >= {"step": 3, "mode": "sync"}.items() and taken.about["listed_s"] >= 0
     assert taken.samples is not None
     assert taken.samples.lost == 3 * EACH  # five were asked for, two are there
 

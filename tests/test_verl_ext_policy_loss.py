@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from actor_steps import CLIP, PROMPT, Row, actor_config, make_rows, make_steps
+from actor_steps import CLIP, PROMPT, TOKENS, Row, actor_config, make_rows, make_steps
 from omegaconf import OmegaConf
 from tiny_model import save_tiny_model
 from transformers import AutoModelForCausalLM
@@ -15,9 +15,20 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl_ext.trainer.policy_loss import bypass_mode_loss
 
 ENTROPY, KL = 0.01, 0.1
+MOST_WEIGHT = 0.015
+"""Between the ratios of these rows, which the sampler found some 80 times as likely as the policy does."""
 LOSSES: dict[str, dict[str, Any]] = {
     "reinforce": {"policy_loss": {"rollout_correction": {"loss_type": "reinforce"}}},
     "ppo_clip": {"policy_loss": {"rollout_correction": {"loss_type": "ppo_clip"}}},
+    "reinforce, weighted": {
+        "policy_loss": {
+            "rollout_correction": {
+                "loss_type": "reinforce",
+                "rollout_is": "token",
+                "rollout_is_threshold": MOST_WEIGHT,
+            }
+        }
+    },
     "entropy and KL": {
         "policy_loss": {"rollout_correction": {"loss_type": "reinforce"}},
         "entropy_coeff": ENTROPY,
@@ -45,6 +56,9 @@ def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor
             gain_R = torch.minimum(ratio_R * row["advantages"], clipped_R * row["advantages"])
         else:
             gain_R = log_prob_R * row["advantages"]
+        if loss == "reinforce, weighted":
+            # Of the policy over the sampler, not differentiated, and cut from above.
+            gain_R = gain_R * (log_prob_R - row["old_log_probs"]).exp().detach().clamp(max=MOST_WEIGHT)
         if loss == "entropy and KL":
             gain_R = gain_R + ENTROPY * distribution.entropy() - KL * (log_prob_R - row["ref_log_prob"])
         total, tokens = total - gain_R.sum(), tokens + len(gain_R)
@@ -63,7 +77,12 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", tokenizer=smollm2_tokenizer)
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", tokenizer=smollm2_tokenizer)
+    # No row has a later token, and a step takes as long as its logits.
+    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    policy.resize_token_embeddings(TOKENS)
+    policy.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Peer, StartPeer, unused_port
 from hypothesis import given
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
+from verl_ext.method.question_score import right_attempts
 from verl_ext.method.tool_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.rewards import challenger_score, right_attempts, solver_score
+from verl_ext.rewards import challenger_score, solver_score
 
 DOCUMENT = "Orrin\nOrrin is a harbour town on the river Vell."
 CALL = SearchCall('{"name": "search"}', ("Vell",), response="[1] Vell: The Vell ends in the Ember Sea.")
@@ -22,6 +24,7 @@ ASKED = (
     "<think>So.</think><question>Into which sea does Orrin's river flow?</question><answer>Ember Sea</answer>"
 )
 GOOD = Trajectory((Turn("<think>Look.</think>call", (CALL,)), Turn(ASKED)))
+OPEN_BOOK = "from what the challenger read, the solver answers"
 SEARCH_TURN = render_tool_call(["Vell"])
 
 
@@ -59,7 +62,7 @@ def settings(tiny_model: Path, solver: str, retrieval: str, **changes: Any) -> d
     values |= {"prompt_form": "short", "temperature": 1.0, "max_turns": 3, "max_tokens_per_turn": 64}
     values |= {"max_context_tokens": 900, "tool_response_limit": 300, "concurrency": 2, "deadline_s": 30.0}
     values["retrieval"] = {"url": retrieval, "topk": 2, "deadline_s": 2.0}
-    return {"attempts": 4, "solver": values | changes}
+    return {"attempts": 4, "hop_check": False, "open_book_check": False, "solver": values | changes}
 
 
 def score(trajectory: Trajectory, arguments: dict[str, Any], hop: int = 2) -> dict[str, Any]:
@@ -93,6 +96,42 @@ def test_the_score_of_a_worse_question_by_hand(
     got = score(unthinking, settings(tiny_model, solver.url, retrieval.url), hop=4)
     # Difficulty (4 - 3) / (4 - 1); think 1/2, tool (1 + 1) / 4, answer 1.
     assert got["score"] == pytest.approx(1 / 3 + 0.5 * (1 + 0.5 + 0.5 + 1) / 4)
+
+
+def test_a_question_that_fails_the_hop_check_is_not_attempted(
+    start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any
+) -> None:
+    solver = start_peer("/v1/completions", Solver(tokenizer, answer("Ember Sea")))
+    checked = settings(tiny_model, solver.url, retrieval.url) | {"hop_check": True}
+    got = score(Trajectory((Turn(ASKED),)), checked)
+    assert (got["valid"], got["k"], got["difficulty"], got["attempts_finished"]) == (True, None, 0.0, 0)
+    assert "take 1" in got["hop_fault"] and solver.requests == []
+
+
+@pytest.mark.parametrize(
+    ("read", "attempted"), [("Ember Sea", 4), ("North Sea", 0)], ids=["the same answer", "another answer"]
+)
+def test_the_open_book_comes_before_the_attempts_and_may_refuse_them(
+    start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any, read: str, attempted: int
+) -> None:
+    solver = start_peer("/v1/completions", Solver(tokenizer, answer(read), answer("Vell")))
+    checked = settings(tiny_model, solver.url, retrieval.url) | {"open_book_check": True}
+    got = score(GOOD, checked)
+    assert (got["valid"], got["attempts_finished"], got["k"]) == (True, attempted, 0 if attempted else None)
+    assert got["refused"] == (None if attempted else f"open_book: {OPEN_BOOK} 'North Sea'")
+    asked = tokenizer.decode(solver.requests[0]["prompt"])
+    assert "Orrin is a harbour town" in asked and "The Vell ends in the Ember Sea" in asked
+    assert [request["temperature"] for request in solver.requests] == [0.0] + [1.0] * attempted
+
+
+def test_an_open_book_that_a_dead_solver_leaves_unread_makes_the_sample_invalid(
+    start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any
+) -> None:
+    solver = start_peer("/v1/completions", Solver(tokenizer, 503))
+    checked = settings(tiny_model, solver.url, retrieval.url, retries=0) | {"open_book_check": True}
+    got = score(GOOD, checked)
+    assert (got["valid"], got["refused"]) == (False, None)
+    assert "HTTP 503" in got["reason_invalid"]
 
 
 def test_the_solver_searches_the_real_service_and_everything_is_counted(
@@ -151,7 +190,7 @@ def test_settings_may_be_verls_own_config_objects(
 ) -> None:
     solver = start_peer("/v1/completions", Solver(tokenizer, answer("Ember Sea")))
     arguments = OmegaConf.create(settings(tiny_model, solver.url, retrieval.url))
-    got = score(GOOD, {"attempts": arguments.attempts, "solver": arguments.solver})
+    got = score(GOOD, {str(name): arguments[name] for name in arguments})
     assert got["k"] == 4
 
 
@@ -170,14 +209,16 @@ def test_the_score_has_only_values_that_veRL_can_pass_on_and_the_dump_can_write(
 def test_a_solver_is_scored_by_exact_match(text: str, expected: float) -> None:
     extra_info = {"trajectory": Trajectory((Turn(text),)).to_dict()}
     got = asyncio.run(solver_score("search_zero", "", {"target": ["Ember Sea", "sea"]}, extra_info))
-    assert (got["score"], got["valid"]) == (expected, True)
+    assert (got["score"], got["filter_score"], got["valid"]) == (expected, expected, True)
 
 
-def test_a_solver_that_lost_a_search_is_not_scored() -> None:
+def test_a_solver_that_lost_a_search_is_not_scored_and_no_filter_takes_it_for_wrong() -> None:
     lost = SearchCall("r", ("q",), failed=True, error="down")
     extra_info = {"trajectory": Trajectory((Turn("c", (lost,)), Turn(answer("Ember Sea")))).to_dict()}
     got = asyncio.run(solver_score("search_zero", "", {"target": ["Ember Sea"]}, extra_info))
     assert (got["score"], got["valid"]) == (0.0, False)
+    # veRL drops a group where this is 0.
+    assert np.std([got["filter_score"]] * 5) != 0
 
 
 def attempt(text: str | None, finished: bool = True) -> Any:

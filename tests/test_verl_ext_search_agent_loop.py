@@ -1,6 +1,7 @@
 """The agent loop over veRL's own state machine, with a scripted engine and a real search service."""
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,16 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from data.search_taskset import SearchTaskset
+from environments.row import Row
 from search.client import SearchClient
+from verl_ext.episodes import Limits, Sampled, play_row
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import format_passages
+from verl_ext.method.prompts import solver_messages
 from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
+from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
 from verl_ext.method.trajectory import Trajectory
 from verl_ext.rollout.search_agent_loop import PARSER_NAME, SearchAgentLoop, SearchCallParser
@@ -312,3 +318,61 @@ def test_the_parser_finds_the_calls_that_the_method_finds(tokenizer: Any, text: 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_parser_takes_any_ids(tokenizer: Any, ids: list[int]) -> None:
     extract(tokenizer, ids)
+
+
+# --- the same task as an environment ------------------------------------------------------------------------
+
+
+def as_environment(tokenizer: Any, url: str, *turns: str) -> tuple[Any, Engine]:
+    """One rollout of `env=search`, on the same prompt and script."""
+    taskset = SearchTaskset(
+        train="", eval="", url=url, topk=2, deadline_s=2.0, response_limit=300, form="short", turns=5
+    )
+    taskset.name = "search"
+    engine = Engine(tokenizer, *turns)
+
+    class Model:
+        def __init__(self) -> None:
+            self.tokenizer = tokenizer
+
+        async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
+            output = await engine.generate(prompt_ids=prompt_ids, sampling_params={"max_tokens": max_tokens})
+            return Sampled(output.token_ids, output.log_probs, len(output.token_ids) >= max_tokens)
+
+    row = Row("q", {"question": "Ask.", "targets": ["Vell"]})
+    (played,) = asyncio.run(play_row(taskset, row, Model(), Limits(300, 400, 100)))
+    return played, engine
+
+
+SCRIPTS = [
+    [render_tool_call(["Vell"]), "<answer>Vell</answer>"],
+    [render_tool_call(["Vell", "Orrin"]) + render_tool_call(["Ostrel"]), "no answer"],
+    ["<tool_call>no JSON</tool_call>", render_tool_call(["Vell"]), "<answer>Orrin</answer>"],
+    ["<answer>Vell</answer>"],
+    [render_tool_call(["Vell"])] * 5,
+]
+
+
+@pytest.mark.parametrize("turns", SCRIPTS)
+def test_the_search_environment_plays_the_ids_of_the_search_loop_and_gives_the_solvers_reward(
+    tokenizer: Any, start_peer: StartPeer, turns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = start_peer("/retrieve", library).url
+    monkeypatch.setattr(sys.modules[__name__], "PROMPT", solver_messages("Ask.", "short", 5))
+    output, loop_engine = roll_out(tokenizer, url, *turns)
+    played, engine = as_environment(tokenizer, url, *turns)
+    assert engine.inputs == loop_engine.inputs
+    assert (played.prompt_ids, played.response_ids) == (output.prompt_ids, output.response_ids)
+    assert played.response_mask == output.response_mask and played.token_drift == 0
+    assert played.score is not None
+    assert played.score.reward == solver_reward(trajectory(output), ["Vell"]).score
+
+
+def test_a_search_that_the_service_does_not_answer_spoils_the_environments_episode(
+    tokenizer: Any, start_peer: StartPeer
+) -> None:
+    played, _ = as_environment(
+        tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL
+    )
+    assert played.score is None
+    assert played.fault is not None and "Episode.respond raised SearchUnavailable" in played.fault

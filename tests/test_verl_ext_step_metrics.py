@@ -1,5 +1,6 @@
 """A step's metrics on rows made by hand: figures by hand, and spoiled rows touch none but the failures."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ INVALID = SearchCall("r", None, response="Error", error="not JSON")
 FAILED = SearchCall("r", ("q",), response="Search is unavailable", failed=True, error="down")
 ATTEMPTS = {"attempts_finished": 2, "attempts_failed": 0, "attempt_searches": 3, "attempt_tokens": 40}
 ATTEMPTS |= {"attempt_tokens_in": 100}
+NUMBER = count()
 
 
 def row(
@@ -39,10 +41,12 @@ def row(
     )
     reward |= {"score": score, "valid": valid, "integrity": k is not None, "n": 2, "k": k, "attempts_s": 1.0}
     reward["integrity_fault"] = "no_answer" if k is None else None
+    reward["hop_fault"] = None if any(call.answered for call in calls) else "no search"
     if k is not None:
         reward |= ATTEMPTS
     turns = (*(Turn("t", (call,)) for call in calls), Turn("end", truncated=truncated))
-    return StepRow("key", padding, f"search_zero_{hop}", {"hop": hop}, reward, Trajectory(turns), drift)
+    key = f"key_{next(NUMBER)}_0"
+    return StepRow(key, padding, f"search_zero_{hop}", {"hop": hop}, reward, Trajectory(turns), drift)
 
 
 STEP = [
@@ -85,6 +89,7 @@ def all_metrics(rows: list[StepRow], expected: int = 8) -> dict[str, float]:
         ("solved/2_of_2", 1),
         ("solved/pass_rate", 0.5),
         ("solved/some", 1 / 3),
+        ("questions/hops_hold_share", 1 / 2),
         ("solver/attempts_finished", 6),
         ("solver/attempt_searches", 9),
         ("solver/attempt_tokens", 120),
@@ -94,6 +99,20 @@ def all_metrics(rows: list[StepRow], expected: int = 8) -> dict[str, float]:
 )
 def test_a_metric_of_the_step_by_hand(name: str, value: float) -> None:
     assert all_metrics(STEP)[f"drzero/{name}"] == pytest.approx(value)
+
+
+def test_a_question_that_a_hop_check_kept_from_the_solver_is_in_no_share_of_solved_ones() -> None:
+    unasked = row(2, k=0, score=0.5)
+    unasked.reward.update(k=None)
+    with_it, without = all_metrics([*STEP, unasked]), all_metrics(STEP)
+    assert {name for name in without if "solved/" in name and with_it[name] != without[name]} == set()
+    assert with_it["drzero/questions/hops_hold_share"] == pytest.approx(1 / 3)
+
+
+def test_a_step_of_one_hop_alone_has_no_share_of_more_hops_that_search() -> None:
+    metrics = all_metrics([row(1, k=1, score=0.5), row(1, k=0, score=0.5)])
+    assert metrics["drzero/rollout/rows_multi_hop"] == 0
+    assert "drzero/rollout/searched_share_multi_hop" not in metrics
 
 
 ROWS = st.builds(

@@ -10,21 +10,18 @@ from hypothesis import strategies as st
 
 from ops.errors import OutOfTime
 from pipeline.cli import main
+from verl_ext.early_end import NOTE, Note, drop_note, read_note, write_note
 from verl_ext.stop_time import (
     CLOSING_S,
     FIRST_SAVE_S,
-    NOTE,
     STEP_FACTOR,
     STOP_VARIABLE,
     BadStopTime,
-    Note,
     Pace,
     is_time_to_stop,
     require_time,
     seconds_left,
     stop_time,
-    take_note,
-    write_note,
 )
 
 SECONDS = st.floats(0, 1e6)
@@ -182,8 +179,12 @@ def test_a_validation_that_was_never_timed_is_assumed_to_take_as_long_as_a_step(
     assert pace.reason_to_stop(left - 1, validates=True)
 
 
-def test_a_note_is_read_once(tmp_path: Path) -> None:
-    write_note(tmp_path, Note(3, "the stop time was near"))
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_note_is_there_until_it_is_dropped(tmp_path: Path, collapsed: bool) -> None:
+    note = Note(3, "the stop time was near", collapsed)
+    write_note(tmp_path, note)
     assert [path.name for path in tmp_path.iterdir()] == [NOTE]
-    assert take_note(tmp_path) == Note(3, "the stop time was near")
-    assert take_note(tmp_path) is None and list(tmp_path.iterdir()) == []
+    assert read_note(tmp_path) == read_note(tmp_path) == note
+    for _ in range(2):
+        drop_note(tmp_path)
+        assert read_note(tmp_path) is None and list(tmp_path.iterdir()) == []

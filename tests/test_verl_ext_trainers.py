@@ -1,5 +1,6 @@
 """What the trainers write over a real TransferQueue, when they stop, and what they log and dump."""
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +20,16 @@ from test_verl_ext_checkpoints import FILES, save
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 
+from ops.notices import ALARM_KIND
+from ops.process.logs import EVENTS_FILE, read_json_lines
 from pipeline.compose import compose_plain, resolve
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, settle_checkpoints, step_folder
+from verl_ext.early_end import read_note
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.stop_time import STOP_VARIABLE, take_note
+from verl_ext.rewards import solver_score
+from verl_ext.stop_time import STOP_VARIABLE
+from verl_ext.trainer.collapse import ALARM, WINDOW
 from verl_ext.trainer.step_rows import dump_rows, read_log_probs, read_rows
 from verl_ext.trainer.trainers import GRPO, GroupRelativeTrainer, TooManyFailures
 
@@ -44,6 +50,8 @@ STEP = [
     (1, 9.0, True, True),
 ]
 LENGTHS = [3, 1, 2, 4, 2, 3, 1, 2]
+# Accepted answers by hop; a challenger's prompt has none.
+TARGETS = {1: ["Oslo", "Christiania"], 2: None, 3: []}
 # The rows' prompts, for GRPO: the same groups as by hop but for row 5, which answers the first prompt.
 PROMPTS = ["a", "b", "a", "c", "a", "a", "a", "a"]
 
@@ -88,6 +96,7 @@ def put_step(partition: str) -> KVBatchMeta:
         "data_source": NonTensorStack(*[f"search_zero_{hop}" for hop, *_ in STEP]),
         "extra_info": NonTensorStack(*[{"hop": hop, "doc_id": f"d{i}"} for i, (hop, *_) in enumerate(STEP)]),
         "extra_fields": NonTensorStack(*extra_fields),
+        "reward_model": NonTensorStack(*[{"ground_truth": {"target": TARGETS[hop]}} for hop, *_ in STEP]),
     }
     keys = [f"{partition}{prompt}_{index}_0" for index, prompt in enumerate(PROMPTS)]
     tags = [{"is_padding": padding} for *_, padding in STEP]
@@ -233,6 +242,25 @@ def test_a_solvers_row_that_does_not_count_is_masked_out_of_the_loss(
     assert written_by_grpo["loss_mask"][row].sum() == written_by_grpo["response_mask"][row].sum() == 0
 
 
+def test_every_hop_count_has_the_same_share_of_a_solvers_update_where_the_config_asks_for_it(
+    queue: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One question of one hop, two of two hops."""
+    hops, rewards = (1, 2, 1, 2, 2, 2, 2, 1), (0, 0, 1, 1, 0, 1, 1, 1)
+    step = [(hop, float(reward), True, False) for hop, reward in zip(hops, rewards, strict=True)]
+    monkeypatch.setattr("test_verl_ext_trainers.STEP", step)
+    monkeypatch.setattr("test_verl_ext_trainers.PROMPTS", list("ababccca"))
+    solver = trainer(kind=GrpoSync)
+    solver.config.balance_hops = True
+    batch = put_step("balanced")
+    solver._compute_advantage(batch, {})
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="balanced", select_fields=["advantages"])
+    sizes = [float(row[0].abs()) for row in data["advantages"].unbind()]
+    one, two = (sum(size for size, hop in zip(sizes, hops, strict=True) if hop == own) for own in (1, 2))
+    assert one == pytest.approx(two, rel=1e-4)
+    assert one > 0
+
+
 def test_a_prompt_with_one_answer_that_counts_is_logged(written_by_grpo: dict[str, Any]) -> None:
     assert written_by_grpo["metrics"][0]["drzero/grpo/lone_groups"] == 2
 
@@ -252,6 +280,7 @@ def test_a_dump_has_every_real_row_and_no_partial_file(queue: None, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["step_0003.jsonl"]
     lines = [json.loads(line) for line in (tmp_path / "step_0003.jsonl").read_text().splitlines()]
     assert sorted(line["doc_id"] for line in lines) == [f"d{row}" for row in range(7)]
+    assert all(line["targets"] == (TARGETS[line["hop"]] or []) for line in lines)
 
 
 VALIDATED = {
@@ -404,11 +433,13 @@ def test_a_run_that_is_out_of_time_ends_after_a_step_that_is_saved_and_logged(
     )
     assert [line["step"] for line in logged] == [1, 2]
     assert saved_step(tmp_path) == 2 and is_whole(step_folder(tmp_path, 2))
-    note = take_note(tmp_path)
+    note = read_note(tmp_path)
     assert note and note.step == 2 and STOP_VARIABLE in note.why
     end = [(2, "save"), (2, "weight-sync"), (2, "out-of-time"), (3, "done")]
     # One save and no more, whether it was due or not.
     assert phases(tmp_path)[-4:] == end and phases(tmp_path).count((2, "save")) == 1
+    last = [event["text"] for event in read_json_lines(tmp_path / "logs" / EVENTS_FILE)][-1]
+    assert last == f"checkpoint of step 2: {step_folder(tmp_path, 2)}"
 
 
 def test_a_run_with_enough_time_runs_to_its_end(
@@ -416,7 +447,7 @@ def test_a_run_with_enough_time_runs_to_its_end(
 ) -> None:
     _, logged = rehearse(at={1: stop_in(monkeypatch, 3600)})
     assert [line["step"] for line in logged] == [1, 2, 3]
-    assert saved_step(tmp_path) == 3 and take_note(tmp_path) is None
+    assert saved_step(tmp_path) == 3 and read_note(tmp_path) is None
 
 
 def test_a_run_in_its_last_step_is_finished_and_not_out_of_time(
@@ -424,7 +455,7 @@ def test_a_run_in_its_last_step_is_finished_and_not_out_of_time(
 ) -> None:
     trainer, _ = rehearse("trainer.test_freq=3", at={3: stop_in(monkeypatch, -5)})
     assert saved_step(tmp_path) == 3 and trainer.validated[-1] == 3
-    assert take_note(tmp_path) is None and phases(tmp_path)[-1] == (4, "done")
+    assert read_note(tmp_path) is None and phases(tmp_path)[-1] == (4, "done")
 
 
 def test_a_validation_after_the_last_step_in_time_is_left_to_the_next_start(
@@ -445,7 +476,7 @@ def test_a_start_after_the_stop_time_begins_no_step(
     rehearse(saved=saved)
     assert phases(tmp_path) == [(0, "start-up"), (saved, "out-of-time"), (saved + 1, "done")]
     assert not list(tmp_path.glob("global_step_*"))
-    note = take_note(tmp_path)
+    note = read_note(tmp_path)
     assert note and note.step == saved and note.why.endswith("when the first step was to begin")
 
 
@@ -456,6 +487,96 @@ def test_the_first_step_always_runs_however_little_time_is_left(
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
     _, logged = rehearse("trainer.save_freq=10")
     assert [line["step"] for line in logged] == [1] and saved_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("freq", [1, 10])
+def test_a_collapsed_run_ends_after_a_step_that_is_saved_validated_and_logged(
+    rehearse: Rehearse, tmp_path: Path, freq: int
+) -> None:
+    overrides = (f"trainer.save_freq={freq}", "trainer.test_freq=5", "collapse.policy=stop")
+    trainer, logged = rehearse(*overrides, steps=3 * WINDOW)  # no rollout of its steps searches
+    assert [line["step"] for line in logged] == list(range(1, WINDOW + 1)) == [1, 2, 3, 4, 5]
+    assert saved_step(tmp_path) == WINDOW and is_whole(step_folder(tmp_path, WINDOW))
+    assert phases(tmp_path).count((WINDOW, "save")) == 1 and trainer.validated == [WINDOW]
+    note = read_note(tmp_path)
+    assert note and note.collapsed and note.step == WINDOW
+    assert note.why.startswith("collapse alarm [searching]: 0 % of the rollouts of two and more hops search")
+    events = read_json_lines(tmp_path / "logs" / EVENTS_FILE)
+    alarms = [(event["name"], event["step"]) for event in events if event["kind"] == ALARM_KIND]
+    assert alarms == [("searching", WINDOW)]
+    assert logged[-1]["data"] | {"drzero/collapse/alarms": 1, f"{ALARM}searching": 1} == logged[-1]["data"]
+    assert not any(name.startswith(ALARM) for line in logged[:-1] for name in line["data"])
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("warn", WINDOW + 1), ("stop", WINDOW)])
+def test_a_collapse_ends_no_run_that_only_warns_or_is_in_its_last_step(
+    rehearse: Rehearse, tmp_path: Path, policy: str, steps: int
+) -> None:
+    _, logged = rehearse(f"collapse.policy={policy}", steps=steps)
+    assert logged[-1]["step"] == steps and f"{ALARM}searching" in logged[-1]["data"]
+    assert read_note(tmp_path) is None
+
+
+def answered(group: str, step: int, *turns: Turn) -> None:
+    """A question's finished answers, as veRL's rollout leaves them: scored, and none taken yet."""
+    answers = [Trajectory((turn,)).to_dict() for turn in turns]
+    scored = [
+        {"reward_extra_info": asyncio.run(solver_score("nq", "", {"target": ["Vell"]}, {"trajectory": one}))}
+        for one in answers
+    ]
+    keys = [f"{group}_{number}_0" for number in range(len(turns))]
+    fields = TensorDict({"extra_fields": NonTensorStack(*scored)}, batch_size=len(turns))
+    tags = [{"status": "success", "global_steps": step}] * len(turns)
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
+    finished = {"is_prompt": True, "status": "finished", "global_steps": step}
+    tq.kv_put(key=group, partition_id="train", tag=finished)
+
+
+def test_questions_answered_alike_are_replaced_before_the_update_but_none_that_a_failure_spoiled(
+    queue: None, composed: DictConfig, tmp_path: Path
+) -> None:
+    chosen = [f"run.dir={tmp_path}", "algorithm.filter_groups.enable=true", "data.train_batch_size=3"]
+    config = cast(DictConfig, OmegaConf.merge(composed, OmegaConf.from_dotlist(chosen)))
+    buffer = Timed(config).replay_buffer
+    right, wrong, lost = Turn("<answer>Vell</answer>"), Turn("<answer>no</answer>"), Turn("c", (FAILED,))
+    for group, turns in {
+        "solved": (right, right),
+        "unsolved": (wrong, wrong),
+        "some": (right, wrong),
+        "lost": (lost, lost),
+    }.items():
+        answered(group, 1, *turns)
+    asked: list[str] = []
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            asked.append(f"fresh{len(asked)}")
+            answered(asked[-1], 2, wrong, right)
+
+    buffer._buffer.refill_fn = refill
+    batch, metrics = buffer.sample(global_steps=2, partition_id="train", batch_size=3)
+    kept = {key.split("_")[0] for key in batch.keys}
+    assert {"some", "lost"} < kept < {"some", "lost", *asked} and len(batch.keys) == 6
+    assert metrics["training/filter_groups/evicted_samples"] == 2
+    flow = buffer._counters.record(time.time())
+    assert flow["samples"]["filtered"] > 0 and flow["points"]["buffer"]["dropped"] == 0
+    tq.kv_clear(keys=list((tq.kv_list() or {}).get("train", {})), partition_id="train")
+
+
+@pytest.mark.parametrize("key", ["a" * 40, ""])
+def test_with_a_key_each_steps_trajectories_go_to_wandb_as_a_table(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    for name, value in {"DIR": str(tmp_path), "MODE": "offline", "API_KEY": key, "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    rehearse("trainer.logger=[file,wandb]", steps=2)
+    tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")]
+    rows = [dict(zip(table["columns"], row, strict=True)) for table in tables for row in table["data"]]
+    real = [(score, valid, "t") for _, score, valid, padding in STEP if not padding]
+    assert sorted(row["step"] for row in rows) == ([1] * len(real) + [2] * len(real) if key else [])
+    for step in {row["step"] for row in rows}:
+        shown = [(r["score"], r["counts"], r["conversation"]) for r in rows if r["step"] == step]
+        assert sorted(shown) == sorted(real)
 
 
 def announced(folder: Path) -> list[str]:

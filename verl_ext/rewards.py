@@ -8,17 +8,17 @@ structured turns that `search_agent` left in `extra_info["trajectory"]`.
 import asyncio
 import functools
 import json
-import time
-from collections.abc import Sequence
+import math
 from dataclasses import asdict
 from typing import Any
 
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
+from ops.bearer import MODEL_KEY
 from search.client import SearchClient
-from verl_ext.method.answers import exact_match
-from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity
+from verl_ext.method.open_book import open_book_messages
+from verl_ext.method.question_score import score_question
 from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
@@ -33,25 +33,18 @@ async def challenger_score(
     `settings` are the keys of `reward.custom_reward_function.reward_kwargs`. Returns `score` with every
     component of `ChallengerScore`, counters of the attempts, and the attempts themselves as JSON.
     """
-    trajectory = Trajectory.from_dict(extra_info["trajectory"])
-    question, answer = extract_pair(trajectory)
-    n: int = settings["attempts"]
-    attempts: list[SolverAttempt] = []
-    started = time.monotonic()
-    # A sample that a failed search has already made invalid is not worth n solver attempts.
-    if question and answer and has_integrity(question, answer) and not trajectory.failed_calls:
-        with waiting("reward"):
-            solver = OmegaConf.to_container(OmegaConf.create(settings["solver"]))
-            agent = _agent(json.dumps(solver, sort_keys=True), asyncio.get_running_loop())
-            attempts = await agent.attempts(question, n)
-    seconds = time.monotonic() - started
-    k = right_attempts(attempts, answer, n)
-    score = challenger_reward(trajectory, extra_info["document"], int(extra_info["hop"]), n=n, k=k)
-    reason = score.reason_invalid
-    failures = [attempt.failure for attempt in attempts if not attempt.finished]
-    if reason and failures:
-        reason = f"{reason}: {failures[0]}"
-    return asdict(score) | {"reason_invalid": reason} | _attempt_fields(attempts, answer, seconds)
+    solver = OmegaConf.to_container(OmegaConf.create(settings["solver"]))
+    assert isinstance(solver, dict)
+    with waiting("reward"):
+        return await score_question(
+            Trajectory.from_dict(extra_info["trajectory"]),
+            extra_info["document"],
+            int(extra_info["hop"]),
+            _agent(solver),
+            attempts=settings["attempts"],
+            hop_check=settings["hop_check"],
+            read=functools.partial(_read, solver) if settings["open_book_check"] else None,
+        )
 
 
 async def solver_score(
@@ -59,49 +52,37 @@ async def solver_score(
 ) -> dict[str, Any]:
     """Score one solver trajectory: exact match of its answer with a target.
 
-    The result includes `hop`, because validation sees nothing but what this function returns.
+    The result includes `hop`, because validation sees nothing but what this function returns, and
+    `filter_score`, by which `algorithm.filter_groups` finds answers to one question that score alike: not a
+    number for an invalid one, which is like no other and so stays to be counted.
     """
-    trajectory = Trajectory.from_dict(extra_info["trajectory"])
-    score = solver_reward(trajectory, list(ground_truth["target"]))
-    return asdict(score) | {"hop": int(extra_info.get("hop") or 0)}
+    with waiting("reward"):
+        trajectory = Trajectory.from_dict(extra_info["trajectory"])
+        score = solver_reward(trajectory, list(ground_truth["target"]))
+    filter_score = score.score if score.valid else math.nan
+    return asdict(score) | {"hop": int(extra_info.get("hop") or 0), "filter_score": filter_score}
 
 
-def right_attempts(attempts: Sequence[SolverAttempt], answer: str | None, n: int) -> int | None:
-    """How many of n attempts gave the challenger's answer; None unless all n finished."""
-    if answer is None or len(attempts) < n or not all(attempt.finished for attempt in attempts):
-        return None
-    return sum(exact_match(attempt.answer, [answer]) for attempt in attempts)
+async def _read(
+    solver: dict[Any, Any], question: str, document: str, trajectory: Trajectory
+) -> SolverAttempt:
+    """The solver's answer, once and greedily, to a question whose passages it is shown."""
+    reader = _agent({**solver, "temperature": 0.0, "max_turns": 1})
+    form, turns, limit = (solver[name] for name in ("prompt_form", "max_turns", "tool_response_limit"))
+    return await reader.answer(open_book_messages(question, document, trajectory, form, turns, limit))
 
 
-def _attempt_fields(attempts: Sequence[SolverAttempt], answer: str | None, seconds: float) -> dict[str, Any]:
-    copied = ("answer", "finished", "failure", "searches", "tokens_out")
-    records = [
-        {
-            **{name: getattr(attempt, name) for name in copied},
-            "right": answer is not None and exact_match(attempt.answer, [answer]),
-            "latency_s": round(attempt.latency_s, 2),
-            "trajectory": attempt.trajectory.to_dict(),
-        }
-        for attempt in attempts
-    ]
-    return {
-        # As text: veRL's bookkeeping averages numbers and passes strings through untouched.
-        "attempts": json.dumps(records, ensure_ascii=False),
-        "attempts_finished": sum(attempt.finished for attempt in attempts),
-        "attempts_failed": sum(not attempt.finished for attempt in attempts),
-        "attempt_searches": sum(attempt.searches for attempt in attempts),
-        "attempt_tokens": sum(attempt.tokens_out for attempt in attempts),
-        "attempt_tokens_in": sum(attempt.tokens_in for attempt in attempts),
-        "attempts_s": seconds,
-    }
+def _agent(settings: dict[Any, Any]) -> SolverAgent:
+    return _agent_of(json.dumps(settings, sort_keys=True), asyncio.get_running_loop())
 
 
 @functools.cache
-def _agent(settings_json: str, loop: asyncio.AbstractEventLoop) -> SolverAgent:
+def _agent_of(settings_json: str, loop: asyncio.AbstractEventLoop) -> SolverAgent:
     """One agent per worker process and event loop, so that it bounds the concurrency of all its questions."""
     settings = json.loads(settings_json)
     retrieval = settings.pop("retrieval")
     search = SearchClient(retrieval["url"], topk=retrieval["topk"], deadline_s=retrieval["deadline_s"])
     tokenizer = AutoTokenizer.from_pretrained(settings.pop("tokenizer"))
     url = settings.pop("url").rstrip("/") + "/v1/completions"
-    return SolverAgent(url, settings.pop("model_name"), tokenizer, search, topk=retrieval["topk"], **settings)
+    name, topk = settings.pop("model_name"), retrieval["topk"]
+    return SolverAgent(url, name, tokenizer, search, topk=topk, key_variable=MODEL_KEY, **settings)

@@ -5,21 +5,16 @@
 A stage ends at a whole checkpoint before that time, with exit code 75, and a rerun resumes it
 (docs/stopping.md). Before a stage, an index or an export starts, `require_time` checks that enough time is
 left. In training, `Pace` decides after each step whether another one fits: the longest so far plus a fifth,
-and a save. The trainer then leaves a `Note` in the run's folder, because veRL exits with 0. Free of veRL, so
-that any part may use it.
+and a save. Free of veRL, so that any part may use it.
 """
 
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from ops.errors import OutOfTime, UserError
-from ops.files import atomic_write
 
 STOP_VARIABLE = "DRZERO_STOP_AT"
 STEP_FACTOR = 1.2
@@ -28,8 +23,6 @@ FIRST_SAVE_S = 120.0
 """Assumed for a save until one has been timed; from then on the longest counts."""
 CLOSING_S = 30.0
 """Kept after the last save for Ray and the services to shut down."""
-NOTE = "out_of_time.json"
-"""The note's file in a run's folder, from the trainer's end until the stage has read it."""
 
 
 class BadStopTime(UserError):
@@ -119,29 +112,6 @@ class Pace:
 
     def _took(self, part: str, seconds: float) -> None:
         self._longest[part] = max(self._longest.get(part, 0.0), seconds)
-
-
-@dataclass(frozen=True)
-class Note:
-    """Left by a trainer that ran out of time: its last saved step, and why it ended there."""
-
-    step: int
-    why: str
-
-
-def write_note(folder: Path, note: Note) -> None:
-    """Write the note into a run's folder, atomically."""
-    atomic_write(folder / NOTE, json.dumps(asdict(note)))
-
-
-def take_note(folder: Path) -> Note | None:
-    """Read the note and remove it; None when there is none."""
-    path = folder / NOTE
-    if not path.is_file():
-        return None
-    note = Note(**json.loads(path.read_text(encoding="utf-8")))
-    path.unlink()
-    return note
 
 
 def require_time(what: str, least_s: float = 0.0) -> None:

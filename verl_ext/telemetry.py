@@ -11,7 +11,8 @@ Heartbeats are appended: `{"time": unix seconds, "step": 3, "phase": "rollout"}`
 Waits are needed because a stack dump shows threads but no suspended coroutine. Each worker process keeps one
 file, `$DRZERO_PROGRESS_DIR/PID.json`, rewritten every second; without the variable nothing is written:
 
-    {"time": …, "pid": …, "title": …, "done": {"search": 12}, "failed": {},
+    {"time": …, "pid": …, "title": …, "done": {"search": 12}, "failed": {"search": 1},
+     "causes": {"search": {"ReadTimeout: …": 1}}, "seconds": {"search": 1.8},
      "open": [["search", since, limit_s or null], …], "loops": [last tick of an event loop, …]}
 
 `time` stands still when the process is stopped or something holds the GIL, a loop's tick when something
@@ -37,6 +38,10 @@ import psutil
 
 DIRECTORY_VARIABLE = "DRZERO_PROGRESS_DIR"
 _EVERY_S = 1.0
+_KEPT_CAUSES = 50
+"""Of each kind of call, in the words of the exception; failures of further ones are counted alone."""
+_AT_ONCE_S = 0.1
+"""How soon after its last open call a worker writes: it may be ended as soon as it has answered."""
 
 Phase = Literal[
     "start-up",
@@ -88,6 +93,9 @@ class Progress:
         self._file = None if path is None else StatusFile(path)
         self._done: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
+        self._causes: dict[str, dict[str, int]] = {}
+        self._seconds: dict[str, float] = {}
+        self._idle = threading.Event()
         self._open: dict[object, tuple[str, float, float | None]] = {}
         self._polled: dict[str, Callable[[], float]] = {}
         self._ticks: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
@@ -100,17 +108,27 @@ class Progress:
         `limit_s` is the deadline that the call itself keeps, None when it has none.
         """
         self._begin()
-        key = object()
+        key, began = object(), time.monotonic()
         self._open[key] = (kind, time.time(), limit_s)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._failed[kind] += 1
+            self._add_cause(kind, " ".join(f"{type(error).__name__}: {error}".split())[:300])
             raise
         else:
             self._done[kind] += 1
+            self._seconds[kind] = self._seconds.get(kind, 0.0) + time.monotonic() - began
         finally:
             del self._open[key]
+            if not self._open:
+                self._idle.set()
+
+    def _add_cause(self, kind: str, cause: str) -> None:
+        causes = self._causes.get(kind, {})
+        if cause in causes or len(causes) < _KEPT_CAUSES:
+            # A new dict: the writing thread may be reading the old one.
+            self._causes[kind] = {**causes, cause: causes.get(cause, 0) + 1}
 
     def poll(self, kind: str, total: Callable[[], float]) -> None:
         """Report `total()` as `done[kind]` whenever the file is written."""
@@ -125,6 +143,8 @@ class Progress:
             "title": " ".join(psutil.Process().cmdline()).strip(),
             "done": {**self._done, **{kind: total() for kind, total in self._polled.items()}},
             "failed": dict(self._failed),
+            "causes": dict(self._causes),
+            "seconds": {kind: round(seconds, 4) for kind, seconds in list(self._seconds.items())},
             "open": [list(call) for call in list(self._open.values())],
             "loops": list(self._ticks.values()),
         }
@@ -150,7 +170,9 @@ class Progress:
             # A full disk or a counter of an engine that is closing costs a line, never the worker.
             with suppress(OSError, RuntimeError, psutil.Error):
                 self._file.write(self.snapshot())
-            time.sleep(_EVERY_S)
+            time.sleep(_AT_ONCE_S)
+            self._idle.wait(_EVERY_S - _AT_ONCE_S)
+            self._idle.clear()
 
 
 class StatusFile:

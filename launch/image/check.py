@@ -195,14 +195,16 @@ def _is_accepted(match: re.Match[str], versions: Mapping[str, str]) -> bool:
     package = match["package"]
     if match["wants"].startswith("Python"):
         return False
+    if package in DATA_ONLY:  # nothing is imported of it that needs them
+        return True
     wants = Requirement(match["wants"])
     name = normalised(wants.name)
     stated = (package, name, str(wants.specifier), versions.get(name))
     if stated in {(each.by, each.package, each.instead_of, each.version) for each in OVERRIDES}:
         return True
     if name not in versions:
-        # What SGLang needs for itself is in its image or not needed; a file is used without its library.
-        return package in SGLANG_IMAGE.packages or package in DATA_ONLY
+        # What SGLang needs for itself is in its image or not needed.
+        return package in SGLANG_IMAGE.packages
     # Versions that SGLang's own image combines, and that we did not change.
     return package in SGLANG_IMAGE.packages and name not in (*ADDED, *GPU_ONLY)
 

@@ -17,7 +17,7 @@ Imported at the client: nothing but modal, the standard library, and light modul
 import functools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import modal
@@ -30,6 +30,8 @@ from launch.image.pins import (
     GPU_ONLY,
     GPU_PINS,
     IMAGE_BUILDER,
+    OF_ENVIRONMENTS_ALONE,
+    OF_ENVIRONMENTS_PIP,
     SGLANG_IMAGE,
     UV,
     flash_attn_wheel,
@@ -45,7 +47,8 @@ EXTRA = "/root/extra"
 CACHE = "/cache"
 """The volume for the caches of hubs and package indexes."""
 SOURCE = (
-    *("config", "data", "launch", "ops", "pipeline", "policies", "search", "verl_ext"),
+    *("config", "data", "environments", "examples", "launch", "ops", "pipeline", "policies", "search"),
+    "verl_ext",
     *("modal_train.py", "pyproject.toml", "constraints.txt", "constraints-gpu.txt"),
 )
 """The parts of the checkout that a container gets."""
@@ -71,6 +74,19 @@ class ImageExtras:
     apt: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
     """Local files and folders; relative paths start at the working directory."""
+    alone: tuple[str, ...] = ()
+    """Packages without what they declare that they need."""
+
+
+def with_packages_of(env: str | None, extras: ImageExtras) -> ImageExtras:
+    """The additions, and what an environment needs that the images do not have."""
+    family = (env or "").partition(":")[0]
+    pip, alone = OF_ENVIRONMENTS_PIP.get(family, ()), OF_ENVIRONMENTS_ALONE.get(family, ())
+    return replace(
+        extras,
+        pip=(*(f"{name}=={pinned(name.partition('[')[0])}" for name in pip), *extras.pip),
+        alone=(*(f"{name}=={pinned(name)}" for name in alone), *extras.alone),
+    )
 
 
 @functools.cache
@@ -112,6 +128,8 @@ def _install(image: modal.Image, *packages: str, options: str = "") -> modal.Ima
 
 def _finished(image: modal.Image, extras: ImageExtras) -> modal.Image:
     image = image.apt_install(*extras.apt)
+    if extras.alone:
+        image = _install(image, *extras.alone)
     for package in extras.pip:
         if package.startswith("-"):
             raise LaunchError(f"image.pip: {package!r} is an option, not a package; write name==version")

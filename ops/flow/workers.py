@@ -1,17 +1,21 @@
 """What the workers of a run have finished and wait for, read from the progress files that they write.
 
 Each worker keeps one file in the run's progress folder and updates it every second:
-`{"time", "pid", "title", "done": {kind: count}, "failed": {…}, "open": [[kind, since, limit_s or null], …],
-"loops": [last tick, …]}`. What the kinds mean is defined by the caller.
+`{"time", "pid", "title", "done": {kind: count}, "failed": {…}, "seconds": {kind: of all that are done},
+"causes": {kind: {exception: count}}, "open": [[kind, since, limit_s or null], …], "loops": [last tick, …]}`.
+What the kinds mean is defined by the caller.
 """
 
 import json
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.flow.snapshot import FlowPoint
+
+SILENT_S = 5.0
+"""A worker writes every second: after this long it is stopped, or something holds its interpreter."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,10 @@ class Worker:
     """Since it last wrote: more than a few seconds means stopped, or something holds the interpreter."""
     loop_silent_s: float | None
     """Since its slowest event loop last ran; None without one."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What the finished calls of each kind took together."""
+    causes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What the failed calls of each kind have raised."""
 
 
 def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) -> list[Worker]:
@@ -64,6 +72,8 @@ def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) 
                         calls=calls,
                         silent_s=max(now - written, 0.0),
                         loop_silent_s=max(written - min(ticks), 0.0) if ticks else None,
+                        seconds={str(kind): float(s) for kind, s in record.get("seconds", {}).items()},
+                        causes={str(kind): dict(of) for kind, of in record.get("causes", {}).items()},
                     )
                 )
     return workers
@@ -106,3 +116,28 @@ def call_point(workers: Sequence[Worker], kind: str, now: float) -> FlowPoint:
         errors=failed,
         at=now,
     )
+
+
+def worker_lines(before: Sequence[Worker], now: Sequence[Worker], seconds: float) -> list[str]:
+    """A line for each worker: what it has finished of each kind, how fast since `before`, and what it holds.
+
+    `seconds` are those between the two readings; a worker that does nothing and waits for nothing has none.
+    """
+    earlier = {worker.pid: worker.done for worker in before}
+    lines = []
+    for worker in now:
+        parts = []
+        for kind in dict.fromkeys((*worker.done, *worker.failed, *(call.kind for call in worker.calls))):
+            done = worker.done.get(kind, 0.0)
+            rate = max(done - earlier.get(worker.pid, {}).get(kind, 0.0), 0.0) / max(seconds, 1e-9)
+            part = f"{kind} {done:g} ({rate:.2g}/s)"
+            if failed := worker.failed.get(kind):
+                part += f", {failed:g} failed"
+            if ages_s := [call.age_s for call in worker.calls if call.kind == kind]:
+                part += f", {len(ages_s)} open for up to {max(ages_s):.0f} s"
+            parts.append(part)
+        if parts:
+            silent = f" | silent for {worker.silent_s:.0f} s" if worker.silent_s > SILENT_S else ""
+            name = worker.title.partition("(")[0].strip()
+            lines.append(f"{name} {worker.pid}: {' | '.join(parts)}{silent}")
+    return lines

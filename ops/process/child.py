@@ -23,11 +23,14 @@ from typing import cast
 
 import psutil
 
+from ops.console import say
 from ops.errors import RunFailed
 from ops.process import keeper
-from ops.process.logs import LogTee, say
+from ops.process.logs import LogTee
 
 RUN_ID_VARIABLE = "DRZERO_RUN_ID"
+COMPONENT_VARIABLE = "DRZERO_COMPONENT"
+"""The name of a command, in the environment of its keeper: others find a run's components by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class Command:
     command: tuple[str, ...]
     log_path: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    relays: bool = False
+    """Whether all of its output is for the console too: it is a command of ours, which prints little."""
 
 
 class ChildError(RunFailed):
@@ -66,15 +71,17 @@ class Child:
         self.run_id = uuid.uuid4().hex
         self._grace_s = grace_s
         keep = (sys.executable, "-P", keeper.__file__, str(os.getpid()), str(grace_s))
+        marks = {RUN_ID_VARIABLE: self.run_id, COMPONENT_VARIABLE: spec.name}
         self._keeper = subprocess.Popen(
             [*keep, *spec.command],
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, RUN_ID_VARIABLE: self.run_id},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, **marks},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the supervisor, which stops all parts in order
         )
-        self._tee = LogTee(spec.name, cast(BufferedReader, self._keeper.stdout), spec.log_path)
+        output = cast(BufferedReader, self._keeper.stdout)
+        self._tee = LogTee(spec.name, output, spec.log_path, relays=spec.relays)
         self.log_offset = self._tee.offset
         """Where its output begins in its log."""
         self.tail = self._tee.tail
@@ -100,6 +107,7 @@ class Child:
 
     def stop(self) -> None:
         """End the whole tree, by SIGKILL if necessary, and wait for it; does nothing when it has ended."""
+        self._tee.is_stopping = True
         if self._keeper.poll() is None:
             self._keeper.send_signal(signal.SIGTERM)
             try:
@@ -121,6 +129,19 @@ def marked_processes(value: str, variable: str = RUN_ID_VARIABLE) -> list[psutil
         with suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
             if process.environ().get(variable) == value:
                 found.append(process)
+    return found
+
+
+def components_of(supervisor: int) -> dict[str, int]:
+    """The keepers' pids of the commands that the process `supervisor` runs, by the commands' names.
+
+    Raises psutil.NoSuchProcess when it has ended, and psutil.AccessDenied when it is another user's.
+    """
+    found = {}
+    for process in psutil.Process(supervisor).children():
+        with suppress(psutil.NoSuchProcess):
+            if keeper.__file__ in process.cmdline():
+                found[process.environ().get(COMPONENT_VARIABLE, f"pid {process.pid}")] = process.pid
     return found
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from ops.console import say
 from ops.process.child import marked_processes
-from ops.process.logs import say
 
 _GRACE_S = 45.0
 """A killed loop's stage has 30 s to end its trainer and services, and its keeper a few more to enforce it."""

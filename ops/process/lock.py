@@ -55,3 +55,11 @@ def lock_is_held(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def lock_holder(path: Path) -> int | None:
+    """The pid that the lock's holder has written into it; None while nobody holds it."""
+    if not lock_is_held(path):
+        return None
+    text = path.read_text()
+    return int(text) if text.isdigit() else None

@@ -1,6 +1,5 @@
-"""What a run prints and writes down: console lines, the logs of its children, and its events.
+"""What a run writes down: the logs of its children, and its events.
 
-    say("trainer", "starting")                      # [trainer] starting, whole even from several threads
     tee = LogTee("solver", process.stdout, logs / "solver.log")
     EventLog(logs / EVENTS_FILE).add("crash", "solver", "died: exit code 1")
 
@@ -9,9 +8,8 @@ error message needs: the last lines, and the first that looks like an error, whi
 """
 
 import json
+import os
 import re
-import select
-import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +19,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from ops import console
+from ops.notices import notice_of, plain
+
 _LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
 _ERROR = re.compile(
     r"\b[\w.]*(Error|Exception)(:|$)|\b(ERROR|CRITICAL|FATAL)\b|^Fatal Python error|\bSegmentation fault\b"
@@ -28,55 +29,8 @@ _ERROR = re.compile(
 )
 _ORIGIN = re.compile(r"^(\([^)]*\) )?")  # Ray puts "(TaskRunner pid=12) " before a worker's line
 _LONGEST_LINE = 64 * 1024  # bytes; a stream without line ends must not fill the memory
-_PIECE = select.PIPE_BUF // 4  # characters, of at most 4 bytes: as many as a pipe with room takes at once
-
-
-class _Console:
-    """Stdout, from several threads. It may be blocked (Ctrl-S, `| less`) or closed (`| head`).
-
-    Neither may stop the readers of a run's children: a line that cannot be written is dropped and counted.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left_out = 0
-
-    def print(self, line: str) -> None:
-        with self._lock, suppress(OSError, ValueError):
-            missing = f"[drzero] {self._left_out} lines were not taken here; the logs have them"
-            if self._left_out and _takes_more(0) and self._write(missing):
-                self._left_out = 0
-            if self._left_out or not self._write(line):
-                self._left_out += 1
-
-    def _write(self, line: str) -> bool:
-        """Write as much as stdout accepts; return whether that was all."""
-        text = line + "\n"
-        for start in range(0, len(text), _PIECE):
-            if not _takes_more(1.0):  # a pager may be slow, Ctrl-S lasts
-                return False
-            sys.stdout.write(text[start : start + _PIECE])
-            sys.stdout.flush()
-        return True
-
-
-def _takes_more(wait_s: float) -> bool:
-    """Whether stdout can be written to within this time."""
-    try:
-        stdout = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a file: a notebook's, a test's
-        return True
-    poll = select.poll()
-    poll.register(stdout, select.POLLOUT)
-    return bool(poll.poll(wait_s * 1000))
-
-
-_console = _Console()
-
-
-def say(name: str, text: str) -> None:
-    """Print one line to stdout as `[name] text`, whole even when several threads print."""
-    _console.print(f"[{name}] {text}")
+_ERRORS_SHOWN = 3
+"""Of a child that continues. What one error leads to would fill the console."""
 
 
 def looks_like_error(line: str) -> bool:
@@ -88,12 +42,21 @@ def looks_like_error(line: str) -> bool:
 
 
 class LogTee(threading.Thread):
-    """Copies `source` to `log_path` (appending) and to stdout until its end, in a thread of its own."""
+    """Copies `source` to `log_path` (appending) until its end, in a thread of its own.
 
-    def __init__(self, name: str, source: BufferedReader, log_path: Path, keep: int = 30) -> None:
+    On the console its first errors are shown; with `relays`, or with `verbose=true`, all of its lines.
+    """
+
+    def __init__(
+        self, name: str, source: BufferedReader, log_path: Path, keep: int = 30, *, relays: bool = False
+    ) -> None:
         """Start reading at once; `keep` is how many of the last lines are remembered."""
         super().__init__(name=f"tee-{name}", daemon=True)
         self._command = name
+        self._relays = relays
+        self._errors = 0
+        self.is_stopping = False
+        """Whether what it logs from now on is only about being stopped."""
         self.first_error: str | None = None
         self.tail: deque[str] = deque(maxlen=keep)
         """The last lines, oldest first."""
@@ -121,30 +84,51 @@ class LogTee(threading.Thread):
                 self._line(pending)
 
     def _line(self, raw: bytes) -> None:
-        # A progress bar rewrites its line with carriage returns: only its last state is printed.
-        line = raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+        # A progress bar rewrites its line with carriage returns: only its last state is a line.
+        line = plain(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
         self.tail.append(line)
-        if self.first_error is None and looks_like_error(line):
+        is_error = looks_like_error(line)
+        if is_error and self.first_error is None:
             self.first_error = line.strip()
-        say(self._command, line)
+        if self._relays or console.is_verbose():
+            console.relay(self._command, line)
+        elif is_error and not self.is_stopping:
+            self._errors += 1
+            if self._errors <= _ERRORS_SHOWN:
+                console.say(self._command, line.strip(), "error")
+            elif self._errors == _ERRORS_SHOWN + 1:
+                console.say(self._command, f"more errors: {self._log.name}", "error")
 
 
 EVENTS_FILE = "events.jsonl"
 OUT_OF_TIME = "out_of_time"
+_ENDS = ("stopped", "end", "exit", "cost")
+
+
+def begins_start(event: Mapping[str, Any], last: Mapping[str, Any], opened: Mapping[str, Any]) -> bool:
+    """Whether an event opens a further start of its run, after one that has ended or was killed.
+
+    `last` is the event before it, `opened` the last one of kind `start`; a killed run's is another process's.
+    """
+    if event["kind"] != "start":
+        return False
+    return last["kind"] in _ENDS or event.get("pid") != opened.get("pid")
 
 
 class EventLog:
-    """Appends events to a file, or drops them."""
+    """Prints events as notices (`ops.notices`), and appends them to a file."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Append to `path`; None drops all events."""
+        """Append to `path`, if it is not None."""
         self._path = path
 
     def add(self, kind: str, component: str, text: str, **details: Any) -> None:
-        """Append one event."""
+        """Print and append one event; `pid` is who saw it, as others may write to the same file."""
+        record = {"time": time.time(), "kind": kind, "component": component, "text": text, **details}
         if self._path is not None:
-            record = {"time": time.time(), "kind": kind, "component": component, "text": text, **details}
-            append_json_lines(self._path, record)
+            append_json_lines(self._path, record | {"pid": os.getpid()})
+        if notice := notice_of(record):
+            console.announce(notice)
 
 
 def append_json_lines(path: Path, *records: Mapping[str, Any]) -> None:

@@ -1,14 +1,18 @@
 """The GPUs of this machine: how many there are, and their memory and use now.
 
-gpus_here()             # by nvidia-smi, which needs no Python package
+gpus_here()             # by nvidia-smi, which needs no Python package, else by the driver's device files
 Gpus().read()           # by NVML, where `nvidia-ml-py` is installed; else empty
 """
 
 import shutil
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from ops.process.apart import run_apart
+
+_LISTED_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,14 @@ class Gpus:
         return found
 
 
-def gpus_here() -> int:
-    """The number of GPUs of this machine, as nvidia-smi lists them; 0 without it."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    command = ["nvidia-smi", "--list-gpus"]
-    listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return sum(line.startswith("GPU ") for line in listing.splitlines())
+def gpus_here(devices: Path = Path("/dev"), limit_s: float = _LISTED_WITHIN_S) -> int:
+    """The number of GPUs of this machine, as nvidia-smi lists them.
+
+    Where it is missing, as in containers that were given the driver for computing alone, or does not answer
+    within `limit_s` seconds, the driver's files in `devices` are counted (nvidia0, nvidia1, …).
+    """
+    if shutil.which("nvidia-smi") is not None:
+        listed = run_apart(("nvidia-smi", "--list-gpus"), limit_s)
+        if listed.fault is None:
+            return sum(line.startswith("GPU ") for line in listed.out.splitlines())
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))

@@ -1,9 +1,10 @@
 """What each component of a run uses, every few seconds, as JSON lines.
 
 A line a component: `{"time", "component", "pids", "cpu_s", "cpu_share", "rss_mb", "threads", "read_mb",
-"write_mb", "gpu_mb"}`, and one of the host: `{"time", "component": "host", "load", "memory_free_mb",
-"disk_free_gb", "net_in_mb", "net_out_mb", "gpus": [{"used_mb", "total_mb", "busy_percent"}]}`. `cpu_s`,
-`read_mb`, `write_mb`, `net_…` count up; `cpu_share` is CPU seconds a second since the sample before.
+"write_mb", "gpu_mb", "state"}` (the state of services alone), and one of the host: `{"time", "component":
+"host", "load", "memory_free_mb", "disk_free_gb", "net_in_mb", "net_out_mb", "gpus": [{"used_mb", "total_mb",
+"busy_percent"}]}`. `cpu_s`, `read_mb`, `write_mb`, `net_…` count up; `cpu_share` is CPU seconds a second
+since the sample before.
 """
 
 import os
@@ -34,12 +35,18 @@ class Sampler:
         self.pids: set[int] = set()
         """Of all components, when last sampled."""
 
-    def sample(self, roots: Mapping[str, int], now: float) -> None:
-        """Sample the process trees of `roots` (pid by component) once; what cannot be written is dropped."""
+    def sample(self, roots: Mapping[str, int], now: float, states: Mapping[str, str] | None = None) -> None:
+        """Sample the process trees of `roots` (pid by component) once; what cannot be written is dropped.
+
+        `states` are those of components whose health is known, by name.
+        """
         trees = descendants(roots.values())
         self.pids = {process.pid for tree in trees.values() for process in tree}
         gpus = self._gpus.read()
         records = [self._component(name, trees[pid], gpus, now) for name, pid in roots.items()]
+        for record in records:
+            if state := (states or {}).get(record["component"]):
+                record["state"] = state
         received = sent = 0
         with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/net/dev, or an odd one
             # All interfaces, loopback included, as our services are local.

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ops.process.logs import say
+from ops.console import say
 
 _AGAIN_S = 1.0
 """Between a failed probe and the next one."""

@@ -20,13 +20,15 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
+from ops.console import say
 from ops.process.child import Child, ChildError, Command
-from ops.process.logs import EVENTS_FILE, EventLog, say
+from ops.process.logs import EVENTS_FILE, EventLog
 from ops.process.tree import descendants
 from ops.resources.cgroup import OomWatch
 from ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask
 
-_LOG_EVERY_S = 10.0
+_LOG_AFTER_S = 30.0
+"""When a service that is still not ready is first mentioned; then each time after twice as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class Service(Child):
     def __init__(self, spec: ServiceSpec, grace_s: float) -> None:
         self.started = time.monotonic()
         self.ready_at: float | None = None
-        self.log_after_s = _LOG_EVERY_S
+        self.log_after_s = _LOG_AFTER_S
         """When to log that it is not ready yet, in seconds from its start."""
         self.monitor: HealthMonitor | None = None
         self.seen_pids: set[int] = set()
@@ -145,8 +147,8 @@ class ServiceGroup:
             self._handlers = {signum: signal.signal(signum, leave) for signum in orders}
         try:
             for spec in self._specs:
-                say(spec.name, f"starting (at most {spec.startup_budget_s:.0f} s), log: {spec.log_path}")
-                self.events.add("start", spec.name, "starting")
+                text = f"starting (at most {spec.startup_budget_s:.0f} s)"
+                self.events.add("start", spec.name, text, log=str(spec.log_path))
                 self.services.append(Service(spec, self._grace_s))
             while self._again_at or any(service.ready_at is None for service in self.services):
                 self.check()
@@ -190,7 +192,6 @@ class ServiceGroup:
         while self.services:
             service = self.services.pop()
             service.stop()
-            say(service.spec.name, "stopped")
             self.events.add("stopped", service.spec.name, "stopped")
         self._oom.close()
         while self._handlers:
@@ -208,9 +209,6 @@ class ServiceGroup:
         pause = min(2.0**tried, 30.0)
         self._restarts[spec.name] += 1
         text = f"restart {tried + 1} of at most {spec.restarts} in {pause:.0f} s"
-        say(spec.name, f"{what}; {text}")
-        if service.first_error:
-            say(spec.name, f"first error: {service.first_error}")
         self.events.add("restart", spec.name, text)
         service.stop()  # its remaining processes would hold the port
         self._again_at[spec.name] = time.monotonic() + pause
@@ -222,9 +220,7 @@ class ServiceGroup:
         if service.poll() is not None:  # a stranger answered on the port of a dead service
             return
         if problem is None:
-            text = f"ready after {waited:.1f} s"
-            say(spec.name, text)
-            self.events.add("ready", spec.name, text, seconds=round(waited, 2))
+            self.events.add("ready", spec.name, f"ready after {waited:.1f} s", seconds=round(waited, 2))
             service.set_ready()
         elif waited > spec.startup_budget_s:
             what = (
@@ -234,6 +230,6 @@ class ServiceGroup:
             service.kill()
             self._fail(service, ServiceNotReady, "hung", what)
         elif waited > service.log_after_s:
-            service.log_after_s += _LOG_EVERY_S
+            service.log_after_s *= 2
             budget = f"{waited:.0f} of at most {spec.startup_budget_s:.0f} s"
             say(spec.name, f"not ready yet: {budget} ({problem})")

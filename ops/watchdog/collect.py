@@ -8,27 +8,33 @@ from contextlib import suppress
 from pathlib import Path
 
 from ops.causes import first_cause
+from ops.console import say
+from ops.notices import plain
 from ops.process.child import Child
-from ops.process.logs import looks_like_error, say
+from ops.process.logs import looks_like_error
 from ops.process.tree import STOPPED, descendants
 from ops.services.health import Health
 from ops.services.services import Service
 from ops.watchdog.diagnosis import ServiceFact
 from ops.watchdog.stacks import Stack, dump_stacks
 
+STAGE = "stage"
+"""The component of a stage's own process, which supervises the others."""
 
-def run_stacks(roots: Mapping[str, int], deadline_s: float, native: bool) -> list[Stack]:
+
+def run_stacks(
+    roots: Mapping[str, int], deadline_s: float, native: bool, stage: int | None = None
+) -> list[Stack]:
     """The stacks of all Python processes below the keepers `roots` (pid by component), without the keepers.
 
-    Of other programs only those that are stopped by a signal are included.
+    With `stage`, the pid of the process that supervises them, it and what else it has started are included.
+    Of other programs only those that are stopped by a signal are.
     """
-    trees = descendants(roots.values())
-    wanted = [
-        (component, process)
-        for component, root in roots.items()
-        for process in trees[root]
-        if process.pid != root and (process.is_python or process.state == STOPPED)
-    ]
+    own = [] if stage is None else [stage]
+    trees = descendants([*roots.values(), *own])
+    found = [(name, process) for name, root in roots.items() for process in trees[root][1:]]
+    found += [(STAGE, process) for pid in own for process in trees[pid]]
+    wanted = [one for one in found if one[1].is_python or one[1].state == STOPPED]
     return dump_stacks(wanted, deadline_s, native)
 
 
@@ -54,10 +60,16 @@ def first_errors(children: Sequence[Child], since: Mapping[str, int] | None = No
     found = {}
     for child in children:
         name = child.spec.name
-        lines = error_lines(child.spec.log_path, max((since or {}).get(name, 0), child.log_offset))
-        if lines:
-            found[name] = (first_cause(lines) or lines)[0]
+        offset = max((since or {}).get(name, 0), child.log_offset)
+        if (line := first_error(child.spec.log_path, offset)) is not None:
+            found[name] = line
     return found
+
+
+def first_error(log: Path, offset: int = 0) -> str | None:
+    """The first line of a log with a known cause, else its first error, from `offset` bytes on."""
+    lines = error_lines(log, offset)
+    return (first_cause(lines) or lines)[0] if lines else None
 
 
 def error_lines(path: Path, offset: int = 0) -> list[str]:
@@ -65,7 +77,7 @@ def error_lines(path: Path, offset: int = 0) -> list[str]:
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(offset, os.fstat(file.fileno()).st_size - (1 << 20)))
         text = file.read().decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if looks_like_error(line)]
+        lines = [line.strip() for line in map(plain, text.splitlines()) if looks_like_error(line)]
         return lines[:200]
     return []
 

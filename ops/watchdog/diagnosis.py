@@ -83,7 +83,8 @@ class ServiceFact:
     name: str
     state: str
     problem: str | None = None
-    silent_s: float = 0.0
+    silent_s: float | None = None
+    """Since it last worked; None where that is not known."""
     counters: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -211,7 +212,7 @@ _RANKS = {
         "a branch differs between ranks: make the condition the same on all of them",
     ),
     "shape mismatch between pipeline stages": (
-        "pipeline stages wait for each other: {}",
+        "pipeline stages wait for each other, and what one sends is not what the next expects: {}",
         "a stage sends another shape than the next expects: check the model's split and the micro-batch",
     ),
     "same-collective time-out": (
@@ -223,14 +224,18 @@ _RANKS = {
 """By pattern, the sentence with `{}` for the culprit, and what to do."""
 
 
-def _ranks(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+def ranks_of(stacks: Sequence[Stack], landmarks: Landmarks) -> list[Stack]:
     """The ranks by their titles; if there are none, the processes in torch.distributed."""
     # Other processes in a collective belong to another group, and are no evidence about the ranks.
-    ranks = [stack for stack in situation.stacks if re.search(landmarks.ranks, stack.title)] or [
+    return [stack for stack in stacks if re.search(landmarks.ranks, stack.title)] or [
         stack
-        for stack in situation.stacks
+        for stack in stacks
         if is_in_distributed(stack) and not re.search(landmarks.engines, stack.title)
     ]
+
+
+def _ranks(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    ranks = ranks_of(situation.stacks, landmarks)
     components = {rank.component for rank in ranks}
     errors = [line for name, line in situation.errors.items() if name in components]
     ending, starting = situation.phase in landmarks.end_phases, situation.phase in landmarks.start_phases
@@ -384,10 +389,12 @@ def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterato
     """A service hangs, a log shows a known cause, or the driver takes nothing from a queue."""
     for service in situation.services:
         if service.state == "hung":
+            since = "" if service.silent_s is None else f" for {service.silent_s:.0f} s"
+            problem = f": {service.problem}" if service.problem else ""
             yield Diagnosis(
                 HUNG_SERVICE,
                 service.name,
-                f"{service.name} runs but does not work for {service.silent_s:.0f} s: {service.problem}",
+                f"{service.name} runs but does not work{since}{problem}",
                 tuple(_stands(stack) for stack in situation.stacks if stack.component == service.name),
                 "see where it stands in the stacks",
             )

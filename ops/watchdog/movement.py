@@ -65,9 +65,9 @@ class Patience:
 
 @dataclass(frozen=True)
 class Stall:
-    """Something that has stood still for longer than it may."""
+    """Something that has stood still for longer than it may; of kind `asked` no stall, but a question."""
 
-    kind: Literal["phase", "starved", "not drained", "no counts"]
+    kind: Literal["phase", "starved", "not drained", "no counts", "asked"]
     where: str
     """The phase, or the flow point at the far end of what is waited for."""
     text: str

@@ -4,7 +4,9 @@
     print(death.sentence)
 
 The supervision's own events take precedence over the logs: a service that died has its consequences in every
-other log. Without events (an older run, a run of another program) only the logs are read.
+other log. Without events (an older run, a run of another program) only the logs are read. What the flow
+stream says of the samples (`ops.flow.summary`) is added: its symptoms are evidence of a run that did not
+finish.
 """
 
 import time
@@ -16,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ops.causes import Cause, first_cause
-from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, read_json_lines
+from ops.flow.monitor import FLOW_FILE
+from ops.flow.summary import summarise
+from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, begins_start, read_json_lines
 from ops.resources.sampler import SAMPLES_FILE
 from ops.watchdog.collect import error_lines
 
@@ -43,14 +47,10 @@ class Death:
 def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     """Read what a run left in `folder`; `causes` are those that only its recipe knows."""
     logs = folder / "logs"
-    events = read_json_lines(logs / EVENTS_FILE)
-    last_start, ends = 0, ("stopped", "end", "exit", "cost")
-    for place, (earlier, event) in enumerate(pairwise(events), 1):
-        if event["kind"] == "start" and earlier["kind"] in ends:
-            last_start = place
-    events = events[last_start:]
+    events = _of_last_start(read_json_lines(logs / EVENTS_FILE))
     samples = read_json_lines(folder / SAMPLES_FILE)
     facts = _facts(read_json_lines(folder / "heartbeats.jsonl"), samples, events)
+    flow, symptoms = summarise(folder / FLOW_FILE, since=events[0]["time"] if events else 0.0)
     # Services first, the main command, which uses them, last.
     offsets = {
         event["component"]: int(event.get("offset", 0)) for event in events if event["kind"] == "start"
@@ -84,7 +84,26 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
             advice=_RESUMES,
             evidence=tuple(scarce),
         )
-    return replace(death, facts=facts | death.facts)
+    if death.state != "finished":
+        death = replace(death, evidence=(*death.evidence, *symptoms))
+    return replace(death, facts=facts | flow | death.facts)
+
+
+def lasting_stall(folder: Path) -> Record | None:
+    """The event of a stall in the run's last start after which nothing has moved; None without one."""
+    events = _of_last_start(read_json_lines(folder / "logs" / EVENTS_FILE))
+    told = [event for event in events if event["kind"] in ("stall", "progress", "exit")]
+    return told[-1] if told and told[-1]["kind"] == "stall" else None
+
+
+def _of_last_start(events: list[Record]) -> list[Record]:
+    begins, opened = 0, events[0] if events else {}
+    for place, (earlier, event) in enumerate(pairwise(events), 1):
+        if begins_start(event, earlier, opened):
+            begins = place
+        if event["kind"] == "start":
+            opened = event
+    return events[begins:]
 
 
 def _blamed(events: Sequence[Record]) -> Record | None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ops.flow.workers import ages
 from ops.watchdog.diagnosis import Diagnosis, Landmarks, Situation
-from ops.watchdog.stacks import group_stacks
+from ops.watchdog.movement import Stall
+from ops.watchdog.stacks import Stack, group_stacks
 
 
 def stall_report(
@@ -27,8 +28,7 @@ def stall_report(
         f"**What to do:** {diagnosis.advice}." if diagnosis.advice else "",
         "## When",
         f"{time.strftime('%Y-%m-%d %H:%M:%S')}, step {situation.step}, phase *{situation.phase}*, "
-        f"{situation.stall.silent_s:.0f} s without progress (limit {situation.stall.limit_s:.0f} s); "
-        f"collected in {collected_s:.1f} s.",
+        f"{_silence(situation.stall)}; collected in {collected_s:.1f} s.",
         f"{situation.stall.text[:1].upper()}{situation.stall.text[1:]}." if situation.stall.text else "",
         *_facts(situation),
         *_resources(samples),
@@ -38,6 +38,27 @@ def stall_report(
         *_stacks(situation, landmarks),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def next_page(logs: Path, kind: str) -> Path:
+    """Where a run's next page of this kind belongs: `stall_003.md`."""
+    return logs / f"{kind}_{len(list(logs.glob(f'{kind}_*.md'))) + 1:03d}.md"
+
+
+def grouped(stacks: Sequence[Stack], landmarks: Landmarks) -> list[str]:
+    """A line for all processes at the same place, the most common place first."""
+    lines = []
+    for group in group_stacks(stacks):
+        who = ", ".join(f"{landmarks.role(stack)} {stack.pid}" for stack in group[:8])
+        more = f" and {len(group) - 8} more" if len(group) > 8 else ""
+        lines.append(f"{len(group)} × `{group[0].main[0]}`: {who}{more}")
+    return lines
+
+
+def _silence(stall: Stall) -> str:
+    if stall.kind == "asked":
+        return f"for {stall.silent_s:.0f} s"
+    return f"{stall.silent_s:.0f} s without progress (limit {stall.limit_s:.0f} s)"
 
 
 def last_line(path: Path) -> str:
@@ -64,7 +85,7 @@ def _facts(situation: Situation) -> Iterator[str]:
             for name, value in service.counters.items()
             if value and not name.endswith(("_created", "_bucket"))
         ]
-        silent = f"{service.silent_s:.0f} s"
+        silent = "–" if service.silent_s is None else f"{service.silent_s:.0f} s"
         rows.append((service.name, service.state, silent, service.problem or "", ", ".join(shown[:12])))
     yield "## Services"
     yield _table(("service", "state", "last work", "problem", "counters"), rows)
@@ -104,12 +125,7 @@ def _resources(samples: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _stacks(situation: Situation, landmarks: Landmarks) -> Iterator[str]:
     yield "## Stacks, grouped"
-    groups = []
-    for group in group_stacks(situation.stacks):
-        who = ", ".join(f"{landmarks.role(stack)} {stack.pid}" for stack in group[:8])
-        more = f" and {len(group) - 8} more" if len(group) > 8 else ""
-        groups.append(f"{len(group)} × `{group[0].main[0]}`: {who}{more}")
-    yield _bullets(groups)
+    yield _bullets(grouped(situation.stacks, landmarks))
     yield "## All stacks"
     if not situation.stacks:
         yield "no Python process was found"

@@ -20,17 +20,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from ops.console import say
 from ops.flow.snapshot import SUSPENDED_S
 from ops.flow.workers import read_workers
 from ops.process.child import Child
-from ops.process.logs import EventLog, say
+from ops.process.logs import EventLog
 from ops.resources.cgroup import OomWatch
 from ops.resources.sampler import SAMPLES_FILE, Sampler, disk_free_gb
 from ops.services.services import Service, ServiceGroup
 from ops.watchdog import collect
 from ops.watchdog.diagnosis import HUNG_SERVICE, UNKNOWN, Diagnosis, Landmarks, Situation, diagnose
 from ops.watchdog.movement import Movement, Signs, Stall
-from ops.watchdog.report import last_line, stall_report
+from ops.watchdog.report import last_line, next_page, stall_report
 from ops.watchdog.stacks import Stack
 
 _POLL_S = 2.0
@@ -154,7 +155,8 @@ class Watchdog(threading.Thread):
             movement.forgive(now - self._poll_ended, now)
         if now >= self._sample_at:
             self._sample_at = now + self.plan.sample_every_s
-            self.sampler.sample({child.spec.name: child.pid for child in self._children()}, now)
+            states = {service.spec.name: service.state for service in self._services.services}
+            self.sampler.sample({child.spec.name: child.pid for child in self._children()}, now, states)
         movement.poll(now, self._services.services)
         if movement.clock.silent_s(now) < _POLL_S:
             # Note where the logs end while the run moves: an error before that did not cause a later stall.
@@ -171,8 +173,8 @@ class Watchdog(threading.Thread):
         elif self.diagnosis is not None and stall is None and not movement.is_hidden:
             self.diagnosis = None
             beat = movement.clock.beat
-            say("watchdog", f"the run moves again, in {beat.phase} of step {beat.step}")
-            self._events.add("progress", self._main.spec.name, "the run moves again")
+            text = f"the run moves again, in {beat.phase} of step {beat.step}"
+            self._events.add("progress", self._main.spec.name, text)
 
     def _report(self, stall: Stall, now: float) -> None:
         began, self._reported_at = time.monotonic(), now
@@ -186,11 +188,6 @@ class Watchdog(threading.Thread):
         if self.plan.recorder and self.plan.flight:
             # The ranks have dumped by now: collecting the stacks takes longer.
             collect.keep_dumps(self.plan.recorder, self.plan.flight)
-        say(
-            "watchdog",
-            f"no progress for {stall.silent_s:.0f} s in {situation.phase} of step {situation.step}: "
-            f"{diagnosis.sentence}. Culprit: {diagnosis.culprit}. Report: {self.report}",
-        )
         self._events.add(
             "stall",
             diagnosis.culprit,
@@ -224,8 +221,7 @@ class Watchdog(threading.Thread):
 
     def _write(self, situation: Situation, diagnosis: Diagnosis, seconds: float, kind: str) -> Path:
         """Write the page; on a full disk there is none."""
-        logs = self.plan.folder / "logs"
-        path = logs / f"{kind}_{len(list(logs.glob(f'{kind}_*.md'))) + 1:03d}.md"
+        path = next_page(self.plan.folder / "logs", kind)
         streams = {path.name: last_line(path) for path in self.plan.streams}
         page = stall_report(situation, diagnosis, self.plan.landmarks, self.sampler.last, streams, seconds)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ops.process.logs import say
+from ops.console import say
 from pipeline.checkpoints.reading import read_json, read_settings
 from pipeline.errors import CheckError
 from pipeline.settings.schema import run_keys

@@ -1,5 +1,6 @@
 """Commands of `drzero` that are neither a stage nor the loop.
 
-preflight, status, config, check-services, flow-test, diagnose, serve-search, and those for models. They
-change no results. What a stage needs as well belongs in `pipeline.stages` or below.
+preflight, status, config, check-services, flow-test, compare-rollouts, diagnose, stacks, serve-search,
+serve-model, agent-bench, and those for models. They change no results. What a stage needs as well belongs in
+`pipeline.stages` or below.
 """

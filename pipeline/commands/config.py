@@ -20,7 +20,7 @@ from ops.errors import UserError
 from ops.files import atomic_write
 from pipeline.compose import CONFIG_DIR
 from pipeline.settings import verl
-from pipeline.settings.key import Key
+from pipeline.settings.key import Key, as_yaml
 from pipeline.settings.schema import all_keys, group_docs, schema_of
 from pipeline.tables import console, new_table
 
@@ -111,17 +111,10 @@ def _facts(key: Key, stages: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 def _default(key: Key, stages: tuple[str, ...]) -> str:
     """The default, of each stage where they differ."""
-    defaults = {stage: _shown(schema_of(stage)[key.name].default) for stage in stages}
+    defaults = {stage: as_yaml(schema_of(stage)[key.name].default) for stage in stages}
     if len(set(defaults.values())) > 1:
         return ", ".join(f"{value} ({_title((stage,))})" for stage, value in defaults.items())
-    return _shown(key.default)
-
-
-def _shown(value: Any) -> str:
-    """A value as YAML writes it."""
-    if value == "???":
-        return "(none)"
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
+    return as_yaml(key.default)
 
 
 def _changes(key: Key, stages: tuple[str, ...]) -> str:
@@ -140,7 +133,7 @@ def set_by(name: str) -> Iterator[tuple[str, str]]:
         for part in name.split("."):
             value = value.get(part, absent) if isinstance(value, dict) else absent
         if value is not absent and not isinstance(value, dict):
-            yield file, _shown(value)
+            yield file, as_yaml(value)
 
 
 @cache

@@ -1,41 +1,28 @@
 """`drzero diagnose RUN_DIR`: how a run ended and why, from its logs and samples alone.
 
-drzero diagnose outputs/checkpoints/challenger_iter1
+    drzero diagnose outputs/checkpoints/challenger_iter1
+
+`drzero top RUN_DIR` shows a run that goes on; docs/debugging.md lists symptoms.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from ops.errors import UserError
 from ops.process.lock import lock_is_held
 from ops.watchdog.post_mortem import examine
+from pipeline.commands.run_folder import run_folder
 from pipeline.stages.recorder import dumps_of
 from pipeline.stages.watch import CAUSES
-
-_MARKS = ("resolved.yaml", "logs", "heartbeats.jsonl")
-
-
-class NotARun(UserError):
-    """The folder holds no run."""
 
 
 def run_diagnose(arguments: Sequence[str]) -> None:
     """Print how the run in a folder ended; raises NotARun for a folder without a run."""
-    if len(arguments) != 1:
-        raise NotARun("drzero diagnose takes one argument: the folder of a run (run.dir)")
-    folder = Path(arguments[0])
-    if not folder.is_dir():
-        raise NotARun(f"{folder} is no folder")
-    if not any((folder / mark).exists() for mark in _MARKS):
-        inside = sorted(path.parent.name for path in folder.glob("*/logs"))
-        hint = f"; runs in it: {', '.join(inside)}" if inside else ""
-        raise NotARun(f"{folder} holds no run: none of {', '.join(_MARKS)} is there{hint}")
+    folder = run_folder(arguments, "diagnose").folder
     death, running = examine(folder, CAUSES), lock_is_held(folder / "lock")
     console = Console(width=110, highlight=False)
     state = f"still running; until now: {death.state}" if running else death.state
-    console.print(f"{folder}: {state}", markup=False, soft_wrap=True)
+    console.print(f"{arguments[0]}: {state}", markup=False, soft_wrap=True)
     if running and death.state != "stalled":
         return
     log = folder / "logs" / f"{death.culprit}.log"

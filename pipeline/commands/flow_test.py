@@ -1,13 +1,17 @@
 """The flow-test: generated samples through veRL's own queues and replay buffer, watched like a run.
 
     drzero flow-test --seconds 30 hardware=cpu
+    drzero flow-test --stage challenger --workers hardware=8xh100
     drzero flow-test --provoke stopped-producer mode=sync
 
-The trainer class, TransferQueue, batch size and staleness limit are those of the config; there is no model,
-no data and no service (`verl_ext.trainer.flow_load`). Flow monitor and watchdog are those of a run: on a
-healthy machine they find nothing, and a provoked fault must be named, as a symptom or as a stall.
+First rows are written and taken at full speed, and compared with what the declared run needs
+(`pipeline.commands.flow_speed`): a warning below twice as much. Then samples flow as in a run. The trainer
+class, TransferQueue, batch size and staleness limit are those of the config; there is no model, no data and
+no service (`verl_ext.trainer.flow_load`). Flow monitor and watchdog are those of a run: on a healthy machine
+they find nothing, and a provoked fault must be named, as a symptom or as a stall.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,19 +19,28 @@ from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
 
+from ops.console import say, set_verbose
 from ops.errors import RunFailed
-from ops.flow.monitor import FlowMonitor, line
+from ops.flow.monitor import FLOW_FILE, FlowMonitor, line
 from ops.process.child import ChildError, Command
 from ops.process.lock import HeldLock
-from ops.process.logs import EVENTS_FILE, EventLog, read_json_lines, say
+from ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
 from ops.services.services import ServiceGroup
 from ops.supervisor import run_supervised
-from pipeline.compose import resolve, verl_env, write_resolved
+from pipeline.commands.flow_speed import Need, full_speed, judge, needed
+from pipeline.compose import compose_stage, resolve, verl_env, write_resolved
 from pipeline.errors import CheckError
 from pipeline.stages.flow import COUNTERS_FILE, flow_monitor
 from pipeline.stages.watch import PROGRESS, watch_plan
 
-_OPTIONS = {"--seconds": "flow_test.seconds", "--provoke": "flow_test.provoke"}
+_OPTIONS = {
+    "--seconds": "flow_test.seconds",
+    "--provoke": "flow_test.provoke",
+    "--stage": "flow_test.stage",
+}
+_SWITCHES = {"--workers": "flow.workers=true"}
+SPEED_FILE = "flow_speed.json"
+"""As in `verl_ext.trainer.flow_speed`, which imports veRL."""
 
 
 class FlowFailed(RunFailed):
@@ -40,6 +53,9 @@ def flow_test_overrides(arguments: Sequence[str]) -> list[str]:
     while waiting:
         argument = waiting.pop(0)
         option, _, value = argument.partition("=")
+        if argument in _SWITCHES:
+            overrides.append(_SWITCHES[argument])
+            continue
         if option not in _OPTIONS:
             overrides.append(argument)
             continue
@@ -49,7 +65,15 @@ def flow_test_overrides(arguments: Sequence[str]) -> list[str]:
     return overrides
 
 
-def run_flow_test(config: DictConfig) -> None:
+def flow_test(arguments: Sequence[str]) -> None:
+    """Compose the test and the run that it is for, and run it; raises what `run_flow_test` raises."""
+    overrides = flow_test_overrides(arguments)
+    config = compose_stage("flow_test", overrides)
+    set_verbose(config.verbose)
+    run_flow_test(config, needed(config.flow_test.stage, overrides))
+
+
+def run_flow_test(config: DictConfig, need: Need) -> None:
     """Push samples through for `flow_test.seconds`, print what is found, and leave nothing running.
 
     Raises CheckError for a fault that the mode cannot have, ChildFailed when the load itself fails, and
@@ -57,13 +81,16 @@ def run_flow_test(config: DictConfig) -> None:
     """
     config = resolve(config)
     fit_to_mode(config)
+    with open_dict(config):
+        config.full_speed = full_speed(config, need)
     folder = Path(config.run.dir)
     events = folder / "logs" / EVENTS_FILE
     with HeldLock(folder / "lock"):
-        for old in (events, folder / COUNTERS_FILE, *(folder / PROGRESS).glob("*.json")):
+        ours = (events, *(folder / name for name in (COUNTERS_FILE, SPEED_FILE, FLOW_FILE)))
+        for old in (*ours, *(folder / PROGRESS).glob("*.json")):
             old.unlink(missing_ok=True)
         resolved = write_resolved(config)
-        monitor = flow_monitor(config, services=False)
+        monitor = flow_monitor(config, services=False, log=say)
         plan = watch_plan(config, monitor)
         # A stall is reported and never ends the test, however the config's runs end.
         plan = replace(plan, landmarks=replace(plan.landmarks, driver="load"), stall_action="report")
@@ -75,7 +102,13 @@ def run_flow_test(config: DictConfig) -> None:
                 # veRL ends a run on some faults: what was found before explains more than the exit.
                 raise FlowFailed(f"{found}\nThen {error}") from error
             raise
-    _report(monitor, _found(monitor, events))
+        _report_speed(folder / SPEED_FILE, need)
+        try:
+            _report(monitor, _found(monitor, events))
+        except FlowFailed as failed:
+            # The load itself ended well: for `drzero diagnose` this is how the test ended.
+            EventLog(events).add("exit", "flow", str(failed), code=1, culprit=_culprit(monitor, events))
+            raise
 
 
 def fit_to_mode(config: DictConfig) -> None:
@@ -121,6 +154,20 @@ def _load(config: DictConfig, folder: Path, resolved: Path) -> Command:
             # Nothing here leaves the machine, whatever the profile is for.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         },
+    )
+
+
+def _report_speed(path: Path, need: Need) -> None:
+    if path.is_file():
+        for level, text in judge(json.loads(path.read_text(encoding="utf-8")), need):
+            say("flow", text, level)
+
+
+def _culprit(monitor: FlowMonitor, events: Path) -> str:
+    """Who is at fault: by the stall, else where the first symptom showed."""
+    stalls = [event for event in read_json_lines(events) if event["kind"] == "stall"]
+    return (
+        str(stalls[0]["component"]) if stalls else monitor.symptoms[0].point if monitor.symptoms else "load"
     )
 
 

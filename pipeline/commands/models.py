@@ -18,7 +18,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 from omegaconf import DictConfig, OmegaConf
 
-from ops.process.logs import say
+from ops.console import say
 from pipeline.compose import CONFIG_DIR, compose_stage, resolve
 from pipeline.errors import CheckError
 from pipeline.loop.plan import compose_loop, plan_loop
@@ -107,6 +107,7 @@ def run_list_models(overrides: Sequence[str]) -> None:
         state, gb = state_and_size(file.stem, base_model)
         table.add_row(file.stem, base_model, state, f"{gb:.1f}" if gb else "–")
     console().print(table)
+    print("Any other model by its hub id or folder: model=OWNER/NAME, model=./FOLDER (docs/models.md)")
 
 
 def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:

@@ -1,7 +1,9 @@
 """`drzero status`: how far the self-evolution loop is, as a table.
 
-drzero status                                        the loop under outputs/checkpoints
-drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
+    drzero status                                        that under outputs/checkpoints, or its seeds'
+    drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
+
+Reads only the loops' manifests, so it may be asked at any time.
 """
 
 from pathlib import Path
@@ -14,12 +16,16 @@ from pipeline.loop.report import print_loop
 
 
 def run_status(config: DictConfig) -> None:
-    """Print the table of the loop under `paths.checkpoints`; raises FileNotFoundError if there is none."""
-    folder = Path(config.paths.checkpoints) / "evolve"
-    if not (folder / "manifest.json").is_file():
+    """Print the table of the loop under `paths.checkpoints`, and of each seed's; else FileNotFoundError."""
+    root = Path(config.paths.checkpoints)
+    found = [root / "evolve", *sorted(root.glob("seed*/evolve"))]
+    loops = [folder for folder in found if (folder / "manifest.json").is_file()]
+    if not loops:
         raise FileNotFoundError(
-            f"no loop has been started under {folder.parent}: start one with `drzero evolve`, or name its "
+            f"no loop has been started under {root}: start one with `drzero evolve`, or name its "
             "place with paths.checkpoints=…"
         )
-    manifest = Manifest(folder / "manifest.json")
-    print_loop(manifest, list(manifest.entries), running=lock_is_held(folder / "lock"))
+    for folder in loops:
+        manifest = Manifest(folder / "manifest.json")
+        title = "self-evolution loop" + ("" if folder.parent == root else f", {folder.parent.name}")
+        print_loop(manifest, list(manifest.entries), title, running=lock_is_held(folder / "lock"))

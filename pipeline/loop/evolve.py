@@ -3,6 +3,7 @@
     drzero evolve loop=demo                          # two small iterations on the demo world, on a CPU
     drzero evolve hardware=8xh100 model=qwen2.5-3b   # three iterations as published
     drzero evolve --from solver_iter2 …              # redo a stage and all that depend on it
+    drzero evolve loop=demo --seeds 3                # loops of three training seeds, one after another
     drzero status                                    # the loop as a table
 
 Every stage is a child process (`drzero STAGE …`) with its own config. All configs are composed and checked,
@@ -17,21 +18,27 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from ops.console import say, set_verbose
 from ops.errors import OutOfTime
 from ops.process.child import ChildError, Command
 from ops.process.leftovers import end_leftovers, remove_temporaries
 from ops.process.lock import HeldLock
-from ops.process.logs import say
 from ops.services.services import ServiceGroup
 from ops.supervisor import Unfinished, run_supervised
-from pipeline.compose import compose_stage
+from pipeline.compose import compose_stage, write_as_run
 from pipeline.loop.identity import identity, input_identities, significant_config
 from pipeline.loop.manifest import Manifest
 from pipeline.loop.plan import StageRun, compose_loop, plan_loop
 from pipeline.loop.preflight import check_ahead
-from pipeline.loop.report import print_loop, print_scores
+from pipeline.loop.report import print_loop
+from pipeline.loop.score_report import report_scores
+from pipeline.loop.seeds import run_seeds, split_seeds
 from pipeline.loop.state import check_finished, forget, log_path, prune, recover, split_from, stages_from
+from pipeline.report.write import reported
+from pipeline.stages.examples import print_examples, read_examples
 from pipeline.stages.result import RESULT, read_result
+from pipeline.stages.scores import REPORT
+from pipeline.view.follow import following
 from verl_ext.stop_time import require_time
 
 LOOP_VARIABLE = "DRZERO_LOOP"
@@ -41,7 +48,16 @@ _STAGE_GRACE_S = 30.0
 
 
 def run_evolve(arguments: Sequence[str]) -> None:
-    """Run or resume the loop; `--from STAGE_iterN` redoes that stage and all that depend on it.
+    """Run or resume the loop, or with `--seeds N` those of N training seeds (`pipeline.loop.seeds`)."""
+    seeds, rest = split_seeds(arguments)
+    if seeds is None:
+        run_loop(rest)
+    else:
+        run_seeds(seeds, rest, run_loop)
+
+
+def run_loop(arguments: Sequence[str]) -> None:
+    """Run or resume one loop; `--from STAGE_iterN` redoes that stage and all that depend on it.
 
     Raises OverrideError, CheckError or DataError before anything starts, AlreadyRunning while another loop
     runs in the same folder, LoopChanged if finished stages no longer fit, ChildError if a stage fails,
@@ -52,12 +68,14 @@ def run_evolve(arguments: Sequence[str]) -> None:
     plan = plan_loop(loop)
     # The first stage's config has the loop's place: a wrong `--from` is refused before anything is made.
     first = compose_stage(plan[0].stage, plan[0].overrides)
+    set_verbose(first.verbose)
     folder = Path(first.paths.checkpoints) / "evolve"
     if redo_from:
         stages_from(redo_from, plan, Manifest(folder / "manifest.json"))
     configs = {plan[0].name: first}
     configs |= {run.name: compose_stage(run.stage, run.overrides) for run in plan[1:]}
-    with HeldLock(folder / "lock"):
+    # The report last: while the lock is held, it would say that the loop still runs.
+    with reported(folder), HeldLock(folder / "lock"):
         end_leftovers("evolve", LOOP_VARIABLE, str(folder))
         for place in (folder, *(Path(config.run.dir) for config in configs.values())):
             remove_temporaries(place)
@@ -70,26 +88,35 @@ def run_evolve(arguments: Sequence[str]) -> None:
         check_finished([run for run in plan if run not in again], configs, manifest)
         check_ahead([r for r in plan if r in again or not manifest.is_complete(r.name)], configs)
         forget(again, configs, manifest)
-        for run in plan:
+        write_as_run(loop, folder)
+        for number, run in enumerate(plan, 1):
             if not manifest.is_complete(run.name):
                 require_time(run.name)
+                begins = "resumes" if manifest.entry(run.name).starts else "starts"
+                say("evolve", f"{run.name} {begins}, stage {number} of {len(plan)}")
                 _run_stage(run, configs[run.name], manifest, folder)
             if not loop.keep_checkpoints:
                 prune(run, configs, manifest)
         print_loop(manifest, [run.name for run in plan], running=False)
-        print_scores(
-            {run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"}
-        )
+        evaluated = {
+            run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"
+        }
+        report_scores(evaluated, folder / REPORT)
+        # The newest of each kind: how the questions read now.
+        last = {run.stage: run for run in plan if run.stage in ("challenger", "synthesize")}
+        for run in last.values():
+            if examples := read_examples(Path(configs[run.name].run.dir)):
+                print_examples(examples, run.name)
 
 
 def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Path) -> None:
-    say("evolve", f"{run.name} {'starts' if not manifest.entry(run.name).starts else 'resumes'}")
     # A result marks a finished stage, so an old one must not remain while the stage runs.
     (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
     settings = significant_config(run.stage, config, run.overrides)
     manifest.begin(run.name, settings, input_identities(run.stage, config))
     try:
-        _run_child(run.name, (run.stage, *run.overrides), folder)
+        with following(config, relayed=True):
+            _run_child(run.name, (run.stage, *run.overrides), folder)
     except (ChildError, OutOfTime, KeyboardInterrupt, SystemExit) as error:
         manifest.end(run.name, "failed", _reason(error))
         raise
@@ -123,6 +150,7 @@ def _run_child(name: str, arguments: Sequence[str], folder: Path) -> None:
         command=(sys.executable, "-m", "pipeline.cli", *arguments),
         log_path=log_path(folder, name),
         env={LOOP_VARIABLE: str(folder)},
+        relays=True,
     )
     # No services (a stage starts its own), but the group's handling of SIGTERM.
     with ServiceGroup([]) as services:

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from data.benchmarks import HUB_PREFIX
+from data.benchmarks import HUB_PREFIX, split_name
 from pipeline.fingerprint import (
     fingerprint,
     fingerprint_checkpoint,
@@ -67,11 +67,12 @@ def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
             "start model": identity(config.actor_rollout_ref.model.path),
         }
     if stage == "evaluate":
-        benchmarks = {f"benchmark {source}": identity(source) for source in config.benchmarks}
+        benchmarks = {f"benchmark {source}": identity(split_name(source)[1]) for source in config.benchmarks}
         return {"model": identity(config.solver.model_path), "collection": collection, **benchmarks}
     prompts = {"prompts": identity(config.data.train_files), "collection": collection}
     if stage == "synthesize":
-        benchmarks = {f"benchmark {source}": identity(source) for source in config.gates.benchmarks}
+        named = config.gates.benchmarks
+        benchmarks = {f"benchmark {source}": identity(split_name(source)[1]) for source in named}
         solver = {"solver": identity(config.gates.open_book_model)} if config.gates.open_book else {}
         return {**prompts, "challenger": identity(config.challenger), **benchmarks, **solver}
     return {

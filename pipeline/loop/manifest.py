@@ -5,19 +5,17 @@ It makes the loop resumable and its results traceable, and is replaced atomicall
 
 import json
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from ops.errors import UserError
 from ops.files import atomic_write
+from ops.versions import installed_versions
 from verl_ext.artefacts import announce
 
 State = Literal["pending", "running", "failed", "complete", "forgotten"]
 """Forgotten: to be redone; its results are being removed."""
-PACKAGES = ("verl", "torch", "transformers", "ray", "sglang", "chromadb", "sentence-transformers")
 
 
 class LoopChanged(UserError):
@@ -83,10 +81,7 @@ class Manifest:
         """Record that a stage starts now."""
         entry = self.entry(name)
         entry.state, entry.config, entry.inputs, entry.error = "running", config, inputs, None
-        entry.versions, entry.started = {}, time.time()
-        for package in PACKAGES:
-            with suppress(PackageNotFoundError):
-                entry.versions[package] = version(package)
+        entry.versions, entry.started = installed_versions(), time.time()
         entry.starts += 1
         self.save()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ops.process.logs import say
+from ops.console import say
 from pipeline.compose import compose_stage
 from pipeline.loop.manifest import Manifest
 from pipeline.loop.plan import StageRun, compose_loop, plan_loop
@@ -22,6 +22,7 @@ from pipeline.preflight.cost import together
 from pipeline.preflight.finding import Finding, PreflightFailed, Severity
 from pipeline.preflight.run import Report, preflight, refused_override, unresolved
 from pipeline.preflight.values import concerns_verl
+from pipeline.stages.endpoint import preview_overrides
 
 
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
@@ -56,6 +57,8 @@ def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
     name = stage.replace("-", "_")
     if name == "evolve":
         return _loop_reports(overrides)
+    if name == "preview":
+        overrides = preview_overrides(overrides)
     try:
         config = compose_stage(name, overrides)
     except OverrideError as refused:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ops.process.logs import say
+from ops.console import say
 from pipeline.loop.identity import changed_keys, identity, input_identities, same_input, significant_config
 from pipeline.loop.manifest import LoopChanged, Manifest, StageEntry
 from pipeline.loop.plan import StageRun

@@ -37,6 +37,22 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
         yield error(_MODE, "the reference engine has no partial rollouts", "use mode=sync or another engine")
 
 
+def check_filter(ctx: CheckContext) -> Iterator[Finding]:
+    """Groups are filtered by a score that failures do not have, which is the solver's."""
+    chosen = ctx.config.algorithm.filter_groups
+    if not chosen.enable:
+        return
+    if ctx.stage == "challenger":
+        why = "questions have no score to filter them by, and are compared with those of other prompts"
+        yield error("algorithm.filter_groups.enable", why, "leave it false, or set it for the solver")
+    elif chosen.metric != "filter_score":
+        why = (
+            f"{chosen.metric} is 0 for an answer that a failed service spoiled, too: with a service down all "
+            "questions would be replaced for ever, and no failure counted"
+        )
+        yield error("algorithm.filter_groups.metric", why, "leave it at filter_score")
+
+
 def _adapters(engine: str, device: str) -> Iterator[Finding]:
     """LoRA that is not merged for the engine."""
     key = "actor_rollout_ref.model.lora.merge"

@@ -17,7 +17,9 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     """GPUs, machines and time-out of the declared machine must fit the run."""
     config, machine = ctx.config, ctx.machine
     compute, gpu = config.compute, machine.gpu
-    wanted = config.machine.gpus if config.machine.device != "cpu" else 0
+    # prepare-data runs anywhere, for the machine that is declared: its embedder and its prompts' wording.
+    prepares = ctx.stage == "prepare_data"
+    wanted = config.machine.gpus if config.machine.device != "cpu" and not prepares else 0
     yield from _embedder_device(ctx)
     if config.machine.nodes > 1 and not wanted:
         why = "training processes on a CPU are all on one machine"
@@ -30,7 +32,7 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
         why = f"the hardware profile wants {wanted} GPUs (machine.gpus), and this machine has {machine.gpus}"
         fix = f"choose another compute= or hardware=, or set machine.gpus={machine.gpus}"
         yield error("compute.count", why, fix)
-    if machine.gpus and not wanted:
+    if machine.gpus and not wanted and not prepares:
         why = f"{machine.gpus} × {compute.type} would be paid for and not used: machine.device is cpu"
         yield error("compute.type", why, "use compute=cpu, or hardware=single_gpu")
     if machine.nodes > 1:
@@ -45,6 +47,10 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
             "(FunctionTimeoutError)",
             f"set it to {FIRST_BUILD_S} at least",
         )
+    if ctx.trains and machine.usd_per_hour and config.watchdog.policy == "report":
+        why = f"a run that stands still would be paid for (${machine.usd_per_hour:.2f}/h) until its call ends"
+        fix = "set watchdog.policy=resume watchdog.resumes=1, as on every machine of compute/, or stop"
+        yield warning("watchdog.policy", why, fix)
     if gpu is not None and not gpu.has_bf16 and ctx.serves_model and config.solver.dtype == "bfloat16":
         why = f"{gpu.name} has no native bfloat16: it is emulated, and slow"
         yield warning("solver.dtype", why, "set solver.dtype=float16")
@@ -52,7 +58,7 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
 
 def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
     """An embedder on CUDA needs a GPU, the training's or, on this machine, any."""
-    used = {"retrieval.device": ctx.searches, "indexing.device": ctx.stage == "prepare_data"}
+    used = {"retrieval.device": ctx.searches, "indexing.device": ctx.stage in ("prepare_data", "preview")}
     for key in (key for key, is_used in used.items() if is_used):
         on_cuda = str(OmegaConf.select(ctx.config, key)).startswith("cuda")
         if on_cuda and not ctx.machine.gpus and not (ctx.machine.is_local and gpus_here()):

@@ -1,15 +1,20 @@
 """The input of a check: a stage's resolved config, the declared machine, and a cache of file contents."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from environments.fault import EnvironmentUnusable
+from environments.taskset import Taskset
+from ops.resources.cuda import Sight
 from pipeline.preflight.finding import PreflightFailed
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape, load_shape
 from pipeline.preflight.tokenizers import load_chat_tokenizer
+from pipeline.tasks import load_taskset
 
 
 @dataclass
@@ -21,6 +26,10 @@ class Readings:
     embedders: dict[tuple[str, str], str] = field(default_factory=dict)
     """A collection's embedder, by the collection's folder and name."""
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
+    taskset: Taskset | None = None
+    """Of the environment that a stage without a corpus runs in."""
+    sight: Sight | None = None
+    """What torch sees of this machine's GPUs."""
 
 
 @dataclass
@@ -39,19 +48,35 @@ class CheckContext:
     @property
     def trains(self) -> bool:
         """Whether veRL runs."""
-        return self.stage in ("challenger", "solver")
+        return self.stage in ("challenger", "solver", "train")
+
+    @property
+    def plays(self) -> bool:
+        """Whether the stage runs in an environment other than the search of a corpus."""
+        environment = self.config.get("environment")
+        return self.stage == "train" or bool(environment and environment.name)
+
+    def taskset(self) -> Taskset:
+        """The environment's; raises EnvironmentUnusable."""
+        if self.readings.taskset is None:
+            self.readings.taskset = load_taskset(self.config)
+        return self.readings.taskset
 
     @property
     def serves_model(self) -> bool:
         """Whether a model is served outside veRL."""
-        if self.stage == "evaluate":
+        if self.stage in ("evaluate", "synthesize", "preview", "compare_rollouts"):
             return self.config.endpoint is None
-        return self.stage in ("challenger", "synthesize")
+        return self.stage in ("challenger", "serve_model")
 
     @property
     def searches(self) -> bool:
         """Whether the retrieval service runs."""
-        return self.stage not in ("merge", "prepare_data")
+        if self.plays:
+            with suppress(EnvironmentUnusable):  # `check_environment` reports it
+                return self.taskset().needs_retrieval
+            return False
+        return self.stage not in ("merge", "prepare_data", "serve_model", "compare_rollouts")
 
     def sees(self, root: str) -> bool:
         """Whether files below `paths.{root}` can be read from here; a volume of another machine cannot."""
@@ -85,6 +110,11 @@ class CheckContext:
             return asked
         return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.base_model)
 
+    @property
+    def model_played(self) -> str:
+        """The model that plays the episodes of an environment."""
+        return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.solver.model_path)
+
     def models(self) -> dict[str, str]:
         """The models that the stage loads, by the key that a user sets to change them."""
         config = self.config
@@ -96,9 +126,12 @@ class CheckContext:
         models = {
             "challenger": start | served,
             "solver": start,
-            "synthesize": {"challenger": config.get("challenger")},
+            "train": start,
+            "synthesize": {"challenger": config.get("challenger") if self.serves_model else None},
+            "preview": served if self.serves_model else {},
+            "serve_model": served,
+            "compare_rollouts": {"base_model": config.base_model, **(served if self.serves_model else {})},
             "evaluate": served if self.serves_model else {"tokenizer": config.get("tokenizer")},
-            "prepare_data": {"base_model": config.base_model},
         }.get(self.stage, {})
         return {key: str(model) for key, model in models.items() if model}
 

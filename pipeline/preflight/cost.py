@@ -9,6 +9,7 @@ checkpointing):
     attempts    questions × n × PLAYED × context at DECODING
     trained     rows × TRAINED × (prompt + response) at TRAINING
     and OVERHEAD_S a step (weights to the engine, searches, data), STARTUP_S once
+    a merge     MERGE_BYTES × weights                at DISK, and MERGE_STARTUP_S
 
 Each is a (low, high) pair, so the range is wide: its ends may differ by a factor of ten. It narrows to the
 spread of the measured steps once some exist. The expected value is the geometric mean.
@@ -23,10 +24,13 @@ import numpy as np
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from data.benchmarks import HUB_PREFIX, choose_questions, load_benchmark, split_name
+from data.errors import DataError
 from pipeline.checkpoints.reading import read_settings
 from pipeline.errors import CheckError
 from pipeline.metrics import read_metrics
 from pipeline.preflight.context import CheckContext
+from pipeline.preflight.inputs import question_fields
 from pipeline.preflight.model_shape import ModelShape
 from pipeline.rates import RATES_DATE
 from pipeline.settings.schema import pace_keys
@@ -43,7 +47,11 @@ DECODING = np.array((0.10, 0.02))
 TRAINING = np.array((0.40, 0.15))
 OVERHEAD_S = np.array((15, 90))
 STARTUP_S = np.array((300, 1200))
-MERGE_S = np.array((60, 1800))
+MERGE_STARTUP_S = np.array((20, 120))
+MERGE_BYTES = 6
+"""A weight is read in float32 and written in bfloat16."""
+DISK = np.array((500e6, 50e6))
+"""Bytes a second; a volume over a network is at the slow end."""
 # On a CPU: operations per second, not shares, as measured on two cores; and the rest of a step.
 CPU_DECODING = np.array((30e9, 10e9))
 CPU_TRAINING = np.array((90e9, 40e9))
@@ -87,12 +95,14 @@ def estimate(ctx: CheckContext) -> Estimate | None:
     """The estimate of a stage; None if too little is known."""
     config = ctx.config
     if ctx.stage == "merge":
-        time, source = MERGE_S, "assumed: a merge reads and writes the weights once"
+        shape = ctx.shape(config.base_model)
+        if shape is None:
+            return None
+        time = MERGE_STARTUP_S + MERGE_BYTES * shape.parameters / DISK
+        source = "assumed: a merge reads and writes the weights once"
     elif ctx.trains:
         steps = max(0, config.trainer.total_training_steps - _steps_done(ctx))
-        step, source = _measured_steps(config), "measured: the steps of an earlier start"
-        if step is None:
-            step, source = _step(ctx), "assumed: no earlier run of this model, batch and machine"
+        step, source = step_time(ctx)
         if step is None:
             return None
         time = _startup(ctx) + steps * step + _validation(ctx, steps)
@@ -107,6 +117,13 @@ def estimate(ctx: CheckContext) -> Estimate | None:
         source = f"assumed: {conversations:,} conversations"
     low_s, high_s = time.tolist()
     return Estimate(low_s, high_s, source, ctx.machine.usd_per_hour)
+
+
+def step_time(ctx: CheckContext) -> tuple[Range | None, str]:
+    """The seconds of a step of a training stage, and their source; None if too little is known."""
+    if (measured := _measured_steps(ctx.config)) is not None:
+        return measured, "measured: the steps of an earlier start"
+    return _step(ctx), "assumed: no earlier run of this model, batch and machine"
 
 
 def _steps_done(ctx: CheckContext) -> int:
@@ -180,20 +197,31 @@ def _conversations(ctx: CheckContext) -> int | None:
         if ctx.stage == "synthesize":
             rows = pq.read_metadata(config.data.train_files).num_rows
             return int(math.ceil(rows / config.partitions) * config.samples)
+        if ctx.stage == "preview":
+            return int(config.rows * (1 + config.solver.attempts))
+        if ctx.plays:
+            return config.num_examples or None
         if ctx.stage == "evaluate":
-            of_each, asked = config.questions_per_benchmark, 0
-            for source in config.benchmarks:
-                if str(source).startswith("hf://"):
-                    asked += HUB_QUESTIONS
-                elif str(source).endswith(".parquet"):
-                    asked += pq.read_metadata(source).num_rows
-                else:
-                    with Path(source).open("rb") as file:
-                        asked += sum(1 for _ in file)
-            return min(asked, 7 * of_each * len(config.benchmarks)) if of_each else asked
-    except (OSError, ValueError):  # a missing or damaged file, which the data checks report
+            return sum(_questions(config, str(source)) for source in config.benchmarks)
+    except (
+        DataError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # a missing or damaged file: the data checks report it
         return None
     return None
+
+
+def _questions(config: DictConfig, source: str) -> int:
+    """The questions that are asked of a file."""
+    of_each = config.questions_per_benchmark
+    if split_name(source)[1].startswith(HUB_PREFIX):  # not to be downloaded for an estimate
+        return int(min(HUB_QUESTIONS, 7 * of_each) if of_each else HUB_QUESTIONS)
+    found = load_benchmark(source, question_fields(config))
+    asked = [q for q in found if config.hops is None or q.hop is None or q.hop in config.hops]
+    return len(choose_questions(asked, of_each, config.data.seed))
 
 
 def _startup(ctx: CheckContext) -> Range:
@@ -208,6 +236,8 @@ def _speed(ctx: CheckContext, shares: Range, on_cpu: Range) -> Range:
 
 
 def _hours(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
@@ -216,4 +246,6 @@ def together(estimates: Sequence[Estimate]) -> Estimate:
     low, high, expected = (
         sum(seconds) for seconds in zip(*((e.low_s, e.high_s, e.expected_s) for e in estimates), strict=True)
     )
-    return Estimate(low, high, f"{len(estimates)} stages together", estimates[0].usd_per_hour, expected)
+    measured = sum(estimate.source.startswith("measured") for estimate in estimates)
+    source = f"{len(estimates)} stages together, {measured or 'none'} of them measured"
+    return Estimate(low, high, source, estimates[0].usd_per_hour, expected)

@@ -5,6 +5,7 @@ no counting. In a file with more than SAMPLE other prompts, the longest by bytes
 rest are counted, and the finding says so.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
 SAMPLE, LONGEST = 2000, 64
+MOST_ALONE = 0.05
+"""Share of a step's rows that may have nothing to be compared with."""
 TRAIN, VAL = "data.train_files", "data.val_files"
 _LIMIT = "data.max_prompt_length"
 
@@ -39,6 +42,7 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
     prompts = table.column("prompt").to_pylist()
     if ctx.trains:
         yield from _fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
+        yield from _lone_rows(config, [info["hop"] for info in table.column("extra_info").to_pylist()])
     if prompts:
         info, form = table.column("extra_info")[0].as_py(), config.prompts.form
         worded = challenger_messages(info["document"], info["hop"], form, config.rollout.max_turns)
@@ -123,6 +127,22 @@ def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iter
     if rows < batch:
         why = f"{path} has {rows} rows, less than one batch (data.train_batch_size={batch})"
         yield error("data.train_batch_size", why, advice)
+
+
+def _lone_rows(config: DictConfig, hops: Sequence[int]) -> Iterator[Finding]:
+    """Rewards are compared among rows of one hop count: a row that is alone with its own learns nothing."""
+    others = config.data.train_batch_size - 1
+    counts = Counter(hops)
+    alone = {hop: (1 - count / len(hops)) ** others for hop, count in sorted(counts.items())}
+    share = sum(alone[hop] * count for hop, count in counts.items()) / max(len(hops), 1)
+    if config.method == "hrpo" and share > MOST_ALONE:
+        each = ", ".join(f"{part:.0%} of those of {hop} hops" for hop, part in alone.items())
+        yield warning(
+            "data.train_batch_size",
+            f"{share:.0%} of the rows are expected to be the only one of their hop count in their step "
+            f"({each}), and then have advantage 0",
+            "make the batch larger, or ask for fewer hop counts (hop_ratio)",
+        )
 
 
 def _wording(config: DictConfig, path: Path, is_same: bool, remade_by: str) -> Iterator[Finding]:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from hydra.utils import get_object
 
+from ops.bearer import MODEL_KEY, bearer_of
 from ops.process.ports import PortTaken, free_port
 from ops.watchdog.stacks import why_unreadable
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
 from pipeline.preflight.memory_ledger import trained, width
+from search.wire import TOKEN_VARIABLE
 
 
 def check_ports(ctx: CheckContext) -> Iterator[Finding]:
@@ -47,7 +49,10 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
-    """Secrets that the run will use must be set, and not to a placeholder; their values are never shown."""
+    """Secrets that the run will use must be set, and not to a placeholder; their values are never shown.
+
+    Raises TokenUnusable for the token of a service that cannot be sent.
+    """
     if ctx.trains and "wandb" in ctx.config.trainer.logger and not os.environ.get("WANDB_API_KEY"):
         why = "Weights & Biases logs offline, into the run's folder"
         yield note("WANDB_API_KEY", why, "put the key into .env to see runs live", value="not set")
@@ -57,6 +62,10 @@ def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
             why = f"{name} is still the placeholder of an example file"
             fix = "put the key into .env, or leave the line out"
             yield error(name, why, fix, value="set, but not to a key")
+    if ctx.searches:
+        bearer_of(TOKEN_VARIABLE)
+    if ctx.serves_model:
+        bearer_of(MODEL_KEY)
 
 
 def check_stacks(ctx: CheckContext) -> Iterator[Finding]:
@@ -90,10 +99,10 @@ def check_imports(ctx: CheckContext) -> Iterator[Finding]:
     reward, dataset = config.reward.custom_reward_function, config.data.get("custom_cls")
     if reward.path:
         targets["reward.custom_reward_function"] = f"{reward.path}:{reward.name}"
-    else:
+    elif not ctx.plays:  # an environment scores its own episodes
         key = "reward.custom_reward_function.path"
         yield error(key, "no reward function is named", "leave it as it is in the recipe")
-    for place, tool in enumerate(config.search_tool.tools):
+    for place, tool in enumerate(() if ctx.plays else config.search_tool.tools):
         targets[f"search_tool.tools.{place}.class_name"] = tool.class_name
     loops = [loop.name for loop in config.agent_loops.loops]
     targets |= {f"agent_loops.loops ({loop.name})": loop["_target_"] for loop in config.agent_loops.loops}

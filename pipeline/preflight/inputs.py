@@ -1,10 +1,11 @@
 """Checks of what synthesize and evaluate read: prompts, documents, challenger, gates, benchmark questions."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
@@ -12,12 +13,16 @@ from data.benchmarks import BenchmarkQuestion, choose_questions, load_benchmark
 from data.errors import DataError
 from data.gates import GateSettings
 from data.parquet_io import read_parquet
+from data.question_rows import FieldNames
+from ops.bearer import MODEL_KEY, bearer_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.environment import writable_place
-from pipeline.preflight.finding import Finding, error, note, refusal, warning
-from search.place import ChromaPlace
+from pipeline.preflight.finding import Finding, error, refusal, warning
+from search.sources.corpus import is_there
+from search.sources.files import KINDS
 from search.store import open_collection, passage_text
 from verl_ext.checkpoints import saved_step
+from verl_ext.method.chat_endpoint import is_loopback
 from verl_ext.method.passages import defuse
 
 _SAMPLED = 50
@@ -87,10 +92,21 @@ def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
     ]
 
 
+def _missing(config: DictConfig, named: Sequence[str]) -> list[str]:
+    """The documents, of these by id, of which the collection has neither the whole nor a chunk."""
+    with open_collection(config.chroma.path, config.chroma.collection) as store:
+        there = set(store.collection.get(ids=list(named), include=[])["ids"])
+        if others := [doc_id for doc_id in named if doc_id not in there]:
+            of_them: Any = {"doc_id": {"$in": others}}
+            chunks = store.collection.get(where=of_them, include=["metadatas"])
+            there |= {str(metadata["doc_id"]) for metadata in chunks["metadatas"] or []}
+    return [doc_id for doc_id in named if doc_id not in there]
+
+
 def check_challenger(ctx: CheckContext) -> Iterator[Finding]:
     """The challenger must be a model or a run with a checkpoint, unless the loop has yet to train it."""
     folder = Path(ctx.config.challenger)
-    if ctx.is_to_come(folder):
+    if ctx.is_to_come(folder) or ctx.config.get("endpoint"):  # an endpoint asks in its place
         return
     if folder.is_dir() and not (folder / "config.json").is_file() and not saved_step(folder):
         why = f"{folder} is neither a model folder nor a run with a checkpoint"
@@ -105,7 +121,7 @@ def check_gates(ctx: CheckContext) -> Iterator[Finding]:
     """The gates' benchmarks must be readable."""
     gates = ctx.config.gates
     for source in gates.benchmarks:
-        load_benchmark(source)
+        load_benchmark(source, question_fields(ctx.config))
     if gates.contamination and not gates.benchmarks:
         why = "no benchmark is named, so generated questions are not compared with any"
         yield warning("gates.benchmarks", why, "name the files that the solver will be evaluated on")
@@ -116,13 +132,8 @@ def check_corpus_source(ctx: CheckContext) -> Iterator[Finding]:
     config = ctx.config
     if not (ctx.machine.is_local or ctx.starting):  # files of another machine
         return
-    if (
-        config.source is not None
-        and ChromaPlace.parse(config.source).folder
-        and not Path(config.source).exists()
-    ):
-        fix = "name a .jsonl or .parquet file, a folder of .txt and .md files, or a Chroma folder"
-        yield error("source", f"no corpus at {config.source}", fix)
+    if config.source is not None and not is_there(config.source):
+        yield error("source", f"no corpus at {config.source}", KINDS)
     try:
         writable_place(Path(config.out_dir).absolute())
     except OSError as reason:
@@ -140,9 +151,6 @@ def check_hops(ctx: CheckContext) -> Iterator[Finding]:
             f"a question of {len(ratio)} hops takes {len(ratio) - 1} searches and an answer, in {turns} turns"
         )
         yield error("hop_ratio", why, f"give {turns} weights at most, or raise rollout.max_turns")
-    elif list(ratio) != [4, 3, 2, 1]:
-        why = "the prompts go to another file than zero_ratio4321.parquet, which the challenger reads"
-        yield note("hop_ratio", why, "give it the file that is printed at the end: data.train_files=…")
 
 
 def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
@@ -153,18 +161,61 @@ def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
         yield error("source", why, "name the folder of a trained run (run.dir)")
 
 
+def question_fields(config: DictConfig) -> FieldNames:
+    """The names of fields in question files."""
+    names = config.question_fields
+    return FieldNames(names.question, names.answers, names.documents)
+
+
 def gate_settings(config: DictConfig) -> GateSettings:
     """The gates' settings."""
     names = {field.name for field in fields(GateSettings)}
     return GateSettings(**{str(name): value for name, value in config.gates.items() if name in names})
 
 
+def gate_questions(config: DictConfig) -> list[BenchmarkQuestion]:
+    """The questions of all benchmark files that pairs must not repeat; raises DataError."""
+    names = question_fields(config)
+    return [question for file in config.gates.benchmarks for question in load_benchmark(file, names)]
+
+
 def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
-    """An endpoint takes token ids, so its model's tokenizer must be set."""
+    """An endpoint has an address and no secret in it, its key is there and not sent in the clear.
+
+    For messages its prompts must explain the task; for token ids its model's tokenizer must be set. Raises
+    TokenUnusable for a key that cannot be sent.
+    """
     config = ctx.config
-    if config.endpoint is not None and config.tokenizer is None:
-        why = "an endpoint takes token ids, so its model's tokenizer is needed here too"
-        yield error("tokenizer", why, "set tokenizer= to the folder or hub id of the model that it serves")
+    if config.endpoint is None:
+        return
+    has_key, variable = bearer_of(config.endpoint_key) is not None, config.endpoint_key
+    yield from _address(config.endpoint, variable if has_key else None)
+    if not has_key and variable != MODEL_KEY:
+        why = f"the environment variable {variable}, which is to have the endpoint's key, is not set"
+        yield error("endpoint_key", why, "set it, or leave endpoint_key out")
+    if ctx.stage == "evaluate":
+        if config.tokenizer is None:
+            why = "an endpoint takes token ids, so its model's tokenizer is needed here too"
+            yield error(
+                "tokenizer", why, "set tokenizer= to the folder or hub id of the model that it serves"
+            )
+    elif config.prompts.form == "short":
+        why = "short prompts only name the task, for a model that was trained on exactly those words"
+        yield warning("prompts.form", why, "choose the prompts of a capable model, such as model=qwen2.5-3b")
+
+
+def _address(endpoint: str, key: str | None) -> Iterator[Finding]:
+    address = urlsplit(endpoint)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        yield error("endpoint", "is no address", "write one such as https://api.example.com/v1")
+    if address.username or address.password or address.query:
+        why = "the address holds a user, a password or a query, and addresses are written into reports"
+        fix = "leave them out: the key belongs into the environment variable that endpoint_key names"
+        yield error("endpoint", why, fix, value="not shown")
+    if address.scheme == "http" and not is_loopback(endpoint) and key:
+        yield warning(
+            "endpoint", f"the key in {key} would be sent in the clear", "use https, or unset the key"
+        )
 
 
 def check_questions(ctx: CheckContext) -> None:
@@ -183,13 +234,13 @@ def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
     questions: list[BenchmarkQuestion] = []
     for source in config.benchmarks:
         try:
-            found = load_benchmark(source)
+            found = load_benchmark(source, question_fields(config))
         except DataError as error:
             raise DataError(f"{error}. {_NAME_OTHERS}") from error
         questions += found
         sample = found[:: max(1, len(found) // _SAMPLED)]
-        named = {doc_id: "" for question in sample for doc_id in question.doc_ids}
-        if named and (foreign := _foreign(config, named)):
+        named = sorted({doc_id for question in sample for doc_id in question.doc_ids})
+        if named and (foreign := _missing(config, named)):
             raise refusal(
                 "benchmarks",
                 f"the questions in {source} are about other documents than those of collection "
@@ -201,6 +252,12 @@ def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
     if repeated:
         raise DataError(
             f"{len(repeated)} questions are there twice, {repeated[0]} for one: name each file once in "
-            "benchmarks, and no two files with questions of the same names"
+            "benchmarks, no two files of one name (NAME=PATH gives another), and no two questions of one id"
         )
-    return choose_questions(questions, config.questions_per_benchmark, config.data.seed)
+    wanted = [q for q in questions if config.hops is None or q.hop is None or q.hop in config.hops]
+    if not wanted:
+        there = ", ".join(map(str, sorted({q.hop for q in questions if q.hop is not None})))
+        raise DataError(
+            f"hops={list(config.hops)} leaves no question to ask: benchmarks has those of {there}"
+        )
+    return choose_questions(wanted, config.questions_per_benchmark, config.data.seed)

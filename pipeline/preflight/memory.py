@@ -20,6 +20,7 @@ from pipeline.preflight.memory_ledger import (
     training_ledger,
     weights_backup_gib,
 )
+from pipeline.preflight.model_shape import FAMILIES
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _CERTAIN = ("weights", "gradients", "Adam")
@@ -52,9 +53,9 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
         if models and (ctx.trains or ctx.serves_model):
             yield warning(
                 "memory",
-                f"the sizes of {models[0]} are not known here (no config.json of a Llama, Qwen2 or Qwen3 "
-                "model)",
-                "download the model, or name a folder",
+                f"the sizes of {models[0]} are not known here (no config.json of one of the families "
+                f"{', '.join(FAMILIES)})",
+                "download the model, or name a folder; of another family try a small batch first",
                 value="not checked",
             )
         return

@@ -52,6 +52,35 @@ PROCESSES_GIB = 6.0
 SGLANG_PROCESSES_GIB = 3.0
 """What an SGLang's processes add to that (measured: a solver's run on SGLang took 10, with a tiny model)."""
 
+_ABOUT = {
+    "contexts": "CUDA contexts of two processes, with their kernels",
+    "share": "SGLang's weights and KV cache",
+    "outside it": "SGLang's context, workspace, graphs and logits",
+    "asleep": "what it keeps while it sleeps: context, graphs",
+    "weights": "the model that it serves",
+    "KV cache": "keys and values of its sequences, all at full length",
+    "processes": "veRL, Ray, the retrieval service, logs",
+    "solver: processes": "SGLang's own",
+    "rollout engine: processes": "SGLang's own",
+    "actor: weights": "the trained model, or this device's part of it",
+    "actor: gradients": "a number for each trained weight",
+    "actor: Adam": "two numbers for each trained weight",
+    "actor: kept inputs": "what enters each layer, until the backward pass",
+    "actor: one layer": "activations of the layer that is recomputed",
+    "actor: activations": "activations of all layers",
+    "actor: logits": "a number for each token of a micro-batch and word",
+    "actor: gathered": "whole copies of the layers that work",
+    "actor: buckets of weights": "whole tensors on their way to the engine",
+    "encoders": "embedding models of the retrieval service",
+    "encoders (of one GPU)": "embedding models of the retrieval service",
+    "index": "the index's graph",
+}
+
+
+def about(item: str) -> str:
+    """What an item of a ledger is, in one line."""
+    return _ABOUT.get(item) or _ABOUT.get(item.partition(": ")[2], "")
+
 
 @dataclass
 class Ledger:
@@ -277,9 +306,15 @@ def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -
     return items
 
 
+def _searches(config: DictConfig) -> bool:
+    """Whether a retrieval service runs: in an environment, other than the search of a corpus, none does."""
+    environment = config.get("environment")
+    return not (environment and environment.name)
+
+
 def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
     """Encoder processes on the GPU that has most of them; they are assigned round-robin."""
-    if not str(config.retrieval.device).startswith("cuda"):
+    if not _searches(config) or not str(config.retrieval.device).startswith("cuda"):
         return {}
     is_spread = str(config.retrieval.device) == "cuda"
     on_one = math.ceil(config.retrieval.encoders / gpus) if is_spread else config.retrieval.encoders
@@ -288,6 +323,8 @@ def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
 
 def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
     """Encoder processes and the index's graph, in GiB; an index on another machine takes none."""
+    if not _searches(config):
+        return {}
     on_gpu = str(config.retrieval.device).startswith("cuda")
     each = SMALL_EMBEDDER_GIB if config.retrieval.embedder == PACKAGED_EMBEDDER else EMBEDDER_GIB
     items = {} if on_gpu else {"encoders": config.retrieval.encoders * each}

@@ -2,19 +2,23 @@
 
     load_shape("Qwen/Qwen2.5-7B-Instruct").parameters    # 7_615_616_512
 
-Dense decoders of the Llama, Qwen2 and Qwen3 families are counted by formula. The sizes of the models in the
-config group model/, and of the smoke test's, are in a table here, so that preflight needs no download.
+Dense decoders of the families in `FAMILIES` are counted by formula. The sizes of the models in the config
+group model/, and of the smoke test's, are in a table here, so that preflight needs no download; of another
+model on the hub only config.json is fetched.
 """
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
+import httpx
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from ops.hub import hub_fault
 from pipeline.checkpoints.reading import in_one_line
 
 
@@ -85,6 +89,8 @@ class ModelShape:
         return self.layers * rank * sum(inputs + outputs for inputs, outputs in self.linear)
 
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+"""As config.json names them (`model_type`)."""
 # Sizes of the models that the group model/ names, and of the smoke test's, by bare name: their published
 # config.json.
 KNOWN = {
@@ -97,6 +103,7 @@ KNOWN = {
     "qwen3-32b": ModelShape(5120, 64, 64, 8, 128, 25600, 151936, 40960, qk_norm=True),
     "smollm2-135m": ModelShape(576, 30, 9, 3, 64, 1536, 49152, 8192, tied=True),
     "demo-policy": ModelShape(576, 30, 9, 3, 64, 1536, 49152, 8192, tied=True),
+    "wordle-policy": ModelShape(576, 30, 9, 3, 64, 1536, 49152, 8192, tied=True),
 }
 
 
@@ -124,9 +131,27 @@ def model_config(model: str) -> dict[str, Any] | None:
 
 
 def load_shape(model: str) -> ModelShape | None:
-    """The sizes of a model from its config.json, else from the table; None if in neither."""
+    """The sizes of a model from its config.json, the table, or the hub's config.json; None if in none."""
     config = model_config(model)
-    return KNOWN.get(Path(model).name.lower()) if config is None else shape_of(config)
+    if config is None:
+        known = KNOWN.get(Path(model).name.lower())
+        if known is not None or not _fetch_config(model):
+            return known
+        config = model_config(model)
+    return shape_of(config) if config else None
+
+
+@functools.cache
+def _fetch_config(model: str) -> bool:
+    """Put the config.json of a model on the hub into its cache; whether it is there."""
+    if Path(model).is_absolute() or Path(model).exists() or hub_fault() is not None:
+        return False
+    try:
+        hf_hub_download(model, "config.json")
+    # The hub client's errors are OSError or ValueError; a failed connection is httpx's.
+    except (OSError, ValueError, httpx.HTTPError):
+        return False  # `check_models` says what is wrong
+    return True
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
@@ -135,7 +160,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     Raises ValueError for a size that is missing or no positive number.
     """
     family = config.get("model_type")
-    if family not in ("llama", "qwen2", "qwen3") or "num_experts" in config:
+    if family not in FAMILIES or "num_experts" in config:
         return None
 
     def size(name: str, otherwise: int | None = None) -> int:

@@ -16,9 +16,10 @@ from pipeline.errors import CheckError
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
 from pipeline.preflight.model_shape import model_config, shape_of
-from pipeline.preflight.tokenizers import load_tokenizer, token_drift
-from search.embedders import PACKAGED_EMBEDDER
+from pipeline.preflight.tokenizers import token_drift
+from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER
 from verl_ext.checkpoints import saved_step
+from verl_ext.method.chat import TURN_END
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -36,7 +37,7 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
         if ctx.config.prompts.form == "short" and HUB_ID.fullmatch(model):
             turns = f"turns of {ctx.config.rollout.max_tokens_per_turn} tokens"
             why = f"the demo policy's short prompts and {turns} stay with it: they are its group's (model=)"
-            yield warning(key, why, "choose the model's own option, or add model=qwen2.5-3b next to it")
+            yield warning(key, why, f"name the model by model={model}, which brings the usual ones")
         folder = Path(model)
         is_elsewhere = folder.is_absolute() and not ctx.sees("corpus")
         # The last checkpoint of a run is merged first.
@@ -52,7 +53,7 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
                 made_by = f"make it with `drzero {stage} iteration={exported[2]}`, or name another"
             why = f"there is no model at {folder}, neither a folder nor on a reachable hub"
             yield error(key, why, f"correct it, or {made_by}")
-        elif not (HUB_ID.fullmatch(model) and _is_out_of_reach(model)):
+        elif not (HUB_ID.fullmatch(model) and is_out_of_reach(model)):
             yield from _hub_id(ctx, key, model)
 
 
@@ -68,8 +69,7 @@ def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
         why = f"{folder} has no config.json, so it is no model folder"
         yield error(key, why, "name the folder of a model")
         return
-    if ctx.stage != "prepare_data":  # it needs only the tokenizer
-        yield from _weights(key, folder)
+    yield from _weights(key, folder)
     yield from _conversation(ctx, key, str(folder))
 
 
@@ -99,10 +99,8 @@ def _weights(key: str, folder: Path) -> Iterator[Finding]:
 def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     """Findings for a model that is no folder here: its download, its licence, its conversations."""
     gb = _gigabytes(ctx, model)
-    if (
-        not HUB_ID.fullmatch(model)
-        or ctx.stage == "prepare_data"  # it needs only the tokenizer
-        or any(isinstance(try_to_load_from_cache(model, name), str) for name in (_WHOLE, _INDEX))
+    if not HUB_ID.fullmatch(model) or any(
+        isinstance(try_to_load_from_cache(model, name), str) for name in (_WHOLE, _INDEX)
     ):
         gb = 0.0
     elif gb:
@@ -123,9 +121,16 @@ def _gigabytes(ctx: CheckContext, model: str) -> float:
 
 def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     """Check that a model can hold our conversations; raises PreflightFailed if not."""
-    if ctx.stage == "prepare_data":  # which only counts tokens
-        load_tokenizer(model, key)
-    elif drift := token_drift(ctx.load_tokenizer(model, key)):
+    tokenizer = ctx.load_tokenizer(model, key)
+    if ctx.trains and tokenizer.eos_token != TURN_END:
+        yield warning(
+            key,
+            f"the model at {model} writes {TURN_END} at the end of a turn, but its end token is "
+            f"{tokenizer.eos_token!r}: a rollout engine may go on until max_tokens_per_turn",
+            "train the model's instruction-tuned version, or set eos_token in tokenizer_config.json and "
+            "eos_token_id in generation_config.json of a copy",
+        )
+    if drift := token_drift(tokenizer):
         yield warning(
             key,
             f"a conversation of the model at {model} changes when re-tokenised ({drift} tokens): training "
@@ -135,8 +140,18 @@ def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
 
 
 def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
-    """The embedding model must be local, or a hub id that can be downloaded."""
+    """The embedding model must be local, or a hub id that can be downloaded; an index is made for one."""
     name = ctx.config.retrieval.embedder
+    if name == PACKAGED_EMBEDDER and ctx.stage == "prepare_data" and ctx.config.source is not None:
+        why = (
+            f"the index is made for {name}, the embedder of a machine without a GPU; a run on GPUs takes "
+            f"{DEFAULT_EMBEDDER} and refuses it"
+        )
+        fix = (
+            "for a run on GPUs name its machine here too (compute=8xh100), or set "
+            f"retrieval.embedder={name} there"
+        )
+        yield warning("retrieval.embedder", why, fix)
     if name == PACKAGED_EMBEDDER or Path(name).is_dir():
         return
     if not HUB_ID.fullmatch(name):
@@ -157,7 +172,7 @@ def check_hub(ctx: CheckContext) -> Iterator[Finding]:
         if _GATED.match(model) and not os.environ.get("HF_TOKEN"):
             why = "models of this name require a signed licence, and HF_TOKEN is not set"
             yield warning(key, why, "accept the licence on the hub and put HF_TOKEN into .env")
-    if not (unseen := [model for model in keys if _is_out_of_reach(model)]):
+    if not (unseen := [model for model in keys if is_out_of_reach(model)]):
         return
     sizes = {model: f", about {gb:.0f} GB" for model in unseen if (gb := _gigabytes(ctx, model))}
     names = " and ".join(f"{model} ({keys[model]}{sizes.get(model, '')})" for model in unseen)
@@ -170,6 +185,6 @@ def check_hub(ctx: CheckContext) -> Iterator[Finding]:
     yield warning(keys[unseen[0]], f"{names} could not be checked: {cause}. The run would download it", fix)
 
 
-def _is_out_of_reach(model: str) -> bool:
+def is_out_of_reach(model: str) -> bool:
     """Whether a hub id is not in the cache, and the hub does not answer."""
     return model_config(model) is None and hub_fault() is not None

@@ -1,35 +1,37 @@
-"""The output of `drzero preflight`: findings, the memory ledger and the estimate, as tables or as JSON."""
+"""The output of `drzero preflight`: findings, the memory ledger and the estimate, as text or as JSON."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from textwrap import TextWrapper
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from ops.notices import plain
 from pipeline.preflight.finding import Finding, Severity
-from pipeline.preflight.memory_ledger import Ledger
+from pipeline.preflight.memory_ledger import Ledger, about
 from pipeline.preflight.run import Report
 from pipeline.rates import RATES_DATE
+from pipeline.tables import console, new_table
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 _WORST_FIRST = list(Severity)
+_LABEL = max(map(len, Severity))
 
 
 def print_reports(reports: Sequence[Report]) -> None:
     """Print each stage's findings, worst first, and its memory ledger; then one line for all stages."""
-    console, printed = Console(), set[Finding]()
+    out, printed = console(highlight=False, markup=False), set[Finding]()
     for report in reports:
         new = [finding for finding in report.findings if finding not in printed]
         printed.update(new)
         if new:
-            console.print(_findings(report, new))
+            _print_findings(out, report, new)
         if report.ledger is not None and report.ledger.capacity_gib:
-            console.print(_memory(report, report.ledger))
-    console.print(verdict(reports), soft_wrap=True)
+            _print_memory(out, report, report.ledger)
+    out.print(verdict(reports), soft_wrap=True)
 
 
 def verdict(reports: Sequence[Report]) -> str:
@@ -80,30 +82,49 @@ def _report_dict(report: Report) -> dict[str, Any]:
     }
 
 
-def _findings(report: Report, findings: Sequence[Finding]) -> Table:
-    machine = f" on {report.machine}" if report.machine else ""
-    title = f"{report.name}{machine}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_lines=True, expand=True)
-    table.add_column("")
-    table.add_column("key", ratio=3, overflow="fold")
-    table.add_column("value", ratio=2, overflow="fold")
-    table.add_column("why", ratio=6)
-    table.add_column("fix", ratio=5)
+def _print_findings(out: Console, report: Report, findings: Sequence[Finding]) -> None:
+    """Each finding as a block: severity and setting, why, fix; nothing is cut, no word is broken."""
+    out.print(f"{report.name}{f' on {report.machine}' if report.machine else ''}", soft_wrap=True)
     for finding in sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity)):
-        cells = (finding.severity, finding.key, finding.value or "", finding.why, finding.fix)
-        table.add_row(*map(escape, cells), style=_STYLES[finding.severity])
-    return table
+        setting = f"{finding.key} = {finding.value}" if finding.value else finding.key
+        out.print()
+        for label, text in ((str(finding.severity), setting), ("why", finding.why), ("fix", finding.fix)):
+            if text:
+                style = _STYLES[finding.severity] if text == setting else "dim"
+                out.print(_block_line(out, label, text, style), soft_wrap=True)
+    out.print()
 
 
-def _memory(report: Report, ledger: Ledger) -> Table:
+def _block_line(out: Console, label: str, text: str, style: str) -> Text:
+    """A labelled text: wrapped below itself on a terminal, one line elsewhere, as other programs want it."""
+    head, text = f"{label:>{_LABEL}}  ", plain(text)
+    if out.is_terminal:
+        wrapper = TextWrapper(
+            *(out.width, head, " " * len(head)), break_long_words=False, break_on_hyphens=False
+        )
+        body = wrapper.fill(text)
+    else:
+        body = head + " ".join(text.split("\n"))
+    line = Text(body)
+    line.stylize(style, 0, _LABEL)
+    return line
+
+
+def _print_memory(out: Console, report: Report, ledger: Ledger) -> None:
+    """The ledger as a table, then what each of its rows is."""
     what = "each GPU" if report.machine and report.machine.gpu else "the machine"
     left = f"{ledger.margin_gib:.1f} of {ledger.capacity_gib:.1f}"
-    title = f"memory of {what}, GiB: {left} left in the worst phase"
-    table = Table("", title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for phase in ledger.phases:
-        table.add_column(phase, justify="right")
-    for name in dict.fromkeys(name for items in ledger.phases.values() for name in items):
+    out.print(f"memory of {what}, GiB: {left} left in the worst phase", soft_wrap=True)
+    table = new_table(None, "", *(f">{phase}" for phase in ledger.phases))
+    names = list(dict.fromkeys(name for items in ledger.phases.values() for name in items))
+    for name in names:
         cells = (f"{items[name]:.1f}" if name in items else "–" for items in ledger.phases.values())
         table.add_row(name, *cells)
     table.add_row("sum", *(f"{ledger.total(phase):.1f}" for phase in ledger.phases))
-    return table
+    out.print(table)
+    if table.box is None:  # a box ends with an empty line
+        out.print()
+    widest = max(map(len, names))
+    for name in names:
+        out.print(f" {name:<{widest}}  {about(name)}", soft_wrap=True)
+    out.print()

@@ -15,20 +15,25 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from ops.console import say
 from ops.errors import UserError
-from ops.process.logs import say
 from pipeline.checkpoints.resume import find_start
 from pipeline.compose import first_broken, resolve
 from pipeline.overrides import OverrideError
 from pipeline.preflight import (
     batch,
     compute,
+    cuda,
     data,
+    demo_world,
     environment,
+    episodes,
     inputs,
     memory,
     models,
+    queues,
     ray_cluster,
+    server_arguments,
     values,
     versions,
 )
@@ -38,8 +43,20 @@ from pipeline.preflight.finding import Finding, PreflightFailed, Severity, error
 from pipeline.preflight.machine import Machine, declared_machine
 from pipeline.preflight.memory_ledger import Ledger
 
-STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate", "serve_search")
-STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "evolve")
+STAGES = (
+    "prepare_data",
+    "preview",
+    "challenger",
+    "synthesize",
+    "solver",
+    "merge",
+    "evaluate",
+    "train",
+    "serve_search",
+    "serve_model",
+    "compare_rollouts",
+)
+STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "flow-test", "evolve")
 """What can be preflighted, as it is typed."""
 
 # Errors whose message is written for users.
@@ -88,6 +105,7 @@ _VALUES = Check(values.check_values, "values", explains=True)
 _VERL = Check(values.check_with_verl, "veRL")  # last: it repeats what other checks say better
 _MACHINE = (
     Check(compute.check_compute, "compute"),
+    Check(cuda.check_cuda, cuda.KEY),
     Check(versions.check_versions, "versions"),
     Check(environment.check_secrets, "secrets"),
     Check(environment.check_files_visible, "paths"),
@@ -100,8 +118,11 @@ _SEARCH = (
 _RUN_FOLDER = Check(environment.check_run_folder, "run.dir", reads="checkpoints")
 _HUB = Check(models.check_hub, "base_model")
 _MODELS = (Check(models.check_models, "base_model"), _HUB)
+_DEMO = Check(demo_world.check_demo_policy, "base_model", reads="corpus")
+_ENDPOINT = Check(inputs.check_endpoint, "endpoint")
 _SERVED = (
     Check(batch.check_engines, "solver.engine"),
+    Check(server_arguments.check_server_arguments, "solver.server_args"),
     Check(batch.check_parallel, "solver.tp_size", counts=True),
     Check(batch.check_served_lengths, "solver.max_context_tokens", counts=True),
     Check(memory.check_memory, "memory", counts=True),
@@ -109,7 +130,10 @@ _SERVED = (
 _TRAINING = (
     Check(batch.check_micro_batches, batch.MICRO_BATCH, counts=True, explains=True),
     Check(batch.check_batch, "data.train_batch_size", counts=True),
+    Check(batch.check_filter, "algorithm.filter_groups"),
     Check(batch.check_separate_async, "mode", counts=True),
+    Check(queues.check_limits, queues.LIMIT, counts=True),
+    Check(queues.check_room, queues.ROOM, counts=True),
     Check(batch.check_lengths, "data.max_response_length", counts=True),
     Check(ray_cluster.check_cpus, "ray_kwargs.ray_init.num_cpus", counts=True),
     Check(ray_cluster.check_object_store, "ray_kwargs.ray_init.object_store_memory", counts=True),
@@ -117,12 +141,13 @@ _TRAINING = (
     Check(environment.check_stacks, "watchdog", ahead=False),
     Check(_check_start, "run.name", reads="checkpoints", ahead=False),
 )
+_ENVIRONMENT = Check(episodes.check_environment, episodes.ENV)
 _COST = Check(compute.check_cost, "compute.max_usd", counts=True)
 _CHECKS: dict[str, tuple[Check, ...]] = {
     "challenger": (
         *(Check(batch.check_on_policy, "mode"), *_SERVED, *_TRAINING, *_MODELS),
         Check(data.check_challenger_data, "data.train_files", reads="corpus"),
-        Check(data.check_val_file, "data.val_files", reads="corpus"),
+        *(Check(data.check_val_file, "data.val_files", reads="corpus"), _DEMO),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
     "solver": (
@@ -130,8 +155,12 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         Check(data.check_solver_data, "data.train_files", reads="checkpoints"),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
+    "train": (
+        *(_ENVIRONMENT, *_SERVED, *_TRAINING, *_MODELS),
+        *(_RUN_FOLDER, *_MACHINE, _COST),
+    ),
     "synthesize": (
-        *(*_SERVED, *_MODELS),
+        *(*_SERVED, *_MODELS, _ENDPOINT, _DEMO),
         Check(inputs.check_prompts, "data.train_files", reads="corpus"),
         Check(data.check_challenger_data, "data.train_files", reads="corpus"),
         Check(inputs.check_challenger, "challenger", reads="checkpoints"),
@@ -140,17 +169,46 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
     ),
     "merge": (Check(inputs.check_merge_source, "source", reads="checkpoints"), _RUN_FOLDER, *_MACHINE, _COST),
     "evaluate": (
-        *(*_SERVED, *_MODELS, Check(inputs.check_endpoint, "endpoint")),
+        *(*_SERVED, *_MODELS, _ENDPOINT),
         Check(inputs.check_questions, "benchmarks", reads="corpus"),
         *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
     ),
     "prepare_data": (
         Check(data.check_source, "chroma.path", reads="corpus"),
-        *(*_MODELS, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
+        *(_HUB, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
         *(Check(inputs.check_corpus_source, "source"), Check(inputs.check_hops, "hop_ratio")),
     ),
+    "preview": (
+        Check(data.check_source, "chroma.path", reads="corpus"),
+        *(*_SERVED, *_MODELS, Check(models.check_embedder, "retrieval.embedder"), _ENDPOINT),
+        *(Check(inputs.check_corpus_source, "source"), Check(inputs.check_hops, "hop_ratio")),
+        *(Check(environment.check_ports, "retrieval.port"), _RUN_FOLDER, *_MACHINE, _COST),
+    ),
     "serve_search": (_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE),
+    **dict.fromkeys(
+        ("serve_model", "compare_rollouts"),
+        (*_SERVED, *_MODELS, Check(environment.check_ports, "solver.port"), _RUN_FOLDER, *_MACHINE),
+    ),
+    "flow_test": (
+        Check(queues.check_limits, queues.LIMIT, counts=True),
+        Check(queues.check_room, queues.ROOM, counts=True),
+        Check(ray_cluster.check_cpus, "ray_kwargs.ray_init.num_cpus", counts=True),
+        *(_RUN_FOLDER, *_MACHINE),
+    ),
 }
+
+
+_PLAYED_IN_EVALUATE = (
+    *(_ENVIRONMENT, *_SERVED, *_MODELS, _ENDPOINT),
+    *(Check(environment.check_ports, "solver.port"), _RUN_FOLDER, *_MACHINE, _COST),
+)
+"""Of an evaluation in an environment, in place of those of benchmarks."""
+
+
+def _checks_of(ctx: CheckContext) -> list[Check]:
+    checks = _PLAYED_IN_EVALUATE if ctx.stage == "evaluate" and ctx.plays else _CHECKS[ctx.stage]
+    searches = _SEARCH if ctx.plays and ctx.searches else ()
+    return sorted((*checks, *searches), key=lambda check: not check.explains)
 
 
 def preflight(
@@ -183,7 +241,7 @@ def preflight(
     found = _Collected()
     found.run(_VALUES, ctx)
     can_count = values.can_be_reckoned_with(ctx)
-    for check in sorted(_CHECKS[stage], key=lambda check: not check.explains):
+    for check in _checks_of(ctx):
         can_see = not check.reads or ctx.sees(check.reads)
         if can_see and (can_count or not check.counts) and (check.ahead or not ahead):
             found.run(check, ctx)
@@ -197,7 +255,7 @@ def preflight(
 
 
 def require(config: DictConfig, stage: str) -> None:
-    """Check a stage that starts here: raise PreflightFailed for errors, print warnings and the estimate.
+    """Check a stage that starts here: raise PreflightFailed for errors, print warnings, estimate and GPUs.
 
     The other notes are for those who ask (`drzero preflight`).
     """
@@ -205,7 +263,7 @@ def require(config: DictConfig, stage: str) -> None:
     if report.errors:
         raise PreflightFailed(report.errors)
     for finding in report.findings:
-        if finding.severity is Severity.WARNING or finding.key == "cost":
+        if finding.severity is Severity.WARNING or finding.key in ("cost", cuda.KEY):
             say("preflight", f"{finding.severity}: {finding}")
     if report.ledger and report.ledger.capacity_gib:
         left = f"{report.ledger.margin_gib:.1f} of {report.ledger.capacity_gib:.1f} GiB"

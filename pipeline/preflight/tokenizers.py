@@ -12,8 +12,8 @@ from ops.hub import hub_fault
 from pipeline.preflight.finding import refusal
 from pipeline.preflight.model_shape import model_config
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
 
 
 def load_tokenizer(path: str, key: str) -> Any:
@@ -58,8 +58,8 @@ def _tokenizer_class(path: str) -> Any:
 def load_chat_tokenizer(path: str, key: str) -> Any:
     """The tokenizer of a model that can hold our conversations; `key` is the model's key.
 
-    The model must use ChatML, and its chat template must render tools and tool responses without changing
-    earlier turns. Raises PreflightFailed for another.
+    The model must use ChatML, and its chat template must render tools, calls in the Hermes form, and tool
+    responses without changing earlier turns. Raises PreflightFailed for another.
     """
     tokenizer = load_tokenizer(path, key)
     messages = [{"role": role, "content": "text"} for role in ("system", "user")]
@@ -71,12 +71,27 @@ def load_chat_tokenizer(path: str, key: str) -> Any:
             flaw = "its chat template does not render tools"
         elif tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
             flaw = "its chat template does not render tool responses"
+        elif not _writes_our_calls(tokenizer):
+            expected = " ".join(render_tool_call(["..."]).split())
+            flaw = f"its chat template writes calls in another form than {expected}"
     except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
         flaw = str(reason)
     if flaw:
         fix = "choose a ChatML model whose chat template renders tools, such as Qwen2.5-Instruct"
         raise refusal(key, f"the model at {path} cannot hold a conversation with searches: {flaw}", fix)
     return tokenizer
+
+
+def _writes_our_calls(tokenizer: Any) -> bool:
+    """Whether a search call that the template renders is one to our parser: the model knows that form.
+
+    A template that leaves calls out says nothing against it: ours are never rendered.
+    """
+    function = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": ["town"]}}
+    calls = [{"id": "0", "type": "function", "function": function}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "Who?"}, call], tokenize=False)
+    return "town" not in text or any(parsed.queries == ("town",) for parsed in parse_tool_calls(text))
 
 
 def token_drift(tokenizer: Any) -> int:

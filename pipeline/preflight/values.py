@@ -49,6 +49,11 @@ NUMBERS = (
     _rule(f"{_ACTOR}.optim.lr", float, above=0, high=0.1),
     _rule(f"{_MODEL}.lora_rank", int, low=0),
     _rule("trainer.test_freq", int, low=-1),
+    # Limits of what runs at once: with 0 nothing ever would.
+    _rule(f"{_ROLLOUT}.max_num_seqs", int, low=1),
+    _rule(f"{_ROLLOUT}.agent.num_workers", int, low=1),
+    _rule("reward.num_workers", int, low=1),
+    _rule("transfer_queue.backend.SimpleStorage.num_data_storage_units", int, low=1),
 )
 """veRL's keys that checks of a training stage compute with."""
 RULES = (
@@ -77,7 +82,7 @@ def can_be_reckoned_with(ctx: CheckContext) -> bool:
 def check_values(ctx: CheckContext) -> Iterator[Finding]:
     """Every value in RULES must be of its kind and in its range, chunks have room, data be one file each."""
     config = ctx.config
-    if ctx.stage == "prepare_data":
+    if ctx.stage in ("prepare_data", "preview"):
         from search.indexing.chunking import Chunking, ChunkingError
 
         try:

@@ -1,6 +1,7 @@
 """How models converse: the wording of prompts, the policy's rollouts, and the served solver."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.settings.key import CONVERSING, FLOATS, SAMPLING, SERVING, TRAINING, Number, key
 
@@ -16,7 +17,7 @@ class Prompts:
         "full for capable instruction models, short for a small model warm-started on exactly those words.",
         choices=("full", "short"),
         results=CONVERSING,
-        journal=("evaluate",),
+        journal=("evaluate", "preview"),
     )
 
 
@@ -32,6 +33,12 @@ class Rollout:
         1024,
         "Tokens of one assistant turn, so that a first turn cannot use up the whole response.",
         low=1,
+        results=TRAINING,
+    )
+    server_args: dict[str, Any] = key(
+        {},
+        "Further arguments of the rollout engine, by SGLang's own names (kv_cache_dtype=fp8_e5m2); preflight "
+        "checks them by the pinned version's table. They join actor_rollout_ref.rollout.engine_kwargs.",
         results=TRAINING,
     )
 
@@ -78,13 +85,29 @@ class Solver:
         5,
         "Attempts per question (n). With one, no question would be solved sometimes but not always.",
         low=2,
-        results=("challenger",),
+        results=("challenger", "preview"),
+        journal=("preview",),
     )
     temperature: Number = key(1.0, "Sampling temperature of an attempt.", low=0, **_SHARED)
-    max_turns: int = key(5, "Assistant turns of an attempt.", low=1, **_SHARED)
-    max_tokens_per_turn: int = key(1024, "Tokens of one assistant turn.", low=1, **_SHARED)
+    max_turns: int = key(
+        "${rollout.max_turns}", "Assistant turns of an attempt: as many as are trained.", low=1, **_SHARED
+    )
+    max_tokens_per_turn: int = key(
+        "${rollout.max_tokens_per_turn}", "Tokens of one assistant turn, as in training.", low=1, **_SHARED
+    )
     max_context_tokens: int = key(
-        4096, "Prompt and response tokens of an attempt together.", low=1, **_SHARED
+        "${add:${data.max_prompt_length},${data.max_response_length}}",
+        "Prompt and response tokens of an attempt together: training limits each, a server their sum, so "
+        "what a short prompt leaves over is the response's.",
+        low=1,
+        **_SHARED,
+    )
+    server_args: dict[str, Any] = key(
+        {},
+        "Further arguments of its server, by SGLang's own names (kv_cache_dtype=fp8_e5m2), and those that "
+        "the recipe sets without a key (attention_backend); preflight checks them by the pinned version's "
+        "table.",
+        **_SHARED,
     )
     concurrency: int = key(256, "Attempts in flight; the rest wait.", low=1)
     deadline_s: Number = key(600, "Seconds before an attempt counts as failed (not as wrong).", above=0)

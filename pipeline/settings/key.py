@@ -14,17 +14,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING
+import yaml
+
+MISSING: Any = "???"
+"""OmegaConf's mark of a key without a value, here without its import: help is to come at once."""
 
 Number = int | float
 """A float that stays a whole number when written as one."""
 
-TRAINING = ("challenger", "solver")
-SAMPLING = ("synthesize", "evaluate")
+TRAINING = ("challenger", "solver", "train")
+SAMPLING = ("synthesize", "evaluate", "preview")
 """The stages that keep a journal of conversations."""
-CONVERSING = ("challenger", "synthesize", "solver", "evaluate")
+CONVERSING = ("challenger", "synthesize", "solver", "evaluate", "preview")
 """The stages in which a model searches."""
-SERVING = ("challenger", "synthesize", "evaluate")
+SERVING = ("challenger", "synthesize", "evaluate", "preview")
 """The stages for which a model is served outside veRL."""
 
 TORCH_DEVICE = (r"cpu|cuda(:\d+)?|mps", "cpu, cuda, cuda:N or mps")
@@ -143,6 +146,13 @@ def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
                 yield Key(f"{name}.{part}", get_args(hint)[1], inner, field.metadata["limits"])
         else:
             yield Key(name, hint, default, field.metadata["limits"])
+
+
+def as_yaml(value: Any) -> str:
+    """A default as YAML writes it, in one line."""
+    if value == MISSING:
+        return "(none)"
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

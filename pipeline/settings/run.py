@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import MISSING
+from pipeline.settings.key import MISSING, TRAINING, Number, key
 
-from pipeline.settings.key import TRAINING, Number, key
+_OF_QUESTIONS: dict[str, Any] = {"results": ("synthesize", "evaluate"), "journal": ("evaluate",)}
 
 
 @dataclass
@@ -15,6 +15,9 @@ class Paths:
     corpus: str = key("outputs/corpus", "Corpus, index, prompts and local model folders.")
     checkpoints: str = key(
         "outputs/checkpoints", "One folder per run: checkpoints, export, dumps, logs, metrics."
+    )
+    environments: str = key(
+        "environments", "Your own environments, a folder or a file each (docs/environments.md)."
     )
 
 
@@ -100,6 +103,22 @@ class Run:
 
 
 @dataclass
+class QuestionFields:
+    """Which fields of question files are what (`benchmarks`, `gates.benchmarks`, `hold_out`).
+
+    null is the first that is there of the usual names, which docs/evaluation.md lists.
+    """
+
+    question: str | None = key(None, "The question.", **_OF_QUESTIONS)
+    answers: str | None = key(None, "Its answer, or a list of accepted ones.", **_OF_QUESTIONS)
+    documents: str | None = key(
+        None,
+        "The ids of the documents that it is about, which hold_out keeps out of prompts.",
+        **_OF_QUESTIONS,
+    )
+
+
+@dataclass
 class Data:
     """The part of veRL's `data` that stages without veRL read as well."""
 
@@ -110,8 +129,8 @@ class Data:
         42,
         "Seed of the order of the data, of sampling and of choices: the same seed gives the same order, in "
         "one run or in several resumed ones.",
-        results=("challenger", "synthesize", "solver", "evaluate"),
-        journal=("synthesize",),
+        results=("challenger", "synthesize", "solver", "evaluate", "preview"),
+        journal=("synthesize", "preview"),
     )
     max_prompt_length: int = key(1536, "Tokens of a prompt, at most.", low=1, results=TRAINING)
     max_response_length: int = key(

@@ -1,12 +1,11 @@
-"""The keys of each stage, and their defaults in Hydra's ConfigStore.
+"""The keys of each stage.
 
     schema = schema_of("evaluate")
     schema["solver.temperature"].fault(-1)     # "is -1, not a number at least 0"
     schema.is_unknown("retrieval.topkk")       # True: no such key, and nobody but us could add it
     schema.prune(config)                       # without veRL's part, which evaluate does not have
 
-The stored nodes are structured configs, so OmegaConf refuses keys and types of its own accord; ranges and
-choices are checked by `pipeline.overrides`.
+`register` has their defaults in Hydra's ConfigStore; nothing here needs Hydra, so help can read it too.
 """
 
 import dataclasses
@@ -15,28 +14,31 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, get_type_hints
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-
 from pipeline.settings import stages, verl
-from pipeline.settings.key import Key, keys_of
+from pipeline.settings.key import TRAINING, Key, keys_of
 
-_OWN: dict[str, type | None] = {
+OWN: dict[str, type | None] = {
     "prepare_data": stages.PrepareData,
+    "preview": stages.Preview,
     "challenger": stages.Challenger,
     "synthesize": stages.Synthesize,
     "solver": stages.SolverStage,
+    "train": stages.Train,
     "merge": stages.Merge,
     "evaluate": stages.Evaluate,
     "serve_search": None,
+    "serve_model": stages.ServeModel,
+    "agent_bench": stages.AgentBench,
     "flow_test": stages.FlowTestStage,
+    "compare_rollouts": stages.CompareRollouts,
     "evolve": stages.Evolve,
 }
-STAGES = tuple(_OWN)
+"""The settings that a stage has on top of the common ones."""
+STAGES = tuple(OWN)
 """The config files that a command composes."""
-WITH_VERL = ("challenger", "solver", "flow_test")
+WITH_VERL = ("challenger", "solver", "train", "flow_test")
 """Those with veRL's config in them."""
-_SHARED_WITH_VERL = "data"
+SHARED_WITH_VERL = "data"
 """A node of veRL's of which some keys are ours."""
 
 
@@ -91,7 +93,7 @@ class Schema:
         if self.has_verl:
             return
         for root in list(config):
-            if root == _SHARED_WITH_VERL and self.is_group(root):
+            if root == SHARED_WITH_VERL and self.is_group(root):
                 for name in [name for name in config[root] if f"{root}.{name}" not in self.keys]:
                     del config[root][name]
             elif root not in self.keys and not self.is_group(str(root)):
@@ -101,15 +103,22 @@ class Schema:
 @cache
 def schema_of(stage: str) -> Schema:
     """The schema of a config file of `config/`; raises KeyError for a name that is none."""
-    own = _OWN[stage]
+    own = OWN[stage]
     shared = [] if stage == "evolve" else list(keys_of(stages.Common))
     keys = [*shared, *(keys_of(own) if own else ())]
     return Schema(stage, {key.name: key for key in keys})
 
 
+def own_keys(stage: str) -> list[Key]:
+    """The keys that a stage has on top of the common ones; raises KeyError for a name that is none."""
+    own = OWN[stage]
+    return list(keys_of(own)) if own else []
+
+
 def run_keys() -> list[str]:
     """What a training run keeps for life: a checkpoint is not resumed with another value."""
-    return [*(key.name for key in schema_of("challenger").keys.values() if key.limits.run), *verl.RUN]
+    keys = [key for stage in TRAINING for key in schema_of(stage).keys.values() if key.limits.run]
+    return [*dict.fromkeys(key.name for key in keys), *verl.RUN]
 
 
 def pace_keys() -> list[str]:
@@ -132,24 +141,8 @@ def all_keys() -> Iterator[tuple[Key, tuple[str, ...]]]:
 def group_docs() -> dict[str, str]:
     """The docstring of each group, by its dotted name."""
     docs = {}
-    for cls in (stages.Common, *filter(None, _OWN.values())):
+    for cls in (stages.Common, *filter(None, OWN.values())):
         for name, hint in get_type_hints(cls).items():
             if dataclasses.is_dataclass(hint):
                 docs[name] = inspect.cleandoc(hint.__doc__ or "")
     return docs
-
-
-def register() -> None:
-    """Store the defaults where Hydra finds them: typed groups in a root that veRL's nodes join."""
-    store = ConfigStore.instance()
-    for name, cls in {"common": stages.Common, **_OWN}.items():
-        if cls is None:
-            continue
-        structured = OmegaConf.structured(cls)
-        nodes = {field.name: structured._get_node(field.name) for field in dataclasses.fields(cls)}
-        if _SHARED_WITH_VERL in nodes:
-            nodes[_SHARED_WITH_VERL] = OmegaConf.to_container(nodes[_SHARED_WITH_VERL])
-        store.store(group="settings", name=name, node=OmegaConf.create(nodes), package="_global_")
-
-
-register()

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import MISSING
-
+from environments.call import FORMS
 from pipeline.settings.conversations import Prompts, Rollout, Solver
-from pipeline.settings.key import TORCH_DEVICE, Number, group, key
+from pipeline.settings.key import FLOATS, MISSING, TORCH_DEVICE, Number, group, key
 from pipeline.settings.retrieval import Chroma, Retrieval
-from pipeline.settings.run import Compute, Data, Machine, Paths, Run
-from pipeline.settings.watch import Flow, FlowTest, Watchdog
+from pipeline.settings.run import Compute, Data, Machine, Paths, QuestionFields, Run
+from pipeline.settings.watch import Collapse, Flow, FlowTest, Watchdog
 
 
 @dataclass
@@ -28,9 +27,20 @@ class Common:
         low=0,
         run=True,
     )
+    hop_ratio: list[int] = key(
+        [4, 3, 2, 1],
+        "Weights of questions of 1, 2, 3, … hops. They name the file of prompts, which prepare-data writes "
+        "and challenger and synthesize read.",
+        low=0,
+    )
     steps_per_iteration: int = key(50, "Training steps of one iteration.", low=1)
     log_level: str = key(
         "WARNING", "What every component logs.", choices=("DEBUG", "INFO", "WARNING", "ERROR")
+    )
+    verbose: bool = key(
+        False,
+        "Whether the console shows all that the parts of a run print, each line behind its part's name; "
+        "their logs have it in any case.",
     )
     process_env: dict[str, Any] = key(
         {}, "Environment of every process of a run; the groups hardware/ and debug/ add to it."
@@ -39,6 +49,7 @@ class Common:
     run: Run = group(Run)
     machine: Machine = group(Machine)
     data: Data = group(Data)
+    question_fields: QuestionFields = group(QuestionFields)
     prompts: Prompts = group(Prompts)
     rollout: Rollout = group(Rollout)
     solver: Solver = group(Solver)
@@ -46,10 +57,11 @@ class Common:
     retrieval: Retrieval = group(Retrieval)
     flow: Flow = group(Flow)
     watchdog: Watchdog = group(Watchdog)
+    collapse: Collapse = group(Collapse)
     compute: Compute = group(Compute)
 
 
-_METHODS: dict[str, Any] = {"choices": ("hrpo", "grpo"), "run": True, "pace": True}
+_METHODS: dict[str, Any] = {"choices": ("hrpo", "grpo", "environment"), "run": True, "pace": True}
 _METHOD_DOC = "What the trainer does with rewards; the group mode/ makes it into a trainer mode."
 
 
@@ -58,6 +70,23 @@ class Challenger:
     """The challenger stage."""
 
     method: str = key("hrpo", _METHOD_DOC, results=("challenger",), **_METHODS)
+    open_book_check: bool = key(
+        False,
+        "Whether a question earns difficulty only if the solver, shown what the challenger read, gives the "
+        "same answer once and greedily: a wrong label passes for a difficult question else. Search Self-Play "
+        "(arXiv 2510.18821) found it needed; worth what the solver's reading is worth (docs/learning.md).",
+        results=("challenger",),
+        run=True,
+    )
+    hop_check: bool = key(
+        False,
+        "Whether a question of two or more hops earns difficulty only if its hops hold: a search that found "
+        "passages for each further hop, an answer that is not in the document, and no name that leads to it "
+        "in one search. Off in the published method, where a question from the document alone may earn as "
+        "much (docs/learning.md).",
+        results=("challenger",),
+        run=True,
+    )
     continue_from: str | None = key(
         "${challenger_run:${paths.checkpoints},${add:${iteration},-1}}",
         "Run folder of the last iteration's challenger, whose last checkpoint (weights, optimizer, position "
@@ -76,6 +105,64 @@ class SolverStage:
     """The solver stage."""
 
     method: str = key("grpo", _METHOD_DOC, results=("solver",), **_METHODS)
+    balance_hops: bool = key(
+        False,
+        "Whether every hop count has the same share of an update. Off in the published method, whose batches "
+        "hold enough of each; in a small one the majority decides for all (docs/learning.md).",
+        results=("solver",),
+        run=True,
+    )
+
+
+_CALL_FORM = (
+    "How the model writes tool calls: hermes is JSON between <tool_call> tags, as Qwen writes it; xlam is "
+    "one array of calls in JSON, as xLAM writes it."
+)
+
+
+@dataclass
+class Environment:
+    """The environment that a model is trained or evaluated in, where that is not the search of a corpus."""
+
+    name: str | None = key(
+        None,
+        "Its name, as env= takes it: one that comes along, of paths.environments, of an installed package, "
+        "or verifiers:NAME. null in evaluate asks the benchmarks.",
+        run=True,
+    )
+    options: dict[str, Any] = key(
+        {}, "What its load() takes, by name; +environment.options.turns=4 sets one.", run=True
+    )
+    max_turns: int | None = key(
+        None, "Assistant turns of an episode at most; null leaves it to the environment.", low=1, run=True
+    )
+    call_form: str = key(
+        "hermes",
+        _CALL_FORM,
+        choices=tuple(FORMS),
+        run=True,
+    )
+    filter_groups: bool | None = key(
+        None,
+        "Whether a group of equal rewards is replaced before the update (algorithm.filter_groups): it "
+        "teaches nothing, and costs another group's episodes. null does what the environment asks for.",
+    )
+
+
+@dataclass
+class Train:
+    """The train stage: GRPO in any environment."""
+
+    method: str = key("environment", _METHOD_DOC, results=("train",), **_METHODS)
+    steps: int = key(200, "Training steps.", low=1)
+    train_rows: int | None = key(
+        None,
+        "Rows to train on, chosen by data.seed; null takes all that the environment has.",
+        low=1,
+        run=True,
+    )
+    val_rows: int = key(50, "Held-out rows of a validation (trainer.test_freq).", low=1)
+    environment: Environment = group(Environment)
 
 
 @dataclass
@@ -109,14 +196,34 @@ class Indexing:
 
 
 @dataclass
+class SourceFields:
+    """Which fields of a table's records are what (.jsonl, .json, .csv, .tsv, .parquet)."""
+
+    text: str | None = key(None, "The text; null is text, else contents with the title on its first line.")
+    title: str | None = key(None, "The title; null is title, which a record need not have.")
+    id: str | None = key(
+        None, "What names the document; null is id, and a hash of title and text where a record has none."
+    )
+
+
+@dataclass
 class PrepareData:
     """The prepare-data stage."""
 
     source: str | None = key(
         None,
-        "A corpus to index first: a .jsonl or .parquet file, a folder of .txt and .md files, a Chroma "
-        "folder or a Chroma server's address. null uses the index at chroma.path as it is. A rerun resumes "
-        "where it was cut off, and embeds only documents that are new or have changed.",
+        "A corpus to index first: a file, a folder or a glob such as 'docs/**/*.md' of .jsonl, .json, .csv, "
+        ".tsv, .parquet, .txt, .md, .html and .rst files (also .gz, .zst and .bz2), a data set of the hub "
+        "(OWNER/NAME or hf://datasets/OWNER/NAME/FILE), a Chroma folder or a Chroma server's address. null "
+        "uses the index at chroma.path as it is. A rerun resumes where it was cut off, and embeds only "
+        "documents that are new or have changed.",
+    )
+    fields: SourceFields = group(SourceFields)
+    on_bad: str = key(
+        "stop",
+        "What happens to records and files of the source that cannot be used: stop refuses the source with "
+        "all of them in one list, skip leaves them out and says which.",
+        choices=("stop", "skip"),
     )
     source_collection: str | None = key(
         None, "The collection to read, if the source is a Chroma with several."
@@ -141,14 +248,146 @@ class PrepareData:
         "solver is evaluated on; they can still be found by searching. The files name the documents of their "
         "questions in doc_ids, or in extra_info.doc_id.",
     )
-    hop_ratio: list[int | float] = key(
-        [4, 3, 2, 1], "Weights of questions of 1, 2, 3, … hops; they name the file.", low=0
+    min_document_tokens: int = key(
+        24,
+        "Tokens that a document (a chunk of it, where it is long) needs to be asked about, title included, "
+        "as the embedder counts them. It is found by searching all the same.",
+        low=0,
+    )
+    min_prose: float = key(
+        0.15,
+        "The least share of a document (of a chunk of it) that stands in sentences, five words in a row, for "
+        "it to be asked about: less is code, a table, a list of links or a mere reference. 0 asks about "
+        "records of fields, and all else.",
+        low=0,
+        high=1,
     )
     max_document_tokens: int = key(
-        256, "Tokens of a document (a chunk of it, where it is long), by the run's own tokenizer.", low=1
+        256,
+        "Tokens of a document that a prompt shows, as the embedder counts them: where indexing.chunk_tokens "
+        "is no larger, a prompt shows each chunk whole.",
+        low=1,
+    )
+    fit_hops: bool = key(
+        True,
+        "Whether a prompt asks for no more hops than documents lead on from its document (data/links.py); "
+        "what the corpus cannot carry is asked with fewer hops. false keeps hop_ratio in any case.",
     )
     out_dir: str = key("${paths.corpus}/data", "Where the prompts go.")
     indexing: Indexing = group(Indexing)
+
+
+_WITH_ENDPOINT = ("synthesize", "evaluate", "preview")
+_ENDPOINT_MODEL = "Which of the endpoint's models; null takes the only one it has."
+_ENDPOINT = (
+    "Address of an OpenAI-compatible server that already serves the model, such as "
+    "http://127.0.0.1:8001/v1; null starts a server for it here. synthesize and preview converse over its "
+    "chat completions with tool calls; evaluate over its completions from token ids, with tokenizer=. What "
+    "it said is kept by address and model name: a server that has moved to another address needs another "
+    "run.name."
+)
+
+
+@dataclass
+class Endpoint:
+    """A server in place of one of our own."""
+
+    endpoint: str | None = key(None, _ENDPOINT, results=_WITH_ENDPOINT)
+    endpoint_model: str | None = key(None, _ENDPOINT_MODEL, results=_WITH_ENDPOINT)
+    endpoint_key: str = key(
+        "OPENAI_API_KEY",
+        "The environment variable that has the endpoint's key, which is written nowhere and sent to no other "
+        "server; an endpoint that asks for none needs none.",
+        pattern=(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable"),
+    )
+
+
+@dataclass
+class ChatEndpoint(Endpoint):
+    """One that is conversed with in messages, and counts the tokens."""
+
+    usd_per_million_in: int | float | None = key(
+        None, "US dollars that the endpoint takes for a million tokens read, to report the cost.", low=0
+    )
+    usd_per_million_out: int | float | None = key(None, "The same for a million tokens written.", low=0)
+
+
+@dataclass
+class Comparison:
+    """What compare-rollouts asks of an engine and of Transformers, and what it lets pass.
+
+    A limit that is null is that of the numbers the engine computes with (solver.dtype): float32 adds up to
+    1e-5, bfloat16 has three digits.
+    """
+
+    data: str = key(
+        "${data.train_files}",
+        "The prompts (data=): a stage's parquet file, or questions as evaluate reads them. Each is scored as "
+        "its stage scores it.",
+    )
+    n: int | None = key(
+        None, "Prompts of it (n=), chosen by data.seed; null takes 64, on a CPU 8.", low=1, high=10_000
+    )
+    tokens: int = key(
+        "${rollout.max_tokens_per_turn}", "Tokens that each prompt is continued by, at most.", low=1
+    )
+    draws: int = key(
+        100, "Draws of one token at each place where the sampler is tested, for each setting.", low=50
+    )
+    places: int = key(3, "Such places, each after another prompt.", low=1)
+    dtype: str = key(
+        "float32",
+        "Numbers that Transformers computes with: float32 leaves all rounding to the engine; bfloat16 for a "
+        "model that does not fit the memory otherwise, with limits of bfloat16.",
+        choices=FLOATS,
+    )
+    tie_nats: int | float | None = key(
+        None,
+        "Two tokens no further apart are a tie, which rounding decides; null is 0.001, in 16 bits 0.25.",
+        low=0,
+    )
+    mean_gap_nats: int | float | None = key(
+        None,
+        "Between the log-probabilities of the engine's sampled tokens on both sides, on average; null is "
+        "0.0001, in 16 bits 0.02: the demo policy in bfloat16 is 0.0025 off.",
+        low=0,
+    )
+    largest_gap_nats: int | float | None = key(
+        None, "The same of a single token; null is 0.005, in 16 bits 1.", low=0
+    )
+    differing_share: Number = key(
+        0,
+        "Share of greedy sequences that may differ other than by a tie. A single one is a fault.",
+        low=0,
+        high=1,
+    )
+    score_gap: Number = key(
+        0.05,
+        "Between the mean scores of both sides' greedy turns: what ties alone may cost.",
+        low=0,
+        high=1,
+    )
+    least_p: Number = key(
+        1e-5,
+        "Of the tests of the sampler's frequencies: of some dozen of them a right sampler fails one in ten "
+        "thousand comparisons.",
+        above=0,
+        high=0.05,
+    )
+
+
+@dataclass
+class CompareRollouts:
+    """The comparison of an engine with Transformers."""
+
+    endpoint: str | None = key(
+        None,
+        "Address of a server that serves the model: SGLang, vLLM or the reference engine; null starts the "
+        "one of rollout= here. The limits are then those of solver.dtype: set it to what the server computes "
+        "with.",
+    )
+    endpoint_model: str | None = key(None, _ENDPOINT_MODEL)
+    compare: Comparison = group(Comparison)
 
 
 _SYNTHESIZE: dict[str, Any] = {"results": ("synthesize",)}
@@ -200,7 +439,7 @@ class Gates:
     contamination_ngram: int = key(8, "Words in a row that count as shared.", low=2, **_SYNTHESIZE)
     benchmarks: list[str] = key(
         [],
-        "Benchmark files for that gate, in the layouts that `evaluate` reads; without one it judges "
+        "Benchmark files for that gate, as `evaluate` reads them; without one it judges "
         "nothing, and the report says so.",
     )
     pairing: bool = key(
@@ -223,7 +462,7 @@ class Gates:
 
 
 @dataclass
-class Synthesize:
+class Synthesize(ChatEndpoint):
     """The synthesize stage."""
 
     challenger: str = key(
@@ -266,6 +505,26 @@ class Synthesize:
 
 
 @dataclass
+class Preview(PrepareData, ChatEndpoint):
+    """The preview: prepare-data on a sample of a corpus, then questions and attempts without training."""
+
+    documents: int = key(
+        300,
+        "Documents of the source that are indexed, in place of all: those that prompts are about, those that "
+        "their texts name, then others at random.",
+        low=1,
+    )
+    rows: int = key(
+        40,
+        "Prompts, as many of each hop count that hop_ratio has a weight for: rates by hop need some of each.",
+        low=1,
+    )
+    heldout_rows: int = key(0, "None: nothing is trained.", low=0)
+    out_dir: str = key("${run.dir}/prompts", "Where the prompts go.")
+    gates: Gates = group(Gates)
+
+
+@dataclass
 class Merge:
     """The merge stage."""
 
@@ -281,15 +540,22 @@ class Merge:
 
 
 @dataclass
-class Evaluate:
+class Evaluate(Endpoint):
     """The evaluate stage."""
 
     benchmarks: list[str] = key(
         ["${paths.corpus}/chains.jsonl"],
-        "What is asked: paths of chains.jsonl or parquet files, or hf://datasets/OWNER/NAME/FILE on the "
-        "hub. The seven benchmarks of the paper are "
-        "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet. The default is the demo world's, and is "
-        "refused with a collection of other documents.",
+        "What is asked: csv, tsv, jsonl, json or parquet files with a question and its answers in each "
+        "record, or hf://datasets/OWNER/NAME/FILE on the hub; NAME=PATH names one in the table. The seven "
+        "benchmarks of the paper are hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet. The default is "
+        "the demo world's, and is refused with a collection of other documents.",
+    )
+    hops: list[int] | None = key(
+        None,
+        "Ask only questions of these hop counts, such as [1,2], and those whose count is unknown; null asks "
+        "all.",
+        low=1,
+        results=("evaluate",),
     )
     questions_per_benchmark: int | None = key(
         None,
@@ -297,21 +563,77 @@ class Evaluate:
         low=1,
         results=("evaluate",),
     )
-    endpoint: str | None = key(
-        None,
-        "Address of an OpenAI-compatible completions server that already serves the model, such as "
-        "http://127.0.0.1:8001/v1; null starts a server for solver.model_path. Answers are kept by address "
-        "and model name: a server that has moved to another address needs another run.name.",
-        results=("evaluate",),
-    )
-    endpoint_model: str | None = key(
-        None, "Which of the endpoint's models; null takes the only one it has.", results=("evaluate",)
-    )
     tokenizer: str | None = key(
         None,
         "Tokenizer of the endpoint's model, a folder or a hub id; without an endpoint it is the model's own.",
         results=("evaluate",),
     )
+    num_examples: int | None = key(
+        50, "Held-out rows of an environment (env=NAME), chosen by data.seed; null plays all of them.", low=1
+    )
+    environment: Environment = group(Environment)
+
+
+@dataclass
+class ServeModel:
+    """The serve-model stage."""
+
+    port: int | None = key(8080, "Port; null takes any free one.", low=1024, high=65535)
+    host: str = key("127.0.0.1", "Address to bind; only this machine can reach the default.")
+    background: bool = key(
+        False, "Whether the command ends once the server answers, and leaves it running (until `kill PID`)."
+    )
+    served_name: str | None = key(
+        None, "The model's name in requests; null is its hub id, or the last part of its folder's path."
+    )
+    call_form: str = key("hermes", _CALL_FORM, choices=tuple(FORMS))
+
+
+@dataclass
+class AgentBench:
+    """The agent-bench."""
+
+    agent: str | None = key(
+        None,
+        "What runs: module:Class, module.Class or path.py:Class of your own, the name of an environment, "
+        "which the project's own agent then plays, or a stage that trains. It is the command's first word.",
+    )
+    agent_options: dict[str, Any] = key({}, "What the class takes at its construction, by name.")
+    run_mode: str = key(
+        "single",
+        "Written mode=. single is one item with every model call shown; sample plays n items of data, one "
+        "after the other; concurrent batch_size items, each group_size times, all at once. rollout is for a "
+        "stage (challenger, solver, train): its own trainer rolls batches out, and updates nothing.",
+        choices=("single", "sample", "concurrent", "rollout"),
+    )
+    data_file: str | None = key(
+        None,
+        "Written data=. The agent's items, a .jsonl or .parquet file of a mapping a row. null is one "
+        "short question in messages, or the environment's held-out rows.",
+    )
+    n: int = key(16, "Items of mode=sample, chosen by data.seed.", low=1)
+    batch_size: int = key(64, "Items at once in mode=concurrent.", low=1)
+    group_size: int = key(8, "Runs of each item in mode=concurrent.", low=1)
+    batches: int = key(2, "Batches of mode=rollout.", low=1)
+    endpoint: str | None = key(
+        None,
+        "Address of an OpenAI-compatible server, such as serve-model's; null is OPENAI_BASE_URL where that "
+        "is set, else http://127.0.0.1:8080/v1.",
+    )
+    endpoint_model: str | None = key(
+        None, "Which of its models the project's own agent uses; null takes the only one it has."
+    )
+    deadline_s: Number = key(300, "Seconds before a run counts as failed.", above=0)
+    max_pause_s: Number = key(
+        1.0,
+        "Seconds that the event loop may stand still. Meanwhile every other run of the process waits as "
+        "well. A debugger stops it too: mode=single only reports it.",
+        above=0,
+    )
+    reward_range: list[Number] | None = key(
+        None, "Least and greatest reward, such as [0,1]; null takes any finite number."
+    )
+    environment: Environment = group(Environment)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""How a run is watched: snapshots of its queues, and the watchdog over phases and queues."""
+"""How a run is watched: snapshots of its queues, the watchdog over phases and queues, and collapse alarms."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,13 @@ class Flow:
 
     every_s: Number = key(5, "Seconds between two snapshots of queues and buffer.", above=0)
     log_every_s: Number = key(
-        30, "Seconds between two lines on the console; a symptom is logged at once.", above=0
+        30,
+        "Seconds between two lines on the console of verbose=true; a symptom is printed at once, always.",
+        above=0,
+    )
+    workers: bool = key(
+        False,
+        "With each such line one for every worker: what it has finished, how fast, what it waits for.",
     )
 
 
@@ -65,9 +71,30 @@ class Watchdog:
 
 
 @dataclass
+class Collapse:
+    """Alarms at signs that self-play training degenerates (their limits: `verl_ext/trainer/collapse.py`)."""
+
+    policy: str = key(
+        "warn",
+        "What an alarm does: warn (one line), or stop (the line, and the run ends after that step, with its "
+        "checkpoint). A rerun then starts nothing until this is warn.",
+        choices=("warn", "stop"),
+    )
+
+
+@dataclass
 class FlowTest:
     """The flow-test's load: generated samples through veRL's own queues, without model, data or services."""
 
+    stage: str = key(
+        "solver",
+        "The stage whose run is declared by the same overrides: its batch, lengths and estimated step say "
+        "how fast the queues must be.",
+        choices=("challenger", "solver", "train"),
+    )
+    speed_s: Number = key(
+        5, "How long rows are written and taken at full speed before that; 0 leaves it out.", low=0
+    )
     seconds: Number = key(30, "How long samples are pushed through.", above=0)
     provoke: str = key(
         "none",

@@ -16,19 +16,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ops.bearer import MODEL_KEY
+from ops.console import has_live_terminal, say
 from ops.errors import OutOfTime, RunFailed
-from ops.process.logs import OUT_OF_TIME, say
+from ops.process.logs import OUT_OF_TIME
 from ops.services.services import ServiceGroup, ServiceSpec
 from pipeline.compose import write_resolved
+from pipeline.settings.schema import schema_of
 from pipeline.stages.result import RESULT
 from search.client import SearchClient, SearchRequestError
 from verl_ext.artefacts import announce
-from verl_ext.method.search_agent import Conversation, SearchAgent, SolverServerError
+from verl_ext.method.chat_endpoint import ChatEndpoint
+from verl_ext.method.search_agent import SearchAgent
+from verl_ext.method.served_model import SolverServerError
 from verl_ext.method.solver_agent import SolverAgent
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
@@ -37,14 +42,29 @@ LAST_BEGIN_S = 60.0
 _LAST_END_S = 20.0
 """Conversations still running this long before the stop time are dropped: services take time to stop."""
 _CHECK_EVERY_S = 1.0
-_LOG_EVERY_S = 15.0
+_LOG_EVERY_S = 60.0
 """Between two lines of progress, if there is no terminal to draw a bar on."""
 _BLAME_S = 1.0  # a service whose end made a conversation fail may take a moment to be seen as ended
 _HOPELESS = 2
 """After this many times `concurrency` failures in a row, the rest is not tried."""
 
+
+class Ended(Protocol):
+    """What is to be known of a conversation that has ended, of whatever kind."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended it or reached a limit."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why it is not finished."""
+        ...
+
+
 Job = TypeVar("Job")
-Played = TypeVar("Played", bound=Conversation)
+Played = TypeVar("Played", bound=Ended)
 Agent = TypeVar("Agent", bound=SearchAgent)
 
 
@@ -60,6 +80,17 @@ class Failed(Generic[Job]):
     reason: str
 
 
+def journal_settings(config: DictConfig, stage: str) -> dict[str, Any]:
+    """The settings with which a stage's conversations change; an endpoint chooses its own engine."""
+    keys = schema_of(stage).changing_journal()
+    ours = [key for key in keys if not (config.endpoint and key in ("solver.engine", "solver.dtype"))]
+    values = {key: OmegaConf.select(config, key) for key in ours}
+    return {
+        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+    }
+
+
 def completions_url(config: DictConfig) -> str:
     """The completions endpoint of the stage's own model server."""
     return f"http://{config.solver.host}:{config.solver.port}/v1/completions"
@@ -67,11 +98,18 @@ def completions_url(config: DictConfig) -> str:
 
 @asynccontextmanager
 async def served_agent(
-    kind: type[Agent], config: DictConfig, url: str, model_name: str, tokenizer: Any
+    kind: type[Agent],
+    config: DictConfig,
+    url: str,
+    model_name: str,
+    tokenizer: Any,
+    endpoint: ChatEndpoint | None = None,
+    key_variable: str = MODEL_KEY,
 ) -> AsyncIterator[Agent]:
     """An agent for the running event loop, with the limits of `solver` and `retrieval` in a resolved config.
 
-    `url` is the full address of the completions endpoint.
+    `url` is the full address of the completions endpoint; a chat `endpoint` replaces it and the tokenizer.
+    `key_variable` names that server's key (`ops.bearer`): by default the stage's own server's.
     """
     solver, retrieval = config.solver, config.retrieval
     search = SearchClient(
@@ -91,6 +129,8 @@ async def served_agent(
         temperature=solver.temperature,
         concurrency=solver.concurrency,
         deadline_s=solver.deadline_s,
+        endpoint=endpoint,
+        key_variable=key_variable,
         **wording,
     )
     try:
@@ -139,6 +179,8 @@ async def play_all(
     player = _Player(play, on_result, services, concurrency)
     failed = await player.once(jobs, description)
     if failed:
+        (reason, times), *_ = Counter(failure.reason for failure in failed).most_common(1)
+        say(description, f"{len(failed)} failed and are tried again; {times} times: {reason}")
         failed = await player.once([failure.job for failure in failed], f"{description}, retries")
     return failed
 
@@ -249,7 +291,7 @@ def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     )
     bar.add_task(description, total=total, rate="–/s")
     task = bar.tasks[0]
-    is_terminal, log_at = bar.console.is_terminal, time.monotonic() + _LOG_EVERY_S
+    is_terminal, log_at = has_live_terminal(), time.monotonic() + _LOG_EVERY_S
 
     def log() -> None:
         left = f", {task.time_remaining:.0f} s left" if task.time_remaining else ""

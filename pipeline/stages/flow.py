@@ -9,10 +9,12 @@ from the workers' progress files, queues from the services' own metrics. All of 
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from ops.console import detail
 from ops.flow.monitor import FLOW_FILE, FlowMonitor, FlowTimes
 from ops.flow.sources import QueueMetrics, Source, counters_source, service_source, workers_source
 from pipeline.stages.watch import PROGRESS, WAITS_ON
@@ -37,15 +39,22 @@ _SOLVER = {
 }
 
 
-def flow_monitor(config: DictConfig, *, services: bool = True) -> FlowMonitor:
-    """The monitor of a run, from its resolved config; without `services` no metrics are read."""
+def flow_monitor(
+    config: DictConfig, *, services: bool = True, log: Callable[[str, str], None] = detail
+) -> FlowMonitor:
+    """The monitor of a run, from its resolved config; without `services` no metrics are read.
+
+    `log` takes the line that is due every `flow.log_every_s`.
+    """
     folder, since = Path(config.run.dir), time.time()
+    plays = config.method == "environment"
+    calls = (*CALLS, "environment") if plays else CALLS
     sources: list[Source] = [
         counters_source(folder / COUNTERS_FILE, since),
-        workers_source(folder / PROGRESS, CALLS, since, WORK),
+        workers_source(folder / PROGRESS, calls, since, WORK),
     ]
     retrieval, solver, flow = config.retrieval, config.solver, config.flow
-    if services:
+    if services and not plays:  # what an environment searches is one of its own calls
         url = f"http://{retrieval.host}:{retrieval.port}/metrics"
         sources.append(service_source("retrieval queue", url, _RETRIEVAL))
     # The solver stage has no solver server: its own policy is the solver.
@@ -53,4 +62,5 @@ def flow_monitor(config: DictConfig, *, services: bool = True) -> FlowMonitor:
         url = f"http://{solver.host}:{solver.port}/metrics"
         sources.append(service_source("solver queue", url, _SOLVER[solver.engine]))
     times = FlowTimes(every_s=flow.every_s, log_every_s=flow.log_every_s, floor_s=config.watchdog.floor_s)
-    return FlowMonitor(folder / FLOW_FILE, sources, WAITS_ON, times)
+    workers = folder / PROGRESS if flow.workers else None
+    return FlowMonitor(folder / FLOW_FILE, sources, WAITS_ON, times, log=log, workers=workers)

@@ -1,9 +1,7 @@
-"""The open-book check: the solver answers a pair's question from what the challenger read, without searching.
+"""The open-book gate: each pair that passed the other gates is put to the solver with its book open.
 
-Words alone do not tell a right label from a wrong one that stands in the same passage. Here the solver gets
-the question, the challenger's document and the results of its searches as if it had searched itself, and
-answers once, greedily; another answer than the pair's refuses the pair (Search Self-Play, arXiv 2510.18821).
-It costs an answer for each pair that passes the other gates, and is worth what the solver's reading is worth.
+The journal keeps the answers, so that a rerun asks only what is missing. What the solver is shown is in
+`verl_ext.method.open_book`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +26,9 @@ from pipeline.stages.conversations import (
     with_services,
 )
 from pipeline.stages.services import solver_spec
-from verl_ext.method.answers import exact_match
-from verl_ext.method.passages import format_passages
-from verl_ext.method.prompts import Message, PromptForm, solver_messages
+from verl_ext.method.open_book import open_book_fault, open_book_messages
 from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.solver_reward import solver_answer
-from verl_ext.method.tool_calls import render_tool_call
 
 ANSWERS = "open_book.jsonl"
 _NAME = "solver"
@@ -50,19 +45,6 @@ class OpenBook:
     """The reason against each pair that was asked, None if it passed."""
     records: list[dict[str, Any]]
     """The journal's: one for each answer."""
-
-
-def open_book_messages(pair: Pair, form: PromptForm, max_turns: int, response_limit: int) -> list[Message]:
-    """The question, then the document and the challenger's searches as turns of the solver's own."""
-    title, _, text = pair.document.partition("\n")
-    document = format_passages([title], [[{"title": title, "text": text}]], response_limit)
-    read: list[tuple[tuple[str, ...], str]] = [((title,), document)]
-    read += [(call.queries or (), call.response or "") for call in pair.trajectory.searches]
-    messages = solver_messages(pair.question, form, max_turns)
-    for queries, response in read:
-        call = f"<think>I will search {', '.join(queries)}.</think>\n{render_tool_call(queries)}"
-        messages += [{"role": "assistant", "content": call}, {"role": "tool", "content": response}]
-    return messages
 
 
 def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[str, Any]) -> OpenBook:
@@ -111,10 +93,12 @@ async def ask_solver(
     """
     async with served_agent(SearchAgent, config, completions_url(config), _NAME, tokenizer) as agent:
         form, limit = config.prompts.form, config.retrieval.response_limit
+        turns = config.rollout.max_turns
         failed = await play_all(
             pairs,
             lambda pair: agent.converse(
-                open_book_messages(pair, form, config.rollout.max_turns, limit), pair.seed
+                open_book_messages(pair.question, pair.document, pair.trajectory, form, turns, limit),
+                pair.seed,
             ),
             lambda pair, conversation: journal.append(_record(pair, conversation)),
             services,
@@ -144,8 +128,7 @@ def verdicts(pairs: Sequence[Pair], records: Sequence[Mapping[str, Any]]) -> dic
         key = pair.prompt_index, pair.sample
         if key not in answers:
             reasons[key] = "open_book: the solver was not asked, because services failed: rerun to ask it"
-        elif exact_match(answers[key], [pair.answer]):
-            reasons[key] = None
         else:
-            reasons[key] = f"open_book: from what the challenger read, the solver answers {answers[key]!r}"
+            fault = open_book_fault(answers[key], pair.answer)
+            reasons[key] = f"open_book: {fault}" if fault else None
     return reasons

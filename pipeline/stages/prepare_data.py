@@ -1,35 +1,46 @@
 """The prepare-data stage: index a corpus if one is given, then write the challenger's prompts.
 
-    drzero prepare-data source=papers.jsonl            # index, then prompts
-    drzero prepare-data source=notes/                  # a folder of text and Markdown files
+    drzero prepare-data source=papers.jsonl fields.text=abstract fields.title=name    # index, then prompts
+    drzero prepare-data source=notes/                  # a folder: texts, Markdown, html, rst, tables
+    drzero prepare-data 'source=docs/**/*.md' on_bad=skip
     drzero prepare-data chroma.path=my/chromadb        # prompts from an existing index
     drzero prepare-data source=papers.jsonl hold_out=[questions.jsonl]    # none from an evaluated document
+    drzero prepare-data source=papers.jsonl compute=8xh100    # for that machine: its embedder
 
 A prompt is made of one entry of the index: a document, or one chunk of a long document, which `doc_id` then
-names. A prompt shows a limited number of tokens, so with whole documents nothing would ever be asked about
-their ends.
+names. Lengths are counted with the embedder's tokenizer, by which chunks were cut, so that a prompt shows a
+chunk whole. `quality.json` next to the prompts says what was read, left out and adapted.
 """
 
 import math
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from omegaconf import DictConfig
+from tokenizers import Tokenizer
 
 from data.benchmarks import load_benchmark
 from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
 from data.errors import DataError
+from data.links import MEASURED, chain_lengths
+from data.quality import FILE, quality, quality_lines, write_quality
+from data.question_rows import FieldNames
+from ops.console import say
 from ops.errors import OutOfTime
 from pipeline.compose import resolve
+from pipeline.preflight.demo_world import demo_notice
+from pipeline.preflight.inputs import question_fields
 from pipeline.preflight.run import require
-from pipeline.preflight.tokenizers import load_tokenizer
-from search.embedders import EmbedderSpec
+from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
-from search.indexing.build import build_index
+from search.indexing.build import IndexReport, build_index
 from search.indexing.chunking import Chunking, document_of
 from search.place import ChromaPlace
+from search.sources.corpus import Corpus
+from search.sources.fields import Fields
 from search.store import iter_documents
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
@@ -44,52 +55,69 @@ def run_prepare_data(config: DictConfig) -> None:
     prepare_data(config)
 
 
-def prepare_data(config: DictConfig) -> PrepareReport:
-    """Write `zero_ratio….parquet` and its held-out split; prints and returns what was done.
+def prepare_data(
+    config: DictConfig, corpus: Corpus | None = None, about: Container[str] | None = None
+) -> PrepareReport:
+    """Write `zero_ratio….parquet`, its held-out split and `quality.json`; prints and returns what was done.
+
+    A `corpus` is indexed in place of the configured source. With `about`, prompts show documents of these ids
+    alone.
 
     Raises CorpusError, StoreError, DataError or ValueError with nothing half-written, OutOfTime before
     anything starts or at the stop time: the next run resumes the index.
     """
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
-    held_out = held_out_documents(config.hold_out)
-    tokenizer = load_tokenizer(config.base_model, "base_model")
-    chroma_path, collection = config.chroma.path, config.chroma.collection
+    held_out = held_out_documents(config.hold_out, question_fields(config))
     embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
-    if config.source is None:
-        adopted = adopt(chroma_path, collection, embedder)
-        if adopted is not None:
-            print(f"adopted {adopted.chunks} records of another tool, with vectors of {adopted.embedder}")
-            _announce_index(chroma_path)
+    index = None
+    if corpus is None and config.source is not None:
+        corpus = corpus_of(config)
+    if corpus is None:
+        _adopt_index(config, embedder)
     else:
-        try:
-            with until_the_stop_time():
-                report = build_index(
-                    config.source,
-                    chroma_path,
-                    collection,
-                    embedder,
-                    source_collection=config.source_collection,
-                    replace=config.replace,
-                    chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
-                    workers=config.indexing.workers,
-                )
-        except OutOfTime:
-            # What is embedded so far is in the journal next to it.
-            _announce_index(chroma_path)
-            raise
-        print(report)
-        _announce_index(chroma_path)
+        index = _build_index(config, corpus, embedder)
+    prompts, chains = write_prompts(config, held_out, Embedder(embedder).plain_tokenizer(), about)
+    out_dir = Path(config.out_dir)
+    lines = list(quality_lines(prompts, chains, index))
+    write_quality(out_dir / FILE, quality(prompts, chains, index) | {"lines": lines})
+    for path in filter(None, (prompts.train_path, prompts.heldout_path, out_dir / FILE)):
+        announce(path)
+    for line in lines:
+        say("corpus", line)
+    shown = f"; none shows any of the {len(held_out)} documents that benchmarks are about" if held_out else ""
+    say("prompts", prompts.summary() + shown)
+    if notice := demo_notice(str(config.base_model), prompts.train_path):
+        say("prompts", notice)
+    return prompts
+
+
+def write_prompts(
+    config: DictConfig, held_out: set[str], tokenizer: Tokenizer, about: Container[str] | None = None
+) -> tuple[PrepareReport, dict[str, int] | None]:
+    """Write the prompts of the configured index; returns them and its chains, None if not counted."""
+
+    place, collection = config.chroma.path, config.chroma.collection
+    chains = None
+    if config.fit_hops:
+        # Held-out documents too: a question may lead to them.
+        some = list(islice(iter_documents(place, collection), MEASURED + 1))
+        chains = chain_lengths(some) if len(some) <= MEASURED else None
+        del some
     prompts = prepare_challenger_prompts(
         (
-            document
-            for document in iter_documents(chroma_path, collection)
-            if held_out.isdisjoint((document[0], document_of(document[0])))
+            entry
+            for entry in iter_documents(place, collection)
+            if held_out.isdisjoint((entry[0], document_of(entry[0])))
+            and (about is None or document_of(entry[0]) in about)
         ),
         rows=config.rows,
         hop_ratio=list(config.hop_ratio),
         tokenizer=tokenizer,
+        min_document_tokens=config.min_document_tokens,
+        min_prose=config.min_prose,
         max_document_tokens=config.max_document_tokens,
+        chains=chains,
         prompt_form=config.prompts.form,
         max_turns=config.rollout.max_turns,
         heldout_rows=config.heldout_rows,
@@ -97,12 +125,44 @@ def prepare_data(config: DictConfig) -> PrepareReport:
         corpus_id=collection,
         out_dir=Path(config.out_dir),
     )
-    for path in filter(None, (prompts.train_path, prompts.heldout_path)):
-        announce(path)
-    print(prompts.summary())
-    if held_out:
-        print(f"no prompt shows any of the {len(held_out)} documents that the benchmarks are about")
-    return prompts
+    return prompts, chains
+
+
+def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
+    """Take over the index at chroma.path, if another tool wrote it."""
+    adopted = adopt(config.chroma.path, config.chroma.collection, embedder)
+    if adopted is not None:
+        vectors = f"with vectors of {adopted.embedder}"
+        say("index", f"adopted {adopted.chunks} records of another tool, {vectors}")
+        _announce_index(config.chroma.path)
+
+
+def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> IndexReport:
+    """Index the corpus."""
+    try:
+        with until_the_stop_time():
+            report = build_index(
+                corpus,
+                config.chroma.path,
+                config.chroma.collection,
+                embedder,
+                replace=config.replace,
+                chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
+                workers=config.indexing.workers,
+            )
+    except OutOfTime:
+        # What is embedded so far is in the journal next to it.
+        _announce_index(config.chroma.path)
+        raise
+    say("index", str(report))
+    _announce_index(config.chroma.path)
+    return report
+
+
+def corpus_of(config: DictConfig) -> Corpus:
+    """The source of a config with its settings: what is indexed."""
+    fields = Fields(config.fields.text, config.fields.title, config.fields.id)
+    return Corpus(config.source, config.source_collection, fields, config.on_bad)
 
 
 def _announce_index(chroma_path: str) -> None:
@@ -130,18 +190,19 @@ def until_the_stop_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def held_out_documents(benchmarks: Iterable[str]) -> set[str]:
+def held_out_documents(benchmarks: Iterable[str], names: FieldNames | None = None) -> set[str]:
     """The ids of the documents that these benchmark files are about.
 
     Raises DataError for a file that cannot be read, or has a question that names no document.
     """
     documents: set[str] = set()
     for source in benchmarks:
-        for question in load_benchmark(source):
+        for question in load_benchmark(source, names):
             if not question.doc_ids:
                 raise DataError(
-                    f"hold_out: question {question.id!r} of {source} names no document (doc_ids), so that "
-                    "none can be held out for it: name them, or give this file to gates.benchmarks alone"
+                    f"hold_out: question {question.id!r} of {source} names no document (doc_ids, or what "
+                    "question_fields.documents names), so that none can be held out for it: name them, or "
+                    "give this file to gates.benchmarks alone"
                 )
             documents.update(question.doc_ids)
     return documents

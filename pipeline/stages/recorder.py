@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ops.process.logs import say
+from ops.console import say
 from ops.watchdog.collect import keep_dumps
 
 FLIGHT = "flight"

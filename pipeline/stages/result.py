@@ -16,6 +16,10 @@ from ops.files import atomic_write
 from verl_ext.artefacts import announce
 
 RESULT = "result.json"
+SAMPLES = "samples.jsonl"
+"""Synthesize's journal: its conversations with the challenger; also the preview's, with their attempts."""
+FOUND = "questions.jsonl"
+"""Every question of a preview with its fate, a line each."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ from scipy import stats
 
 from pipeline.tables import new_table
 
+ANSWERS, REPORT = "answers.jsonl", "report.json"
+"""Files of an evaluation: its questions with their answers, and the scores."""
 LEVEL = 0.95
+"""Of every interval."""
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:

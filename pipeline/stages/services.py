@@ -3,14 +3,17 @@
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
+from ops.bearer import MODEL_KEY, bearer_of
 from ops.process.ports import PortTaken, reserve_port
 from ops.services.health import HealthCheck
 from ops.services.services import ServiceSpec
 from pipeline.compose import process_env, resolve
 from pipeline.preflight.run import require
+from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_arguments
 from verl_ext.sglang import cpu
 from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
 
@@ -78,26 +81,27 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
     )
 
 
-def solver_spec(config: DictConfig, name: str = "solver") -> ServiceSpec:
+def solver_spec(config: DictConfig, name: str = "solver", served_name: str | None = None) -> ServiceSpec:
     """The solver's server: SGLang, or our reference engine behind its OpenAI-compatible front.
 
-    `name` is the name of the service and of its model in requests: synthesize serves the challenger with it.
+    `name` is that of the service, and of its model in requests unless `served_name` is: synthesize serves
+    the challenger with it.
     """
     solver = config.solver
     url, env = f"http://{solver.host}:{solver.port}", process_env(config)
     if solver.engine == "sglang":
         context = solver.max_context_tokens + OWN_POSITIONS
-        hardware: tuple[str, ...] = SOLVER_ARGUMENTS
+        hardware: dict[str, Any] = SOLVER_ARGUMENTS
         if config.machine.device == "cpu":
             hardware = cpu.arguments(solver.max_batch_size, context)
             env |= cpu.environment(solver.tp_size) | {"OMP_NUM_THREADS": str(solver.threads)}
         command = (
-            *_module("sglang.launch_server"),
+            *_module("verl_ext.sglang.serve" if bearer_of(MODEL_KEY) else "sglang.launch_server"),
             *("--model-path", solver.model_path, "--dtype", solver.dtype),
             *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
             *("--mem-fraction-static", str(solver.mem_fraction_static)),
             *("--context-length", str(context)),
-            *hardware,
+            *as_words({**hardware, **solver.server_args}, sglang_arguments()),
             *("--log-level", str(config.log_level).lower(), "--enable-metrics"),
         )
         probe, work = "health_generate", "sglang:generation_tokens_total"
@@ -108,11 +112,15 @@ def solver_spec(config: DictConfig, name: str = "solver") -> ServiceSpec:
             *("--device", config.machine.device, "--threads", str(solver.threads)),
             *("--max-batch-size", str(solver.max_batch_size)),
             *("--max-seq-len", str(solver.max_context_tokens)),
+            *as_words(solver.server_args, REFERENCE_SERVER),
         )
         probe, work = "health", "engine_generated_tokens_total"
     return ServiceSpec(
         name=name,
-        command=(*command, "--served-model-name", name, "--host", solver.host, "--port", str(solver.port)),
+        command=(
+            *(*command, "--served-model-name", served_name or name),
+            *("--host", solver.host, "--port", str(solver.port)),
+        ),
         log_path=_log(config, name),
         health_url=f"{url}/health",
         # The probe generates one token.

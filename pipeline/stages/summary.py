@@ -2,46 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
 from ops.files import atomic_write
-from pipeline.metrics import Steps, is_training, read_metrics
-from pipeline.tables import console, new_table
+from pipeline.metrics import ALARMS, PARTS, Steps, columns_of, is_training, k_of_n, read_metrics
+from pipeline.stages.examples import SUMMARY, challenger_examples, print_examples
+from pipeline.tables import console, print_wide
 from verl_ext.checkpoints import saved_step, step_folder
-
-_ALARMS = "drzero/collapse/alarms"
-"""Only steps that end a whole window of steps have it."""
+from verl_ext.trainer.collapse import ALARM
 
 _ROWS = "drzero/rollout/rows"
-
-_CHALLENGER_COLUMNS = {
-    "reward": "drzero/reward/score",
-    "diffi-\nculty": "drzero/reward/difficulty",
-    "format": "drzero/reward/format",
-    "valid": "drzero/questions/valid_share",
-    "searched\nhop ≥ 2": "drzero/rollout/searched_share_multi_hop",
-    "pass\nrate": "drzero/solved/pass_rate",
-    "some,\nnot all": "drzero/solved/some",
+_FAILED = {
+    "failed_rollouts_lost": "rollouts lost",
+    "failed_rows_invalid": "rows invalid",
+    "failed_searches": "searches",
 }
-_SOLVER_COLUMNS = {
-    "exact\nmatch": "drzero/reward/em",
-    "F1": "drzero/reward/f1",
-    "gave\nanswer": "drzero/reward/answered_share",
-    "groups\ndiffer": "drzero/reward/groups_with_variance",
-    "searched": "drzero/rollout/searched_share",
-    "turns": "drzero/rollout/turns",
-    "match,\nvalid.": "drzero/val/em",
-}
-_COMMON_COLUMNS = {
-    "tool\ncalls": "drzero/rollout/tool_calls",
-    "drift": "drzero/rollout/token_drift_rate",
-    "failures": "drzero/failures/share",
-    "alarms": _ALARMS,
-    "s/step": "timing_s/step",
-}
-COLUMNS = {"hrpo": _CHALLENGER_COLUMNS | _COMMON_COLUMNS, "grpo": _SOLVER_COLUMNS | _COMMON_COLUMNS}
-"""The table's columns, by method."""
+"""Figures that share a line."""
 
 
 def summarise(steps: Steps, method: str) -> dict[str, float]:
@@ -51,27 +29,34 @@ def summarise(steps: Steps, method: str) -> dict[str, float]:
     that failed as a whole.
     """
     trained = {number: step for number, step in steps.items() if is_training(step)}
-    figures = _solver_figures(steps) if method == "grpo" else _challenger_figures(trained)
+    of_method = {"hrpo": _challenger_figures, "grpo": _solver_figures, "environment": _environment_figures}
+    figures = of_method[method](trained if method == "hrpo" else steps)
     figures["token_drift_rate"] = _weighted(trained, "drzero/rollout/token_drift_rate")
     figures["steps"] = len(trained)
     figures["rollouts"] = _sum(trained, _ROWS)
-    for name in ("rollouts_lost", "rows_invalid", "searches"):
-        figures[f"failed_{name}"] = _sum(trained, f"drzero/failures/{name}")
-    judged = [step[_ALARMS] for step in trained.values() if _ALARMS in step]
+    for name in _FAILED:
+        figures[name] = _sum(trained, f"drzero/failures/{name.removeprefix('failed_')}")
+    judged = [step[ALARMS] for step in trained.values() if ALARMS in step]
     if judged:
         figures["steps_with_collapse_alarms"] = sum(alarms > 0 for alarms in judged)
+    began: dict[str, float] = {}
+    for number, step in trained.items():
+        for key in step:
+            if key.startswith(ALARM):
+                began.setdefault(f"collapse_{key.removeprefix(ALARM).replace('-', '_')}_from_step", number)
+    figures |= began
     figures["seconds_per_step"] = _sum(trained, "timing_s/step") / max(len(trained), 1)
     return figures
 
 
 def _challenger_figures(steps: Steps) -> dict[str, float]:
     multi_hop = "drzero/rollout/rows_multi_hop"
-    k_of_n = [(name.split("_of_"), count) for name, count in _k_of_n(steps).items()]
+    solved = [(name.split("_of_"), count) for name, count in k_of_n(steps).items()]
     return {
         "reward": _weighted(steps, "drzero/reward/score"),
         "valid_question_share": _weighted(steps, "drzero/questions/valid_share"),
         "searched_share_multi_hop": _weighted(steps, "drzero/rollout/searched_share_multi_hop", multi_hop),
-        "questions_some_but_not_all_solve": sum(count for (k, n), count in k_of_n if 0 < int(k) < int(n)),
+        "questions_some_but_not_all_solve": sum(count for (k, n), count in solved if 0 < int(k) < int(n)),
     }
 
 
@@ -93,39 +78,68 @@ def _solver_figures(steps: Steps) -> dict[str, float]:
     return figures
 
 
+def _environment_figures(steps: Steps) -> dict[str, float]:
+    """Reward, its parts and tasks solved, with the first and the last validation that have a score."""
+    trained = {number: step for number, step in steps.items() if is_training(step)}
+    validated = [step for step in steps.values() if "drzero/val/success" in step]
+    figures = {
+        "reward": _weighted(trained, "drzero/reward/score"),
+        "solved_share": _weighted(trained, "drzero/reward/success"),
+        "groups_with_variance": _weighted(trained, "drzero/reward/groups_with_variance"),
+        "undeclared_calls": _sum(trained, "drzero/environment/undeclared_calls"),
+    }
+    parts = dict.fromkeys(key for step in trained.values() for key in step if key.startswith(PARTS))
+    figures |= {f"part_{key.removeprefix(PARTS)}": _weighted(trained, key) for key in parts}
+    if validated:
+        first, last = validated[0], validated[-1]
+        figures["validation_solved_first"] = first["drzero/val/success"]
+        figures["validation_solved_last"] = last["drzero/val/success"]
+        figures["validation_rows"] = last["drzero/val/rows"]
+    if any("drzero/val/failed" in step for step in steps.values()):
+        figures["validation_failed"] = _sum(steps, "drzero/val/failed")
+    return figures
+
+
 def print_summary(config: DictConfig) -> dict[str, float]:
     """Print the run's table and figures, and write them to `summary.json`; returns the figures."""
     folder = Path(config.run.dir)
     steps = read_metrics(folder)
     figures = summarise(steps, config.method)
-    atomic_write(folder / "summary.json", json.dumps({"figures": figures, "steps": steps}, indent=1))
-    columns = COLUMNS[config.method]
+    summary: dict[str, Any] = {"figures": figures, "steps": steps}
+    examples = challenger_examples(folder) if config.method == "hrpo" else None
+    if examples:
+        summary["examples"] = examples.to_dict()
+    atomic_write(folder / SUMMARY, json.dumps(summary, indent=1))
+    columns = columns_of(config.method, steps)
     title = f"{config.run.name}: {figures['steps']} steps"
-    table = new_table(title, ">step", *(f">{column}" for column in columns))
-    for number, step in steps.items():
-        table.add_row(str(number), *(f"{step[key]:.3g}" if key in step else "–" for key in columns.values()))
+    rows = [
+        [str(number), *(f"{step[key]:.3g}" if key in step else "–" for key in columns.values())]
+        for number, step in steps.items()
+    ]
     out = console()
-    out.print(table)
-    for name, value in figures.items():
-        out.print(f"  {name.replace('_', ' '):<34} {value:.3g}")
+    print_wide(out, title, [">step", *(f">{column}" for column in columns)], rows)
+    failed = {name: value for name, value in figures.items() if name in _FAILED}
+    shown = {name: value for name, value in figures.items() if name not in (*_FAILED, "steps")}
+    lines = {name.replace("_", " "): f"{value:.3g}" for name, value in shown.items()}
+    lines["failed"] = ", ".join(f"{_FAILED[name]} {value:.0f}" for name, value in failed.items())
     if "steps_with_collapse_alarms" not in figures:
-        too_short = "not judged: every start was shorter than the window of steps that an alarm needs"
-        out.print(f"  {'collapse alarms':<34} {too_short}")
+        lines["collapse alarms"] = (
+            "not judged: every start was shorter than the window of steps that an alarm needs"
+        )
     places = {"checkpoint": step_folder(folder, saved_step(folder))}
     if config.method == "hrpo":
-        counts = [f"{name.replace('_of_', '/')}: {count:.0f}" for name, count in _k_of_n(steps).items()]
-        out.print(f"  {'solver attempts right (k of n)':<34} {', '.join(counts) or 'none'}")
-        # A solver has no export yet: the merge stage makes it.
-        places["export"] = Path(config.run.export_dir)
-    places |= {
-        "rollout dumps": folder / "dumps",
-        "metrics": folder / "metrics",
-        "logs": folder / "logs",
-        "config as run": folder / "resolved.yaml",
-    }
+        counts = [f"{name.replace('_of_', '/')}: {count:.0f}" for name, count in k_of_n(steps).items()]
+        lines["solver attempts right (k of n)"] = ", ".join(counts) or "none"
+    # A solver has no export yet: the merge stage makes it. Nor has a run that was stopped.
+    if config.method != "grpo" and (export := Path(config.run.export_dir)).exists():
+        places["export"] = export
+    places["dumps, metrics, logs, resolved.yaml"] = folder
     for name, path in places.items():
-        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-        out.print(f"  {name:<34} {shown}", soft_wrap=True)
+        lines[name] = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    for name, text in lines.items():
+        out.print(f"  {name:<38} {text}", soft_wrap=True, markup=False, highlight=False)
+    if examples:
+        print_examples(examples, config.run.name)
     return figures
 
 
@@ -136,10 +150,3 @@ def _weighted(steps: Steps, key: str, weight: str = _ROWS) -> float:
 
 def _sum(steps: Steps, key: str) -> float:
     return sum(step.get(key, 0.0) for step in steps.values())
-
-
-def _k_of_n(steps: Steps) -> dict[str, float]:
-    """How many questions k of the solver's n attempts answered right, by `k_of_n`, over all steps."""
-    prefix = "drzero/solved/"
-    keys = {key for step in steps.values() for key in step if key.startswith(prefix) and "_of_" in key}
-    return {key.removeprefix(prefix): _sum(steps, key) for key in sorted(keys)}

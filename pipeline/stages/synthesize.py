@@ -2,6 +2,7 @@
 
     drzero synthesize iteration=1                                        # partition 1 of 5 of the prompts
     drzero synthesize iteration=1 gates.evidence=false                   # the same samples, other gates
+    drzero synthesize endpoint=https://api.example.com/v1 endpoint_model=a-model    # another model asks
 
 It has two halves. *Sampling* runs `samples` conversations per prompt and appends each to `samples.jsonl` at
 its end: a kill loses those in flight, and a rerun runs the missing ones. *Selection* is a pure function of
@@ -20,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from data.benchmarks import load_benchmark
+from data.benchmarks import BenchmarkQuestion
+from data.examples import of_selection
 from data.gates import Gates
 from data.journal import Journal
 from data.pairs import Pair, pair_of
@@ -34,27 +36,30 @@ from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
 from pipeline.checkpoints.export import export_policy
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
-from pipeline.preflight.inputs import gate_settings, partition_rows
+from pipeline.preflight.inputs import gate_questions, gate_settings, partition_rows
 from pipeline.preflight.tokenizers import load_chat_tokenizer
-from pipeline.settings.schema import schema_of
 from pipeline.stages.conversations import (
     Failed,
     check_failed_share,
     completions_url,
+    journal_settings,
     play_all,
     served_agent,
     with_services,
 )
+from pipeline.stages.endpoint import chat_endpoint, identity_of, request_lines, requests_report, usd
+from pipeline.stages.examples import print_examples
 from pipeline.stages.open_book import OpenBook, check_open_book
-from pipeline.stages.result import RESULT, write_result
+from pipeline.stages.result import RESULT, SAMPLES, write_result
 from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
 from pipeline.tables import console, new_table
 from search.embedders import Embedder, EmbedderSpec
 from verl_ext.artefacts import announce
+from verl_ext.method.chat_endpoint import ChatEndpoint
 from verl_ext.method.prompts import Message
 from verl_ext.method.search_agent import Conversation, SearchAgent
 
-SAMPLES, REPORT = "samples.jsonl", "report.json"
+REPORT = "report.json"
 SERVICE = "challenger"
 """The challenger's name as a service, and its model's name in requests."""
 
@@ -84,33 +89,60 @@ def run_synthesize(config: DictConfig) -> None:
     folder = Path(config.run.dir)
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
-        config.solver.model_path = model = merge_if_needed(config)
-        tokenizer = load_chat_tokenizer(model, "challenger")
+        challenger = _challenger(config)
         if config.gates.open_book:  # a mistake in it must not wait until all is sampled
             load_chat_tokenizer(config.gates.open_book_model, "gates.open_book_model")
-        benchmark_questions = [q for file in config.gates.benchmarks for q in load_benchmark(file)]
-        identity = fingerprint_model(model)
-        conditions = journal_identity(config, identity)
+        benchmark_questions = gate_questions(config)
+        conditions = journal_identity(config, challenger.identity)
         with Journal(folder / SAMPLES, conditions) as journal:
             missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
             drawn = f"{total} samples, {len(missing)} of them still to draw"
-            print(f"{len(rows)} prompts, {drawn}, {config.challenger}")
-            specs = [retrieval_spec(config), solver_spec(config, SERVICE)]
-            play = partial(play_samples, config, tokenizer, missing, journal)
+            print(f"{len(rows)} prompts, {drawn}, {challenger.shown}")
+            specs = [retrieval_spec(config), *([] if challenger.endpoint else [solver_spec(config, SERVICE)])]
+            play = partial(
+                play_samples,
+                config,
+                challenger.tokenizer,
+                missing,
+                journal,
+                endpoint=challenger.endpoint,
+            )
             failed = with_services(config, specs, journal.path, play) if missing else []
             for reason, times in Counter(failure.reason for failure in failed).most_common(3):
                 print(f"failed {times} times, to be retried by the next run: {reason}")
             samples = [record for record in journal.records if record["sample"] < config.samples]
-        embedder = Embedder(EmbedderSpec(config.retrieval.embedder, config.retrieval.device))
-        gates = Gates(
-            gate_settings(config), embed=embedder.encode_queries, benchmark_questions=benchmark_questions
-        )
+        gates = gates_of(config, benchmark_questions)
         answers = None
         if config.gates.open_book:
             pairs = passing_pairs(samples, rows, gates)
             answers = check_open_book(config, pairs, conditions)
             gates.verdicts.update(answers.verdicts)
-        _select(config, rows, samples, generator_name(config, identity), gates, answers)
+        _select(config, rows, samples, challenger, gates, answers)
+
+
+@dataclass(frozen=True)
+class _Challenger:
+    """The model that asks: a folder that is served here, or an endpoint."""
+
+    tokenizer: Any
+    identity: str
+    """Distinguishes it from any other model."""
+    name: str
+    """As the pairs' metadata have it."""
+    shown: str
+    endpoint: ChatEndpoint | None = None
+
+
+def _challenger(config: DictConfig) -> _Challenger:
+    """The challenger, merged if it is a run's last checkpoint; raises PreflightFailed."""
+    if config.endpoint:
+        endpoint = chat_endpoint(config)
+        identity = identity_of(endpoint)
+        return _Challenger(None, identity, identity, f"{endpoint.model} at {endpoint.base_url}", endpoint)
+    config.solver.model_path = model = merge_if_needed(config)
+    identity = fingerprint_model(model)
+    tokenizer = load_chat_tokenizer(model, "challenger")
+    return _Challenger(tokenizer, identity, generator_name(config, identity), str(config.challenger))
 
 
 def merge_if_needed(config: DictConfig) -> str:
@@ -122,7 +154,7 @@ def merge_if_needed(config: DictConfig) -> str:
 
 def journal_identity(config: DictConfig, model: str) -> dict[str, Any]:
     """All settings and inputs that a sample depends on; the number of samples per prompt is not one."""
-    settings = {key: OmegaConf.select(config, key) for key in schema_of("synthesize").changing_journal()}
+    settings = journal_settings(config, "synthesize")
     return {
         "model": model,
         "prompts": fingerprint(Path(config.data.train_files)),
@@ -176,12 +208,14 @@ async def play_samples(
     missing: Sequence[Sample],
     journal: Journal,
     services: ServiceGroup,
+    endpoint: ChatEndpoint | None = None,
 ) -> list[Failed[Sample]]:
     """Run conversations; each finished one goes to the journal. Returns those that failed twice.
 
     Raises ConversationsFailed if they are too large a share of all samples.
     """
-    async with served_agent(SearchAgent, config, completions_url(config), SERVICE, tokenizer) as agent:
+    url = completions_url(config)
+    async with served_agent(SearchAgent, config, url, SERVICE, tokenizer, endpoint) as agent:
         failed = await play_all(
             missing,
             lambda sample: agent.converse(sample.messages, sample.seed),
@@ -190,8 +224,18 @@ async def play_samples(
             concurrency=config.solver.concurrency,
             description="synthesize",
         )
+        if endpoint:
+            await endpoint.aclose()
     check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
     return failed
+
+
+def gates_of(config: DictConfig, benchmark_questions: Sequence[BenchmarkQuestion]) -> Gates:
+    """The gates of a config, with the embedder that near duplicates are found with."""
+    embedder = Embedder(EmbedderSpec(config.retrieval.embedder, config.retrieval.device))
+    return Gates(
+        gate_settings(config), embed=embedder.encode_queries, benchmark_questions=benchmark_questions
+    )
 
 
 def passing_pairs(samples: Sequence[Row], rows: Sequence[Row], gates: Gates) -> list[Pair]:
@@ -205,7 +249,7 @@ def _select(
     config: DictConfig,
     rows: Sequence[Row],
     samples: Sequence[Row],
-    generator: str,
+    challenger: _Challenger,
     gates: Gates,
     answers: OpenBook | None,
 ) -> None:
@@ -219,13 +263,17 @@ def _select(
         by_prompt[sample["prompt_index"]].append(sample)
     selection = select(by_prompt, rows, gates)
     write_rejects(selection.rejected, folder)
+    # Before the split, which is refused when there is no pair: then they say why.
+    examples = of_selection(selection, prompts_by_index(rows), samples)
+    if not selection.accepted:
+        print_examples(examples, config.run.name)
     split = write_solver_split(
         selection.accepted,
         rows,
         folder,
         prompt_form=config.prompts.form,
         max_turns=config.rollout.max_turns,
-        generator_checkpoint=generator,
+        generator_checkpoint=challenger.name,
         seed=config.data.seed,
         val_share=config.val_share,
         max_val_rows=config.max_val_rows,
@@ -233,12 +281,16 @@ def _select(
     )
     check_partition(folder, rows)
     report = synthesis_report(rows, samples, selection, config.samples)
-    report |= {"generator": generator, "near_duplicate_cosine": gates.near_duplicate_cosine}
-    report |= {"train_rows": split.train_rows, "val_rows": split.val_rows}
+    report |= {"generator": challenger.name, "near_duplicate_cosine": gates.near_duplicate_cosine}
+    report |= {"train_rows": split.train_rows, "val_rows": split.val_rows, "examples": examples.to_dict()}
     if answers:
         report["open_book"] = {"answers": len(answers.records), **costs(answers.records)}
+    if challenger.endpoint:
+        report["endpoint"] = requests_report(challenger.endpoint)
+        report["endpoint"]["usd"] = usd(config, report["tokens_in"], report["tokens_out"])
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     print_report(report, config.run.name)
+    print_examples(examples, config.run.name)
     outputs = {"train": split.train_path, "val": split.val_path, "rejects": folder / REJECTS}
     written = {name: path for name, path in outputs.items() if path is not None}
     for path in (*written.values(), folder / REPORT):
@@ -302,4 +354,16 @@ def print_report(report: Mapping[str, Any], name: str) -> None:
             f"{report['missing_samples']} samples are missing because services failed "
             f"({report['prompts_without_sample']} prompts have none): rerun to draw them"
         )
+    if asked := report.get("endpoint"):
+        print_cost(report, asked)
     print(f"{report['accepted']} of {report['prompts']} prompts gave a pair")
+
+
+def print_cost(counted: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Print what an endpoint has read and written in all starts, the price, and how its requests went."""
+    price = "" if asked["usd"] is None else f", ${asked['usd']:.2f}"
+    print(
+        f"the endpoint has read {counted['tokens_in']:,} tokens and written {counted['tokens_out']:,}{price}"
+    )
+    for line in request_lines(asked):
+        print(line)

@@ -1,11 +1,14 @@
-"""The two training stages, challenger and solver: start → services → veRL → export → summary → result.
+"""The training stages challenger and solver, and what `train` shares with them.
+
+A run is: start → services → veRL → export → summary → result.
 
     drzero challenger iteration=1 hardware=8xh100 model=qwen2.5-7b     # HRPO against the last solver
     drzero solver iteration=1 hardware=8xh100 model=qwen2.5-7b         # GRPO on the synthesized questions
 
 veRL runs as a child process on the resolved config and resumes by its own mechanism, once the run's folder
-has been put in order after a kill (`verl_ext.checkpoints`). A trainer that runs out of time exits with 0 and
-leaves a note in the run's folder (`verl_ext.stop_time`); here that becomes the stage's OutOfTime.
+has been put in order after a kill (`verl_ext.checkpoints`). A trainer that runs out of time, or is to stop at
+a collapse, exits with 0 and leaves a note in the run's folder (`verl_ext.early_end`); here that becomes the
+stage's OutOfTime or Collapsed.
 """
 
 import os
@@ -15,11 +18,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ops.errors import OutOfTime
+from ops.console import say
+from ops.errors import OutOfTime, RunFailed
 from ops.process.child import Command
 from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
-from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog, say
+from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog
 from ops.services.services import ServiceGroup, ServiceSpec
 from ops.supervisor import NothingDone, Stalled, run_supervised
 from pipeline.checkpoints.export import export_policy
@@ -33,12 +37,18 @@ from pipeline.stages.result import write_result
 from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
 from pipeline.stages.summary import print_summary
 from pipeline.stages.watch import PROGRESS, watch_plan, watched_env
+from pipeline.view.follow import following
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
+from verl_ext.early_end import Note, drop_note, read_note
 from verl_ext.sglang import cpu
-from verl_ext.stop_time import NOTE, require_time, take_note
+from verl_ext.stop_time import require_time
 
 START_S = 60.0
 """With less than this left, services and trainer are not started: they would not reach a first step."""
+
+
+class Collapsed(RunFailed):
+    """The policy has collapsed, and the run was stopped at the checkpoint after that step."""
 
 
 def run_challenger(config: DictConfig) -> None:
@@ -46,22 +56,23 @@ def run_challenger(config: DictConfig) -> None:
 
     Raises PreflightFailed before anything starts, else what `train` raises.
     """
-    config = _prepare(config, "challenger")
+    config = prepare(config, "challenger")
     train(config, [retrieval_spec(config), solver_spec(config)])
     finish(config, {"export": export_policy(config, Path(config.run.dir))})
 
 
 def run_solver(config: DictConfig) -> None:
     """As `run_challenger`, for the solver: with its validations, and without an export."""
-    config = _prepare(config, "solver")
+    config = prepare(config, "solver")
     train(config, [retrieval_spec(config)])
     finish(config, {})
 
 
-def _prepare(config: DictConfig, stage: str) -> DictConfig:
+def prepare(config: DictConfig, stage: str) -> DictConfig:
     """Run preflight, then choose ports, validation file and checkpoint; returns the resolved config."""
     config = check_and_resolve(config, stage)
-    use_train_for_missing_val(config)
+    if stage != "train":  # which writes both of its files itself
+        use_train_for_missing_val(config)
     choose_start(config)
     return config
 
@@ -70,7 +81,8 @@ def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
     """Train to `trainer.total_training_steps`, the last validation included; does nothing if already done.
 
     `config` is resolved and checked. Raises AlreadyRunning when another process has this run, OutOfTime when
-    the stop time ends it at a checkpoint, ServiceDied or ChildFailed when a part of the run ends.
+    the stop time ends it at a checkpoint, Collapsed when `collapse.policy` does, or ended the last start at
+    the one that this would resume, ServiceDied or ChildFailed when a part of the run ends.
     """
     folder, steps = Path(config.run.dir), config.trainer.total_training_steps
     with HeldLock(folder / "lock"):
@@ -80,11 +92,16 @@ def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
         if resumes and saved_step(folder) >= steps and not config.trainer.val_only:
             print(f"{folder} has all its {steps} steps: nothing to train; a new run needs another run.name")
             return
+        _refuse_to_resume_a_collapse(config, folder)
         require_time(config.run.name, START_S)
         write_resolved(config)
         events = EventLog(folder / "logs" / EVENTS_FILE)
-        with ServiceGroup(services, events=events) as group:
-            _until_done(config, folder, group)
+        try:
+            with following(config), ServiceGroup(services, events=events) as group:
+                _until_done(config, folder, group)
+        except Collapsed:
+            print_summary(config)  # only now: a live view would draw over it
+            raise
 
 
 def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
@@ -94,13 +111,13 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
         try:
             # A restarted trainer counts from zero, so each start has a monitor of its own.
             with flow_monitor(config) as flow, flight_recorder(folder) as recorder:
-                trainer = _trainer(config, folder, recorder)
+                trainer = trainer_command(config, folder, recorder)
                 run_supervised(trainer, services, plan=watch_plan(config, flow))
-            _raise_if_out_of_time(config, folder, services)
+            _raise_if_ended_early(config, folder, services)
             return
         except NothingDone:
             # Starting up may have taken all the time left.
-            _raise_if_out_of_time(config, folder, services)
+            _raise_if_ended_early(config, folder, services)
             raise
         except Stalled as stalled:
             if not left:
@@ -114,16 +131,41 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
         write_resolved(config)
 
 
-def _raise_if_out_of_time(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
-    """Raise OutOfTime if the trainer has left a note that it ran out of time."""
-    if (note := take_note(folder)) is None:
+def _raise_if_ended_early(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
+    """Raise OutOfTime or Collapsed if the trainer has left a note; that of a collapse remains for a rerun."""
+    if (note := read_note(folder)) is None:
         return
+    if note.collapsed:
+        error = _collapsed(config, note)
+        services.events.add("end", "trainer", str(error), advice="see the alarms above")
+        raise error
+    drop_note(folder)
     message = f"out of time after step {note.step} of {config.trainer.total_training_steps}: {note.why}"
     services.events.add(OUT_OF_TIME, "trainer", message, step=note.step)
     advice = "rerun to resume"
     if config.trainer.resume_mode == "disable":
         advice = "trainer.resume_mode=disable, so a rerun starts from step 0"
     raise OutOfTime(f"{message}; {advice}")
+
+
+def _refuse_to_resume_a_collapse(config: DictConfig, folder: Path) -> None:
+    """Raise Collapsed if the last start was stopped at the very checkpoint that this one would resume."""
+    note, start = read_note(folder), start_step(config)
+    if note is None:
+        return
+    if note.step == (saved_step(folder) if start is None else start):
+        if config.collapse.policy == "stop":
+            raise _collapsed(config, note)
+        say("collapse", f"resuming after step {note.step} in spite of it (collapse.policy=warn): {note.why}")
+    drop_note(folder)
+
+
+def _collapsed(config: DictConfig, note: Note) -> Collapsed:
+    return Collapsed(
+        f"stopped at step {note.step} of {config.trainer.total_training_steps}, which is saved "
+        f"(collapse.policy=stop): {note.why}. A rerun ends here as well; collapse.policy=warn resumes after "
+        f"that step, another run.name (in a loop: --from {config.run.name}) starts again"
+    )
 
 
 def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
@@ -139,7 +181,8 @@ def _tidy(folder: Path, start: int | None) -> None:
         say("checkpoints", line)
     for partial in (folder / "dumps").glob("*.partial"):
         partial.unlink()
-    (folder / NOTE).unlink(missing_ok=True)
+    if (note := read_note(folder)) and not note.collapsed:
+        drop_note(folder)
     remove_temporaries(folder)
     for old in (folder / PROGRESS).glob("*.json"):
         old.unlink()
@@ -157,11 +200,13 @@ def _plan_validation(config: DictConfig, folder: Path) -> None:
         return
     is_last = step >= trainer.total_training_steps
     due = is_last or step % trainer.test_freq == 0
-    trainer.val_before_train = due and "drzero/val/em" not in read_metrics(folder).get(step, {})
+    scored = read_metrics(folder).get(step, {}).keys() & {"drzero/val/em", "drzero/val/success"}
+    trainer.val_before_train = due and not scored
     trainer.val_only = is_last and trainer.val_before_train
 
 
-def _trainer(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> Command:
+def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> Command:
+    """veRL's trainer on the resolved config in `folder`; `recorder` is `flight_recorder`'s environment."""
     root, rollout = str(Path(__file__).resolve().parents[2]), config.actor_rollout_ref.rollout
     is_sglang_on_cpu = rollout.name == "sglang" and config.machine.device == "cpu"
     engine = cpu.environment(rollout.tensor_model_parallel_size) if is_sglang_on_cpu else {}

@@ -15,8 +15,8 @@ import numpy as np
 
 from search.content import record_content
 from search.embedders import Embedder, EmbedderSpec
-from search.indexing.corpus import Document
 from search.place import ChromaPlace, StoreError, connect
+from search.sources.document import Document
 from search.store import (
     BEING_WRITTEN,
     SAME_VECTOR_COSINE,

@@ -51,9 +51,10 @@ from search.indexing.collection import (
     write,
     write_folder,
 )
-from search.indexing.corpus import Corpus, Document
-from search.indexing.journal import Changes, IndexJournal
+from search.indexing.journal import PROGRESS, Changes, IndexJournal, Survey
 from search.place import ChromaPlace, StoreError
+from search.sources.corpus import Corpus
+from search.sources.document import Document
 from search.store import BEING_WRITTEN, SCHEMA_VERSION, CollectionInfo
 
 JOURNAL = "journal.sqlite3"
@@ -75,7 +76,7 @@ class IndexReport:
 
     info: CollectionInfo
     built: bool
-    duplicates: int
+    survey: Survey
     seconds: float
     changes: Changes | None = None
     embedded: int = 0
@@ -83,31 +84,30 @@ class IndexReport:
 
     def __str__(self) -> str:
         info, changes = self.info, self.changes
-        lines = [
+        parts = [
             f"{info.documents} documents in {info.chunks} chunks, {info.embedder} "
             f"({info.dimension} dimensions), version {info.version[:12]}, {self.seconds:.1f} s"
         ]
         if not self.built:
-            lines.append("exists with the same content and embedder: left unchanged")
+            parts.append("exists with the same content and embedder: left unchanged")
         elif changes and changes.existing:
-            lines.append(
+            parts.append(
                 f"{changes.added} documents added, {changes.changed} changed, {changes.removed} removed, "
                 f"{changes.kept} unchanged; {self.embedded} chunks embedded"
             )
         if self.resumed:
-            lines.append(f"{self.resumed} chunks had been embedded by an interrupted run")
-        if self.duplicates:
-            lines.append(f"{self.duplicates} identical duplicates skipped")
-        return "\n".join(lines)
+            parts.append(f"{self.resumed} chunks had been embedded by an interrupted run")
+        if self.survey.duplicates:
+            parts.append(f"{self.survey.duplicates} duplicates skipped")
+        return "; ".join(parts)
 
 
 def build_index(
-    source: Path | str,
+    source: Corpus | Path | str,
     chroma_path: ChromaPlace | Path | str,
     collection: str,
     embedder: EmbedderSpec,
     *,
-    source_collection: str | None = None,
     replace: bool = False,
     chunking: Chunking | None = None,
     workers: int = 1,
@@ -127,9 +127,8 @@ def build_index(
     with _work_folder(target) as folder:
         # With several workers this model is used for its tokenizer only.
         encoder = Embedder(embedder if workers == 1 else changed(embedder, device="cpu"))
-        build = _Build(
-            Corpus(source, source_collection), target, embedder, encoder, chunking or Chunking(), workers
-        )
+        corpus = source if isinstance(source, Corpus) else Corpus(source)
+        build = _Build(corpus, target, embedder, encoder, chunking or Chunking(), workers)
         try:
             return build.run(folder, replace, started)
         except (sqlite3.OperationalError, OSError) as error:
@@ -195,7 +194,7 @@ class _Build:
             is_alike = settings_of(existing or {}) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
             if info and is_alike and info.version == version:
-                return IndexReport(info, False, surveyed.duplicates, time.monotonic() - started)
+                return IndexReport(info, False, surveyed, time.monotonic() - started)
             # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
             changes = self._compare(journal, existing, is_alike, version, replace)
             chunker = Chunker(encoder, chunking)
@@ -221,7 +220,7 @@ class _Build:
                     journal.add_vectors(rows, vectors)
                 write_folder(self.target, journal, info, update, units, folder / "chroma")
         seconds = time.monotonic() - started
-        return IndexReport(info, True, surveyed.duplicates, seconds, changes, chunks - resumed, resumed)
+        return IndexReport(info, True, surveyed, seconds, changes, chunks - resumed, resumed)
 
     def _whole(self, replace: bool) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata; None without one, or to `replace` a damaged one.
@@ -276,9 +275,7 @@ class _Build:
             print(f"dropped {dropped} chunks that an interrupted run had embedded of other documents")
         with (
             closing(journal.read_unsplit(self.corpus)) as documents,  # closed before the journal it reads
-            tqdm(
-                total=count, desc="splitting", bar_format=_DOCUMENTS_IN_PART, mininterval=1.0, delay=1.0
-            ) as progress,
+            tqdm(total=count, desc="splitting", bar_format=_DOCUMENTS_IN_PART, **PROGRESS) as progress,
         ):
 
             def split(some: Iterator[tuple[Document, str]]) -> Iterator[tuple[Document, str, list[Chunk]]]:

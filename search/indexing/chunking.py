@@ -4,14 +4,12 @@
     chunker.split(document)
 
 An embedder reads a limited number of tokens; text beyond them cannot be found. So a longer document becomes
-several chunks, each a slice of its text, each with the document's title. A chunk ends after a sentence or a
-line if one ends in its second half, else after a word, else after a token, and each begins with the last
-words of the one before, so that a fact at the cut is complete in one of them. Lengths are counted with the
-embedder's own tokenizer on what it will read: prefix, title, text and special tokens.
-
-Why not a library: semantic-text-splitter counts with the tokenizer's stored truncation (so that any text
-fits) and takes one limit for all documents, where ours depends on the title; langchain-text-splitters
-brings a dozen packages.
+several chunks, each a slice of its text, each with the document's title. A chunk ends where a section, a
+paragraph or a sentence does, and a fence or table of Markdown that fits stays whole
+(`search.indexing.boundaries`). Each begins with the last sentences of the one before, as far as they are
+short; where a sentence had to be torn, with its last words, so that a fact at the cut is complete in one.
+Lengths are counted with the embedder's own tokenizer on what it will read: prefix, title, text and special
+tokens.
 """
 
 import hashlib
@@ -22,7 +20,9 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from search.embedders import Embedder
-from search.indexing.corpus import CorpusError, Document
+from search.indexing.boundaries import LINE_END, Boundaries, Cut, Span
+from search.sources.document import Document
+from search.sources.faults import CorpusError
 from search.store import passage_text
 
 # A change to how texts are split must also raise `search.store.SCHEMA_VERSION`.
@@ -30,9 +30,6 @@ from search.store import passage_text
 # Text of more characters per token than this is split without counting: a bound on memory.
 CHARACTERS_PER_TOKEN = 64
 WINDOW_CHARACTERS_PER_TOKEN = 8
-# Not after a digit: "5. " begins a list item more often than it ends a sentence.
-SENTENCE_END = re.compile(r"\n|(?<!\d)[.!?…][\"'”’)\]]*\s|[。！？]")
-WORD_END = re.compile(r"\s")
 WORD_START = re.compile(r"(?<=\s)\S")
 
 
@@ -111,7 +108,7 @@ class Chunker:
         if len(offsets) > (most := self.limit // 4):
             title = title[: offsets[most][0]].rstrip()
         spans, done = [], 0
-        for start, end in self._spans(title, text):
+        for start, end in self._spans(title, text, Boundaries(text, document.markdown)):
             spans.append((start, end))
             # A document that is a long title alone has one chunk.
             progress((end - done) / len(text) if text else 1)
@@ -129,46 +126,71 @@ class Chunker:
     def _offsets(self, text: str) -> list[tuple[int, int]]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
-    def _spans(self, title: str, text: str) -> Iterator[tuple[int, int]]:
+    def _spans(self, title: str, text: str, boundaries: Boundaries) -> Iterator[tuple[int, int]]:
         """Yield the start and end of each chunk.
 
         Only a window of the text is tokenized at a time: memory does not grow with the document.
         """
         budget = self.limit - self._count(title, "")
-        start = 0
+        start = done = 0
         while True:
             window = text[start : start + budget * WINDOW_CHARACTERS_PER_TOKEN]
             offsets = self._offsets(window)
-            end = self._end(title, window, offsets, budget, start + len(window) == len(text))
-            yield start, start + end
-            if start + end == len(text):
+            cut = self._cut(title, text, start, window, offsets, budget, boundaries)
+            if start < cut.place <= done:  # only what the last chunk repeats fits in front of a whole part
+                start = done
+                continue
+            yield start, cut.place
+            if cut.place == len(text):
                 return
-            # The next chunk begins up to `overlap` tokens before the end, at the start of a word.
-            inside = sum(token_start < end for token_start, _ in offsets)
-            if repeated := min(self.overlap, inside // 2):
-                earliest = offsets[inside - repeated][0]
-                word = WORD_START.search(window, earliest, end)
-                start += (word.start() if word else earliest) or end
-            else:
-                start += end
+            done = cut.place
+            start = self._next_start(text, start, offsets, cut, boundaries)
 
-    def _end(self, title: str, window: str, offsets: list[tuple[int, int]], budget: int, last: bool) -> int:
-        """Return the end of the chunk that begins with the window."""
+    def _next_start(
+        self, text: str, start: int, offsets: list[tuple[int, int]], cut: Cut, boundaries: Boundaries
+    ) -> int:
+        """Where the chunk after a cut begins: up to `overlap` tokens before it."""
+        inside = sum(start + token_start < cut.place for token_start, _ in offsets)
+        repeated = min(self.overlap, inside // 2)
+        if not repeated or cut.is_section:
+            return cut.place
+        earliest = start + offsets[inside - repeated][0]
+        if (sentence := boundaries.beginning(earliest, cut.place)) is not None:
+            return sentence
+        if cut.is_end:
+            return cut.place
+        # After whole lines, as of code, come whole lines again.
+        line = LINE_END.search(text, earliest, cut.place - 1) if text[cut.place - 1] == "\n" else None
+        if line:
+            return line.end()
+        word = WORD_START.search(text, earliest, cut.place)
+        return word.start() if word else earliest
+
+    def _cut(
+        self,
+        title: str,
+        text: str,
+        start: int,
+        window: str,
+        offsets: list[tuple[int, int]],
+        budget: int,
+        boundaries: Boundaries,
+    ) -> Cut:
+        """Return where the chunk that begins with the window ends."""
+
+        def fits(part: Span) -> bool:
+            is_small = part.end - part.start <= self.limit * CHARACTERS_PER_TOKEN
+            return is_small and self._count(title, text[part.start : part.end]) <= self.limit
+
         tokens = min(budget, len(offsets))
-        end = len(window)
-        if tokens < len(offsets) or not last:
-            end = _boundary(window, offsets[tokens][0] if tokens < len(offsets) else len(window))
+        cut = Cut(start + len(window), True)
+        if tokens < len(offsets) or cut.place < len(text):
+            most = offsets[tokens][0] if tokens < len(offsets) else len(window)
+            cut = boundaries.cut(start, start + most, fits)
         # A slice may have more tokens than it had within the text, because its first or last word is cut.
-        while (excess := self._count(title, window[:end]) - self.limit) > 0 and end > 1:
+        while (
+            excess := self._count(title, text[start : cut.place]) - self.limit
+        ) > 0 and cut.place > start + 1:
             tokens = max(tokens - excess, 0)
-            end = _boundary(window, min(offsets[tokens][0], end - 1))
-        return end
-
-
-def _boundary(window: str, most: int) -> int:
-    """Return the last good place to cut at or before `most`, in its second half; at least 1."""
-    for pattern in (SENTENCE_END, WORD_END):
-        ends = [match.end() for match in pattern.finditer(window, most // 2, most)]
-        if ends:
-            return ends[-1]
-    return max(most, 1)
+            cut = boundaries.cut(start, min(start + offsets[tokens][0], cut.place - 1), fits)
+        return cut

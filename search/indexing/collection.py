@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ops.files import publish
 from search.content import record_content
 from search.embedders import model_identity
-from search.indexing.journal import IndexJournal, Row
+from search.indexing.journal import PROGRESS, IndexJournal, Row
 from search.place import DATABASE_FILE, ChromaPlace, StoreError, connect
 from search.store import BEING_WRITTEN, HNSW, CollectionInfo, collection_names
 
@@ -138,8 +138,8 @@ def write(
 
 
 def with_progress(embedded: Embedded, what: str, total: int) -> Embedded:
-    """Yield `embedded` as it is, and show a progress bar with rate and remaining time."""
-    with tqdm(total=total, desc=what, unit=" chunks", mininterval=1.0, delay=1.0) as progress:
+    """Yield `embedded` as it is; on a terminal meanwhile show a progress bar with rate and remaining time."""
+    with tqdm(total=total, desc=what, unit=" chunks", **PROGRESS) as progress:
         for rows, vectors in embedded:
             yield rows, vectors
             progress.update(len(rows))

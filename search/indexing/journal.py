@@ -25,7 +25,10 @@ import numpy as np
 from tqdm import tqdm
 
 from search.indexing.chunking import Chunk
-from search.indexing.corpus import Corpus, CorpusError, Document
+from search.sources.corpus import Corpus, Reading
+from search.sources.document import Document
+from search.sources.faults import CorpusError, Fault
+from search.sources.files import KINDS
 from search.store import passage_text
 
 CACHE_KIB = 64 * 1024
@@ -33,7 +36,10 @@ UNIT = 256
 """Chunks that are embedded and committed together, at least: what a kill loses."""
 SCHEMA = """
 -- The corpus as surveyed by this run.
-CREATE TABLE source (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest TEXT NOT NULL);
+CREATE TABLE source (
+  position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, digest TEXT NOT NULL, content BLOB NOT NULL UNIQUE,
+  origin TEXT NOT NULL
+);
 -- The chunks of the existing collection, and those of its documents that stay unchanged.
 CREATE TABLE existing (chunk TEXT PRIMARY KEY, document TEXT NOT NULL, digest TEXT, parts INTEGER);
 CREATE INDEX existing_document ON existing (document);
@@ -52,7 +58,12 @@ CREATE TABLE chunks (
 CREATE UNIQUE INDEX chunks_document ON chunks (document, part);
 CREATE TABLE vectors (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 """
+_EXAMPLES = 5
+"""Duplicates that are named."""
 ROW = "c.number, c.id, c.title, c.text, c.document, c.digest, c.part, c.parts"
+
+PROGRESS: dict[str, Any] = {"mininterval": 1.0, "delay": 1.0, "leave": False, "disable": None}
+"""Of tqdm's bars: on a terminal alone, and not for long once the work is done."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +99,15 @@ class Survey:
     """A corpus that was read through once.
 
     `version` is the sum of the documents' hashes: the same documents in another order are the same corpus.
+    `duplicates` have the title and text of an earlier document, up to white space; some are named, each with
+    that one.
     """
 
     version: str
     documents: int
     duplicates: int
+    reading: Reading
+    examples: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -159,30 +174,39 @@ class IndexJournal:
         return dropped
 
     def survey(self, corpus: Corpus) -> Survey:
-        """Read a whole corpus; raises CorpusError for an empty one, a bad record, or two texts of one id."""
+        """Read a whole corpus; two texts of one id are a fault of the second.
+
+        Raises CorpusError for an empty one, and for one with faults, which names all of them, unless they are
+        to be skipped.
+        """
         total = documents = duplicates = 0
+        reading = Reading()
+        examples: list[tuple[str, str]] = []
         with self.transaction():
-            for number, document in tqdm(
-                corpus.read(), desc="reading", unit=" docs", mininterval=1.0, delay=1.0
-            ):
-                digest = document.digest()
-                record = (number, document.id, digest.hex())
-                if self._db.execute("INSERT OR IGNORE INTO source VALUES (?, ?, ?)", record).rowcount:
+            for number, document in tqdm(corpus.read(reading), desc="reading", unit=" docs", **PROGRESS):
+                digest, content, origin = document.digest(), document.content(), str(document.origin)
+                record = (number, document.id, digest.hex(), content, origin)
+                if self._db.execute("INSERT OR IGNORE INTO source VALUES (?, ?, ?, ?, ?)", record).rowcount:
                     total += int.from_bytes(digest)
                     documents += 1
                     continue
-                earlier, its_digest = self._db.execute(
-                    "SELECT position, digest FROM source WHERE id = ?", (document.id,)
+                its_content, its_origin = self._db.execute(
+                    # Of the id first: another text under it is a fault, even one that stands elsewhere too.
+                    "SELECT content, origin FROM source WHERE id = ?1 OR content = ?2 ORDER BY id = ?1 DESC",
+                    (document.id, content),
                 ).fetchone()
-                if its_digest != digest.hex():
-                    raise CorpusError(
-                        f"{corpus.place(number)} has the id {document.id!r} of {corpus.place(earlier)}, "
-                        "but another text or title"
-                    )
+                if its_content != content:
+                    why = f"has the id {document.id!r} of {its_origin}, but another text or title"
+                    reading.faults.add(Fault(document.origin, why))
+                    continue
                 duplicates += 1
+                if len(examples) < _EXAMPLES:
+                    examples.append((origin, its_origin))
+        corpus.check(reading)
         if not documents:
-            raise CorpusError(f"{corpus.source} holds no documents")
-        return Survey(f"{total % 2**256:064x}", documents, duplicates)
+            skipped = f": all {reading.faults.total} were faulty" if reading.faults else f": {KINDS}"
+            raise CorpusError(f"{corpus.source} holds no documents{skipped}")
+        return Survey(f"{total % 2**256:064x}", documents, duplicates, reading, examples)
 
     def compare(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> Changes:
         """Find the documents that stay unchanged: same digest, and all their chunks exist.
@@ -252,9 +276,7 @@ class IndexJournal:
             if number != expected[0]:
                 continue
             if document.digest().hex() != expected[1]:
-                raise CorpusError(
-                    f"{corpus.place(number)} changed while the corpus was indexed: run it again"
-                )
+                raise CorpusError(f"{document.origin} changed while the corpus was indexed: run it again")
             yield document, expected[1]
             expected = unsplit.fetchone()
             if expected is None:

@@ -23,6 +23,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response, Security
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 
@@ -280,7 +281,8 @@ class Answer(TypedDict):
 
 
 def _rest(retrieval: Retrieval, with_token: bool) -> FastAPI:
-    app = FastAPI(title="Dr. Zero retrieval", redoc_url=None)
+    # Its /docs loads nothing from elsewhere: a search service may be where no network is.
+    app = FastAPIOffline(title="Dr. Zero retrieval", redoc_url=None)
 
     @app.get(
         "/health",

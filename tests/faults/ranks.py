@@ -1,6 +1,6 @@
 """Two gloo ranks that fall out of step in one of the known ways; the parent is the run's driver.
 
-python tests/faults/ranks.py --folder FOLDER --fault exception|mismatch|clean-up|init
+python tests/faults/ranks.py --folder FOLDER --fault exception|mismatch|clean-up|init|silence|shapes
 """
 
 import argparse
@@ -8,6 +8,8 @@ import datetime
 import json
 import os
 import queue
+import re
+import select
 import subprocess
 import sys
 import time
@@ -31,6 +33,8 @@ def rank(options: argparse.Namespace) -> None:
     if options.fault == "init" and options.rank == 1:
         strike(options)
         load_model()
+    if options.fault == "shapes":
+        import torch.distributed.pipelining  # takes seconds, which are the start-up's
     store = dist.FileStore(str(options.folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=2, timeout=LONG)
     ones = torch.ones(4)
@@ -43,6 +47,10 @@ def rank(options: argparse.Namespace) -> None:
         learn_with_branch(options, ones)
     elif options.fault == "clean-up":
         learn_and_close(options, ones)
+    elif options.fault == "silence":
+        learn_in_silence(options, ones)
+    elif options.fault == "shapes":
+        learn_in_stages(options)
 
 
 LONG = datetime.timedelta(hours=2)
@@ -97,6 +105,47 @@ def close() -> None:
 
     dist.barrier()
     dist.destroy_process_group()
+
+
+def learn_in_silence(options: argparse.Namespace, ones: "object") -> None:
+    """All ranks agree, and the network between them carries nothing any more."""
+    import torch.distributed as dist
+
+    if options.rank == 1:
+        strike(options)
+        stop_listening()
+    for _ in range(3):
+        dist.all_reduce(ones)
+
+
+def stop_listening() -> None:
+    """Have gloo's thread hear its sockets no more: they stay open, as when a network falls silent."""
+    opened = {
+        int(link.name): os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+    }
+    for number in (number for number, what in opened.items() if what == "anon_inode:[eventpoll]"):
+        watched = re.findall(r"^tfd:\s*(\d+)", Path(f"/proc/self/fdinfo/{number}").read_text(), re.MULTILINE)
+        with select.epoll.fromfd(os.dup(number)) as poll:
+            for socket in (int(place) for place in watched if opened[int(place)].startswith("socket:")):
+                poll.unregister(socket)
+
+
+def learn_in_stages(options: argparse.Namespace) -> None:
+    """A pipeline whose first stage sends micro-batches of 2 rows, and whose second expects more, of 4."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rows, micro_batches = (2, 2) if options.rank == 0 else (4, 4)
+    part = torch.zeros(rows, 8, requires_grad=True)
+    layers, device = torch.nn.Linear(8, 8), torch.device("cpu")
+    stage = PipelineStage(layers, options.rank, 2, device, input_args=part, output_args=part)
+    schedule = ScheduleGPipe(stage, micro_batches, loss_fn=torch.nn.functional.mse_loss)
+    batch = torch.ones(rows * micro_batches, 8)
+    if options.rank == 0:
+        strike(options)
+        schedule.step(batch)
+    else:
+        schedule.step(target=batch)
 
 
 def main() -> None:

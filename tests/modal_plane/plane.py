@@ -169,6 +169,10 @@ class ControlPlane:
         """Answer calls of a function by `answer(*args, **kwargs)`, in this process, without a container."""
         self._calls.answers[function] = answer
 
+    def answer_no_more(self, function: str) -> None:
+        """Have calls of a function run in a container again."""
+        del self._calls.answers[function]
+
     def preempt(self, call: Call) -> None:
         """Take the call's container away as Modal does: interrupt, kill after the grace, a new one."""
         self._run(self._containers.running(call).end(self._grace))

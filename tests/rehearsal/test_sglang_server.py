@@ -17,8 +17,8 @@ from pipeline.stages.services import solver_spec
 from search.client import Passage
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.search_agent import SolverServerError
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.served_model import SolverServerError
 from verl_ext.method.solver_agent import SolverAgent
 
 CONTEXT = 1024
@@ -89,7 +89,7 @@ def test_a_turn_ends_with_its_end_token_and_reads_back_as_the_ids_that_were_samp
     async def complete(prompt: list[int]) -> Any:
         solver = agent(server, tokenizer, temperature=0.0)
         try:
-            return await solver._complete(prompt, 48, seed=None)
+            return await solver.complete(prompt, 48, seed=None)
         finally:
             await solver.aclose()
 
@@ -107,7 +107,7 @@ def test_a_prompt_beyond_the_context_is_an_error_of_the_configuration(server: st
     async def ask() -> None:
         solver = agent(server, tokenizer, max_context_tokens=8 * CONTEXT, prompt_form="full")
         try:
-            await solver._complete([5] * (2 * CONTEXT), 8, seed=None)
+            await solver.complete([5] * (2 * CONTEXT), 8, seed=None)
         finally:
             await solver.aclose()
 

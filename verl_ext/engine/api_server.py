@@ -2,76 +2,64 @@
 
     python -m verl_ext.engine.api_server --model PATH --port 8001 --device cpu --dtype float32
 
-`POST /v1/completions` takes a text or token-id prompt and answers in OpenAI's shape, with vLLM's `token_ids`
-on request. `GET /health` answers 200 only when the engine has just produced a token. A request whose client
-disconnects is cancelled. Unsupported options (streaming, penalties) are refused with a 400 that names them,
-a body far longer than the engine's sequences with a 413, before it has all arrived. If the engine's loop
-ends by an error, so does the process, with that error and status 1: a supervisor can then restart it.
+`POST /v1/completions` takes a text or token-id prompt, `POST /v1/chat/completions` messages and tools; both
+answer in OpenAI's shape, whole or as server-sent events, with vLLM's `token_ids` on request
+(`api_answers.py`). `GET /health` answers 200 only when the engine has just produced a token. A request whose
+client disconnects is cancelled. What would change an answer and is not supported is refused with a 400 that
+names it (`api_requests.py`), a body far longer than the engine's sequences with a 413, before it has all
+arrived, and another model's name with a 404. With OPENAI_API_KEY in its environment, requests below `/v1/`
+need it as their bearer token; without one, any will do. If the engine's loop ends by an error, so does the
+process, with that error and status 1: a supervisor can then restart it.
 """
 
 import argparse
 import asyncio
 import contextlib
+import hmac
 import os
 import socket
 import sys
 import threading
-import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Literal
 
 import torch
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from setproctitle import setproctitle
 from transformers import PreTrainedTokenizerBase
 
+from environments.call import FORMS
+from ops.bearer import MODEL_KEY, bearer_headers
+from ops.disconnect import unless_gone
+from verl_ext.engine.api_answers import Job, chat_job, completion_job, error_body
+from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, Refused, refusal
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
-from verl_ext.engine.sequence import Generation
 
 BODY_BYTES, BODY_BYTES_PER_ID = 64 << 10, 64
 """The longest body: this, and for each id of the engine's `max_seq_len` more than its text takes as JSON."""
 
-
-class CompletionRequest(BaseModel):
-    """The supported fields of OpenAI's completions, vLLM's and SGLang's included; others are refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    prompt: str | list[int]
-    model: str | None = None
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    return_token_ids: bool = False
-    skip_special_tokens: bool = True
-    no_stop_trim: bool = False
-    user: str | None = None
-    n: Literal[1] = 1
-    stream: Literal[False] = False
-    echo: Literal[False] = False
-
-    @property
-    def stop_strings(self) -> list[str]:
-        """`stop` as a list."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+_NEEDS_TOKEN = f"a bearer token is needed: the one in the server's {MODEL_KEY}"
+_GONE = 499
+"""As nginx has it: the client closed the request."""
 
 
-def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, model_name: str) -> FastAPI:
-    """The HTTP application around `engine`, which it closes at shutdown."""
+def create_app(
+    engine: ReferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+    call_form: str = "hermes",
+) -> FastAPI:
+    """The HTTP application around `engine`, which it closes at shutdown.
+
+    `call_form` is how the model writes tool calls (`environments.call.FORMS`).
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -82,51 +70,72 @@ def create_app(engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, mode
     registry = CollectorRegistry()
     registry.register(EngineCollector(engine))
     tokens_at_last_check = 0
-
     body_bytes = BODY_BYTES + BODY_BYTES_PER_ID * engine.max_seq_len
+    credentials = bearer_headers(MODEL_KEY).get("Authorization", "").encode()
 
+    def check_token(request: Request) -> None:
+        sent = request.headers.get("Authorization", "").encode()
+        if credentials and not hmac.compare_digest(sent, credentials):
+            raise Refused(_NEEDS_TOKEN, code="invalid_api_key", status=401)
+
+    def check_model(asked: str | None) -> None:
+        if asked not in (None, model_name):
+            message = f"The model {asked!r} does not exist here: this server has {model_name!r}"
+            raise Refused(message, "model", "model_not_found", status=404)
+
+    @app.exception_handler(Refused)
+    async def refuse(request: Request, refused: Refused) -> Response:
+        return _error(refused.status, str(refused), refused.param, refused.code)
+
+    @app.exception_handler(EngineFailure)
+    async def fail(request: Request, failure: EngineFailure) -> Response:
+        return _error(503, str(failure))
+
+    async def answer(request: Request, make: Callable[[bytes], Job]) -> Response:
+        check_token(request)
+        content = await _body(request, body_bytes)
+        try:
+            job = await asyncio.to_thread(make, content)  # the longest prompts take a while
+            check_model(job.request.model)
+            if job.request.stream:
+                return StreamingResponse(job.events(), media_type="text/event-stream")
+            whole = await unless_gone(request.receive, job.whole())
+        except ValidationError as error:
+            raise refusal(error) from error
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        return Response(status_code=_GONE) if whole is None else JSONResponse(whole)
+
+    # From JSON, which also refuses what Python's own parser lets pass: deep nesting, lone surrogates.
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > body_bytes:
-                return _error(413, f"the body is longer than {body_bytes} bytes: the prompt cannot fit")
-        try:
-            # From JSON, which also refuses what Python's own parser lets pass: deep nesting, lone surrogates.
-            body = CompletionRequest.model_validate_json(bytes(content))
-        except ValidationError as error:
-            return _error(400, _first_of(error))
-        try:
-            params = SamplingParams(**body.model_dump(include={*SamplingParams.__dataclass_fields__}))
-            given = body.prompt
-            # In a thread: the longest take a while.
-            prompt = await asyncio.to_thread(tokenizer.encode, given) if isinstance(given, str) else given
-            generating = engine.generate(prompt, params, _stop_checker(tokenizer, body.stop_strings))
-            generation = await _until_disconnect(request, generating)
-        except ValueError as error:
-            return _error(400, str(error))
-        except EngineFailure as error:
-            return _error(503, str(error))
-        if generation is None:
-            return Response(status_code=499)  # as nginx has it: the client closed the request
-        tokens_in, tokens_out = len(prompt), len(generation.token_ids)
-        usage = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out}
-        return JSONResponse(
-            {
-                "id": f"cmpl-{uuid.uuid4().hex}",
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": model_name,
-                "choices": [_choice(body, generation, tokenizer)],
-                "usage": usage | {"total_tokens": tokens_in + tokens_out},
-            }
-        )
+        def job(content: bytes) -> Job:
+            body = CompletionRequest.model_validate_json(content)
+            return completion_job(engine, tokenizer, body, model_name)
+
+        return await answer(request, job)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        def job(content: bytes) -> Job:
+            body = ChatRequest.model_validate_json(content)
+            return chat_job(engine, tokenizer, body, model_name, form=call_form)
+
+        return await answer(request, job)
+
+    entry = {"id": model_name, "object": "model", "created": 0, "owned_by": "local"}
+    entry |= {"max_model_len": engine.max_seq_len}
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        entry = {"id": model_name, "object": "model", "owned_by": "local"}
-        return {"object": "list", "data": [entry | {"max_model_len": engine.max_seq_len}]}
+    async def models(request: Request) -> Response:
+        check_token(request)
+        return JSONResponse({"object": "list", "data": [entry]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Response:
+        check_token(request)
+        check_model(name)
+        return JSONResponse(entry)
 
     @app.get("/health")
     async def health() -> Response:
@@ -169,70 +178,19 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("engine_prefix_cache_bytes", "Bytes of kept prefixes", kept)
 
 
-def _first_of(error: ValidationError) -> str:
-    """The first thing that is wrong with a request, and where."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
+async def _body(request: Request, most: int) -> bytes:
+    """The request's body; refused with a 413 once more than `most` bytes have arrived."""
+    content = bytearray()
+    async for part in request.stream():
+        content += part
+        if len(content) > most:
+            raise Refused(f"the body is longer than {most} bytes: the prompt cannot fit", status=413)
+    return bytes(content)
 
 
-async def _until_disconnect(request: Request, generating: Any) -> Generation | None:
-    """The generation; None, with the request cancelled, if the client disconnects first."""
-
-    async def disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    generation, gone = asyncio.ensure_future(generating), asyncio.ensure_future(disconnect())
-    try:
-        await asyncio.wait({generation, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return generation.result() if generation.done() else None
-    finally:
-        generation.cancel()
-        gone.cancel()
-
-
-def _stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callable[[list[int]], bool] | None:
-    """A check whether a stop string has just appeared; None without stop strings."""
-    if not stops:
-        return None
-    # A new match ends in the newest id, and an id stands for at least one byte: these ids hold all of it.
-    window = max(len(stop.encode()) for stop in stops) + 1
-
-    def stopped(token_ids: list[int]) -> bool:
-        text = _decode(tokenizer, token_ids[-window:])
-        return any(stop in text for stop in stops)
-
-    return stopped
-
-
-def _choice(
-    body: CompletionRequest, generation: Generation, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, Any]:
-    """The response; its text ends before (with `no_stop_trim`: with) the stop string or id that ended it."""
-    ids = generation.token_ids
-    text = _decode(tokenizer, ids, body.skip_special_tokens)
-    if generation.finish_reason == "stop" and not body.no_stop_trim:
-        ends = [text.find(stop) for stop in body.stop_strings if stop in text]
-        text = text[: min(ends)] if ends else _decode(tokenizer, ids[:-1], body.skip_special_tokens)
-    choice: dict[str, Any] = {
-        "index": 0,
-        "text": text,
-        "finish_reason": generation.finish_reason,
-        "logprobs": None,
-    }
-    if body.logprobs is not None:
-        tokens = [_decode(tokenizer, [token_id]) for token_id in ids]
-        choice["logprobs"] = {"tokens": tokens, "token_logprobs": generation.log_probs}
-    return choice | {"token_ids": ids} if body.return_token_ids else choice
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_tokens: bool = False) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-
-
-def _error(status: int, message: str) -> JSONResponse:
+def _error(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status_code=status)
+    return JSONResponse(error_body(message, kind=kind, param=param, code=code), status_code=status)
 
 
 def _exit(message: str) -> None:
@@ -255,6 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-batch-size", type=int, default=32, help="sequences decoded together")
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt plus response, in tokens")
     parser.add_argument("--served-model-name", help="default: the model's path")
+    parser.add_argument("--call-form", default="hermes", choices=tuple(FORMS), help="of tool calls")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     # Bound before the model is loaded, which takes long.
@@ -278,7 +237,7 @@ def main(arguments: list[str] | None = None) -> None:
         max_seq_len=options.max_seq_len,
         seed=options.seed,
     )
-    app = create_app(engine, tokenizer, options.served_model_name or options.model)
+    app = create_app(engine, tokenizer, options.served_model_name or options.model, options.call_form)
     host, port = listener.getsockname()[:2]
     print(f"solver server: listening on http://{host}:{port}", flush=True)
     # The run's own level; at INFO uvicorn would log every request.

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from verl_ext.engine.kv_cache import GROUPED_ATTENTION, PrefixCache, SlotCache, common_prefix_length
 from verl_ext.engine.loading import load_weights
-from verl_ext.engine.sampling import SamplingParams, sample
+from verl_ext.engine.sampling import SamplingParams, TopLogProbs, sample, top_log_probs
 from verl_ext.engine.sequence import FinishReason, Generation, Sequence
 
 
@@ -115,7 +115,7 @@ class ReferenceEngine:
         Raises ValueError for an empty or too long prompt or an id outside the vocabulary, EngineFailure if
         the engine cannot serve.
         """
-        prompt = self._checked(list(prompt_ids))
+        prompt = self.checked(list(prompt_ids))
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         sequence = Sequence(
             prompt=prompt,
@@ -134,7 +134,7 @@ class ReferenceEngine:
         """Log-probability, in nats, of each response id, by one plain forward with the present weights."""
         if not response_ids:
             raise ValueError("there is no response to score")
-        self._checked(prompt_ids + response_ids[:-1])
+        self.checked(prompt_ids + response_ids[:-1])
         length = len(response_ids)
 
         def forward() -> list[float]:
@@ -186,7 +186,8 @@ class ReferenceEngine:
         self._inbox.put(None)
         self._thread.join()
 
-    def _checked(self, prompt: list[int]) -> np.ndarray:
+    def checked(self, prompt: list[int]) -> np.ndarray:
+        """The prompt as an array, if it can be continued; raises ValueError as `generate` does."""
         if not 0 < len(prompt) < self.max_seq_len:
             raise ValueError(
                 f"the prompt has {len(prompt)} ids; it must have at least 1 and leave room for a response "
@@ -313,11 +314,11 @@ class ReferenceEngine:
             return
         # Backwards: a sequence that ends is replaced by the last one, which has its new id already.
         for slot in reversed(range(len(sampled))):
-            sequence, (token_id, log_prob) = self._running[slot], sampled[slot]
+            sequence, (token_id, log_prob, top) = self._running[slot], sampled[slot]
             try:
                 if log_prob != log_prob:
                     raise ArithmeticError("the model's logits are not numbers (NaN): its weights are broken")
-                reason = sequence.append(token_id, log_prob)
+                reason = sequence.append(token_id, log_prob, top)
             except Exception as error:  # also of the caller's `stop_when`
                 self._slots.blank(slot)
                 self._vacate(slot)
@@ -327,8 +328,8 @@ class ReferenceEngine:
             if reason is not None:
                 self._leave(slot, reason)
 
-    def _step(self) -> list[tuple[int, float]]:
-        """Sample the next id of every running sequence; returns (id, log-probability) of each."""
+    def _step(self) -> list[tuple[int, float, TopLogProbs]]:
+        """Sample the next id of every running sequence; returns (id, log-probability, top ids) of each."""
         batch, device = self._running, self.model.device
         lengths = [sequence.cached for sequence in batch]
         longest = max(lengths) + 1
@@ -343,9 +344,10 @@ class ReferenceEngine:
             past_key_values=self._slots.decode_window(positions, longest),
             use_cache=True,
         ).logits[:, -1]
-        ids, log_probs = sample(logits, [s.params for s in batch], [s.draws.random() for s in batch])
+        params = [s.params for s in batch]
+        ids, log_probs = sample(logits, params, [s.draws.random() for s in batch])
         self._stats.decode_steps += 1
-        return list(zip(ids.tolist(), log_probs.tolist(), strict=True))
+        return list(zip(ids.tolist(), log_probs.tolist(), top_log_probs(logits, params), strict=True))
 
     def _leave(self, slot: int, reason: FinishReason = "aborted") -> None:
         """Keep the sequence as a prefix, resolve it, and free its slot."""

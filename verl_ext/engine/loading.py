@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 
 class ModelLoadError(ValueError):
@@ -22,6 +23,7 @@ def load_model(
     element_type = getattr(torch, dtype, None)
     if not isinstance(element_type, torch.dtype):
         raise ModelLoadError(f"dtype {dtype!r} is not one of torch's, such as float32 or bfloat16")
+    logging.disable_progress_bar()  # it hides our own lines
     folder = Path(path)
     source = {}
     if folder.is_dir() and not (folder / "config.json").exists():

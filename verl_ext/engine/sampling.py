@@ -15,6 +15,11 @@ import torch
 
 LEAST = 1e-6
 """The least temperature and top-p: far below, a float32 holds neither them nor the logits divided by them."""
+MOST_TOP = 20
+"""Most probable ids that can be asked for, as in OpenAI's API."""
+
+TopLogProbs = list[tuple[int, float]]
+"""The most probable ids of a position, each with its log-probability, best first."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class SamplingParams:
     `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 (or -1, as SGLang and vLLM write it) filter nothing.
     Top-k applies first, then top-p to the rest, renormalised. `stop_token_ids` are added to the engine's eos
     ids. `seed` makes the draws of this request repeatable; None takes a seed from the engine's own stream.
+    Of each position the `top_log_probs` most probable ids are recorded with their log-probabilities.
     Raises ValueError for a value out of range.
     """
 
@@ -33,6 +39,7 @@ class SamplingParams:
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    top_log_probs: int = 0
 
     def __post_init__(self) -> None:
         checks = (
@@ -44,6 +51,7 @@ class SamplingParams:
                 f"0 (greedy), or from {LEAST:g} to {1 / LEAST:g}",
             ),
             ("top_p", self.top_p, LEAST <= self.top_p <= 1, f"from {LEAST:g} to 1"),
+            ("logprobs", self.top_log_probs, 0 <= self.top_log_probs <= MOST_TOP, f"from 0 to {MOST_TOP}"),
             ("top_k", self.top_k, -1 <= self.top_k < 1 << 31, "from 1 to 2^31 - 1, or 0 or -1 for no limit"),
         )
         for name, value, holds, allowed in checks:
@@ -86,6 +94,17 @@ def sample(
         ids[filtered] = _sample_filtered(logits[filtered], probs[filtered], chosen, draws[filtered])
     # A sampled probability is never 0, and its logarithm is as exact as log_softmax would be.
     return ids, probs.gather(1, ids[:, None]).squeeze(1).log()
+
+
+def top_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[TopLogProbs]:
+    """Of each row the most probable ids, as many as its parameters ask for, as `sample` records them."""
+    tops: list[TopLogProbs] = [[] for _ in params]
+    for row, asked in enumerate(params):
+        if asked.top_log_probs:
+            log_probs = torch.log_softmax(logits[row].float() / (asked.temperature or 1.0), dim=-1)
+            best = log_probs.topk(min(asked.top_log_probs, len(log_probs)))
+            tops[row] = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return tops
 
 
 def _sample_filtered(

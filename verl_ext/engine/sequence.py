@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from verl_ext.engine.sampling import SamplingParams
+from verl_ext.engine.sampling import SamplingParams, TopLogProbs
 
 FinishReason = Literal["stop", "length", "aborted"]
 
@@ -21,6 +21,8 @@ class Generation:
     log_probs: list[float]
     finish_reason: FinishReason
     weight_version: int
+    top_log_probs: list[TopLogProbs] = field(default_factory=list)
+    """Of each position, as many as were asked for."""
 
 
 @dataclass(eq=False)
@@ -36,6 +38,7 @@ class Sequence:
     future: Future[Generation] = field(default_factory=Future)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    tops: list[TopLogProbs] = field(default_factory=list)
 
     @property
     def cached(self) -> int:
@@ -47,10 +50,11 @@ class Sequence:
         """The id that the next forward reads."""
         return self.token_ids[-1] if self.token_ids else int(self.prompt[-1])
 
-    def append(self, token_id: int, log_prob: float) -> FinishReason | None:
+    def append(self, token_id: int, log_prob: float, top: TopLogProbs) -> FinishReason | None:
         """Append one sampled id; returns the reason to finish, or None to continue."""
         self.token_ids.append(token_id)
         self.log_probs.append(log_prob)
+        self.tops.append(top)
         if token_id in self.stop_ids or (self.stop_when is not None and self.stop_when(self.token_ids)):
             return "stop"
         return "length" if len(self.token_ids) >= self.max_tokens else None
@@ -67,4 +71,5 @@ class Sequence:
     def resolve(self, reason: FinishReason, weight_version: int) -> None:
         """Pass the result to the waiting caller, unless it has cancelled."""
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(Generation(self.token_ids, self.log_probs, reason, weight_version))
+            generation = Generation(self.token_ids, self.log_probs, reason, weight_version, self.tops)
+            self.future.set_result(generation)

@@ -13,13 +13,18 @@ has three steps, so that the caller can run the attempts in between:
 
 A bad question is the model's mistake: it scores 0 and counts in its group's statistics. A failing service is
 not: such a sample is invalid, left out of the statistics and counted as a failure.
+
+Two checks, which the paper does not have, may refuse a question the attempts and so the difficulty: by
+`hop_check` its hops have to hold, or a question from the document alone earns as much as one that took a
+search to write; by `open_book_check` the solver has to give the same answer when it is shown what the
+challenger read, or a wrong label passes for a difficult question.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from verl_ext.method.answers import after_thinking, extract_last_tag, normalize_answer
-from verl_ext.method.format_score import format_score
+from verl_ext.method.format_score import format_score, hop_fault
 from verl_ext.method.trajectory import Trajectory
 
 ATTEMPTS = 5
@@ -51,6 +56,10 @@ class ChallengerScore:
     tool: float = 0.0
     answer_part: float = 0.0
     integrity_fault: IntegrityFault | None = None
+    hop_fault: str | None = None
+    """Why a question with integrity has fewer hops than it was to have."""
+    refused: str | None = None
+    """Why a check kept it from the attempts."""
 
 
 def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:
@@ -94,21 +103,28 @@ def difficulty(k: int, n: int) -> float:
 
 
 def challenger_reward(
-    trajectory: Trajectory, document: str, hop: int, *, n: int = ATTEMPTS, k: int | None
+    trajectory: Trajectory,
+    document: str,
+    hop: int,
+    *,
+    n: int = ATTEMPTS,
+    k: int | None,
+    refused: str | None = None,
 ) -> ChallengerScore:
     """Score one trajectory.
 
     `document` is the text that the challenger was shown, `hop` the hop count requested. `k` is the number of
-    right attempts of `n`, or None when fewer than n attempts finished (or none ran, without integrity).
+    right attempts of `n`, or None when fewer than n attempts finished (or none ran, without integrity, or
+    because a check `refused` the question).
     """
     question, answer = extract_pair(trajectory)
     fault = integrity_fault(question, answer)
     reason = None
     if failed := trajectory.failed_calls:
         reason = f"{len(failed)} of the challenger's searches failed: {failed[0].error}"
-    elif fault is None and k is None:
+    elif fault is None and k is None and refused is None:
         reason = f"fewer than {n} solver attempts finished"
-    if fault or answer is None:  # the latter for mypy: no_answer is a fault
+    if fault or question is None or answer is None:  # the latter two for mypy: both are faults
         return ChallengerScore(
             0.0, reason is None, reason, question, answer, False, hop, n, None, integrity_fault=fault
         )
@@ -129,4 +145,6 @@ def challenger_reward(
         think=form.think,
         tool=form.tool,
         answer_part=form.answer,
+        hop_fault=hop_fault(trajectory, document, hop, question, answer),
+        refused=refused,
     )

@@ -8,7 +8,9 @@ be trained on tokens that it did not sample. veRL's builder for Qwen models does
 rollouts; this is the version without veRL, for every ChatML model.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any
 
@@ -34,10 +36,16 @@ def demo_chat_template() -> str:
 
 
 def render_prompt_ids(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    **options: Any,
 ) -> list[int]:
-    """The ids of the first prompt, up to and including the generation prompt."""
-    return _render(tokenizer, messages, tools=tools, add_generation_prompt=True)
+    """The ids of the first prompt, up to and including the generation prompt.
+
+    `options` are those of the template.
+    """
+    return _render(tokenizer, messages, tools=tools, add_generation_prompt=True, **options)
 
 
 def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Sequence[str]) -> list[int]:
@@ -59,6 +67,26 @@ def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Seque
     return newline + after[len(before) :]
 
 
+def next_turn_ids(
+    tokenizer: Any, assistant_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """As `tool_turn_ids`, for messages of any role: what follows an assistant turn in the conversation.
+
+    A user's message makes some templates rewrite the turns before it (Qwen3's drops their thinking), which
+    stay as they were sampled here: only what comes after the assistant turn's end is taken from the template.
+    """
+    end = turn_end_id(tokenizer)
+    ends_before = _render(tokenizer, _STAND_IN).count(end)
+    after = _render(tokenizer, [*_STAND_IN, *messages], add_generation_prompt=True)
+    place = [index for index, token in enumerate(after) if token == end][ends_before - 1]
+    newline = tokenizer.encode("\n", add_special_tokens=False)
+    following = after[place + 1 :]
+    if following[: len(newline)] != newline:
+        raise ValueError("the chat template writes no newline after a turn: it cannot be used here")
+    ended = bool(assistant_ids) and assistant_ids[-1] == end
+    return following if ended else following[len(newline) :]
+
+
 def turn_end_id(tokenizer: Any) -> int:
     """The id of `<|im_end|>`; raises ValueError when the tokenizer has none."""
     token_id = tokenizer.convert_tokens_to_ids(TURN_END)
@@ -67,6 +95,29 @@ def turn_end_id(tokenizer: Any) -> int:
             f"the tokenizer {tokenizer.name_or_path!r} has no {TURN_END}: only ChatML models are supported"
         )
     return int(token_id)
+
+
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message of OpenAI's form as chat templates take it: text, and the arguments of calls as objects.
+
+    Raises ValueError for content other than text.
+    """
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        if any(part.get("type") != "text" for part in content):
+            raise ValueError("a message has something other than text: only text is read here")
+        content = "\n".join(part["text"] for part in content)
+    plain = {**message, "content": content}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_call_object(call) for call in message["tool_calls"]]
+    return plain
+
+
+def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    with suppress(TypeError, ValueError):  # an object already, or what the model wrote in place of one
+        function["arguments"] = json.loads(function["arguments"])
+    return {**call, "function": function}
 
 
 def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:

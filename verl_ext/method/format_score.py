@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from verl_ext.method.answers import contains_answer, normalize_answer
-from verl_ext.method.passages import queries_with_passages, shown_passages
+from verl_ext.method.passages import passages_by_query, shown_passages
 from verl_ext.method.trajectory import Trajectory
 
 _OPENS_WITH_THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
@@ -70,7 +70,8 @@ def search_steps(trajectory: Trajectory) -> int:
             normalize_answer(query)
             for call in turn.calls
             if call.answered
-            for query in queries_with_passages(call.queries or (), call.response or "")
+            for query, passages in passages_by_query(call.queries or (), call.response or "")
+            if passages
         }
         steps += bool(found - asked)
         asked |= found
@@ -80,6 +81,33 @@ def search_steps(trajectory: Trajectory) -> int:
 def answered_by_document(answer: str, document: str, hop: int) -> bool:
     """Whether a question of two or more hops ends where it starts, in its document; yes and no never do."""
     return hop >= 2 and normalize_answer(answer) not in ("yes", "no") and contains_answer(document, answer)
+
+
+def hop_fault(trajectory: Trajectory, document: str, hop: int, question: str, answer: str) -> str | None:
+    """Why a question that was to have `hop` hops has fewer; None if its hops hold."""
+    steps = search_steps(trajectory)
+    if steps < hop - 1:
+        turns = f"{steps} turn{'s' * (steps != 1)}"
+        return f"{turns} found passages with a new query, {hop} hops take {hop - 1}"
+    if answered_by_document(answer, document, hop):
+        return f"the answer stands in the document that {hop} hops should lead away from"
+    if hop >= 2 and (query := named_search(trajectory, question, answer)):
+        return f"one search for the question's own words {query!r} shows the answer"
+    return None
+
+
+def named_search(trajectory: Trajectory, question: str, answer: str) -> str | None:
+    """A query of words that all stand in the question, whose passages have the answer.
+
+    Asked in two hops about the founder of a firm, a question that names the founder takes one.
+    """
+    words = set(normalize_answer(question).split())
+    for call in trajectory.searches:
+        for query, passages in passages_by_query(call.queries or (), call.response or ""):
+            named = set(normalize_answer(query).split())
+            if named and named <= words and any(contains_answer(passage, answer) for passage in passages):
+                return query
+    return None
 
 
 def answer_part(answer: str, evidence: Sequence[str]) -> float:

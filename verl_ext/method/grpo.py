@@ -3,7 +3,13 @@
 Several answers to one prompt are compared with one another, using the sample deviation as veRL does. Unlike
 veRL's own function this one leaves out invalid rows, and a group of one row gets advantage 0 instead of its
 raw reward.
+
+A batch of few prompts may hold five of two hops and one of one hop. What one hop count wants (another search)
+the other is punished for, and the majority of each step then decides for both: `hop_balanced` gives every hop
+count the same share of the update.
 """
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,3 +38,17 @@ def group_advantages(
         if own.min() < own.max():
             advantages[rows] = (own - own.mean()) / (own.std(ddof=1) + EPSILON)
     return advantages
+
+
+def hop_balanced(advantages: npt.NDArray[np.float64], hops: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Advantages scaled by hop count, so that their absolute values add up to the same in each.
+
+    Both have shape (rows,). The sum over all rows stays; hop counts whose advantages are all 0 take no part.
+    """
+    hop: npt.NDArray[Any] = np.asarray(hops)
+    sizes = np.abs(advantages)
+    totals = {label: total for label in np.unique(hop) if (total := sizes[hop == label].sum()) > 0}
+    balanced = advantages.copy()
+    for label, total in totals.items():
+        balanced[hop == label] *= sizes.sum() / len(totals) / total
+    return balanced

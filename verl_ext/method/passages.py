@@ -52,18 +52,18 @@ def shown_passages(response: str) -> list[str]:
     return [line for line in response.splitlines() if _NUMBERED.fullmatch(line)]
 
 
-def queries_with_passages(queries: Sequence[str], response: str) -> list[str]:
-    """Those of the queries for which a formatted response shows a passage."""
+def passages_by_query(queries: Sequence[str], response: str) -> list[tuple[str, list[str]]]:
+    """The queries, each with the passages that a formatted response shows for it."""
     if len(queries) == 1:
-        return list(queries) if shown_passages(response) else []
-    found: set[int] = set()
-    current = -1
+        return [(queries[0], shown_passages(response))]
+    passages: list[list[str]] = []
     for line in response.splitlines():
         if _NUMBERED.fullmatch(line):
-            found.add(current)
+            if passages:
+                passages[-1].append(line)
         elif line != _NOTHING:
-            current += 1
-    return [query for number, query in enumerate(queries) if number in found]
+            passages.append([])
+    return list(zip(queries, passages, strict=False))  # a limit may have cut the last ones off
 
 
 def defuse(text: str) -> str:

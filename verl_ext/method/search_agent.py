@@ -5,7 +5,8 @@ rollouts run theirs in `verl_ext.rollout.search_agent_loop`. Both build the same
 call the tool by the same rules and return the same `Trajectory` (a test drives both with one script).
 
 It uses any OpenAI-compatible *completions* server, with token ids as the prompt: a chat endpoint would render
-the history again for each turn and change its tokens.
+the history again for each turn and change its tokens. Where that does not matter, because nobody trains on
+the tokens, `endpoint` is one (`verl_ext.method.chat_endpoint`).
 
     agent = SearchAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
     conversation = await agent.converse(messages)
@@ -19,28 +20,18 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import httpx
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
-
-from ops.errors import UserError
 from search.client import SearchRefused, SearchUnavailable
-from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
+from verl_ext.method.chat_endpoint import ChatDialogue, ChatEndpoint, Refused, Reply
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, Message
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
+from verl_ext.method.served_model import ServedModel, ServerUnavailable
 from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.telemetry import waiting
-
-
-class SolverServerError(UserError):
-    """The solver server refuses the request or does not return a completion: the configuration is wrong."""
-
-
-class _Unavailable(Exception):
-    """The server could not answer now; the request is retried."""
 
 
 class Retriever(Protocol):
@@ -78,20 +69,10 @@ class _Progress:
     tokens_out: int = 0
 
 
-class _Completion(NamedTuple):
-    ids: list[int]
-    text: str
-    truncated: bool
-
-
 @dataclass(eq=False)
-class SearchAgent:
-    """Plays conversations against one completions server and one search service."""
+class SearchAgent(ServedModel):
+    """Plays conversations against one completions server and one search service, which its owner closes."""
 
-    completions_url: str
-    """The full address of the endpoint."""
-    model_name: str
-    tokenizer: Any
     search: Retriever
     _: KW_ONLY
     topk: int
@@ -101,29 +82,9 @@ class SearchAgent:
     max_turns: int = MAX_TURNS
     tool_response_limit: int = RESPONSE_LIMIT
     """In characters."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    concurrency: int = 64
-    """Conversations in flight."""
-    deadline_s: float = 300.0
-    """Of one conversation."""
-    retries: int = 3
-    """Per request."""
-
-    def __post_init__(self) -> None:
-        self._turn_end_id = turn_end_id(self.tokenizer)
-        self._slots = asyncio.Semaphore(self.concurrency)
-        self._http = httpx.AsyncClient(
-            # No read timeout: the conversation's deadline bounds it, and long generations are normal.
-            timeout=httpx.Timeout(None, connect=10.0),
-            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
-            # A proxy set for the internet must not receive calls to our own services.
-            trust_env=False,
-        )
-
-    async def aclose(self) -> None:
-        """Close the connections to the solver server; the search client is its owner's to close."""
-        await self._http.aclose()
+    endpoint: ChatEndpoint | None = None
+    """A chat endpoint to converse with instead: `completions_url` and `tokenizer` are then not used. It is
+    its owner's to close."""
 
     async def converse(self, messages: Sequence[Message], seed: int | None = None) -> Conversation:
         """Run one conversation from its prompt; the same seed gives the same turns from the same server.
@@ -138,8 +99,10 @@ class SearchAgent:
                     failure = await self._play(messages, seed, progress)
             except TimeoutError:
                 failure = f"the conversation did not end within {self.deadline_s:g} s"
-            except _Unavailable as error:
+            except ServerUnavailable as error:
                 failure = f"the solver server at {self.completions_url} failed: {error}"
+            except Refused as error:
+                failure = str(error)
             latency_s = time.monotonic() - started
         trajectory = Trajectory(tuple(progress.turns))
         return Conversation(
@@ -154,28 +117,37 @@ class SearchAgent:
 
     async def _play(self, messages: Sequence[Message], seed: int | None, progress: _Progress) -> str | None:
         """Sample turns until the model is done; returns why a search failed, or None."""
-        context = render_prompt_ids(self.tokenizer, messages, [SEARCH_TOOL_SCHEMA])
+        dialogue = self._begin(messages)
         for turn_number in range(1, self.max_turns + 1):
-            room = min(self.max_tokens_per_turn, self.max_context_tokens - len(context))
-            if room <= 0:
+            reply = await dialogue.reply(seed)
+            if reply is None:
                 return None
-            completion = await self._complete(context, room, seed)
-            progress.tokens_in += len(context)
-            progress.tokens_out += len(completion.ids)
-            calls = tuple(parse_tool_calls(completion.text))
+            progress.tokens_in += reply.tokens_in
+            progress.tokens_out += reply.tokens_out
+            calls = reply.calls
             # The passages of a call in the last turn would not be read.
             if calls and turn_number < self.max_turns:
                 answered = await asyncio.gather(*map(self._respond, calls[:MAX_CALLS_PER_TURN]))
                 calls = (*answered, *calls[MAX_CALLS_PER_TURN:])
-            progress.turns.append(Turn(completion.text, calls, completion.truncated))
+            progress.turns.append(Turn(reply.text, calls, reply.truncated))
             failed = [call for call in calls if call.failed]
             if failed:
                 return f"a search failed: {failed[0].error}"
             if not calls:
                 return None
-            responses = [call.response or "" for call in calls[:MAX_CALLS_PER_TURN]]
-            context += completion.ids + tool_turn_ids(self.tokenizer, completion.ids, responses)
+            dialogue.answer([call.response or "" for call in calls[:MAX_CALLS_PER_TURN]])
         return None
+
+    def _begin(self, messages: Sequence[Message]) -> "_TokenDialogue | ChatDialogue":
+        if self.endpoint is None:
+            return _TokenDialogue(self, messages)
+        return self.endpoint.dialogue(
+            messages,
+            max_tokens_per_turn=self.max_tokens_per_turn,
+            max_context_tokens=self.max_context_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+        )
 
     async def _respond(self, call: SearchCall) -> SearchCall:
         """The call with the response that the model is shown."""
@@ -190,65 +162,26 @@ class SearchAgent:
             return refuse_call(call, refusal.detail)
         return replace(call, response=format_passages(call.queries, results, self.tool_response_limit))
 
-    async def _complete(self, context: Sequence[int], max_tokens: int, seed: int | None) -> _Completion:
-        """Sample one turn; raises _Unavailable after the last retry and SolverServerError at once."""
-        request: dict[str, Any] = {
-            "model": self.model_name,
-            "prompt": list(context),
-            "max_tokens": max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            # Off; otherwise SGLang and vLLM use the value in the model's generation config.
-            "top_k": -1,
-            "stop_token_ids": [self._turn_end_id],
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-            "no_stop_trim": True,
-        }
-        if seed is not None:
-            request["seed"] = seed
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(_Unavailable),
-            stop=stop_after_attempt(self.retries + 1),
-            wait=wait_random_exponential(multiplier=0.2, max=5.0),
-            reraise=True,
-        ):
-            with attempt, waiting("completion", self.deadline_s):
-                completion = self._read(await self._post(request))
-        return completion
 
-    async def _post(self, request: dict[str, Any]) -> httpx.Response:
-        try:
-            response = await self._http.post(self.completions_url, json=request)
-        except httpx.TransportError as error:
-            raise _Unavailable(f"{type(error).__name__} {error}".rstrip()) from error
-        # Every other client error means that the request is wrong.
-        if response.status_code in (408, 425, 429) or response.status_code >= 500:
-            raise _Unavailable(f"HTTP {response.status_code} {response.text[:200]}")
-        if response.status_code != 200:
-            raise SolverServerError(
-                f"{self.completions_url} refused a completion with HTTP {response.status_code}: "
-                f"{response.text[:500]} (model {self.model_name!r}, {len(request['prompt'])} prompt tokens): "
-                "check the address, the model name and the server's context length"
-            )
-        return response
+class _TokenDialogue:
+    """One conversation with a completions server, as token ids that are only ever appended to."""
 
-    def _read(self, response: httpx.Response) -> _Completion:
-        try:
-            choice = response.json()["choices"][0]
-            text, finish_reason = str(choice["text"]), choice["finish_reason"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            answer = f"{response.text[:200]!r}"
-            raise SolverServerError(
-                f"{self.completions_url} did not answer as an OpenAI completions endpoint: {answer}"
-            ) from error
-        if finish_reason not in ("stop", "length"):  # SGLang answers an aborted request with 200
-            raise _Unavailable(f"the completion ended with {finish_reason!r}")
-        ids = choice.get("token_ids")
-        if ids is None:  # a server that returns text only, and may have trimmed the end token
-            ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-            if finish_reason == "stop" and ids[-1:] != [self._turn_end_id]:
-                ids.append(self._turn_end_id)
-        # As in the rollout: special tokens are not part of a turn's text.
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return _Completion(ids=ids, text=text, truncated=finish_reason == "length")
+    def __init__(self, agent: SearchAgent, messages: Sequence[Message]) -> None:
+        self._agent = agent
+        self._context = render_prompt_ids(agent.tokenizer, messages, [SEARCH_TOOL_SCHEMA])
+        self._said: list[int] = []
+
+    async def reply(self, seed: int | None) -> Reply | None:
+        """The next turn; None if no token is left for one."""
+        agent, tokens_in = self._agent, len(self._context)
+        room = min(agent.max_tokens_per_turn, agent.max_context_tokens - tokens_in)
+        if room <= 0:
+            return None
+        said = await agent.complete(self._context, room, seed)
+        self._said = said.ids
+        calls = tuple(parse_tool_calls(said.text))
+        return Reply(said.text, calls, said.truncated, tokens_in, len(said.ids))
+
+    def answer(self, responses: Sequence[str]) -> None:
+        """Append the last turn and the tool's responses to it."""
+        self._context += self._said + tool_turn_ids(self._agent.tokenizer, self._said, responses)

@@ -5,9 +5,10 @@ not be counted as wrong.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_ext.method.prompts import PromptForm, solver_messages
+from verl_ext.method.prompts import Message, PromptForm, solver_messages
 from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.solver_reward import solver_answer
 
@@ -33,7 +34,10 @@ class SolverAgent(SearchAgent):
 
     async def attempt(self, question: str, seed: int | None = None) -> SolverAttempt:
         """Run one attempt; raises SolverServerError when the server refuses the request itself."""
-        messages = solver_messages(question, self.prompt_form, self.max_turns)
+        return await self.answer(solver_messages(question, self.prompt_form, self.max_turns), seed)
+
+    async def answer(self, messages: Sequence[Message], seed: int | None = None) -> SolverAttempt:
+        """Run the attempt that begins with these messages; raises as `attempt` does."""
         conversation = await self.converse(messages, seed)
         answer = solver_answer(conversation.trajectory) if conversation.finished else None
         return SolverAttempt(**vars(conversation), answer=answer)

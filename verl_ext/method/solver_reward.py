@@ -1,6 +1,7 @@
 """The solver's reward: 1 when its answer matches a target exactly, else 0 (arXiv 2601.07055).
 
-An attempt that ends without an answer is wrong. One that lost a search to a failing service is invalid: it is
+An attempt that ends without an answer is wrong, and so is one that repeats its answer or is cut off: rewarded
+for it, a policy learns never to end its turn. One that lost a search to a failing service is invalid: it is
 left out of the statistics and counted as a failure.
 """
 
@@ -25,8 +26,11 @@ class SolverScore:
 
 
 def solver_answer(trajectory: Trajectory) -> str | None:
-    """The answer in the last turn, after its thinking; None if it gives none."""
-    return extract_last_tag(after_thinking(trajectory.final_text), "answer")
+    """The answer in the last turn, after its thinking; None if it gives none or several, or was cut off."""
+    said = after_thinking(trajectory.final_text)
+    if said.count("<answer>") > 1 or (trajectory.turns and trajectory.turns[-1].truncated):
+        return None
+    return extract_last_tag(said, "answer")
 
 
 def solver_reward(trajectory: Trajectory, targets: Sequence[str]) -> SolverScore:

@@ -19,15 +19,17 @@ from verl_ext.method.search_tool_schema import MAX_QUERIES_PER_CALL, MAX_QUERY_C
 from verl_ext.method.trajectory import SearchCall
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")
 
 
 def parse_tool_calls(text: str) -> list[SearchCall]:
     """Every closed tool call of one turn, in order; invalid ones have `error` set. Never raises.
 
     A valid call is a JSON object that names `search` and whose `query_list` is a list of 1 to 10 non-blank
-    strings of at most 1000 characters.
+    strings of at most 1000 characters, without a tag of the conversation in them: a policy that thinks inside
+    its query often still finds the passage, and learns to write nothing else.
     """
-    return [_parse_call(raw) for raw in _CALL.findall(text)]
+    return [parse_call(raw) for raw in _CALL.findall(text)]
 
 
 def render_tool_call(queries: Sequence[str]) -> str:
@@ -49,7 +51,8 @@ def refuse_call(call: SearchCall, reason: str) -> SearchCall:
     return replace(invalid, response=invalid_call_response(invalid))
 
 
-def _parse_call(raw: str) -> SearchCall:
+def parse_call(raw: str) -> SearchCall:
+    """One call from the text between its tags, by the rules of `parse_tool_calls`."""
     try:
         call = json.loads(raw)
     except (ValueError, RecursionError):  # the latter from JSON nested deeper than Python's stack
@@ -68,6 +71,8 @@ def _parse_call(raw: str) -> SearchCall:
         error = f"query_list has more than {MAX_QUERIES_PER_CALL} queries"
     elif any(len(query) > MAX_QUERY_CHARS for query in queries):
         error = f"a query has more than {MAX_QUERY_CHARS} characters"
+    elif any(_TAG.search(query) for query in queries):
+        error = "a query has a tag in it"
     else:
         return SearchCall(raw=raw, queries=tuple(queries))
     return SearchCall(raw=raw, queries=None, error=error)

@@ -7,8 +7,8 @@
 - Token drift in `extra_fields["token_drift"]`: whether the ids that will be trained on are the sampled ids.
 """
 
+import time
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
@@ -21,6 +21,7 @@ from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME, SEARCH_TOOL_SCH
 from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.telemetry import waiting
+from verl_ext.token_drift import token_drift
 
 PARSER_NAME = "search_call"
 """`multi_turn.format`: our parser. veRL's drops a malformed call silently and ends the rollout; the solver's
@@ -57,9 +58,11 @@ class SearchAgentLoop(ToolAgentLoop):
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
         """Run the conversation to its end; attach its trajectory and token drift."""
+        began = time.monotonic()
         with waiting("rollout"):
             output = await super().run(sampling_params, priority, **kwargs)
         fields = output.extra_fields
+        fields["rollout_s"] = time.monotonic() - began
         fields["trajectory"] = Trajectory(tuple(fields.pop("turns"))).to_dict()
         fields["token_drift"] = token_drift(output, fields.pop("sampled"))
         return output
@@ -118,20 +121,3 @@ def _record(turns: list[Turn], index: int, call: SearchCall) -> None:
     """Replace the last turn's call `index`."""
     calls = turns[-1].calls
     turns[-1] = replace(turns[-1], calls=(*calls[:index], call, *calls[index + 1 :]))
-
-
-def token_drift(output: AgentLoopOutput, sampled: list[tuple[list[int], list[int]]]) -> int:
-    """1 when the row breaks token-in, token-out; 0 when it keeps both rules.
-
-    `sampled` holds per turn the ids the engine was given and the ids it sampled. The rules: a turn's input
-    starts with the whole of the turn before, input and output; and the row's masked-in response ids are the
-    sampled ids, in order (as far as the response was kept).
-    """
-    for (before_in, before_out), (after_in, _) in pairwise(sampled):
-        known = before_in + before_out
-        if after_in[: len(known)] != known:
-            return 1
-    trained = [i for i, kept in zip(output.response_ids, output.response_mask, strict=True) if kept]
-    drawn = [token for _, ids in sampled for token in ids]
-    starts_as_sampled = output.prompt_ids == sampled[0][0]
-    return int(not starts_as_sampled or trained != drawn[: len(trained)] or not trained)

@@ -22,12 +22,12 @@ from verl_ext.sglang.source import Source
 
 PINNED = pinned("sglang", gpu=True)
 """The version that a run is made for."""
-SOLVER_ARGUMENTS = ("--attention-backend", "flashinfer", "--sleep-on-idle")
+SOLVER_ARGUMENTS = {"attention_backend": "flashinfer", "sleep_on_idle": True}
 """Further arguments of the solver's server on CUDA.
 
 From 0.5.12 on the capture of CUDA graphs fails with FlashAttention 3 kernels (SGLang's issue 22800), which
 are SGLang's choice on an H100. veRL passes the same backend to its rollout server from that version on; when
-a veRL no longer does, this can go too. Without `--sleep-on-idle` its schedulers spin between rollouts, each
+a veRL no longer does, this can go too. Without `sleep_on_idle` its schedulers spin between rollouts, each
 on a core that the update needs.
 """
 OWN_POSITIONS = 6
@@ -102,6 +102,13 @@ NEEDS: tuple[Need, ...] = (
         *("argument", SERVER),
         "model_path dtype tp_size dp_size mem_fraction_static context_length log_level enable_metrics "
         "served_model_name host port attention_backend sleep_on_idle",
+    ),
+    # With a bearer token it is started by verl_ext.sglang.serve.
+    *_needs(
+        *("symbol", SERVER),
+        "launch_server:run_server srt.plugins:load_plugins srt.server_args:prepare_server_args "
+        "srt.utils:kill_process_tree",
+        "sglang.",
     ),
     *_needs("route", SERVER, "/health /health_generate"),
     *_needs("metric", SERVER, "sglang:generation_tokens_total"),

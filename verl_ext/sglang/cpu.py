@@ -2,7 +2,7 @@
 
     python -m verl_ext.sglang.cpu       # put the stand-ins on the path of this Python's environment
     environment(tp=2)                   # what a process with SGLang needs in its environment
-    arguments(40, 1024)                 # what its server needs in addition on its command line
+    arguments(40, 1024)                 # what its server needs in addition
 
 The rollout engine's arguments are in config/hardware/cpu.yaml. Of what SGLang has for CUDA alone, three parts
 have a shim: its kernels' package and two operators of torchvision (`without_cuda/`, on the path of the
@@ -16,6 +16,7 @@ import platform
 import sysconfig
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from verl_ext.sglang.compat import PINNED, refusal
 
@@ -30,13 +31,11 @@ def environment(tp: int) -> dict[str, str]:
     return {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
 
 
-def arguments(sequences: int, positions: int) -> tuple[str, ...]:
+def arguments(sequences: int, positions: int) -> dict[str, Any]:
     """Arguments of a server that decodes so many sequences at once, with a cache for all at full length."""
-    return (
-        *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-        *("--grammar-backend", "none", "--disable-overlap-schedule", "--sleep-on-idle"),
-        *("--max-running-requests", str(sequences), "--max-total-tokens", str(sequences * positions)),
-    )
+    backends = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "grammar_backend": "none"}
+    sizes = {"max_running_requests": sequences, "max_total_tokens": sequences * positions}
+    return {"device": "cpu", **backends, "disable_overlap_schedule": True, "sleep_on_idle": True, **sizes}
 
 
 def refusal_on_cpu() -> str | None:

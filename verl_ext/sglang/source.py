@@ -39,11 +39,11 @@ class Source:
 
     def route(self, path: str) -> bool:
         """Whether the HTTP server answers at the path."""
-        return path in _texts(self._tree("sglang.srt.entrypoints.http_server"))
+        return path in _texts(self.tree("sglang.srt.entrypoints.http_server"))
 
     def metric(self, name: str) -> bool:
         """Whether the server exports a metric of that name."""
-        return name in _texts(self._tree("sglang.srt.observability.metrics_collector"))
+        return name in _texts(self.tree("sglang.srt.observability.metrics_collector"))
 
     @functools.cached_property
     def _arguments(self) -> set[str]:
@@ -61,7 +61,7 @@ class Source:
 
     def _find(self, module: str, name: str) -> ast.stmt | None:
         """The statement that defines or imports the name in a module."""
-        tree = self._tree(module)
+        tree = self.tree(module)
         if tree is None:
             return None
         names = _names(tree.body)
@@ -72,7 +72,8 @@ class Source:
         found = (self._find(star, name) for star in stars if star)
         return next((each for each in found if each is not None), None)
 
-    def _tree(self, module: str) -> ast.Module | None:
+    def tree(self, module: str) -> ast.Module | None:
+        """A module of the package, parsed; None for one that it does not have."""
         package, *parts = module.split(".")
         path = self._folder.joinpath(*parts)
         files = (path.with_suffix(".py"), path / "__init__.py") if package == "sglang" else ()

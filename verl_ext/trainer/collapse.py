@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from verl_ext.method.answers import normalize_answer
+from verl_ext.method.trajectory import Trajectory
 from verl_ext.trainer.step_metrics import mean
 
 if TYPE_CHECKING:  # the pipeline reads WINDOW, and does not need TransferQueue and Ray for it
@@ -29,7 +30,7 @@ WINDOW = 5
 # A group of equal rewards has advantage 0: with four of five such groups, four fifths of a step is wasted.
 ZERO_VARIANCE_LIMIT = 0.8
 # e^0.05 = 1.05 choices a token: several samples of one prompt are then nearly the same text, and comparing
-# them says nothing. The demo policy starts at 0.2 to 0.4 nats at T = 1.
+# them says nothing. The demo policy's questions start at about 0.1 nats at T = 1.
 ENTROPY_LIMIT_NATS = 0.05
 # Half or twice the length at the start: reasoning has been dropped, or text is drawn out up to the limit.
 # No reward here asks for either.
@@ -46,6 +47,12 @@ NUMBER_LIMIT = 0.7
 SIMILARITY_LIMIT = 0.7
 # Prompts are different documents; a repeated question is not about its document.
 DUPLICATE_LIMIT = 0.2
+# Without a search, two and more hops are asked about from the document alone, or answered by a guess. Below
+# a tenth, a group of five has a search in it less often than not: nothing is left to reinforce.
+SEARCHED_LIMIT = 0.1
+
+ALARM = "drzero/collapse/alarm/"
+"""Metrics of the active alarms: this and the alarm's name."""
 
 _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*%?|zero|one|two|three|four|five|six|seven|eight|nine|ten")
 
@@ -71,6 +78,11 @@ def collapse_metrics(
         "entropy": -mean(tokens),
         "response_tokens": mean([len(log_probs[index]) for index in good]),
     }
+    # One hop needs none of a challenger, who has the document; a row without a hop count may need several.
+    # Other environments than search have tools of their own, or none.
+    searching = [rows[index] for index in good if isinstance(rows[index].trajectory, Trajectory)]
+    if needing := [row for row in searching if row.hop != 1]:
+        metrics["searched_share"] = mean([bool(row.trajectory.searches) for row in needing])
     reward_parts = [rows[index].reward for index in good]
     if any("integrity" in part for part in reward_parts):
         asked = [part for part in reward_parts if part["integrity"]]
@@ -175,6 +187,14 @@ def _alarms(now: Mapping[str, float], first: Mapping[str, float]) -> Iterator[Al
     for metric, (name, limit, what, advice) in _SHARES.items():
         if now.get(metric, 0.0) > limit:
             yield Alarm(name, f"{_percent(now[metric])} {what} (limit {_percent(limit)})", advice)
+    if (searched := now.get("searched_share", 1.0)) < SEARCHED_LIMIT:
+        yield Alarm(
+            "searching",
+            f"{_percent(searched)} of the rollouts of two and more hops search "
+            f"(limit {_percent(SEARCHED_LIMIT)})",
+            "answers come from the document alone or are guessed; searching does not pay at the present "
+            "accuracy: go back to an earlier checkpoint, with easier questions or a better warm start",
+        )
     # Exactly 0 means that no token was sampled at all, which is a different problem.
     if 0 < now["entropy"] < ENTROPY_LIMIT_NATS:
         yield Alarm(

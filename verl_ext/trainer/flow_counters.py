@@ -137,12 +137,16 @@ class FlowCounters:
         self._call: tuple[str, int, float] | None = None  # partition, wanted groups, since
         self._behind: list[int] = []
         self._step = 0
+        self._first_at: float | None = None
+        self._warmup_s: float | None = None
+        self._took_s: dict[str, float] = {}
         self._clocks = {"train": GroupClock(), "val": GroupClock()}
         self._ended = False
 
     def submitted(self, groups: int) -> None:
         """Count groups given to the rollout."""
         with self._lock:
+            self._first_at = self._first_at or (time.time() if groups else None)
             self._counts.submitted += groups
 
     def replaced(self, groups: int) -> None:
@@ -164,9 +168,10 @@ class FlowCounters:
     @contextmanager
     def sampling(self, partition: str, want: int, step: int) -> Iterator[None]:
         """The body is a call of `sample` that waits for `want` groups."""
+        began = time.time()
         with self._lock:
             self._step = step
-            self._call = partition, want, time.time()
+            self._call = partition, want, began
             if partition == "val":
                 self._counts.validation_submitted += want
         try:
@@ -174,6 +179,7 @@ class FlowCounters:
         finally:
             with self._lock:
                 self._call = None
+                self._took_s["sampled_s"] = round(time.time() - began, 3)
 
     def sampled(
         self, partition: str, taken: int, metrics: Mapping[str, Any], batch: KVBatchMeta | None
@@ -192,6 +198,8 @@ class FlowCounters:
             counts.filtered += max(total - evicted["stale"] - evicted["failed"], 0)
             counts.filtered += int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
             counts.replaced_now = 0
+            if taken and not counts.taken and self._first_at is not None:
+                self._warmup_s = round(time.time() - self._first_at, 2)
             counts.taken += taken
             if batch is not None:
                 self._behind = [self._step - int(tag["global_steps"]) for tag in batch.tags]
@@ -230,7 +238,9 @@ class FlowCounters:
 
     def record(self, now: float) -> dict[str, Any]:
         """The content of the file."""
+        began = time.monotonic()
         listing = self.listing() or {}
+        listed_s = round(time.monotonic() - began, 4)
         train, val = (self._clocks[name].update(listing.get(name, {}), now) for name in ("train", "val"))
         # Asynchronous modes store the prompts as rows too, so that they can resume them after a restart.
         with_prompts = self.mode != "sync"
@@ -250,13 +260,18 @@ class FlowCounters:
                 "waiting": waiting,
                 "warmup": self._counts.taken == 0,
                 "ended": self._ended,
-                "about": {"step": self._step, "mode": self.mode} | self._staleness(train),
+                "about": {"step": self._step, "mode": self.mode, "listed_s": listed_s, **self._took_s}
+                | ({} if self._warmup_s is None else {"warmup_s": self._warmup_s})
+                | self._staleness(train),
             }
 
     def _points(self, train: Partition, val: Partition, rows: int) -> dict[str, Any]:
         counts, clocks = self._counts, self._clocks
-        evicted = counts.stale + counts.failed + counts.filtered + counts.replaced_now
-        left_rollout = counts.taken + evicted + train.waiting
+        filters_now = self.filters and self.mode == "sync"
+        # Groups that score alike are left out by choice, which is no fault of the buffer.
+        passed_over = counts.filtered + (counts.replaced_now if filters_now else 0)
+        evicted = counts.stale + counts.failed + (0 if filters_now else counts.replaced_now)
+        left_rollout = counts.taken + passed_over + evicted + train.waiting
         taken_rows = counts.taken * self.rollouts_per_prompt
         # A failed group is seen in a listing, or by the trainer as missing rows; neither count ever falls.
         lost_groups = counts.failed + math.ceil(counts.missing / self.rollouts_per_prompt)
@@ -268,7 +283,7 @@ class FlowCounters:
                 work=train.rows_of_working,
             ),
             "buffer": _point(
-                *(train.waiting, left_rollout, counts.taken),
+                *(train.waiting, left_rollout, counts.taken + passed_over),
                 oldest_age_s=train.oldest_s.get("waiting"),
                 dropped=evicted,
                 role="queue",

@@ -1,4 +1,7 @@
-"""A run's progress: its phases, its checkpoints, and its end before the stop time (docs/stopping.md)."""
+"""A run's progress: its phases, its checkpoints, and its end before the last step.
+
+That is an end before the stop time (docs/stopping.md), or at a collapse (`collapse.policy=stop`).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +11,12 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.debug import marked_timer
 
+from ops.notices import CHECKPOINT_KIND
+from ops.process.logs import EVENTS_FILE, EventLog
 from verl_ext.artefacts import announce
 from verl_ext.checkpoints import prune_checkpoints, saved_step, saving, step_folder
-from verl_ext.stop_time import Note, Pace, describe_left, seconds_left, write_note
+from verl_ext.early_end import Note, write_note
+from verl_ext.stop_time import Pace, describe_left, seconds_left
 from verl_ext.telemetry import Heartbeat
 
 
@@ -23,7 +29,9 @@ class ProgressMixin(PPOTrainer):
     """
 
     _out_of_time: str | None = None
-    """Why the run ends after this step; None while it continues."""
+    """Why there is no time for a further step; None while there is."""
+    _collapsed: str | None = None
+    """The collapse alarms at which the run ends; None while it continues."""
     _saved: int | None = None
     """The step of this start's last checkpoint."""
 
@@ -31,6 +39,7 @@ class ProgressMixin(PPOTrainer):
         self._pace = Pace()
         self._heartbeat = Heartbeat(Path(config.run.dir) / "heartbeats.jsonl")
         self._heartbeat.beat(0, "start-up")
+        self._events = EventLog(Path(config.run.dir) / "logs" / EVENTS_FILE)
         with open_dict(config):
             self._checkpoints_to_keep = config.trainer.max_actor_ckpt_to_keep
             config.trainer.max_actor_ckpt_to_keep = None
@@ -47,8 +56,14 @@ class ProgressMixin(PPOTrainer):
 
             # Ray ends wandb's service with this process, before wandb's own exit hook, which would fail.
             wandb.teardown()
-        if self._out_of_time:
-            write_note(Path(self.config.run.dir), Note(self.total_training_steps, self._out_of_time))
+        if self._ends_because:
+            note = Note(self.total_training_steps, self._ends_because, collapsed=bool(self._collapsed))
+            write_note(Path(self.config.run.dir), note)
+
+    @property
+    def _ends_because(self) -> str | None:
+        """Why the run ends after this step; None while it continues."""
+        return self._collapsed or self._out_of_time
 
     def on_train_begin(self) -> None:  # noqa: D102
         if (left := seconds_left()) <= 0:
@@ -71,7 +86,7 @@ class ProgressMixin(PPOTrainer):
         return super()._update_actor(batch, metrics)
 
     def on_step_end(self) -> None:
-        """Save now if no further step fits and veRL has not just saved.
+        """Save now if this step is the last and veRL has not just saved.
 
         Before the weights are synchronised, as veRL itself saves: a GPU has room for a save while the rollout
         engine sleeps.
@@ -81,7 +96,7 @@ class ProgressMixin(PPOTrainer):
         if step < self.total_training_steps:
             validates = trainer.test_freq > 0 and step % trainer.test_freq == 0
             self._out_of_time = self._pace.reason_to_stop(seconds_left(), validates)
-            if self._out_of_time and self._saved != step:
+            if self._ends_because and self._saved != step:
                 with marked_timer("save_checkpoint", self.timing_raw, color="green"):
                     self._save_checkpoint()
         self._heartbeat.beat(step, "weight-sync")
@@ -97,7 +112,9 @@ class ProgressMixin(PPOTrainer):
                 super()._save_checkpoint()
             prune_checkpoints(folder, keep)
         if saved_step(folder) == self.global_steps:
-            announce(step_folder(folder, self.global_steps))
+            path = step_folder(folder, self.global_steps)
+            announce(path)
+            self._events.add(CHECKPOINT_KIND, "trainer", f"checkpoint of step {self.global_steps}: {path}")
         self._saved = self.global_steps
 
     def on_validate_begin(self) -> None:  # noqa: D102
@@ -114,6 +131,7 @@ class ProgressMixin(PPOTrainer):
 
     def _end_after(self, step: int) -> None:
         """Let veRL's loop end after `step` as after a last one: the trackers and Ray shut down in order."""
-        print(f"step {step} is the last of this start: {self._out_of_time}", flush=True)
-        self._heartbeat.beat(step, "out-of-time")
+        print(f"step {step} is the last of this start: {self._ends_because}", flush=True)
+        if self._out_of_time:
+            self._heartbeat.beat(step, "out-of-time")
         self.total_training_steps = step

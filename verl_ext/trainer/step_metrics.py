@@ -6,6 +6,7 @@ for a low reward.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -30,25 +31,32 @@ def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
     """
     real = [row for row in rows if not row.padding]
     good = [row for row in real if row.counts]
+    played, counted = count_rollouts(real), count_rollouts(good)
     calls = [call for row in good for call in row.trajectory.calls]
     multi_hop = [row for row in good if row.hop >= 2]
-    return _prefixed(
-        {
-            "failures/rollouts_lost": expected - len(real),
-            "failures/rows_invalid": len(real) - len(good),
-            "failures/searches": sum(len(row.trajectory.failed_calls) for row in real),
-            "failures/share": (expected - len(good)) / expected,
-            "rollout/rows": len(good),
-            "rollout/rows_multi_hop": len(multi_hop),
-            "rollout/turns": mean([len(row.trajectory.turns) for row in good]),
-            "rollout/truncated_turns": sum(turn.truncated for row in good for turn in row.trajectory.turns),
-            "rollout/tool_calls": len(calls),
-            "rollout/tool_calls_invalid": sum(not call.valid for call in calls),
-            "rollout/searched_share": mean([bool(row.trajectory.searches) for row in good]),
-            "rollout/searched_share_multi_hop": mean([bool(row.trajectory.searches) for row in multi_hop]),
-            "rollout/token_drift_rate": mean([row.token_drift for row in real]),
-        }
-    )
+    metrics = {
+        "failures/rollouts_lost": expected - played,
+        "failures/rows_invalid": played - counted,
+        "failures/searches": sum(len(row.trajectory.failed_calls) for row in real),
+        "failures/share": (expected - counted) / expected,
+        "rollout/rows": len(good),
+        "rollout/rows_multi_hop": len(multi_hop),
+        "rollout/turns": mean([len(row.trajectory.turns) for row in good]),
+        "rollout/truncated_turns": sum(turn.truncated for row in good for turn in row.trajectory.turns),
+        "rollout/tool_calls": len(calls),
+        "rollout/tool_calls_invalid": sum(not call.valid for call in calls),
+        "rollout/searched_share": mean([bool(row.trajectory.searches) for row in good]),
+        "rollout/token_drift_rate": mean([row.token_drift for row in real]),
+    }
+    if multi_hop:  # 0 would read as if none had searched
+        searched = [bool(row.trajectory.searches) for row in multi_hop]
+        metrics["rollout/searched_share_multi_hop"] = mean(searched)
+    return _prefixed(metrics)
+
+
+def count_rollouts(rows: Sequence[StepRow]) -> int:
+    """How many rollouts the rows are of: one may have several branches."""
+    return len({row.rollout for row in rows})
 
 
 def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
@@ -56,7 +64,9 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
 
     A valid question is one with integrity: question and answer exist, and the question does not contain the
     answer; `questions/{fault}` counts the others by what they lack. `solved/k_of_n/…` counts questions;
-    `solved/some` is the share that some but not all attempts solve, where the difficulty reward comes from.
+    `solved/some` is the share that some but not all attempts solve, where the difficulty reward comes from;
+    questions that a check kept from the solver are in neither. `questions/hops_hold_share` is of those of
+    two or more hops.
     """
     good = [row for row in rows if row.counts]
     asked = [row for row in good if row.reward["integrity"]]
@@ -69,12 +79,14 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
         of_hop = [row for row in good if row.hop == hop]
         metrics[f"questions/valid_share_hop_{hop}"] = mean([row.reward["integrity"] for row in of_hop])
         metrics[f"reward/score_hop_{hop}"] = mean([row.reward["score"] for row in of_hop])
-    if asked:
-        n = int(asked[0].reward["n"])
+    if multi_hop := [row for row in asked if row.hop >= 2]:
+        metrics["questions/hops_hold_share"] = mean([row.reward["hop_fault"] is None for row in multi_hop])
+    if tried := [row for row in asked if row.reward["k"] is not None]:
+        n = int(tried[0].reward["n"])
         for k in range(n + 1):
-            metrics[f"solved/{k}_of_{n}"] = sum(row.reward["k"] == k for row in asked)
-        metrics["solved/pass_rate"] = mean([row.reward["k"] / n for row in asked])
-        metrics["solved/some"] = mean([0 < row.reward["k"] < n for row in asked])
+            metrics[f"solved/{k}_of_{n}"] = sum(row.reward["k"] == k for row in tried)
+        metrics["solved/pass_rate"] = mean([row.reward["k"] / n for row in tried])
+        metrics["solved/some"] = mean([0 < row.reward["k"] < n for row in tried])
     for name in (
         "attempts_finished",
         "attempts_failed",
@@ -108,6 +120,52 @@ def solver_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
     return _prefixed(metrics)
 
 
+def environment_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
+    """Reward, its parts and successes of one step of any environment, and how its episodes ended.
+
+    Of a rollout with several branches the last one counts, which is the episode's own. A part that an episode
+    does not have is in no mean of it.
+    """
+    good = list({row.rollout: row for row in rows if row.counts}.values())
+    by_prompt: dict[str, list[float]] = {}
+    for row in good:
+        by_prompt.setdefault(row.prompt, []).append(row.reward["score"])
+    groups = [scores for scores in by_prompt.values() if len(scores) > 1]
+    metrics = {
+        "reward/score": mean([row.reward["score"] for row in good]),
+        "reward/success": mean([row.reward["success"] for row in good]),
+        "reward/groups_with_variance": mean([min(scores) < max(scores) for scores in groups]),
+        "environment/undeclared_calls": sum(row.reward["undeclared_calls"] for row in good),
+        "environment/cut_off_share": mean([row.reward["ended"] == "tokens" for row in good]),
+    }
+    return _prefixed(metrics | _part_means("reward/part", [row.parts for row in good]))
+
+
+def _part_means(prefix: str, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in parts for name in each)
+    return {f"{prefix}/{name}": mean([each[name] for each in parts if name in each]) for name in names}
+
+
+def challenger_validation(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
+    """As `validation_metrics`, of a challenger: its reward, as it has no answer to match."""
+    good = valid_rows(infos)
+    metrics: dict[str, float] = {"val/rows": len(good), "val/failed": expected - len(good)}
+    if good:
+        metrics["val/score"] = mean([infos["score"][row] for row in good])
+    return _prefixed(metrics)
+
+
+def environment_validation(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
+    """As `validation_metrics`, of any environment: successes, reward and its parts."""
+    good = valid_rows(infos)
+    metrics: dict[str, float] = {"val/rows": len(good), "val/failed": expected - len(good)}
+    if good:
+        metrics["val/success"] = mean([infos["success"][row] for row in good])
+        metrics["val/score"] = mean([infos["score"][row] for row in good])
+        metrics |= _part_means("val/part", [json.loads(infos["parts"][row]) for row in good])
+    return _prefixed(metrics)
+
+
 def validation_metrics(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
     """Exact match and F1 on the validation split, by hop as well, over the rows that count.
 
@@ -135,10 +193,11 @@ def valid_rows(infos: Mapping[str, Sequence[Any]]) -> list[int]:
 
 _PROGRESS = {
     "reward": "drzero/reward/score",
+    "solved tasks": "drzero/reward/success",
     "valid": "drzero/questions/valid_share",
     "exact match": "drzero/reward/em",
     "groups that differ": "drzero/reward/groups_with_variance",
-    "searched": "drzero/rollout/searched_share",
+    "searched (hop ≥ 2)": "drzero/rollout/searched_share_multi_hop",
     "solved": "drzero/solved/pass_rate",
     "failures": "drzero/failures/share",
     "seconds": "timing_s/step",
@@ -153,7 +212,10 @@ def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
 
 def validation_line(metrics: Mapping[str, float], step: int) -> str:
     """One validation as one line of the console; without scores if no row counts."""
-    scores = {"exact match": "drzero/val/em", "F1": "drzero/val/f1"}
+    scores = {
+        **{"exact match": "drzero/val/em", "F1": "drzero/val/f1"},
+        **{"solved tasks": "drzero/val/success", "reward": "drzero/val/score"},
+    }
     parts = [f"{name} {metrics[key]:.2f}, " for name, key in scores.items() if key in metrics]
     rows, failed = metrics["drzero/val/rows"], metrics["drzero/val/failed"]
     return f"validation after step {step}: {''.join(parts)}questions {rows:.0f}, failed {failed:.0f}"

@@ -6,7 +6,7 @@ metadata, so only their tag identifies them.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,15 @@ from typing import Any
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
+from environments.conversation import Conversation
 from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
+
+# Attempts have a place of their own; the next is no JSON for an invalid row, and else the score; parts are
+# text here.
+_NOT_DUMPED = ("attempts", "filter_score", "parts")
+SCHEMA = 1
+"""Of a dump's lines (docs/dumps.md); raised when a field goes or changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,13 @@ class StepRow:
     extra_info: dict[str, Any]
     reward: dict[str, Any]
     """What the reward function returned, `score` and `valid` included."""
-    trajectory: Trajectory
+    trajectory: Trajectory | Conversation
+    """Of a search agent, or of an episode of any other environment."""
     token_drift: int
+    targets: tuple[str, ...] = ()
+    """The answers that a solver's is compared with."""
+    rollout_s: float = 0.0
+    """What the rollout took, without its reward."""
 
     @property
     def counts(self) -> bool:
@@ -47,12 +59,23 @@ class StepRow:
         """The id that all samples of one prompt share."""
         return self.key.rsplit("_", 2)[0]
 
+    @property
+    def rollout(self) -> str:
+        """The id that all branches of one rollout share; only an environment of a library may have
+        several."""
+        return self.key.rsplit("_", 1)[0]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts of an environment's reward; none of a search agent's, which are fields of their own."""
+        return dict(json.loads(self.reward.get("parts", "{}")))
+
 
 def read_rows(batch: KVBatchMeta) -> list[StepRow]:
     """The rows of a sampled batch, in its order."""
-    columns = ["data_source", "extra_info", "extra_fields"]
+    columns = ["data_source", "extra_info", "extra_fields", "reward_model"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=columns)
-    sources, infos, fields = (list(data[name]) for name in columns)
+    sources, infos, fields, truths = (list(data[name]) for name in columns)
     return [
         StepRow(
             key=key,
@@ -60,11 +83,26 @@ def read_rows(batch: KVBatchMeta) -> list[StepRow]:
             data_source=str(source),
             extra_info=dict(info),
             reward=dict(extra.get("reward_extra_info", {})),
-            trajectory=Trajectory.from_dict(extra["trajectory"]),
+            trajectory=_conversation(extra),
             token_drift=int(extra["token_drift"]),
+            targets=_targets(truth),
+            rollout_s=float(extra.get("rollout_s", 0.0)),
         )
-        for key, tag, source, info, extra in zip(batch.keys, batch.tags, sources, infos, fields, strict=True)
+        for key, tag, source, info, extra, truth in zip(
+            batch.keys, batch.tags, sources, infos, fields, truths, strict=True
+        )
     ]
+
+
+def _conversation(extra: Mapping[str, Any]) -> Trajectory | Conversation:
+    if "conversation" in extra:
+        return Conversation.from_dict(extra["conversation"])
+    return Trajectory.from_dict(extra["trajectory"])
+
+
+def _targets(truth: Mapping[str, Any]) -> tuple[str, ...]:
+    target = truth["ground_truth"]["target"]  # a list or an array, null for a challenger's prompt
+    return () if target is None else tuple(map(str, target))
 
 
 def read_log_probs(batch: KVBatchMeta, rows: Sequence[StepRow]) -> list[list[float]]:
@@ -78,24 +116,36 @@ def read_log_probs(batch: KVBatchMeta, rows: Sequence[StepRow]) -> list[list[flo
     ]
 
 
+def records(rows: Sequence[StepRow], step: int) -> list[dict[str, Any]]:
+    """A step's real rows as lines of its dump (docs/dumps.md)."""
+    return [
+        {
+            "schema": SCHEMA,
+            "step": step,
+            "key": row.key,
+            "hop": row.hop,
+            **{name: row.extra_info.get(name) for name in ("doc_id", "document")},
+            # Challengers write theirs, solvers are given it; an environment's row has its id.
+            "question": row.reward.get("question")
+            or row.extra_info.get("question", row.extra_info.get("row")),
+            "targets": row.targets,
+            "trajectory": row.trajectory.to_dict(),
+            "token_drift": row.token_drift,
+            "rollout_s": round(row.rollout_s, 3),
+            "reward": {name: row.reward[name] for name in row.reward if name not in _NOT_DUMPED}
+            | ({"parts": row.parts} if "parts" in row.reward else {}),
+            "attempts": json.loads(row.reward.get("attempts", "[]")),
+        }
+        for row in sorted((row for row in rows if not row.padding), key=lambda row: row.key)
+    ]
+
+
 def dump_rows(rows: Sequence[StepRow], step: int, target: Path) -> None:
     """Write a step's real rows to `target`, one JSON object a line, completely or not at all; announce it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")  # one name, so that a resumed run finds what a kill left
     with partial.open("w", encoding="utf-8") as file:
-        for row in sorted((row for row in rows if not row.padding), key=lambda row: row.key):
-            record = {
-                "step": step,
-                "key": row.key,
-                "hop": row.hop,
-                **{name: row.extra_info.get(name) for name in ("doc_id", "document")},
-                # Challengers write theirs, solvers are given it.
-                "question": row.reward.get("question") or row.extra_info.get("question"),
-                "trajectory": row.trajectory.to_dict(),
-                "token_drift": row.token_drift,
-                "reward": {name: value for name, value in row.reward.items() if name != "attempts"},
-                "attempts": json.loads(row.reward.get("attempts", "[]")),
-            }
+        for record in records(rows, step):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -2,9 +2,10 @@
 
 A mode is chosen by `trainer.v1.trainer_mode`, which the config group `mode/` derives from a stage's `method`:
 `drzero_hrpo_sync` for the challenger, whose rewards are compared among questions of the same hop count;
-`drzero_grpo_sync` for the solver, whose rewards are compared among the answers to one question; and the same
-with veRL's `colocate_async` and `separate_async`. The trainer and its mixins override hooks of veRL's
-`PPOTrainer` and call the next one, so any of these modes can carry them.
+`drzero_grpo_sync` for the solver, whose rewards are compared among the answers to one question;
+`drzero_environment_sync` for any other environment, compared among the episodes of one row; and the same with
+veRL's `colocate_async` and `separate_async`. The trainer and its mixins override hooks of veRL's `PPOTrainer`
+and call the next one, so any of these modes can carry them.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -22,13 +23,15 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
-from verl_ext.method.grpo import group_advantages
+from ops.notices import ALARM_KIND
+from verl_ext.method.grpo import group_advantages, hop_balanced
 from verl_ext.method.hrpo import hop_advantages
 from verl_ext.trainer import step_metrics
-from verl_ext.trainer.collapse import CollapseWatch, collapse_metrics
+from verl_ext.trainer.collapse import ALARM, CollapseWatch, collapse_metrics
 from verl_ext.trainer.flow import FlowMixin
 from verl_ext.trainer.progress import ProgressMixin
-from verl_ext.trainer.step_rows import StepRow, dump_rows, read_log_probs, read_rows
+from verl_ext.trainer.step_rows import StepRow, dump_rows, read_log_probs, read_rows, records
+from verl_ext.trainer.wandb_table import log_trajectories, takes_trajectories
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,25 @@ class Method:
     advantages: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float64]]
     """From rewards, group labels and whether each row counts."""
     metrics: Callable[[list[StepRow]], dict[str, float]]
+    validation: Callable[[dict[str, list[Any]], int], dict[str, float]] = step_metrics.validation_metrics
 
 
-HRPO = Method("hrpo", lambda row: row.hop, hop_advantages, step_metrics.challenger_metrics)
+HRPO = Method(
+    "hrpo",
+    lambda row: row.hop,
+    hop_advantages,
+    step_metrics.challenger_metrics,
+    step_metrics.challenger_validation,
+)
 GRPO = Method("grpo", lambda row: row.prompt, group_advantages, step_metrics.solver_metrics)
+ENVIRONMENT = Method(
+    "environment",
+    lambda row: row.prompt,
+    group_advantages,
+    step_metrics.environment_metrics,
+    step_metrics.environment_validation,
+)
+"""GRPO on the episodes of an environment, with metrics of their own."""
 
 
 class TooManyFailures(RuntimeError):
@@ -81,28 +99,53 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         return int(rollouts // self.parameter_sync_step)
 
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        """veRL's step, and the collapse alarms that it raises, before its save: it may be the last."""
+        batch = super().step(metrics, timing_raw)
+        self._watch_for_collapse(batch, metrics)
+        return batch
+
+    def _watch_for_collapse(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        rows = read_rows(batch)
+        groups = [self.method.group(row) for row in rows]
+        metrics |= collapse_metrics(rows, groups, read_log_probs(batch, rows))
+        for alarm in self._collapse_watch.add_step(metrics):
+            text = f"step {self.global_steps}: {alarm}"
+            self._events.add(ALARM_KIND, "trainer", text, name=alarm.name, step=self.global_steps)
+        active = self._collapse_watch.active
+        if self._collapse_watch.window_full:
+            metrics["drzero/collapse/alarms"] = len(active)
+            metrics |= {f"{ALARM}{name}": 1.0 for name in active}
+        # A last step needs no end, and its run is complete.
+        if active and self.config.collapse.policy == "stop" and self.global_steps < self.total_training_steps:
+            self._collapsed = "; ".join(map(str, active.values()))
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Count and dump the step's rows, then write their advantages in veRL's place.
+        """Dump and count the step's rows, then write their advantages in veRL's place.
 
         Raises TooManyFailures above the configured share of spoiled rows, and where no other row is left.
         """
         step = self.global_steps
         self._heartbeat.beat(step, "advantage")
         rows = read_rows(batch)
-        real, good = sum(not row.padding for row in rows), sum(row.counts for row in rows)
+        if folder := self.config.trainer.rollout_data_dir:
+            # Before the update, so that every checkpoint has the dumps of all its steps; and what is
+            # wrong with a step that is stopped here can be read.
+            part = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
+            dump_rows(rows, step, Path(folder) / f"step_{step:04d}{part}.jsonl")
+        real = step_metrics.count_rollouts([row for row in rows if not row.padding])
+        good = step_metrics.count_rollouts([row for row in rows if row.counts])
         self._flow.judged(self._expected_rollouts, real, good)
         causes = [row.reward.get("reason_invalid") for row in rows if not row.padding and not row.counts]
         self._check_failed_share(f"step {step}", self._expected_rollouts, good, causes)
         if not good:
             raise TooManyFailures(f"step {step}: no rollout is left to learn from, because: {causes[:3]}")
-        if folder := self.config.trainer.rollout_data_dir:
-            # Before the update, so that every checkpoint has the dumps of all its steps.
-            part = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
-            dump_rows(rows, step, Path(folder) / f"step_{step:04d}{part}.jsonl")
         return self._advantages(batch, metrics, rows)
 
-    def _log_rollout_data(self, *_: Any) -> None:
-        """Write nothing in veRL's place: its dump has flat text and comes after the checkpoint."""
+    def _log_rollout_data(self, batch: KVBatchMeta, *_: Any) -> None:
+        """A table for wandb in place of veRL's dump, which has flat text and comes after the checkpoint."""
+        if takes_trajectories(self.logger):
+            log_trajectories(self.logger, records(read_rows(batch), self.global_steps), self.global_steps)
 
     def _check_failed_share(self, what: str, expected: int, good: int, causes: Sequence[str | None]) -> None:
         """`causes` has one entry per invalid row; rollouts missing besides those have raised."""
@@ -122,7 +165,9 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         rewards = [float(row_scores.sum()) for row_scores in scores]
         groups: list[Any] = [self.method.group(row) for row in rows]
         counts = np.array([row.counts for row in rows])
-        advantages = self.method.advantages(rewards, groups, counts)
+        advantages = self._compared(rewards, groups, rows)
+        if self.config.get("balance_hops"):  # a key of the solver stage
+            advantages = hop_balanced(advantages, [row.hop for row in rows])
         # Rows that do not count must not enter the loss's mean over tokens either.
         masks = [mask * int(row_counts) for mask, row_counts in zip(masks, counts, strict=True)]
         per_token = [
@@ -143,21 +188,26 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
             fields=TensorDict(nested, batch_size=len(batch)),
         )
 
+    def _compared(
+        self, rewards: Sequence[float], groups: Sequence[Any], rows: Sequence[StepRow]
+    ) -> npt.NDArray[np.float64]:
+        """Each row's advantage; a rollout is compared once, and all of its branches have its advantage."""
+        first: dict[str, int] = {}
+        for index, row in enumerate(rows):
+            if row.counts:
+                first.setdefault(row.rollout, index)
+        judged = np.array([row.counts and first[row.rollout] == index for index, row in enumerate(rows)])
+        advantages = self.method.advantages(rewards, groups, judged)
+        return np.array([advantages[first[row.rollout]] if row.counts else 0.0 for row in rows])
+
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
-        """veRL's metrics and ours, a progress line, and the collapse alarms."""
+        """veRL's metrics and ours, and a progress line."""
         super()._compute_metrics(batch, metrics, *args, **named)
         rows = read_rows(batch)
         metrics |= step_metrics.rollout_metrics(rows, self._expected_rollouts * self.parameter_sync_step)
         metrics |= self.method.metrics(rows)
-        groups = [self.method.group(row) for row in rows]
-        metrics |= collapse_metrics(rows, groups, read_log_probs(batch, rows))
-        alarms = self._collapse_watch.add_step(metrics)
-        if self._collapse_watch.window_full:
-            metrics["drzero/collapse/alarms"] = len(self._collapse_watch.active)
         print(step_metrics.progress_line(metrics, self.global_steps, self.total_training_steps), flush=True)
-        for alarm in alarms:
-            print(f"step {self.global_steps}: {alarm}", flush=True)
-        if self._out_of_time:  # this hook is the last of a step that can end veRL's loop
+        if self._ends_because:  # this hook is the last of a step that can end veRL's loop
             self._end_after(self.global_steps)
 
     def _val_metrics_update(
@@ -174,7 +224,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         """
         infos = reward_extra_infos_dict
         expected = sum((expected_acc_counts or {}).values())
-        metrics = step_metrics.validation_metrics(infos, expected)
+        metrics = self.method.validation(infos, expected)
         print(step_metrics.validation_line(metrics, self.global_steps), flush=True)
         good = step_metrics.valid_rows(infos)
         causes = [
@@ -183,7 +233,8 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         self._check_failed_share(f"validation after step {self.global_steps}", expected, len(good), causes)
         if good:
             # veRL averages every column it is given: flags and hop counts are left out.
-            kept = {name: [infos[name][row] for row in good] for name in ("reward", "f1")}
+            names = [name for name in ("reward", "f1", "success") if name in infos]
+            kept = {name: [float(infos[name][row]) for row in good] for name in names}
             sources, uids, turns = (
                 [column[row] for row in good] for column in (data_sources, sample_uids, sample_turns)
             )
@@ -193,6 +244,6 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
 
 # One class per pair of method and veRL mode. An asynchronous challenger is off-policy: preflight refuses it
 # unless the config allows it.
-for _method, _mode in product((HRPO, GRPO), ("sync", "colocate_async", "separate_async")):
+for _method, _mode in product((HRPO, GRPO, ENVIRONMENT), ("sync", "colocate_async", "separate_async")):
     _name, _bases = f"drzero_{_method.name}_{_mode}", (GroupRelativeTrainer, get_trainer_cls(_mode))
     register_trainer(_name)(type(_name, _bases, {"method": _method, "base_mode": _mode}))

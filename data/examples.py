@@ -1,0 +1,125 @@
+"""Questions worth showing to a person: a few that were accepted, a few that were not, each with why.
+
+    shown = of_selection(selection, records_by_key)
+    shown.accepted[0].evidence, shown.rejected[0].reason
+
+Rates say how many; whether the questions mean anything is seen by reading them. The choice is the same for
+the same data, and spread over hops, or over the reasons of refusal.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from data.pairs import Pair, trajectory_of
+from data.selection import RefusedSample, Rejection, Selection
+from verl_ext.method.answers import contains_answer, normalize_answer
+from verl_ext.method.format_score import retrieved_passages
+from verl_ext.method.trajectory import Trajectory
+
+SHOWN = 3
+"""Questions of each kind."""
+_AROUND = 160
+"""Characters of a text shown on each side of the answer."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question as a reader should see it."""
+
+    hop: int
+    doc_id: str
+    question: str | None
+    answer: str | None
+    reason: str
+    """Why it was refused, or what speaks for it."""
+    evidence: str
+    """The place that has the answer, or how the document begins."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Both kinds, at most SHOWN of each."""
+
+    accepted: list[Example]
+    rejected: list[Example]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Examples":
+        """Rebuild them from their JSON form; what is missing is empty."""
+        kinds = (data.get(kind) or [] for kind in ("accepted", "rejected"))
+        return cls(*([Example(**one) for one in kind] for kind in kinds))
+
+
+def of_selection(
+    selection: Selection,
+    prompts: Mapping[int, Mapping[str, Any]],
+    records: Iterable[Mapping[str, Any]],
+    speaks_for: Callable[[Pair], str] | None = None,
+) -> Examples:
+    """Examples of a selection among samples; `prompts` are its rows by index.
+
+    `speaks_for` says what a reader should know of an accepted pair, besides that it passed every gate.
+    """
+    by_key = {(record["prompt_index"], record["sample"]): record for record in records}
+    accepted = [
+        Example(
+            pair.hop,
+            pair.doc_id,
+            pair.question,
+            pair.answer,
+            speaks_for(pair) if speaks_for else "passed every gate",
+            evidence(pair.answer, pair.document, pair.trajectory),
+        )
+        for pair in spread(selection.accepted, lambda pair: pair.hop)
+    ]
+
+    def shown(rejection: Rejection, sample: RefusedSample) -> Example:
+        record = by_key.get((rejection.prompt_index, sample.sample))
+        document = str(prompts[rejection.prompt_index]["extra_info"]["document"])
+        trajectory = trajectory_of(record) if record else Trajectory()
+        found = evidence(sample.answer, document, trajectory)
+        why = "; ".join(sample.reasons)
+        return Example(rejection.hop, rejection.doc_id, sample.question, sample.answer, why, found)
+
+    refused = [(one, sample) for one in selection.rejected for sample in one.samples[:1]]
+    chosen = spread(refused, lambda pair: (pair[1].question is None, _gate(pair[1])))
+    return Examples(accepted, [shown(*pair) for pair in chosen])
+
+
+def spread(items: Iterable[Item], kind: Callable[[Item], Hashable], count: int = SHOWN) -> list[Item]:
+    """The first of each kind, then the second of each, … until there are `count`; in the order given."""
+    by_kind: dict[Hashable, list[Item]] = defaultdict(list)
+    for item in items:
+        by_kind[kind(item)].append(item)
+    chosen: list[Item] = []
+    for rank in range(count):
+        chosen += [of_kind[rank] for of_kind in by_kind.values() if len(of_kind) > rank]
+    return chosen[:count]
+
+
+def evidence(answer: str | None, document: str, trajectory: Trajectory) -> str:
+    """The text around the answer, in the document or in a retrieved passage; else the document's start."""
+    if answer and normalize_answer(answer):
+        for name, text in (("document", document), *(("found", t) for t in retrieved_passages(trajectory))):
+            if contains_answer(text, answer):
+                return f"{name}: {_around(text, answer)}"
+    return f"document, without the answer: {_around(document, '')}"
+
+
+def _around(text: str, answer: str) -> str:
+    line = " ".join(text.replace("\n", ": ", 1).split())  # a document's first line is its title
+    place = max(line.lower().find(answer.lower().strip()), 0)
+    start, end = max(place - _AROUND, 0), place + len(answer) + _AROUND
+    return f"{'…' if start else ''}{line[start:end].strip()}{'…' if end < len(line) else ''}"
+
+
+def _gate(sample: RefusedSample) -> str:
+    return sample.reasons[0].partition(":")[0] if sample.reasons else ""

@@ -1,0 +1,80 @@
+"""What of a text can be asked about: its sentences, and not code, tables, or lists of links.
+
+    prose_share("| `'B'` | `unsigned_char(bitwise=True)` |")    # 0.0
+    without_lead_in("It has two parts. The output is:")         # "It has two parts."
+
+A chunk of a long document may be the middle of a listing, or end with the line that introduces one. Both are
+found by searching all the same; as a prompt, the first has nothing that a question could be about, and the
+second asks about what is not shown. What a fence has is code, also where a cut has torn the fence; and so are
+the comments in code, of which a torn part may consist, and headings, which begin as Python's comments do.
+"""
+
+import re
+from itertools import groupby
+
+from search.indexing.boundaries import SENTENCE_END
+
+_RUN = 5
+"""Words in a row, numbers aside, that make a sentence: less is a label, a cell, or a call's arguments."""
+_UNSPACED = 10
+"""Letters in a row that do, of a script without spaces."""
+_WORD = re.compile(
+    r"[(\[{<\"'“‘«„*_`¿¡]*"
+    r"(?:[^\W\d_]+(?:[-'’/\u00ad][^\W\d_]+)*|\d[\d.,]*\w?)"
+    r"[)\]}>\"'”’»*_`,;:.!?…]*"
+)
+_FENCE = re.compile(r"^[ \t>]*(?:`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+"""And the language, which only the line that opens a fence has."""
+_COMMENT = re.compile(r"(?:^|(?<=\s))(?://+|/\*+|#{1,6})[ \t][^\n]*", re.MULTILINE)
+_LEADS_ON = re.compile(r"(?:[:：][\"'”’)*_`]*|(?:\A|\n)#{1,6} [^\n]+)\Z")
+"""At the end of a text: a colon, or a heading."""
+
+
+def prose_share(text: str, enough: float = 1.0) -> float:
+    """The share of a text's characters, without white space, that is in sentences; counts up to `enough`."""
+    total = sum(map(len, text.split()))
+    if not total:
+        return 0.0
+    readings = [_COMMENT.sub(" | ", some) for some in _outside_fences(text)]
+    return max(_sentences(reading, enough * total) for reading in readings) / total
+
+
+def _outside_fences(text: str) -> list[str]:
+    """What no fence has; of a text that may as well begin inside of one, both readings."""
+    parts = _FENCE.split(text)
+    texts, languages = parts[0::2], parts[1::2]
+    readings = [" | ".join(texts[0::2]), " | ".join(texts[1::2])]
+    opening = next((number for number, language in enumerate(languages) if language), None)
+    return readings if opening is None else [readings[opening % 2]]
+
+
+def _sentences(text: str, enough: float) -> int:
+    """The characters of a text that are in sentences, without white space; counts up to `enough`."""
+    prose = 0
+    for is_word, run in groupby(text.split(), lambda word: _WORD.fullmatch(word) is not None):
+        some = list(run)
+        is_sentence = is_word and sum(any(map(str.isalpha, word)) for word in some) >= _RUN
+        prose += sum(len(word) for word in some if is_sentence or _is_unspaced(word))
+        if prose >= enough:
+            break
+    return prose
+
+
+def _is_unspaced(word: str) -> bool:
+    return sum(letter.isalpha() and not letter.isascii() for letter in word) >= _UNSPACED
+
+
+def without_lead_in(text: str) -> str:
+    """The text without a last sentence or heading that only introduces what comes next.
+
+    A text that is nothing else stays as it is.
+    """
+    shown = text.rstrip()
+    while _LEADS_ON.search(shown):
+        last = shown.rfind("\n\n") + 1
+        ends = [end for match in SENTENCE_END.finditer(shown[last:-1]) if (end := match.end())]
+        # A beginning of the text as it is: the prompts are compared with the index.
+        shown = shown[: last + (ends[-1] if ends else 0)].rstrip()
+        if not shown:
+            return text
+    return shown

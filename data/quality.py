@@ -1,0 +1,92 @@
+"""How fit a corpus is to be asked about: what was read and left out, and how many hops it carries.
+
+    report = quality(prompts, chains, index)
+    write_quality(Path("data/quality.json"), report)
+
+It is printed by prepare-data and stands next to the prompts, so that a preview and a person read the same.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from data.challenger_prompts import LeftOut, PrepareReport, in_words
+from ops.files import atomic_write
+from search.indexing.build import IndexReport
+
+FILE = "quality.json"
+
+
+def quality(
+    prompts: PrepareReport, chains: Mapping[str, int] | None, index: IndexReport | None
+) -> dict[str, Any]:
+    """Return the report; `index` is None for one that was there before, `chains` where none were counted."""
+    report: dict[str, Any] = {}
+    if index is not None:
+        survey = index.survey
+        report["source"] = {
+            "documents": survey.documents,
+            "chunks": index.info.chunks,
+            "duplicates": {
+                "count": survey.duplicates,
+                "examples": [f"{one} repeats {other}" for one, other in survey.examples],
+            },
+            **survey.reading.to_json(),
+        }
+    lengths = Counter((chains or {}).values())
+    report["prompts"] = {
+        "entries": prompts.corpus_documents,
+        "too_short": vars(prompts.short),
+        "without_sentences": vars(prompts.unsaid),
+        "repeated": vars(prompts.repeated),
+        "cut": vars(prompts.cut_documents),
+        "shown": prompts.train_documents,
+        "cycles": round(prompts.cycles, 2),
+        "hops_asked_for": {str(hop): count for hop, count in prompts.wanted_hops.items()},
+        "hops": {str(hop): count for hop, count in prompts.hop_counts.items()},
+    }
+    report["chains"] = (
+        None if chains is None else {str(length): lengths[length] for length in sorted(lengths)}
+    )
+    return report
+
+
+def write_quality(path: Path, report: Mapping[str, Any]) -> None:
+    """Write it atomically."""
+    atomic_write(path, json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+
+
+def quality_lines(
+    prompts: PrepareReport, chains: Mapping[str, int] | None, index: IndexReport | None
+) -> Iterator[str]:
+    """Yield what a person has to know before the prompts are paid for, one thing a line."""
+    if index is not None:
+        yield from index.survey.reading.lines()
+        if index.survey.duplicates:
+            one, other = index.survey.examples[0]
+            yield f"{index.survey.duplicates} duplicates skipped (such as {one}, which repeats {other})"
+    yield from _left_out(prompts.short, prompts, "too short to ask about")
+    yield from _left_out(prompts.unsaid, prompts, "with hardly a sentence to ask about")
+    yield from _left_out(prompts.repeated, prompts, "with the words of another")
+    yield from _left_out(prompts.cut_documents, prompts, "cut after a sentence, as they are long")
+    if chains is None:
+        yield "links of documents were not counted (a large corpus, or fit_hops=false): the hop ratio is kept"
+        return
+    lengths = Counter(chains.values())
+    two, three, four = (sum(lengths[more] for more in lengths if more >= hop) for hop in (2, 3, 4))
+    yield (
+        f"of {len(chains)} entries {two} begin a chain of 2 documents that name one another, {three} of 3, "
+        f"{four} of 4"
+    )
+    if prompts.hop_counts != prompts.wanted_hops:
+        yield (
+            f"the hop ratio is adapted, as too few documents lead to others: {in_words(prompts.hop_counts)}, "
+            f"not {in_words(prompts.wanted_hops)}"
+        )
+
+
+def _left_out(some: LeftOut, prompts: PrepareReport, what: str) -> Iterator[str]:
+    if some.count:
+        yield f"{some.count} of {prompts.corpus_documents} entries {what} (such as {some.examples[0][:80]!r})"

@@ -1,0 +1,112 @@
+"""The search of a corpus as an environment: the solver's task, its tool and its reward, as `env=search`.
+
+    drzero train env=search hardware=cpu model=demo-policy +environment.options.train=QUESTIONS.parquet
+
+A row is a question with its answers, from any file that `data.benchmarks` reads: synthesized pairs, a
+benchmark, the demo world's chains. The same prompt, calls, passages and reward as in the solver stage, whose
+agent loop has the accounts of searches by hop besides. A search that the service fails to answer spoils the
+episode.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from data.benchmarks import load_benchmark
+from environments.conversation import Message, Turn, tool_message
+from environments.episode import Episode
+from environments.row import Row, Split
+from environments.score import Score
+from environments.taskset import Taskset
+from search.client import SearchClient, SearchRefused
+from verl_ext.method import trajectory as method
+from verl_ext.method.passages import format_passages
+from verl_ext.method.prompts import PromptForm, solver_messages
+from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
+from verl_ext.method.solver_reward import solver_reward
+from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
+
+
+class SearchTaskset(Taskset):
+    """Questions to be answered by searching."""
+
+    needs_retrieval = True
+    filters_groups = True
+    held_out = "The questions of the evaluation's own file."
+
+    def __init__(
+        self,
+        *,
+        train: str,
+        eval: str,
+        url: str,
+        topk: int,
+        deadline_s: float,
+        response_limit: int,
+        form: PromptForm,
+        turns: int,
+    ) -> None:
+        self._files: dict[str, str] = {"train": train, "eval": eval}
+        self.client = SearchClient(url, topk=topk, deadline_s=deadline_s)
+        """One for all episodes; its connections are those of the event loop that it is used in."""
+        self.response_limit, self.form, self.max_turns = response_limit, form, turns
+        self.timeout_s = 2 * deadline_s
+
+    def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
+        """The questions of the split's file, in an order of the seed's."""
+        questions = load_benchmark(Path(self._files[split]))
+        Random(seed).shuffle(questions)
+        return [
+            Row(question.key, {"question": question.question, "targets": list(question.targets)})
+            for question in questions[:n]
+        ]
+
+    def episode(self, row: Row) -> "SearchEpisode":
+        """One question."""
+        return SearchEpisode(self, str(row.data["question"]), list(row.data["targets"]))
+
+
+class SearchEpisode(Episode):
+    """One question, answered by the model after as many searches as it likes."""
+
+    def __init__(self, taskset: SearchTaskset, question: str, targets: Sequence[str]) -> None:
+        self._taskset, self._question, self._targets = taskset, question, targets
+        self._turns: list[method.Turn] = []
+
+    def messages(self) -> Sequence[Message]:
+        """The solver's prompt."""
+        return solver_messages(self._question, self._taskset.form, self._taskset.max_turns)
+
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """The search tool."""
+        return [SEARCH_TOOL_SCHEMA]
+
+    async def respond(self, turn: Turn) -> Sequence[Message] | None:  # type: ignore[override]
+        """The passages of the turn's searches; no search ends the episode."""
+        calls = tuple(parse_tool_calls(turn.text))
+        self._turns.append(method.Turn(turn.text, calls, turn.truncated))
+        # The passages of a call in the last turn would not be read.
+        if not calls or len(self._turns) == self._taskset.max_turns:
+            return None
+        return [tool_message(await self._answer(call)) for call in calls[:MAX_CALLS_PER_TURN]]
+
+    async def _answer(self, call: method.SearchCall) -> str:
+        """What a call is answered; raises SearchUnavailable, which spoils the episode."""
+        if call.queries is None:
+            return invalid_call_response(call)
+        try:
+            results = await self._taskset.client.retrieve(call.queries)
+        except SearchRefused as refusal:
+            return refuse_call(call, refusal.detail).response or ""
+        return format_passages(call.queries, results, self._taskset.response_limit)
+
+    def score(self) -> Score:
+        """Exact match with an answer."""
+        scored = solver_reward(method.Trajectory(tuple(self._turns)), self._targets)
+        return Score(scored.score, bool(scored.score), {"exact": scored.score, "f1": scored.f1})
+
+
+def load(**options: Any) -> SearchTaskset:
+    """The taskset; config/environment/search.yaml has its options."""
+    return SearchTaskset(**options)

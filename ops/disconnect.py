@@ -1,0 +1,29 @@
+"""Work for a client of an ASGI server, which ends when the client leaves.
+
+answer = await unless_gone(request.receive, work())     # None if the client has left first
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def unless_gone(receive: Callable[[], Awaitable[Mapping[str, Any]]], work: Awaitable[T]) -> T | None:
+    """What the work returns; None, with the work cancelled, if the client disconnects first.
+
+    The request's body must have been read: messages of it are taken and dropped.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    answer, left = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else None
+    finally:
+        answer.cancel()
+        left.cancel()

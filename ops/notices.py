@@ -1,0 +1,71 @@
+"""What of a run is worth a line: the one place that decides it, for the console, the live view and `top`.
+
+    notice_of({"time": …, "kind": "restart", "component": "solver", "text": "restart 1 of at most 2"})
+
+Everything else that a run writes stays in the logs of its components.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Level = Literal["info", "warning", "error"]
+
+CHECKPOINT_KIND, ALARM_KIND = "checkpoint", "alarm"
+"""Events that the trainer itself writes; the others are the supervision's."""
+
+_LEVELS: dict[str, Level] = {
+    **dict.fromkeys(("crash", "hung", "stall", "end"), "error"),
+    **dict.fromkeys(("restart", "out_of_time", ALARM_KIND), "warning"),
+}
+_HIDDEN = ("cost",)
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+# Control characters but for the line end; and what reorders text, hides in it, or is no character at all.
+_OBEYED = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing that happened to a component of a run, for the user's eyes."""
+
+    time: float
+    component: str
+    text: str
+    level: Level = "info"
+
+    def __str__(self) -> str:
+        return f"[{self.component}] {self.text}"
+
+
+def notice_of(event: Mapping[str, Any]) -> Notice | None:
+    """An event of `events.jsonl` as a notice; None for one that only explains a run afterwards."""
+    kind, text = event.get("kind"), str(event.get("text", ""))
+    failed = kind == "exit" and bool(event.get("code"))
+    # An error that ends the run is in its `exit`, or is printed as the command's own.
+    if kind in _HIDDEN or (kind == "end" and not event.get("from_outside")):
+        return None
+    if kind == "start" and event.get("log"):
+        text = f"{text}, log: {event['log']}"
+    if kind == "stall":
+        text = (
+            f"no progress for {event['silent_s']:.0f} s in {event['phase']} of step {event['step']}: {text}. "
+            f"Culprit: {event['component']}. Report: {event['report']}"
+        )
+    if event.get("first_error"):
+        text = f"{text}; first error: {event['first_error']}"
+    component = "watchdog" if kind == "stall" else str(event.get("component", ""))
+    level = "error" if failed else _LEVELS.get(str(kind), "info")
+    return Notice(float(event.get("time", 0.0)), plain(component), plain(text), level)
+
+
+def plain(text: str) -> str:
+    """Text of another program without its colours, and with what else a terminal would obey made visible."""
+    return _OBEYED.sub(_visible, _COLOURS.sub("", text))
+
+
+def _visible(found: re.Match[str]) -> str:
+    character = found[0]
+    return " " if character == "\t" else character.encode("unicode_escape").decode()

@@ -1,0 +1,109 @@
+"""The prompts that both sides continue: rows of a stage's data, as token ids, each with its stage's score."""
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from data.benchmarks import load_benchmark
+from data.parquet_io import arrow_faults, read_parquet
+from data.question_rows import FieldNames
+from verl_ext.method.challenger_reward import challenger_reward
+from verl_ext.method.chat import render_prompt_ids, turn_end_id
+from verl_ext.method.prompts import Message, PromptForm, solver_messages
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.solver_reward import solver_reward
+from verl_ext.method.tool_calls import parse_tool_calls
+from verl_ext.method.trajectory import Trajectory, Turn
+
+OF_CHALLENGER = "format of the question"
+OF_SOLVER = "exact match"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, and how its stage scores what follows it."""
+
+    name: str
+    messages: Sequence[Message]
+    ids: list[int]
+    scored_by: str
+    score: Callable[[Trajectory], float] = field(repr=False)
+
+    def score_of(self, tokenizer: Any, ids: Sequence[int]) -> float:
+        """The score of one assistant turn, as a conversation that ends with it."""
+        text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        cut = turn_end_id(tokenizer) not in ids
+        return self.score(Trajectory((Turn(text, tuple(parse_tool_calls(text)), cut),)))
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How benchmark questions, which are no prompts yet, are worded."""
+
+    form: PromptForm
+    max_turns: int
+    fields: FieldNames
+
+
+def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int) -> list[Prompt]:
+    """`n` prompts of a file at most, chosen by `seed`: a stage's training rows, or benchmark questions.
+
+    Raises DataError or FileNotFoundError for a file that is neither.
+    """
+    rows = _training_rows(path) if _is_training_file(path) else _questions(path, wording)
+    chosen = sorted(random.Random(seed).sample(range(len(rows)), min(n, len(rows))))
+    return [
+        Prompt(name, messages, render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA]), by, score)
+        for name, messages, by, score in (rows[index] for index in chosen)
+    ]
+
+
+Row = tuple[str, Sequence[Message], str, Callable[[Trajectory], float]]
+
+
+def _is_training_file(path: str) -> bool:
+    if not (path.endswith(".parquet") and Path(path).is_file()):
+        return False
+    with arrow_faults(Path(path), "prepare the data again"):
+        return "agent_name" in pq.read_schema(path).names
+
+
+def _training_rows(path: str) -> list[Row]:
+    rows = read_parquet(Path(path)).to_pylist()
+    return [(f"row {number}", row["prompt"], *_score_of(row)) for number, row in enumerate(rows)]
+
+
+def _score_of(row: dict[str, Any]) -> tuple[str, Callable[[Trajectory], float]]:
+    """A row with accepted answers is a solver's, one without a challenger's.
+
+    Of a challenger's reward the format is what a conversation earns by itself; the rest takes a solver.
+    """
+    targets, info = row["reward_model"]["ground_truth"]["target"], row["extra_info"]
+    if targets:
+        return OF_SOLVER, functools.partial(_exact, targets)
+    return OF_CHALLENGER, functools.partial(_format, str(info["document"]), int(info["hop"] or 1))
+
+
+def _exact(targets: Sequence[str], trajectory: Trajectory) -> float:
+    return solver_reward(trajectory, targets).score
+
+
+def _format(document: str, hop: int, trajectory: Trajectory) -> float:
+    return challenger_reward(trajectory, document, hop, k=None).format
+
+
+def _questions(path: str, wording: Wording) -> list[Row]:
+    return [
+        (
+            question.key,
+            solver_messages(question.question, wording.form, wording.max_turns),
+            OF_SOLVER,
+            functools.partial(_exact, question.targets),
+        )
+        for question in load_benchmark(path, wording.fields)
+    ]

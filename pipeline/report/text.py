@@ -1,0 +1,60 @@
+"""Text of a run, made safe to show: nothing in it may act on the page or hide from its reader.
+
+Corpora, models and logs are hostile until proven otherwise. Escaping is the templates' (autoescape); here
+characters that a browser would act on, or not show, become visible ones.
+"""
+
+import re
+
+from markupsafe import Markup, escape
+
+LONGEST = 20_000
+"""Characters of one text that the page shows; the file that it came from has the whole."""
+
+# Controls but for tab and line feed; marks that turn the direction of what follows; characters without a
+# shape; halves of surrogate pairs, which UTF-8 cannot carry. The joiners U+200C and U+200D stay: scripts need
+# them.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    """The text with each control, direction mark and shapeless character as a picture or its number."""
+    return _UNSEEN.sub(_picture, text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)  # Unicode's control pictures
+    return "\u2421" if code == 0x7F else f"⟨U+{code:04X}⟩"
+
+
+def cut(text: str, source: str, limit: int = LONGEST) -> str:
+    """At most `limit` characters, and a note of what is left out; `source` names the file with the whole."""
+    if len(text) <= limit:
+        return text
+    left_out = len(text) - limit
+    return f"{text[:limit]}\n[{left_out:,} of {len(text):,} characters are left out here: see {source}]"
+
+
+def answer_pattern(answer: str | None) -> re.Pattern[str] | None:
+    """Finds an answer's words in sequence, in any case, with any punctuation between; None for no words."""
+    words = re.findall(r"\w+", answer or "")
+    if not words or len(words) > 20:
+        return None
+    return re.compile(r"\b" + r"[\W_]+".join(map(re.escape, words)) + r"\b", re.IGNORECASE)
+
+
+def highlighted(text: str, pattern: re.Pattern[str] | None) -> Markup:
+    """The text as HTML, with what the pattern finds in `<mark>`."""
+    if pattern is None:
+        return escape(visible(text))
+    parts, end = [], 0
+    for found in pattern.finditer(text):
+        parts += [escape(visible(text[end : found.start()])), Markup("<mark>"), escape(visible(found[0]))]
+        parts.append(Markup("</mark>"))
+        end = found.end()
+    return Markup("").join([*parts, escape(visible(text[end:]))])

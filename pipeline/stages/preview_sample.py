@@ -1,0 +1,100 @@
+"""The documents of a corpus that a preview indexes: few, but with what they lead to.
+
+    sample = sample_corpus(corpus, size=300, about=40, seed=42)
+    prepare_data(config, sample.corpus, sample.about)
+
+A random sample of a large corpus has documents without those that they name, and no question of several hops
+could be asked about any. So the documents that prompts are about come first, then those whose titles stand in
+them, then others at random, as false leads.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from search.sources.corpus import Corpus, Reading
+from search.sources.document import Document
+from verl_ext.method.answers import normalize_answer
+
+_SHORTEST_TITLE = 4
+"""Characters; a shorter title stands in many texts by chance."""
+
+
+@dataclass(frozen=True)
+class SampledCorpus(Corpus):
+    """A corpus of which some documents are read."""
+
+    ids: frozenset[str] = frozenset()
+
+    def read(self, reading: Reading | None = None) -> Iterator[tuple[int, Document]]:
+        """Yield those documents, numbered as in the whole."""
+        return ((number, document) for number, document in super().read(reading) if document.id in self.ids)
+
+
+@dataclass(frozen=True)
+class CorpusSample:
+    """What was chosen."""
+
+    corpus: SampledCorpus
+    about: frozenset[str]
+    """The ids of the documents that prompts are about."""
+    total: int
+    """Documents of the whole corpus."""
+    named: int
+    """Of those chosen, the documents that another names."""
+
+
+def sample_corpus(corpus: Corpus, size: int, about: int, seed: int) -> CorpusSample:
+    """Choose `size` documents, `about` of them for prompts, in two passes over the corpus.
+
+    The same corpus, sizes and seed give the same documents. Raises CorpusError as the corpus does.
+    """
+    rng, reading = random.Random(f"{seed}/preview"), Reading()
+    first: list[str] = []
+    chosen: list[Document] = []
+    total = 0
+    for total, (_, document) in enumerate(corpus.read(reading), start=1):
+        if total <= size:
+            first.append(document.id)
+        if len(chosen) < about:
+            chosen.append(document)
+        elif (place := rng.randrange(total)) < about:
+            chosen[place] = document
+    corpus.check(reading)
+    if total <= size:
+        return CorpusSample(_some_of(corpus, first), frozenset(first), total, 0)
+    chosen = chosen[:size]
+    ids = {document.id for document in chosen}
+    named, others = _around(corpus, chosen, size - len(chosen), rng)
+    taken = _some_of(corpus, [*ids, *named, *others])
+    return CorpusSample(taken, frozenset(ids), total, len(named))
+
+
+def _around(
+    corpus: Corpus, chosen: list[Document], room: int, rng: random.Random
+) -> tuple[list[str], list[str]]:
+    """The ids of documents that those chosen name, and of others at random, `room` of both together."""
+    ids = {document.id for document in chosen}
+    texts = f" {' '.join(normalize_answer(document.text) for document in chosen)} "
+    named: list[str] = []
+    others: list[str] = []
+    for number, (_, document) in enumerate(corpus.read(), start=1):
+        if document.id in ids:
+            continue
+        if len(named) < room and _is_named(document.title, texts):
+            named.append(document.id)
+        elif len(others) < room:
+            others.append(document.id)
+        elif room and (place := rng.randrange(number)) < room:
+            others[place] = document.id
+    return named, others[: room - len(named)]
+
+
+def _is_named(title: str, texts: str) -> bool:
+    words = normalize_answer(title)
+    return len(words) >= _SHORTEST_TITLE and f" {words} " in texts
+
+
+def _some_of(corpus: Corpus, ids: list[str]) -> SampledCorpus:
+    settings = {field.name: getattr(corpus, field.name) for field in fields(Corpus)}
+    return SampledCorpus(**settings, ids=frozenset(ids))

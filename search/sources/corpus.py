@@ -1,0 +1,205 @@
+"""A source as a whole: its documents one at a time, and all that is wrong with it.
+
+    corpus = Corpus("papers.jsonl", fields=Fields(text="abstract"))
+    for number, document in corpus.read(reading := Reading()): ...
+    reading.faults                                     # what was left out, and why
+
+A source is a file, a folder or a glob of the formats in `files.KINDS`, a data set of the hub, or a Chroma. In
+a folder each text is a document whose id is its path below the folder, and each table has many. A corpus is
+read twice: `search.indexing.journal` surveys every record before an embedder is loaded, so that all faults
+are known in seconds, and then the documents are split.
+"""
+
+import glob
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from search.place import DATABASE_FILE, ChromaPlace, connect
+from search.sources.decoding import UTF8, Encoding
+from search.sources.document import Document, Origin
+from search.sources.faults import CorpusError, Fault, Faults
+from search.sources.fields import Fields
+from search.sources.files import KINDS, RECORDS, SourceFile, files_of, is_glob
+from search.sources.hub import fetch_data_set, is_data_set
+from search.sources.records import READERS, Bad
+from search.sources.texts import read_document
+from search.store import collection_names, iter_documents
+
+OnBad = Literal["stop", "skip"]
+_EXAMPLES = 3
+
+
+@dataclass
+class Some:
+    """How many, and a few of them."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, example: object) -> None:
+        """Count one."""
+        self.count += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(str(example))
+
+
+@dataclass
+class Reading:
+    """What one pass over a source met besides its documents."""
+
+    files: int = 0
+    faults: Faults = field(default_factory=Faults)
+    left_out: dict[str, "Some"] = field(default_factory=dict)
+    """Files that nothing reads, by suffix."""
+    encodings: dict[str, "Some"] = field(default_factory=dict)
+    """Files in other encodings than UTF-8, by encoding."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a user has to know, one thing a line."""
+        for suffix, some in sorted(self.left_out.items()):
+            yield f"{some.count} {suffix} left out, which nothing here reads (such as {some.examples[0]})"
+        for name, some in sorted(self.encodings.items()):
+            said = f"{some.count} read as {name} (such as {some.examples[0]})"
+            yield f"{said}: convert to UTF-8 if letters look wrong"
+        if self.faults:
+            yield f"{self.faults.total:,} faulty records or files skipped:"
+            yield from (f"  {line}" for line in islice(self.faults.lines(), 20))
+
+    def to_json(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "files": self.files,
+            "skipped": self.faults.to_json(),
+            "left_out": {suffix: vars(some) for suffix, some in self.left_out.items()},
+            "encodings": {name: vars(some) for name, some in self.encodings.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents of a source; `collection` is for a Chroma that holds several.
+
+    `fields` says which fields of a table's records are text, title and id. `on_bad` is what an index build
+    does with faults: `stop` refuses the corpus with all of them in one list, `skip` leaves them out.
+    A Chroma that this project built gives its chunks, each as a document.
+    """
+
+    source: Path | str
+    collection: str | None = None
+    fields: Fields = field(default_factory=Fields)
+    on_bad: OnBad = "stop"
+
+    def read(self, reading: Reading | None = None) -> Iterator[tuple[int, Document]]:
+        """Yield the documents, each with its number in the order of reading; `reading` is filled meanwhile.
+
+        A number is the same in each pass over an unchanged source. Raises CorpusError for no source at all.
+        """
+        reading = Reading() if reading is None else reading
+        for number, found in enumerate(self._all(reading), start=1):
+            if isinstance(found, Fault):
+                reading.faults.add(found)
+            else:
+                yield number, found
+
+    def sample(self, size: int, seed: int = 0, reading: Reading | None = None) -> list[Document]:
+        """A uniform sample of the documents, in their order; raises CorpusError where faults stop."""
+        reading = Reading() if reading is None else reading
+        rng, chosen = random.Random(f"{seed}/sample"), []
+        for seen, (number, document) in enumerate(self.read(reading)):
+            if seen < size:
+                chosen.append((number, document))
+            elif (place := rng.randrange(seen + 1)) < size:
+                chosen[place] = (number, document)
+        self.check(reading)
+        return [document for _, document in sorted(chosen, key=lambda pair: pair[0])]
+
+    def check(self, reading: Reading) -> None:
+        """Raise CorpusError with all faults of a pass, unless they are to be skipped."""
+        if reading.faults and self.on_bad == "stop":
+            raise CorpusError(reading.faults.message(self.source))
+
+    def _all(self, reading: Reading) -> Iterator[Document | Fault]:
+        if is_data_set(self.source):
+            yield from self._of_files(fetch_data_set(str(self.source)), reading)
+            return
+        place = ChromaPlace.parse(self.source)
+        path = place.folder
+        if path is None or (path / DATABASE_FILE).is_file():
+            yield from self._of_chroma(place)
+        elif not is_there(path):
+            raise CorpusError(f"no corpus at {path}")
+        else:
+            yield from self._of_files(path, reading)
+
+    def _of_chroma(self, place: ChromaPlace) -> Iterator[Document | Fault]:
+        with connect(place) as client:
+            names = [self.collection] if self.collection is not None else collection_names(client)
+        if len(names) != 1:
+            raise CorpusError(
+                f"{self.source} holds {len(names)} collections ({', '.join(names)}): "
+                "name one (source_collection=…, or --source-collection)"
+            )
+        for key, title, text in iter_documents(place, names[0]):
+            origin = Origin(f"{self.source} {key}")
+            yield _document(Fields(), {"id": key, "title": title, "text": text}, origin)
+
+    def _of_files(self, source: Path, reading: Reading) -> Iterator[Document | Fault]:
+        def left_out(path: Path) -> None:
+            suffix = path.suffix.lower() or "files without a suffix"
+            reading.left_out.setdefault(suffix, Some()).add(path)
+
+        for file in files_of(source, left_out):
+            reading.files += 1
+            try:
+                yield from self._of_file(file, reading)
+            except (OSError, pa.ArrowException) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                yield Fault(
+                    Origin(str(file.path)), f"cannot be read ({why}): make it readable, or take it out"
+                )
+            except ValueError as error:
+                yield Fault(Origin(str(file.path)), str(error))
+
+    def _of_file(self, file: SourceFile, reading: Reading) -> Iterator[Document | Fault]:
+        def used(encoding: Encoding) -> None:
+            if not encoding.name.startswith(UTF8):
+                reading.encodings.setdefault(encoding.name, Some()).add(file.path)
+
+        name = str(file.path)
+        if not file.kind:
+            raise ValueError(KINDS)
+        if file.kind not in RECORDS:
+            title, text, markdown = read_document(file, used)
+            record = {"id": file.id, "title": title, "text": text, "markdown": markdown}
+            yield _document(Fields(), record, Origin(name))
+            return
+        unit, read = READERS[file.kind]
+        for number, record in read(file.path, used):
+            origin = Origin(name, unit, number)
+            if isinstance(record, Bad):
+                yield Fault(origin, record.why)
+            else:
+                yield _document(self.fields, record, origin)
+
+
+def is_there(source: Path | str) -> bool:
+    """Whether a source names files that exist; what is on a hub or a server is seen when it is read."""
+    if is_data_set(source) or ChromaPlace.parse(source).folder is None:
+        return True
+    if is_glob(source):
+        return next(glob.iglob(str(source), recursive=True), None) is not None
+    return os.path.lexists(source)
+
+
+def _document(fields: Fields, record: Any, origin: Origin) -> Document | Fault:
+    try:
+        return fields.document(record, origin)
+    except ValueError as error:
+        return Fault(origin, str(error))

@@ -1,0 +1,154 @@
+"""The files that a source names: a file, a folder at any depth, or a glob; and how one is opened.
+
+    for file in files_of("notes/**/*.md"): file.path, file.kind, file.id
+
+A file's kind is its suffix, without that of a compression. Hidden files are left out; so are, in a folder,
+files of other kinds, which are counted. Nothing here is recursive: folders can be deeper than Python's calls.
+"""
+
+import glob
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from ops.files import open_regular
+from search.sources.decoding import Encoding, encoding_of
+
+RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+TEXTS = (".txt", ".md", ".markdown", ".html", ".htm", ".xhtml", ".rst")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+KINDS = (
+    f"a corpus is a file, a folder or a glob of {', '.join(RECORDS + TEXTS)} files "
+    f"(also {', '.join(COMPRESSED)}), a data set of the hub (hf://datasets/OWNER/NAME), a Chroma folder or "
+    "the address of a Chroma server"
+)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a source; `id` is its path below what the source names."""
+
+    path: Path
+    id: str
+
+    @property
+    def kind(self) -> str:
+        """The suffix that says how it is read; empty if none does."""
+        suffixes = [suffix.lower() for suffix in self.path.suffixes]
+        if suffixes and suffixes[-1] in COMPRESSED:
+            suffixes.pop()
+        return suffixes[-1] if suffixes and suffixes[-1] in RECORDS + TEXTS else ""
+
+
+def is_glob(source: Path | str) -> bool:
+    """Whether a source is a pattern, and no file of that very name."""
+    return glob.has_magic(str(source)) and not os.path.lexists(source)
+
+
+def files_of(source: Path | str, left_out: Callable[[Path], object]) -> Iterator[SourceFile]:
+    """Yield the files to read, in a fixed order; `left_out` gets those of no kind that can be read.
+
+    A file that is named itself is yielded whatever its kind.
+    """
+    if not is_glob(source):
+        yield from _below(Path(source), Path(source), left_out)
+        return
+    parts = Path(source).parts
+    fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    root = Path(*parts[:fixed])
+    for found in sorted(glob.iglob(str(source), recursive=True)):
+        path = Path(found)
+        # Of a pattern such as `notes/**` only the files: its folders are among what it matches.
+        if not path.is_dir() or "**" not in parts:
+            yield from _below(path, root, left_out)
+
+
+def _below(path: Path, root: Path, left_out: Callable[[Path], object]) -> Iterator[SourceFile]:
+    if not path.is_dir():
+        yield SourceFile(path, path.relative_to(root).as_posix() if path != root else path.name)
+        return
+    for one in _walk(path):
+        file = SourceFile(one, one.relative_to(root).as_posix())
+        if file.kind:
+            yield file
+        else:
+            left_out(one)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    # Only the names on the way to one folder are in memory, not the whole tree's.
+    way = [iter([(folder, True)])]
+    while way:
+        path, is_folder = next(way[-1], (None, False))
+        if path is None:
+            way.pop()
+        elif is_folder:
+            way.append(iter(_entries(path)))
+        else:
+            yield path
+
+
+def _entries(folder: Path) -> list[tuple[Path, bool]]:
+    """The visible entries of a folder, sorted by name, and whether each is a folder."""
+    with os.scandir(folder) as scanned:
+        found = ((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in scanned)
+        return sorted((path, is_folder) for path, is_folder in found if not path.name.startswith("."))
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of a source, decompressed; raises OSError for what is no file or is damaged."""
+    with open_regular(path) as stream:
+        compression = COMPRESSED.get(path.suffix.lower())
+        if compression is None:
+            yield stream
+            return
+        with pa.CompressedInputStream(stream, compression) as plain:
+            # A buffer, because Arrow's stream has no lines.
+            yield io.BufferedReader(_Raw(plain))
+
+
+class _Raw(io.RawIOBase):
+    """Arrow's stream as Python's."""
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read into a buffer; returns how many bytes."""
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def open_text(path: Path, used: Callable[[Encoding], object]) -> Iterator[IO[str]]:
+    """Open a text file in the encoding that it is in, which `used` gets; raises ValueError for no text.
+
+    Line ends stay as they are, and only `\\n` is one.
+    """
+    with open_bytes(path) as stream:
+        encoding = encoding_of(stream)
+    used(encoding)
+    with open_bytes(path) as stream, io.TextIOWrapper(stream, *encoding, newline="\n") as text:
+        # `utf-8-sig` and `utf-16` take the mark away; of UTF-8 by name alone it stays.
+        yield text
+
+
+def read_text(path: Path, used: Callable[[Encoding], object]) -> str:
+    """Read a whole text file; raises ValueError for no text."""
+    with open_bytes(path) as stream:
+        raw = stream.read()
+    encoding = encoding_of(raw.splitlines(keepends=True))
+    used(encoding)
+    return raw.decode(*encoding)

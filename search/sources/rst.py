@@ -1,0 +1,112 @@
+"""reStructuredText as html, by docutils; what only Sphinx knows shows its text.
+
+    rst_to_html(Path("sorting.rst").read_text())
+
+Most rst is written for Sphinx. Its roles and directives are unknown to docutils, which would put error
+messages into the text: those that a text uses are registered, roles as what they show, directives as their
+argument and contents.
+"""
+
+import re
+from typing import Any
+
+_ROLE = re.compile(r":([A-Za-z][\w.+-]*(?::[\w.+-]+)*):`")
+_DIRECTIVE = re.compile(r"^[ \t]*\.\.[ \t]+([A-Za-z][\w.+-]*(?::[\w.+-]+)*)::", re.MULTILINE)
+# Sphinx's roles whose text is words; of the others it is code.
+_WORDS = {"ref", "doc", "term", "any", "abbr", "guilabel", "menuselection", "dfn", "numref", "eq"}
+_CODE = {"doctest", "testcode", "testoutput", "testsetup", "prompt", "productionlist", "graphviz", "mermaid"}
+# They are about other pages or the build.
+_NO_TEXT = {
+    "toctree",
+    "index",
+    "highlight",
+    "module",
+    "currentmodule",
+    "literalinclude",
+    "only",
+    "tabularcolumns",
+}
+_SETTINGS: dict[str, Any] = {
+    "report_level": 5,  # above all that docutils would print into the text
+    "halt_level": 5,
+    "raw_enabled": False,
+    "file_insertion_enabled": False,
+    "doctitle_xform": False,
+    "initial_header_level": 1,
+    "syntax_highlight": "none",
+}
+
+
+def rst_to_html(text: str) -> str:
+    """Return a text's html; raises ValueError for one that cannot be parsed."""
+    from docutils import core
+    from docutils.utils import SystemMessage
+
+    _register(text)
+    try:
+        parts = core.publish_parts(text, writer="html5", settings_overrides=_SETTINGS)
+    except (SystemMessage, RecursionError) as error:
+        raise ValueError(f"not reStructuredText: {error}") from error
+    return f"<main>{parts['body']}</main>"
+
+
+def _register(text: str) -> None:
+    """Make the roles and directives that a text uses known to docutils."""
+    from docutils.frontend import get_default_settings
+    from docutils.parsers.rst import Parser, directives, roles
+    from docutils.parsers.rst.languages import get_language
+    from docutils.utils import new_document
+
+    document = new_document("", get_default_settings(Parser))
+    document.reporter.report_level = 5
+    language = get_language("en", document.reporter)
+    for name in set(_ROLE.findall(text)):
+        if roles.role(name, language, 0, document.reporter)[0] is None:
+            roles.register_local_role(name.lower(), _shown)
+    for name in set(_DIRECTIVE.findall(text)):
+        if directives.directive(name.lower(), language, document)[0] is None:
+            directives.register_directive(name.lower(), _contents())
+
+
+def _shown(name: str, raw: str, text: str, *_: Any, **__: Any) -> tuple[list[Any], list[Any]]:
+    """A role of Sphinx: `title <target>` shows its title, `~module.name` its name."""
+    from docutils import nodes
+
+    title = re.sub(r"\s*<[^<>]+>$", "", text.replace("\x00", "\\")).lstrip("!")
+    title = title.rpartition(".")[2] if title.startswith("~") else title
+    kind = nodes.inline if name.lower() in _WORDS else nodes.literal
+    return [kind(raw, title)], []
+
+
+def _contents() -> type:
+    """A directive that shows its argument and its contents."""
+    from docutils import nodes
+    from docutils.parsers.rst import Directive, directives
+
+    class AnyOption(dict[str, Any]):
+        def __bool__(self) -> bool:
+            return True
+
+        def __missing__(self, name: str) -> Any:
+            return directives.unchanged
+
+    class Contents(Directive):
+        optional_arguments = 1
+        final_argument_whitespace = True
+        has_content = True
+        option_spec = AnyOption()
+
+        def run(self) -> list[Any]:
+            """Return the nodes."""
+            if self.name in _NO_TEXT:
+                return []
+            if self.name in _CODE:
+                lines = "\n".join(self.content)
+                return [nodes.literal_block(lines, lines)] if lines else []
+            shown = nodes.container()
+            if self.arguments:
+                shown += nodes.paragraph("", self.arguments[0])
+            self.state.nested_parse(self.content, self.content_offset, shown)
+            return [shown]
+
+    return Contents

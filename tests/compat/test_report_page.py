@@ -1,0 +1,127 @@
+"""A run's report in headless Chromium: drawn, usable, quiet, and without a request.
+
+make compat      # DRZERO_COMPAT=1; needs `chromium` on the path (Debian: apt-get install chromium)
+
+DRZERO_REPORT_RUN=outputs/checkpoints/demo adds the folder of a real run.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_run import challenger_row, challenger_run, event, lines, loop_run
+from other_environment import environment
+
+from pipeline.report.write import write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if not os.environ.get("DRZERO_COMPAT") or CHROMIUM is None:
+    pytest.skip("needs Chromium and an environment with playwright: make compat", allow_module_level=True)
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e \ud83d <!-- {{7*7}}"
+MANY = 10_000
+
+
+def runs(folder: Path) -> dict[str, Path]:
+    """A finished run, a killed one with failures, a failed loop, a hostile and an empty run, a long one."""
+    hostile = challenger_run(folder / "hostile", steps=1, rows=1)
+    rows = [challenger_row(1, n, question=f"{HOSTILE} {n}?", answer=f"{HOSTILE} indeed") for n in range(3)]
+    lines(hostile / "dumps" / "step_0001.jsonl", rows)
+    lines(hostile / "logs" / "events.jsonl", [event(150, "restart", HOSTILE, HOSTILE)])
+    empty = folder / "empty"
+    empty.mkdir()
+    (empty / "resolved.yaml").write_text("method: hrpo\n")
+    killed = challenger_run(folder / "killed")
+    lines(killed / "logs" / "events.jsonl", [event(21, "start", "trainer", "starting", offset=0)])
+    (killed / "result.json").unlink()
+    failed = [challenger_row(2, 0, k=None), challenger_row(2, 1, answer="Who"), challenger_row(2, 2)]
+    lines(killed / "dumps" / "step_0002.jsonl", failed)
+    made = {
+        "finished": challenger_run(folder / "finished"),
+        "killed": killed,
+        "loop": loop_run(folder / "loop"),
+        "hostile": hostile,
+        "empty": empty,
+        "many": challenger_run(folder / "many", steps=40, rows=MANY // 40),
+    }
+    real = os.environ.get("DRZERO_REPORT_RUN")
+    return made | ({"real": Path(real).resolve()} if real else {})
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with playwright."""
+    return environment(tmp_path_factory, "playwright==1.65.2")
+
+
+@pytest.fixture(scope="module")
+def seen(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the browser saw of each page."""
+    folder = tmp_path_factory.mktemp("pages")
+    pages = {name: str(write_report(run)) for name, run in runs(folder).items()}
+    script = Path(__file__).parent / "drive_page.py"
+    command = [str(python), str(script), str(CHROMIUM), str(folder), *pages.values()]
+    found = json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=500).stdout
+    )
+    return {name: found[path] for name, path in pages.items()}
+
+
+def test_every_chart_is_drawn_also_under_the_pages_own_policy(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["finished"]["charts"] >= 10 and seen["loop"]["charts"] == 3 and seen["empty"]["charts"] == 0
+    for page in seen.values():
+        assert page["drawn"] == page["drawn under the policy"] == page["charts"]
+
+
+def test_the_loop_is_drawn_as_boxes_with_arrows_between_those_of_an_iteration(
+    seen: dict[str, dict[str, Any]],
+) -> None:
+    widths, arrows = zip(*seen["loop"]["stages"], strict=True)
+    assert min(widths) > 50 and arrows == ("none", "none", '"→"', '"→"', '"→"')
+
+
+def test_no_page_says_anything_on_the_console_or_asks_for_anything(seen: dict[str, dict[str, Any]]) -> None:
+    for page in seen.values():
+        assert page["messages"] == []
+        assert len(page["requests"]) == 1  # the file itself
+
+
+def test_the_table_filters_sorts_and_opens_by_keyboard(seen: dict[str, dict[str, Any]]) -> None:
+    table = seen["finished"]["table"]
+    assert table["all"] == 12 and table["of two hops"] == 3 and table["hops shown"] == ["2"]
+    scores = [float(score) for score in table["scores"] if score]
+    assert scores == sorted(scores, reverse=True)
+    assert seen["killed"]["table"]["scores"].count("") == 1  # of the row that a failed service spoiled
+    assert "dumps/step_" in table["first"] and table["first"] != table["second"]
+
+
+def test_text_is_found_in_any_turn_of_any_of_ten_thousand(seen: dict[str, dict[str, Any]]) -> None:
+    table = seen["many"]["table"]
+    assert table["all"] == table["with text"] == MANY
+    assert 0 < table["of two hops"] < MANY
+
+
+def test_columns_that_no_listed_row_fills_are_left_out(seen: dict[str, dict[str, Any]]) -> None:
+    columns = seen["loop"]["table"]["columns of evaluations"]
+    assert "f1" in columns and "difficulty" not in columns
+
+
+def test_every_page_can_be_read_on_a_phone(seen: dict[str, dict[str, Any]]) -> None:
+    for page in seen.values():
+        assert page["width on a phone"] == 390
+        assert page["cut off on a phone"] == []
+        assert page["narrowest on a phone"] is None or page["narrowest on a phone"] > 30
+
+
+def test_the_docs_pictures_are_made_of_a_run_folder(python: Path, tmp_path: Path) -> None:
+    run = challenger_run(tmp_path / "run")
+    write_report(run)
+    script = Path(__file__).parents[2] / "bench" / "report_pictures.py"
+    subprocess.run([str(python), str(script), str(run), str(tmp_path)], check=True, timeout=200)
+    for name in ("report-curves.png", "report-trajectory.png"):
+        picture = (tmp_path / name).read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) > 20_000

@@ -1,0 +1,215 @@
+"""Folders of runs as the stages leave them, made by the method's own functions where those write a part."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from verl_ext.method.challenger_reward import challenger_reward
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+
+DOCUMENT = "Porlom Works\nPorlom Works is a maker of paper and has its seat in Vizmam."
+PASSAGE = "[1] Vizmam: Vizmam is a town whose mayor is Brurbul Lernin.\n[2] Porlal: Porlal is a small town."
+STARTED = 1_700_000_000.0
+
+
+def conversation(question: str, answer: str, searches: int = 1, thinking: str = "I will ask.") -> Trajectory:
+    """A trajectory that searches so many times, each with a new query, then asks."""
+    turns = []
+    for number in range(searches):
+        raw = json.dumps({"name": "search", "arguments": {"query_list": [f"query {number}"]}})
+        call = SearchCall(raw, (f"query {number}",), PASSAGE)
+        turns.append(Turn(f"<think>{thinking}</think>\n<tool_call>{raw}</tool_call>", (call,)))
+    last = f"<think>{thinking}</think>\n<question>{question}</question>\n<answer>{answer}</answer>"
+    return Trajectory((*turns, Turn(last)))
+
+
+def challenger_row(
+    step: int,
+    number: int = 0,
+    *,
+    hop: int = 2,
+    k: int | None = 2,
+    question: str = "Who is the mayor of the town that Porlom Works has its seat in?",
+    answer: str = "Brurbul Lernin",
+    trajectory: Trajectory | None = None,
+) -> dict[str, Any]:
+    """A line of a challenger's dump; `k` of five attempts gave the answer, None if too few finished."""
+    trajectory = trajectory or conversation(question, answer)
+    score = asdict(challenger_reward(trajectory, DOCUMENT, hop, n=5, k=k))
+    attempts = [
+        {
+            "answer": answer if place < (k or 0) else "Porlal",
+            "finished": True,
+            "failure": None,
+            "searches": 1,
+            "tokens_out": 40,
+            "right": place < (k or 0),
+            "latency_s": 1.0,
+            "trajectory": conversation("", answer, thinking="I look it up.").to_dict(),
+        }
+        for place in range(5 if score["integrity"] else 0)
+    ]
+    return {
+        "schema": 1,
+        "step": step,
+        "key": f"prompt-{step}-{number}_0_0",
+        "hop": hop,
+        "doc_id": "firm-porlom-works",
+        "document": DOCUMENT,
+        "question": question,
+        "trajectory": trajectory.to_dict(),
+        "token_drift": 0,
+        "reward": score,
+        "attempts": attempts,
+    }
+
+
+def lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def event(seconds: float, kind: str, component: str, text: str = "", **more: Any) -> dict[str, Any]:
+    """An event so many seconds after the start."""
+    return {"time": STARTED + seconds, "kind": kind, "component": component, "text": text, **more}
+
+
+def challenger_run(folder: Path, steps: int = 3, rows: int = 4) -> Path:
+    """A finished challenger run: a restarted service at half of step 2, an alarm at the last step."""
+    (folder / "logs").mkdir(parents=True)
+    (folder / "resolved.yaml").write_text(
+        "# command: /home/me/.venv/bin/drzero challenger run.name=demo\n# versions: verl 0.9.1\n"
+        f"method: hrpo\ntrainer:\n  total_training_steps: {steps}\n"
+        "actor_rollout_ref:\n  model:\n    path: models/demo-policy\n"
+    )
+    phases = [
+        {"time": STARTED + 100 * step + after, "step": step, "phase": phase}
+        for step in range(1, steps + 1)
+        for phase, after in (("rollout", 0), ("update", 60))
+    ]
+    end = STARTED + 100 * (steps + 1)
+    lines(folder / "heartbeats.jsonl", [*phases, {"time": end, "step": steps + 1, "phase": "done"}])
+    alarm = "collapse alarm [entropy]: 0.010 nats a token (limit 0.05): the policy hardly explores any more"
+    events = [
+        event(0, "start", "retrieval", "starting"),
+        event(20, "ready", "retrieval", "ready after 20.0 s"),
+        event(21, "start", "trainer", "starting", offset=0),
+        event(250, "restart", "retrieval", "died: killed by SIGKILL; starting again"),
+        event(255, "ready", "retrieval", "ready after 5.0 s"),
+        event(100 * (steps + 1) - 9, "alarm", "trainer", f"step {steps}: {alarm}", step=steps),
+        event(100 * (steps + 1), "exit", "trainer", "ended without an error", code=0),
+        event(100 * (steps + 1) + 1, "stopped", "retrieval", "stopped"),
+    ]
+    lines(folder / "logs" / "events.jsonl", events)
+    for step in range(1, steps + 1):
+        dump = [challenger_row(step, number, hop=1 + number % 3, k=number % 6) for number in range(rows)]
+        lines(folder / "dumps" / f"step_{step:04d}.jsonl", dump)
+    metrics = {
+        "drzero/collapse/entropy": 0.3,
+        "drzero/failures/share": 0.0,
+        "drzero/rollout/token_drift_rate": 0.0,
+    }
+    lines(
+        folder / "metrics" / "attempt_001.jsonl",
+        [
+            {"step": step, "data": {**metrics, "training/global_step": step, "timing_s/step": 100.0}}
+            for step in range(1, steps + 1)
+        ],
+    )
+    lines(
+        folder / "samples.jsonl",
+        [_usage(seconds, name) for seconds in (30, 60) for name in ("retrieval", "host")],
+    )
+    lines(folder / "flow.jsonl", [_snapshot(seconds) for seconds in (30, 130, 230)])
+    (folder / "result.json").write_text(json.dumps({"outputs": {}, "tokens": 1234, "figures": {}}))
+    return folder
+
+
+def _usage(seconds: float, component: str) -> dict[str, Any]:
+    if component == "host":
+        return {"time": STARTED + seconds, "component": "host", "memory_free_mb": 9000, "gpus": []}
+    return {"time": STARTED + seconds, "component": component, "cpu_share": 0.5, "rss_mb": 700}
+
+
+def _snapshot(seconds: float) -> dict[str, Any]:
+    names = ("asked", "produced", "accepted", "invalid", "failed", "stale", "filtered", "in_flight", "lost")
+    return {
+        "time": STARTED + seconds,
+        "points": {"buffer": {"depth": 3.0, "errors": 0.0}},
+        "samples": dict.fromkeys(names, 0.0) | {"asked": 12.0, "produced": seconds / 20},
+        "rates": {"produced": 0.05, "accepted": 0.05, "invalid": 0.0, "stale": 0.0},
+        "waiting": {"point": "buffer", "have": 3.0, "want": 4.0, "since_s": 12.0},
+        "warmup": seconds < 100,
+        "symptoms": [],
+    }
+
+
+def loop_run(checkpoints: Path) -> Path:
+    """A loop of one iteration whose solver has failed: its folder, next to those of its stages."""
+    challenger_run(checkpoints / "challenger_iter1")
+    for name, right in (("evaluate_iter0", 10), ("evaluate_iter1", 20)):
+        score = {
+            "n": 40,
+            "em": right / 40,
+            "em_low": right / 40 - 0.1,
+            "em_high": right / 40 + 0.1,
+            "f1": 0.5,
+        }
+        report = {"benchmarks": {"demo_1hop": {**score, "searches": 1.0, "failed": 0}}, "averages": {}}
+        answer = {
+            "key": "demo_1hop/1",
+            "benchmark": "demo_1hop",
+            "hop": 1,
+            "question": "Where is it?",
+            "targets": ["Vizmam"],
+            "answer": "Vizmam",
+            "right": True,
+            "f1": 1.0,
+            "trajectory": conversation("", "Vizmam").to_dict(),
+        }
+        lines(checkpoints / name / "answers.jsonl", [{"identity": {}}, answer])
+        (checkpoints / name / "report.json").write_text(json.dumps(report))
+    synthesis = checkpoints / "synthesize_iter1"
+    sample = {"prompt_index": 5, "sample": 0, "trajectory": conversation("Who is it?", "her").to_dict()}
+    lines(synthesis / "samples.jsonl", [{"identity": {}}, sample])
+    refused = {
+        "sample": 0,
+        "question": "Who is it?",
+        "answer": "her",
+        "reasons": ["evidence: her is in no text"],
+    }
+    lines(
+        synthesis / "rejects.jsonl",
+        [
+            {
+                "prompt_index": 5,
+                "hop": 2,
+                "doc_id": "x",
+                "samples": [refused],
+                "reason": "every sample was refused",
+            }
+        ],
+    )
+    gates = {
+        "evidence": {"judged": 1, "refused": 1},
+        "contamination": {"judged": 0, "refused": 0, "note": "no file"},
+    }
+    per_hop = {"2": {"prompts": 1, "accepted": 0, "rejected": 1}}
+    (synthesis / "report.json").write_text(json.dumps({"gates": gates, "per_hop": per_hop}))
+    stages = {
+        name: {
+            "state": "complete",
+            "seconds": 60.0,
+            "tokens": 10,
+            "figures": {"reward": 0.5},
+            "versions": {"verl": "0.9.1"},
+        }
+        for name in ("evaluate_iter0", "challenger_iter1", "synthesize_iter1", "evaluate_iter1")
+    }
+    stages["solver_iter1"] = {"state": "failed", "seconds": 5.0, "error": "drzero solver: retrieval died"}
+    (checkpoints / "evolve").mkdir()
+    (checkpoints / "evolve" / "manifest.json").write_text(json.dumps({"stages": stages}))
+    return checkpoints / "evolve"

@@ -1,0 +1,71 @@
+"""Examples of a selection: which are shown, and what is shown of them."""
+
+from made_pairs import DOCUMENT, last_turn, prompt, record, search
+
+from data.examples import Example, Examples, evidence, of_selection, spread
+from data.gates import Gates, GateSettings
+from data.selection import prompts_by_index, select
+from verl_ext.method.trajectory import Trajectory, Turn
+
+WITHOUT_AN_ANSWER = "document, without the answer: Drosken: Drosken is a town"
+
+
+def test_each_kind_has_its_turn_before_a_second_of_any() -> None:
+    assert spread(["a1", "a2", "b1", "a3", "c1"], lambda item: item[0]) == ["a1", "b1", "c1"]
+    assert spread(["a1", "a2", "b1", "a3"], lambda item: item[0]) == ["a1", "b1", "a2"]
+    assert spread([], lambda item: item) == []
+
+
+def test_the_evidence_is_the_place_that_has_the_answer() -> None:
+    said = Trajectory((search(), Turn(last_turn())))
+    assert evidence("Galmir", DOCUMENT, said).startswith("document: Drosken: Drosken is a town")
+    assert evidence("Tesk", DOCUMENT, said).startswith("found: [1] Galmir: Galmir is a river")
+    assert evidence("Oslo", DOCUMENT, said).startswith(WITHOUT_AN_ANSWER)
+    assert evidence(None, DOCUMENT, said).startswith(WITHOUT_AN_ANSWER)
+
+
+def test_a_long_text_is_shown_around_the_answer() -> None:
+    text = f"{'before ' * 100}the river Galmir{' after' * 100}"
+    shown = evidence("Galmir", text, Trajectory())
+    assert "the river Galmir" in shown and shown.endswith("…") and len(shown) < 400
+
+
+def test_of_a_selection_three_of_each_kind_are_shown_with_reasons_and_evidence() -> None:
+    rows = [
+        prompt(index, document=DOCUMENT.replace("Drosken", f"Drosken{'abcdefgh'[index]}"))
+        for index in range(8)
+    ]
+    proper = [
+        record(last_turn(f"On which river does Drosken{'abcdefgh'[index]} lie?"), prompt_index=index)
+        for index in range(4)
+    ]
+    bad = [
+        record("I know nothing.", prompt_index=4),
+        record("I know nothing either.", prompt_index=5),
+        record(last_turn("On which river does Droskeng lie?", "Rhine"), prompt_index=6),
+        record(last_turn("Does Droskenh lie on the Galmir?", "Galmir"), prompt_index=7),
+    ]
+    records = [*proper, *bad]
+    found = select(
+        {each["prompt_index"]: [each] for each in records}, rows, Gates(GateSettings(near_duplicates=False))
+    )
+    shown = of_selection(found, prompts_by_index(rows), records)
+    assert [one.doc_id for one in shown.accepted] == ["doc0", "doc1", "doc2"]
+    assert {one.reason for one in shown.accepted} == {"passed every gate"}
+    assert [one.reason.partition(":")[0] for one in shown.rejected] == ["pair", "evidence", "integrity"]
+    assert shown.rejected[1] == Example(
+        1,
+        "doc6",
+        "On which river does Droskeng lie?",
+        "Rhine",
+        shown.rejected[1].reason,
+        shown.rejected[1].evidence,
+    )
+    assert shown.rejected[1].evidence.startswith("document, without the answer: Droskeng")
+    assert Examples.from_dict(shown.to_dict()) == shown
+
+
+def test_where_nothing_was_asked_nothing_is_shown() -> None:
+    rows = [prompt()]
+    found = select({}, rows, Gates(GateSettings(near_duplicates=False)))
+    assert of_selection(found, prompts_by_index(rows), []) == Examples([], [])

@@ -1,0 +1,79 @@
+"""How far the documents of a corpus lead: names of others in a text, and chains of them."""
+
+import pytest
+
+from data.links import chain_lengths
+
+# Orrin names the Vell, which names Teverly; nothing names Orrin, and Sarn names nothing.
+ENTRIES = [
+    ("1", "Orrin", "A town on the River Vell, known for its salt."),
+    ("2", "River Vell", "It rises near Teverly and ends in the sea."),
+    ("3", "Teverly", "A village of beekeepers."),
+    ("4", "Sarn", "The capital of a province."),
+]
+
+
+def test_a_chain_has_the_documents_that_can_be_reached_one_after_the_other() -> None:
+    assert chain_lengths(ENTRIES) == {"1": 3, "2": 2, "3": 1, "4": 1}
+
+
+def test_two_that_name_each_other_are_a_chain_of_two() -> None:
+    assert chain_lengths([("1", "Orrin", "Near Teverly."), ("2", "Teverly", "Near Orrin.")]) == {
+        "1": 2,
+        "2": 2,
+    }
+
+
+def test_a_chunk_leads_where_its_own_text_does_and_on_from_any_chunk_of_a_document() -> None:
+    chunks = [
+        ("2#1-0123456789ab", "River Vell", "It rises in the hills."),
+        ("2#2-0123456789ab", "River Vell", "It passes Teverly."),
+    ]
+    assert chain_lengths([ENTRIES[0], *chunks, ENTRIES[2]]) == {
+        "1": 3,
+        "2#1-0123456789ab": 1,
+        "2#2-0123456789ab": 2,
+        "3": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "leads"),
+    [
+        ("See [the hooks](../Reference/Hooks.md#onready).", True),  # the file's name
+        ("Several hooks are called.", False),  # one word counts to the letter
+        ("See lifecycle HOOKS there.", True),  # several in any case
+        ("See the Lifecycle.", False),
+    ],
+)
+def test_a_name_is_a_title_or_a_files_name(text: str, leads: bool) -> None:
+    entries = [
+        ("a.md", "Start", text),
+        ("Reference/Hooks.md", "Lifecycle Hooks", "They are called in order."),
+    ]
+    assert chain_lengths(entries)["a.md"] == 1 + leads
+
+
+@pytest.mark.parametrize(
+    ("text", "leads"),
+    [
+        ("A functional style.", False),
+        ("See functional.md.", True),
+        ("See [it](./functional.md#lambda).", True),
+    ],
+)
+def test_a_files_name_that_is_a_plain_word_counts_with_its_suffix(text: str, leads: bool) -> None:
+    entries = [("start.md", "Start", text), ("functional.md", "Functional Programming", "It has functions.")]
+    assert chain_lengths(entries)["start.md"] == 1 + leads
+
+
+def test_a_name_that_is_everywhere_leads_nowhere() -> None:
+    entries = [(str(n), f"Town {n:03d}", "It is on the River Vell.") for n in range(100)]
+    assert set(chain_lengths([*entries, ("v", "River Vell", "A river.")]).values()) == {1}
+
+
+@pytest.mark.parametrize(("name", "leads"), [("memory", False), ("Memory", True), ("core memory", True)])
+def test_a_plain_word_of_more_than_one_entry_in_two_hundred_leads_nowhere(name: str, leads: bool) -> None:
+    """30 of 1,000 entries have it: too many for a word of the language, few for a name."""
+    entries = [(str(n), f"Term {n:03d}", f"It has {name}." if n < 30 else "A term.") for n in range(1000)]
+    assert chain_lengths([*entries, ("m", name, "Where data is.")])["0"] == 1 + leads

@@ -1,0 +1,82 @@
+"""Tool calls in a model's text, held against the tools that there are; no text of a model raises."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from environments.call import FORMS, Call, parse_calls
+from environments.conversation import Conversation, Turn, tool_message, user_message
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "stop")]
+
+
+def call(raw: str) -> Call:
+    (found,) = parse_calls(f"text <tool_call>{raw}</tool_call> more", TOOLS)
+    return found
+
+
+def test_a_call_of_a_declared_tool_is_valid() -> None:
+    found = call('{"name": "add", "arguments": {"a": 1}}')
+    assert (found.name, found.arguments, found.valid) == ("add", {"a": 1}, True)
+
+
+def test_arguments_may_be_left_out_or_written_as_text() -> None:
+    assert call('{"name": "stop"}').arguments == {}
+    assert call(json.dumps({"name": "add", "arguments": '{"a": 1}'})).arguments == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("raw", "error", "undeclared"),
+    [
+        ('{"name": "sub", "arguments": {}}', "there is no tool 'sub'; the tools are add, stop", True),
+        ('{"arguments": {}}', "the call names no tool", False),
+        ('{"name": "add", "arguments": [1]}', "the arguments of add are not a JSON object", False),
+        ('{"name": "add", "arguments": "1 + 1"}', "the arguments of add are not a JSON object", False),
+        ("add(1)", "the call is not a JSON object", False),
+        ("[1]", "the call is not a JSON object", False),
+    ],
+)
+def test_a_call_that_cannot_be_made_says_why(raw: str, error: str, undeclared: bool) -> None:
+    found = call(raw)
+    assert (found.error, found.undeclared, found.valid) == (error, undeclared, False)
+
+
+def test_without_tools_every_call_is_of_one_that_is_not_declared() -> None:
+    (found,) = parse_calls('<tool_call>{"name": "add"}</tool_call>', [])
+    assert found.undeclared and found.error == "there is no tool 'add'; the tools are none"
+
+
+@given(
+    st.text() | st.text(alphabet='{}[]"a:,').map("<tool_call>{}</tool_call>".format),
+    st.sampled_from(list(FORMS)),
+)
+def test_no_text_of_a_model_raises(text: str, form: str) -> None:
+    for found in parse_calls(text, TOOLS, form):
+        assert found.valid == (found.error is None)
+
+
+def test_deeply_nested_json_is_an_invalid_call() -> None:
+    assert not call("[" * 100_000).valid
+
+
+CALLS = st.builds(
+    Call,
+    raw=st.text(),
+    name=st.none() | st.text(),
+    arguments=st.none() | st.dictionaries(st.text(), st.integers()),
+    error=st.none() | st.text(),
+    undeclared=st.booleans(),
+)
+
+
+@given(st.lists(CALLS, max_size=3), st.text(), st.none() | st.text(), st.booleans())
+def test_a_conversation_survives_its_json_form(
+    calls: list[Call], text: str, said: str | None, truncated: bool
+) -> None:
+    answers = [tool_message(f"answer {place}") for place, _ in enumerate(calls)]
+    answers += [user_message(said)] if said is not None else []
+    turn = Turn(text, tuple(calls), truncated, tuple(answers))
+    whole = Conversation((user_message("start"),), (turn, Turn("end")))
+    assert Conversation.from_dict(json.loads(json.dumps(whole.to_dict()))) == whole

@@ -1,0 +1,251 @@
+"""Any environment over veRL's agent loop: ids as sampled, scores by part, and failures that are no zeros."""
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from transformers import AutoTokenizer
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids
+from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
+
+SUMS = '''
+"""Adds two numbers, with a tool for it; what goes wrong is chosen by the row."""
+import time
+from environments.conversation import user_message
+from environments.episode import Episode
+from environments.row import Row
+from environments.score import Score
+from environments.taskset import Taskset
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}}
+
+
+class Sum(Episode):
+    def __init__(self, a, b, wrong=None):
+        self.a, self.b, self.wrong, self.said = a, b, wrong, ""
+
+    def messages(self):
+        if self.wrong == "messages":
+            return []
+        return [user_message(f"{self.a} + {self.b}?")]
+
+    def tools(self):
+        return [ADD]
+
+    def call(self, name, arguments):
+        if self.wrong == "raise":
+            raise RuntimeError("no\\nnumbers today")
+        if self.wrong == "hang":
+            time.sleep(60)
+        return str(arguments["a"] + arguments["b"])
+
+    def respond(self, turn):
+        self.said = turn.text
+        return super().respond(turn)
+
+    def score(self):
+        right = self.said.strip() == str(self.a + self.b)
+        return {"nan": Score(float("nan"), False), "type": 1.0}.get(
+            self.wrong, Score(float(right), right, {"exact": float(right)})
+        )
+
+
+class Sums(Taskset):
+    max_turns, timeout_s = 3, 0.5
+
+    def rows(self, split, n, seed):
+        return [Row(f"{split}-{i}", {"a": i, "b": seed}) for i in range(n or 5)]
+
+    def episode(self, row):
+        return Sum(**row.data)
+
+
+def load():
+    return Sums()
+'''
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's own environments."""
+    place = tmp_path_factory.mktemp("own") / "environments"
+    (place / "sums").mkdir(parents=True)
+    (place / "sums" / "__init__.py").write_text(SUMS)
+    return place
+
+
+class Engine:
+    """Gives scripted replies, one a call, and remembers what it was given."""
+
+    def __init__(self, tokenizer: Any, *turns: str) -> None:
+        self._turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
+        self._eos = tokenizer.eos_token_id
+        self.inputs: list[list[int]] = []
+        self.outputs: list[list[int]] = []
+
+    async def generate(
+        self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        ids = [*self._turns[len(self.inputs)], self._eos][: sampling_params["max_tokens"]]
+        self.inputs.append(list(prompt_ids))
+        self.outputs.append(ids)
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": 0})
+
+
+def roll_out(
+    tokenizer: Any,
+    folder: Path,
+    task: Mapping[str, Any],
+    *turns: str,
+    response_length: int = 300,
+    prompt_length: int = 300,
+) -> tuple[AgentLoopOutput, Engine]:
+    """One rollout of veRL's loop."""
+    rollout = {"prompt_length": prompt_length, "response_length": response_length, "multi_turn": {}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    engine = Engine(tokenizer, *turns)
+
+    async def run() -> Sequence[AgentLoopOutput]:
+        loop = EnvironmentAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=engine,
+            tokenizer=tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(OmegaConf.create({})),
+            hf_model_type="llama",
+            environment="sums",
+            folder=str(folder),
+            options={},
+            max_tokens_per_turn=100,
+            max_turns=None,
+            call_form="hermes",
+        )
+        info = {"row": "train-1", "task": json.dumps(dict(task))}
+        return await loop.run({"temperature": 1.0}, extra_info=info)
+
+    (output,) = asyncio.run(run())
+    return output, engine
+
+
+def add(a: int | str, b: int, name: str = "add") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
+
+
+def reward(output: AgentLoopOutput) -> dict[str, Any]:
+    return dict(output.extra_fields["reward_extra_info"])
+
+
+def test_a_call_is_answered_and_every_trained_id_is_a_sampled_one(tokenizer: Any, folder: Path) -> None:
+    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add(2, 3), "5")
+    first, second = engine.inputs
+    assert first == render_prompt_ids(tokenizer, [{"role": "user", "content": "2 + 3?"}], [ADD])
+    assert second == first + engine.outputs[0] + tool_turn_ids(tokenizer, engine.outputs[0], ["5"])
+    assert output.prompt_ids + output.response_ids == second + engine.outputs[1]
+    trained = [i for i, kept in zip(output.response_ids, output.response_mask, strict=True) if kept]
+    assert trained == engine.outputs[0] + engine.outputs[1]
+    assert output.response_logprobs is not None and len(output.response_logprobs) == len(output.response_ids)
+    assert output.extra_fields["token_drift"] == 0
+
+
+def test_the_score_is_the_environments_with_its_parts(tokenizer: Any, folder: Path) -> None:
+    output, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, "5")
+    assert (output.reward_score, reward(output)["success"]) == (1.0, True)
+    assert json.loads(reward(output)["parts"]) == {"exact": 1.0}
+    wrong, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, "6")
+    assert (wrong.reward_score, reward(wrong)["valid"], reward(wrong)["filter_score"]) == (0.0, True, 0.0)
+
+
+def test_a_call_of_an_undeclared_tool_is_told_to_the_model_and_counted(tokenizer: Any, folder: Path) -> None:
+    output, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add(2, 3, "minus"), add(2, 3), "5")
+    assert reward(output) | {"calls": 2, "invalid_calls": 1, "undeclared_calls": 1, "score": 1.0} == reward(
+        output
+    )
+    (call,) = output.extra_fields["conversation"]["turns"][0]["calls"]
+    assert call["response"] == "Error: there is no tool 'minus'; the tools are add"
+
+
+def test_a_call_that_its_schema_does_not_allow_is_the_models_mistake_and_told(
+    tokenizer: Any, folder: Path
+) -> None:
+    output, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add('"two"', 3), add(2, 3), "5")
+    assert reward(output) | {"valid": True, "score": 1.0} == reward(output)
+    (call,) = output.extra_fields["conversation"]["turns"][0]["calls"]
+    assert call["response"] == "Error: a: 'two' is not of type 'integer'"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("raise", "sums: Episode.respond raised RuntimeError: no numbers today"),
+        ("hang", "sums: Episode.respond did not return within 0.5 s"),
+        ("nan", "sums: Episode.score: a reward is a finite number, not nan (float)"),
+        ("type", "sums: Episode.score: a score is of the class Score, not 1.0 (float)"),
+        ("messages", "sums: Episode.messages gave list, not a list of messages"),
+        ("unknown", "sums: Episode.respond raised"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_one_line_and_a_row_that_does_not_count(
+    tokenizer: Any, folder: Path, wrong: str, said: str
+) -> None:
+    task = {"a": 2, "b": None if wrong == "unknown" else 3, "wrong": wrong}
+    output, _ = roll_out(tokenizer, folder, task, add(2, 3) if wrong != "unknown" else "x", "5")
+    fields = reward(output)
+    if wrong == "unknown":  # the score adds a number and nothing
+        said = "sums: Episode.score raised TypeError"
+    assert fields["reason_invalid"].startswith(said) and "\n" not in fields["reason_invalid"]
+    assert not fields["valid"] and math.isnan(fields["filter_score"])
+    assert len(output.response_ids) == len(output.response_mask) > 0
+
+
+def test_a_first_message_longer_than_the_limit_is_a_fault_and_not_cut(tokenizer: Any, folder: Path) -> None:
+    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, "5", prompt_length=10)
+    assert "data.max_prompt_length=10" in reward(output)["reason_invalid"]
+    assert engine.inputs == [] and sum(output.response_mask) == 0
+
+
+def test_an_episode_ends_where_no_room_is_left_and_is_scored_all_the_same(
+    tokenizer: Any, folder: Path
+) -> None:
+    length = len(tokenizer.encode(add(2, 3), add_special_tokens=False)) + 3
+    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add(2, 3), "5", response_length=length)
+    assert (len(engine.inputs), reward(output)["ended"], reward(output)["valid"]) == (1, "tokens", True)
+    assert len(output.response_ids) <= length and output.extra_fields["token_drift"] == 0
+
+
+def test_the_tasksets_turns_are_a_limit(tokenizer: Any, folder: Path) -> None:
+    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, *[add(2, 3)] * 4)
+    assert (len(engine.inputs), reward(output)["ended"], output.reward_score) == (3, "turns", 0.0)
+
+
+def test_a_turn_after_tools_has_the_ids_of_the_search_loop(tokenizer: Any) -> None:
+    for ids in ([5, tokenizer.eos_token_id], [5], []):
+        tools = [{"role": "tool", "content": text} for text in ("one", "two\nlines")]
+        assert next_turn_ids(tokenizer, ids, tools) == tool_turn_ids(tokenizer, ids, ["one", "two\nlines"])
+
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        },
+    },
+}

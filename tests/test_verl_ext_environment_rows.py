@@ -1,0 +1,125 @@
+"""Rows of an environment in the trainer: metrics by hand, branches of a rollout, failures that count."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from environments.call import Call
+from environments.conversation import Conversation, Turn, user_message
+from verl_ext.trainer.collapse import collapse_metrics
+from verl_ext.trainer.step_metrics import (
+    environment_metrics,
+    environment_validation,
+    progress_line,
+    rollout_metrics,
+    validation_line,
+)
+from verl_ext.trainer.step_rows import StepRow, dump_rows
+
+INVENTED = Call("raw", "fly", {}, "there is no tool 'fly'; the tools are walk", undeclared=True)
+
+
+def row(key: str, score: float | None, success: bool = False, **parts: float) -> StepRow:
+    """One branch of a rollout; without a score, one that its environment has spoiled."""
+    reward: dict[str, Any] = {
+        "score": score or 0.0,
+        "valid": score is not None,
+        "reason_invalid": None if score is not None else "sums: Episode.respond raised KeyError: 'a'",
+        "filter_score": math.nan if score is None else score,
+        "success": success,
+        "parts": json.dumps(parts),
+        "ended": "over",
+        "undeclared_calls": 1,
+    }
+    turn = Turn("text", (INVENTED,), False, (user_message("next"),))
+    return StepRow(key, False, "sums", {"row": "train-1"}, reward, Conversation((), (turn,)), 0)
+
+
+STEP = [
+    row("p_0_0", 1.0, True, exact=1.0),
+    row("p_1_0", 0.0, exact=0.0, near=0.4),
+    row("q_0_0", 0.5, exact=0.5),
+    row("q_0_1", 0.5, exact=0.5),  # a second branch of the same rollout
+    row("q_1_0", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward/score", 0.5),
+        ("reward/success", 1 / 3),
+        ("reward/part/exact", 0.5),
+        ("reward/part/near", 0.4),  # of the one episode that has it
+        ("reward/groups_with_variance", 1.0),  # q has one rollout that counts: it is no group
+        ("environment/undeclared_calls", 3),
+        ("environment/cut_off_share", 0.0),
+    ],
+)
+def test_a_metric_of_the_step_by_hand(name: str, value: float) -> None:
+    assert environment_metrics(STEP)[f"drzero/{name}"] == pytest.approx(value)
+
+
+def test_failures_are_counted_in_rollouts_and_touch_no_mean() -> None:
+    metrics = rollout_metrics(STEP, expected=5)
+    failures = {
+        name: metrics[f"drzero/failures/{name}"] for name in ("rollouts_lost", "rows_invalid", "share")
+    }
+    assert failures == {"rollouts_lost": 1, "rows_invalid": 1, "share": 2 / 5}
+    assert metrics["drzero/rollout/rows"] == 4 and metrics["drzero/rollout/tool_calls_invalid"] == 4
+
+
+def test_without_search_there_is_no_alarm_for_it() -> None:
+    metrics = collapse_metrics(STEP, [each.prompt for each in STEP], [[-1.0]] * len(STEP))
+    assert "drzero/collapse/searched_share" not in metrics
+    assert metrics["drzero/collapse/zero_variance_share"] == 0.5  # q's branches are alike
+
+
+def test_the_branches_of_a_rollout_have_its_one_advantage() -> None:
+    trainers = pytest.importorskip("verl_ext.trainer.trainers")
+    compared = partial(trainers.GroupRelativeTrainer._compared, SimpleNamespace(method=trainers.ENVIRONMENT))
+    rewards = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    keys = ["p_0_0", "p_1_0", "q_0_0", "q_0_1", "q_1_0", "q_2_0"]
+    rows = [row(key, reward) for key, reward in zip(keys, rewards, strict=True)]
+    advantages = compared(rewards, [each.prompt for each in rows], rows)
+    assert advantages[2] == advantages[3]
+    # As if q had three rollouts, not four rows.
+    own = np.array([1.0, 0.0, 0.0])
+    assert advantages[2] == pytest.approx((1 - own.mean()) / own.std(ddof=1), abs=1e-4)
+    spoiled = [*rows[:2], row("q_0_0", None), row("q_0_1", None), *rows[4:]]
+    assert compared(rewards, [each.prompt for each in rows], spoiled)[2:4].tolist() == [0.0, 0.0]
+
+
+def test_a_dump_has_the_parts_and_what_the_environment_said(tmp_path: Path) -> None:
+    dump_rows(STEP, 3, tmp_path / "step_0003.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "step_0003.jsonl").read_text().splitlines()]
+    assert [line["key"] for line in lines] == sorted(each.key for each in STEP)
+    first, spoiled = lines[0], lines[-1]
+    assert (first["question"], first["reward"]["parts"]) == ("train-1", {"exact": 1.0})
+    (turn,) = first["trajectory"]["turns"]
+    assert turn["observation"] == "next" and turn["calls"][0]["undeclared"]
+    assert not spoiled["reward"]["valid"] and "KeyError" in spoiled["reward"]["reason_invalid"]
+
+
+def test_a_validation_leaves_out_what_failed() -> None:
+    good = [each for each in STEP if each.key.endswith("_0")]
+    infos = {name: [each.reward[name] for each in good] for name in good[0].reward}
+    metrics = environment_validation(infos, expected=5)
+    assert {name: metrics[f"drzero/val/{name}"] for name in ("rows", "failed", "success", "score")} == {
+        "rows": 3,
+        "failed": 2,
+        "success": pytest.approx(1 / 3),
+        "score": 0.5,
+    }
+    assert metrics["drzero/val/part/exact"] == 0.5
+    assert "solved tasks 0.33, reward 0.50, questions 3, failed 2" in validation_line(metrics, 4)
+
+
+def test_the_progress_line_has_reward_and_solved_tasks() -> None:
+    assert "reward 0.50, solved tasks 0.33" in progress_line(environment_metrics(STEP), 1, 2)

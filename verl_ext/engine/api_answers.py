@@ -1,0 +1,344 @@
+"""Answers in OpenAI's form, whole or as a stream, of what the engine generates.
+
+    job = chat_job(engine, tokenizer, ChatRequest(…), "my-model", form="hermes")
+    body = await job.whole()
+    async for event in job.events(): …                       # lines of server-sent events
+
+A `Job` is a request with its prompt as token ids: `n` generations of one prompt, whose keys and values the
+engine computes once. In a stream, text is held back while it may still become a stop string or a tool call;
+calls come whole, at the turn's end. A turn with a call that is not well-formed stays a text, as vLLM has it:
+the agent is shown what the model wrote.
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
+from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, Refused
+from verl_ext.engine.engine import EngineFailure, ReferenceEngine
+from verl_ext.engine.sequence import Generation
+from verl_ext.method.chat import plain_message, render_prompt_ids, turn_end_id
+
+_OWN_OPTIONS = {"conversation", "tools", "chat_template", "tokenize", "return_dict", "add_generation_prompt"}
+"""Options of `apply_chat_template` that are the server's to set."""
+
+
+def error_body(
+    message: str, *, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """An error as OpenAI has it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclass
+class Job:
+    """A request that can be answered."""
+
+    engine: ReferenceEngine
+    tokenizer: PreTrainedTokenizerBase
+    request: CompletionRequest | ChatRequest
+    model: str
+    prompt: list[int]
+    max_tokens: int
+    form: str = "hermes"
+    tools: Sequence[ToolSchema] = ()
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.is_chat = isinstance(self.request, ChatRequest)
+        self.params = [self.request.sampling(i, self.max_tokens) for i in range(self.request.n)]
+        room = self.engine.max_seq_len
+        if len(self.prompt) >= room:
+            where = "messages" if self.is_chat else "prompt"
+            raise Refused(
+                f"This model's maximum context length is {room} tokens, and your {where} resulted in "
+                f"{len(self.prompt)} tokens: shorten it, and leave room for the completion",
+                where,
+                "context_length_exceeded",
+            )
+        self.engine.checked(self.prompt)
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer once all of it is there; cancelled, it frees its places in the engine's batch."""
+        generations = await asyncio.gather(*(self._generate(i) for i in range(len(self.params))))
+        choices = [self._choice(i, generation) for i, generation in enumerate(generations)]
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        answer = self._head(kind) | {"choices": choices, "usage": self._usage(generations)}
+        if isinstance(self.request, ChatRequest) and self.request.return_prompt_token_ids:
+            answer["prompt_token_ids"] = self.prompt
+        return answer
+
+    async def events(self) -> AsyncIterator[str]:
+        """The answer piece by piece, as server-sent events; closed early, it frees its places as well."""
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[int, int | Generation | Exception]]()
+
+        def hear(index: int, token_id: int) -> None:
+            with suppress(RuntimeError):  # the server has ended meanwhile, and its loop with it
+                loop.call_soon_threadsafe(pieces.put_nowait, (index, token_id))
+
+        async def run(index: int) -> None:
+            try:
+                pieces.put_nowait((index, await self._generate(index, hear)))
+            except (ValueError, EngineFailure) as error:
+                pieces.put_nowait((index, error))
+
+        tasks = [asyncio.create_task(run(index)) for index in range(len(self.params))]
+        texts = [self._text_stream() for _ in tasks]
+        done: list[Generation] = []
+        try:
+            for index in range(len(tasks)) if self.is_chat else ():
+                yield self._event(index, {"role": "assistant", "content": ""})
+            while len(done) < len(tasks):
+                index, piece = await pieces.get()
+                if isinstance(piece, Exception):
+                    yield _sse(error_body(str(piece), kind="server_error"))
+                    return
+                if isinstance(piece, int):
+                    if text := texts[index].push(piece):
+                        yield self._event(index, self._text_delta(text))
+                    continue
+                done.append(piece)
+                for event in self._last_events(index, piece, texts[index].sent):
+                    yield event
+            if self.request.stream_options.include_usage:
+                yield _sse(self._head(self._chunk) | {"choices": [], "usage": self._usage(done)})
+            yield "data: [DONE]\n\n"
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _generate(self, index: int, hear: Callable[[int, int], None] | None = None) -> Generation:
+        stopped = stop_checker(self.tokenizer, self.request.stop_strings)
+
+        def after_each(ids: list[int]) -> bool:
+            if hear is not None:
+                hear(index, ids[-1])
+            return stopped is not None and stopped(ids)
+
+        watch = None if hear is None and stopped is None else after_each
+        return await self.engine.generate(self.prompt, self.params[index], watch)
+
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        text, reason = self._text(generation), generation.finish_reason
+        choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
+        if self.is_chat:
+            content, calls = heard(text, self.tools, self.form)
+            choice["message"] = {"role": "assistant", "content": content, "refusal": None}
+            if calls:
+                choice["message"]["tool_calls"] = [_tool_call(call) for call in calls]
+                choice["finish_reason"] = "tool_calls" if reason == "stop" else reason
+        else:
+            choice["text"] = text
+        if self.request.wants_log_probs:
+            choice["logprobs"] = self._log_probs(generation)
+        return choice | ({"token_ids": generation.token_ids} if self.request.return_token_ids else {})
+
+    def _log_probs(self, generation: Generation) -> dict[str, Any]:
+        if isinstance(self.request, CompletionRequest):
+            return self._completion_log_probs(generation, self.request)
+        tokens = [decode(self.tokenizer, [token_id]) for token_id in generation.token_ids]
+        content = [
+            {"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []}
+            for token, log_prob in zip(tokens, generation.log_probs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _completion_log_probs(self, generation: Generation, request: CompletionRequest) -> dict[str, Any]:
+        """With vLLM's `return_tokens_as_token_ids`, a token is called `token_id:N`."""
+
+        def name(token_id: int) -> str:
+            as_id = request.return_tokens_as_token_ids
+            return f"token_id:{token_id}" if as_id else decode(self.tokenizer, [token_id])
+
+        written = {"tokens": [*map(name, generation.token_ids)], "token_logprobs": generation.log_probs}
+        if not request.other_tokens:
+            return written
+        tops = [{name(token_id): lp for token_id, lp in top} for top in generation.top_log_probs]
+        return written | {"top_logprobs": tops}
+
+    def _text(self, generation: Generation) -> str:
+        """The text, ended before (with `no_stop_trim`: with) the stop string or id that ended it."""
+        ids, skip = generation.token_ids, self.request.skip_special_tokens
+        text = decode(self.tokenizer, ids, skip)
+        if generation.finish_reason != "stop" or self.request.no_stop_trim:
+            return text
+        ends = [text.find(stop) for stop in self.request.stop_strings if stop in text]
+        return text[: min(ends)] if ends else decode(self.tokenizer, ids[:-1], skip)
+
+    @property
+    def _chunk(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+    def _usage(self, generations: Sequence[Generation]) -> dict[str, int]:
+        tokens_in, tokens_out = len(self.prompt), sum(len(one.token_ids) for one in generations)
+        usage = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out}
+        return usage | {"total_tokens": tokens_in + tokens_out}
+
+    def _text_stream(self) -> "TextStream":
+        opening = (FORMS[self.form].opening,) if self.tools else ()
+        return TextStream(
+            self.tokenizer, self.request.skip_special_tokens, tuple(self.request.stop_strings), opening
+        )
+
+    def _text_delta(self, text: str) -> dict[str, Any]:
+        return {"content": text} if self.is_chat else {"text": text}
+
+    def _last_events(self, index: int, generation: Generation, sent: str) -> list[str]:
+        choice = self._choice(index, generation)
+        message = choice["message"] if self.is_chat else choice
+        rest = str(message["content" if self.is_chat else "text"] or "")[len(sent) :]
+        events = [self._event(index, self._text_delta(rest))] if rest else []
+        if calls := message.get("tool_calls"):
+            numbered = [{"index": number, **call} for number, call in enumerate(calls)]
+            events.append(self._event(index, {"tool_calls": numbered}))
+        ended = {"finish_reason": choice["finish_reason"]}
+        if self.request.return_token_ids:
+            ended["token_ids"] = generation.token_ids
+        return [*events, self._event(index, {} if self.is_chat else {"text": ""}, **ended)]
+
+    def _event(self, index: int, said: dict[str, Any], **ended: Any) -> str:
+        choice = {"index": index, "finish_reason": None, "logprobs": None, **ended}
+        choice |= {"delta": said} if self.is_chat else said
+        return _sse(self._head(self._chunk) | {"choices": [choice]})
+
+
+@dataclass
+class TextStream:
+    """The text of sampled ids as far as it is certain."""
+
+    tokenizer: PreTrainedTokenizerBase
+    skip_special_tokens: bool
+    stops: tuple[str, ...]
+    openings: tuple[str, ...]
+    """Of tool calls: neither they nor what follows is sent before the end, nor blanks before them."""
+    sent: str = ""
+    _ids: list[int] = field(default_factory=list)
+    _text: str = ""
+    _from: int = 0
+    _read: int = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that can be sent after one more id."""
+        self._ids.append(token_id)
+        # Of a window: a token's text depends on the one before it, and a character may be several tokens.
+        known = decode(self.tokenizer, self._ids[self._from : self._read], self.skip_special_tokens)
+        window = decode(self.tokenizer, self._ids[self._from :], self.skip_special_tokens)
+        if len(window) > len(known) and not window.endswith("�"):
+            self._text += window[len(known) :]
+            self._from, self._read = self._read, len(self._ids)
+        new = self._certain()[len(self.sent) :]
+        self.sent += new
+        return new
+
+    def _certain(self) -> str:
+        text = self._text
+        for mark in (*self.stops, *self.openings):
+            text = text.partition(mark)[0]
+            # Of the text's ends that the mark may begin with, the longest.
+            held = next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+            text = text[: len(text) - held]
+        return text.rstrip() if self.openings else text
+
+
+def completion_job(
+    engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, request: CompletionRequest, model: str
+) -> Job:
+    """The job of a completion; raises Refused, or ValueError."""
+    _check_stream(request)
+    given = request.prompt
+    prompt = tokenizer.encode(given) if isinstance(given, str) else given
+    return Job(engine, tokenizer, request, model, prompt, request.max_tokens)
+
+
+def chat_job(
+    engine: ReferenceEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    request: ChatRequest,
+    model: str,
+    *,
+    form: str,
+) -> Job:
+    """The job of a chat's next turn; raises Refused, or ValueError."""
+    _check_stream(request)
+    tools = request.shown_tools
+    prompt = _chat_prompt(tokenizer, request, tools)
+    limit = next((n for n in (request.max_completion_tokens, request.max_tokens) if n is not None), None)
+    with suppress(ValueError):  # a model without ChatML ends its turns by its own ids alone
+        ends = (*request.stop_token_ids, turn_end_id(tokenizer))
+        request = request.model_copy(update={"stop_token_ids": ends})
+    limit = engine.max_seq_len if limit is None else limit
+    return Job(engine, tokenizer, request, model, prompt, limit, form, tools)
+
+
+def _check_stream(request: CompletionRequest | ChatRequest) -> None:
+    if request.stream and request.wants_log_probs:
+        raise Refused("logprobs: a stream of this server has none; ask without stream", "logprobs")
+
+
+def _chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, request: ChatRequest, tools: Sequence[ToolSchema]
+) -> list[int]:
+    if not tokenizer.chat_template:
+        raise Refused("the model has no chat template: use /v1/completions", "messages")
+    if own := sorted(_OWN_OPTIONS & request.chat_template_kwargs.keys()):
+        raise Refused(f"chat_template_kwargs: {own[0]} is the server's to set", "chat_template_kwargs")
+    options = request.chat_template_kwargs
+    try:
+        messages = [plain_message(message.for_prompt()) for message in request.messages]
+        prompt = render_prompt_ids(tokenizer, messages, tools or None, **options)
+        if tools and prompt == render_prompt_ids(tokenizer, messages, None, **options):
+            raise Refused("tools: the model's chat template does not show tools to the model", "tools")
+    except (TemplateError, TypeError) as error:  # of templates: raise_exception, None + text
+        raise Refused(f"messages: the model's chat template refuses them: {error}", "messages") from error
+    return prompt
+
+
+def heard(text: str, tools: Sequence[ToolSchema], form: str) -> tuple[str | None, tuple[Call, ...]]:
+    """What a turn says, None for calls alone, and the calls that it makes."""
+    calls = parse_calls(text, tools, form) if tools else ()
+    if not calls or any(call.name is None or call.arguments is None for call in calls):
+        return text, ()
+    return outside_calls(text, form).rstrip() or None, calls
+
+
+def stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callable[[list[int]], bool] | None:
+    """A check whether a stop string has just appeared; None without stop strings."""
+    if not stops:
+        return None
+    # A new match ends in the newest id, and an id stands for at least one byte: these ids hold all of it.
+    window = max(len(stop.encode()) for stop in stops) + 1
+
+    def stopped(token_ids: list[int]) -> bool:
+        text = decode(tokenizer, token_ids[-window:])
+        return any(stop in text for stop in stops)
+
+    return stopped
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_tokens: bool = False) -> str:
+    """The text of ids, as it is: some tokenizers would remove spaces from it."""
+    options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(ids, **options))
+
+
+def _tool_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _sse(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

@@ -1,0 +1,222 @@
+"""What a request to the server may say, in the fields of OpenAI's clients, vLLM's and SGLang's included.
+
+    body = ChatRequest.model_validate_json(content)         # ValidationError, with the field in its `loc`
+    params = body.sampling(number=0, max_tokens=64)         # of the first of its `n` answers
+
+A field that changes what is answered and that the engine cannot honour is refused by its name, unless its
+value asks for nothing (`presence_penalty: 0`). null is the same as leaving a field out, as with OpenAI.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from environments.call import ToolSchema
+from verl_ext.engine.sampling import MOST_TOP, SamplingParams
+
+
+class Refused(Exception):
+    """A request that is not answered, in OpenAI's terms."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+def _only(*allowed: Any) -> AfterValidator:
+    """Takes the values that ask for nothing, and no other."""
+
+    def check(value: Any) -> Any:
+        if value not in allowed:
+            shown = " or ".join(map(repr, allowed))
+            raise PydanticCustomError("unsupported", "this server takes {shown} alone", {"shown": shown})
+        return value
+
+    return AfterValidator(check)
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+class StreamOptions(_Fields):
+    """What a stream has besides its pieces."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Sampled(_Fields):
+    """What both kinds of request say of how answers are sampled, and how they are sent."""
+
+    model: str | None = None
+    n: int = Field(1, ge=1, le=128)
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    frequency_penalty: Annotated[Any, _only(0)] = 0
+    presence_penalty: Annotated[Any, _only(0)] = 0
+    repetition_penalty: Annotated[Any, _only(1)] = 1
+    min_p: Annotated[Any, _only(0)] = 0
+    logit_bias: Annotated[Any, _only({})] = {}
+    store: Annotated[Any, _only(False)] = False
+
+    @property
+    def other_tokens(self) -> int:
+        """Of how many most probable tokens of each position the log-probs are asked for."""
+        return 0
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list, without empty ones, which end nothing."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in given if text]
+
+    def sampling(self, number: int, max_tokens: int) -> SamplingParams:
+        """How answer `number` is sampled; with a seed, each has one of its own. Raises ValueError."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop_token_ids=self.stop_token_ids,
+            seed=None if self.seed is None else self.seed + number,
+            top_log_probs=self.other_tokens,
+        )
+
+
+class CompletionRequest(Sampled):
+    """`/v1/completions`: a text, or token ids, to go on from."""
+
+    prompt: str | list[int]
+    max_tokens: int = 16
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    return_tokens_as_token_ids: bool = False
+    echo: Annotated[Any, _only(False)] = False
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether the log-probs of what is sampled are asked for."""
+        return self.logprobs is not None
+
+    @property
+    def other_tokens(self) -> int:
+        """Of how many most probable tokens of each position the log-probs are asked for."""
+        return self.logprobs or 0
+
+
+class Function(_Fields):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    strict: Annotated[Any, _only(False)] = False
+
+
+class Tool(_Fields):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+    def schema_for_prompt(self) -> ToolSchema:
+        """As chat templates take it."""
+        shown = self.function.model_dump(exclude={"strict"}, exclude_none=True)
+        return {"type": "function", "function": shown}
+
+
+class TextPart(_Fields):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(_Fields):
+    """What a call in an earlier message calls."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(_Fields):
+    """A call in an earlier message."""
+
+    id: str | None = None
+    index: int | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(_Fields):
+    """A message, an answer of this server's as the client dumps it included."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    annotations: Annotated[Any, _only([])] = []
+
+    def for_prompt(self) -> dict[str, Any]:
+        """As chat templates take it, but for its content and arguments (`plain_message`)."""
+        shown = self.model_dump(exclude={"annotations"}, exclude_none=True)
+        return shown | ({"role": "system"} if self.role == "developer" else {})
+
+
+class ChatRequest(Sampled):
+    """`/v1/chat/completions`: messages, and tools that the model may call."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    tools: list[Tool] = []
+    tool_choice: Annotated[Any, _only("auto", "none")] = "auto"
+    parallel_tool_calls: Annotated[Any, _only(True)] = True
+    logprobs: bool = False
+    top_logprobs: Annotated[Any, _only(0)] = 0
+    response_format: Annotated[Any, _only({"type": "text"})] = {"type": "text"}
+    modalities: Annotated[Any, _only(["text"])] = ["text"]
+    chat_template_kwargs: dict[str, Any] = {}
+    return_prompt_token_ids: bool = False
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether the log-probs of what is sampled are asked for; there are none of other tokens."""
+        return self.logprobs
+
+    @property
+    def shown_tools(self) -> list[ToolSchema]:
+        """The tools that the prompt shows and the answer may call."""
+        return [] if self.tool_choice == "none" else [tool.schema_for_prompt() for tool in self.tools]
+
+
+def refusal(error: ValidationError) -> Refused:
+    """The first thing that is wrong with a request, and where."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    code = "unsupported_value" if first["type"] == "unsupported" else None
+    message = first["msg"]
+    if first["type"] == "extra_forbidden":
+        code, message = "unsupported_parameter", "this server does not know this field"
+    return Refused(f"{place or 'body'}: {message}", place or None, code)

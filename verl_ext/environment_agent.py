@@ -1,0 +1,66 @@
+"""Plays episodes of an environment with a served model: what an evaluation does, by the code of training.
+
+    agent = EnvironmentAgent(url, "solver", tokenizer, taskset=taskset, limits=limits, temperature=0.0)
+    attempt = await agent.attempt(row)
+
+An attempt is *finished* when the environment scored it. If the server failed, the deadline passed, or the
+environment's own code spoiled it, it is unfinished, has the cause, and must not be scored.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from environments.row import Row
+from environments.taskset import Taskset
+from verl_ext.episodes import Limits, Played, Sampled, play_row
+from verl_ext.method.served_model import ServedModel, ServerUnavailable
+
+
+@dataclass(frozen=True)
+class EpisodeAttempt:
+    """One episode, finished or not."""
+
+    played: Played | None
+    """None if a failing server or the deadline cut it off."""
+    failure: str | None
+    latency_s: float
+    """Wall-clock seconds, without the wait for a free slot."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has a score."""
+        return self.failure is None
+
+
+@dataclass(eq=False, kw_only=True)
+class EnvironmentAgent(ServedModel):
+    """Plays episodes of one environment."""
+
+    taskset: Taskset
+    limits: Limits
+
+    async def attempt(self, row: Row) -> EpisodeAttempt:
+        """Play one row; raises SolverServerError when the server refuses the request itself."""
+        async with self._slots:
+            started, played = time.monotonic(), None
+            try:
+                async with asyncio.timeout(self.deadline_s):
+                    played = (await play_row(self.taskset, row, self, self.limits))[-1]
+                failure = played.fault
+            except TimeoutError:
+                failure = f"the episode did not end within {self.deadline_s:g} s"
+            except ServerUnavailable as error:
+                failure = f"the solver server at {self.completions_url} failed: {error}"
+        return EpisodeAttempt(played, failure, time.monotonic() - started)
+
+    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
+        """The model's next turn."""
+        completion = await self.complete(prompt_ids, max_tokens)
+        return Sampled(completion.ids, None, completion.truncated)
+
+
+def fitting(limits: Limits, max_context_tokens: int) -> Limits:
+    """The limits with a response that leaves room for the prompt in the server's context."""
+    room = max_context_tokens - limits.prompt_tokens
+    return replace(limits, response_tokens=max(1, min(limits.response_tokens, room)))

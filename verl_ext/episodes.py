@@ -1,0 +1,250 @@
+"""Plays an episode of any environment with a model, token in, token out; free of veRL.
+
+    limits = Limits(prompt_tokens=512, response_tokens=512, tokens_per_turn=64)
+    (played,) = await play(taskset, row, model, limits)
+
+`model` is whatever samples ids from ids: veRL's rollout engine in training (`verl_ext.rollout`), a served
+model in an evaluation (`verl_ext.environment_agent`). Both play here, so that an agent is evaluated as it was
+trained.
+
+What the environment's own code spoils is a `fault` and has no score: it is counted, and is no zero. What the
+model's engine or server raises is raised.
+
+An environment whose library builds the ids itself (`Taskset.player`) has a function of the form of `play`: it
+gets its samples from the same `model`, and returns one `Played` for each branch that is to be trained on, the
+last of which is the episode's own.
+"""
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal, Protocol, TypeAlias
+
+from jinja2 import TemplateError
+
+from environments.call import parse_calls, tools_fault
+from environments.conversation import Conversation, Message, Turn
+from environments.episode import Episode
+from environments.fault import EnvironmentFault, guarded, one_line
+from environments.row import Row
+from environments.score import Score, score_fault
+from environments.taskset import Taskset
+from verl_ext.method.chat import next_turn_ids, render_prompt_ids
+from verl_ext.telemetry import waiting
+from verl_ext.token_drift import token_drift
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One turn as an engine sampled it."""
+
+    ids: list[int]
+    """At least one, the end of the turn included if the model wrote it."""
+    log_probs: list[float] | None = None
+    truncated: bool = False
+    """Whether the limit of tokens ended it."""
+
+
+class Model(Protocol):
+    """What an episode is played with."""
+
+    tokenizer: Any
+
+    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
+        """The next turn; raises whatever its engine or server raises."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one episode may take."""
+
+    prompt_tokens: int
+    response_tokens: int
+    """Of all that follows the prompt, the environment's messages included."""
+    tokens_per_turn: int
+    max_turns: int | None = None
+    """Besides the taskset's own; None for no further limit."""
+    call_form: str = "hermes"
+    """How the model writes tool calls (`environments.call.FORMS`)."""
+
+
+Ended = Literal["over", "turns", "tokens", "fault"]
+
+
+@dataclass
+class Played:
+    """One episode, or one branch of it: the ids to train on, and what happened."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    """1 for sampled ids, 0 for the environment's."""
+    log_probs: list[float] | None
+    """Of the sampled ids, 0 for the environment's; None where the engine gives none."""
+    conversation: Conversation
+    score: Score | None
+    """None if the environment has spoiled it."""
+    fault: str | None = None
+    """Why it has no score: one line."""
+    ended: Ended = "over"
+    """By the environment, or by a limit: of turns, or of tokens."""
+    token_drift: int = 0
+    tokens_in: int = 0
+    """Prompt tokens sent, summed over the turns."""
+    tokens_out: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What the engine says of its samples, for the trainer."""
+
+
+Player: TypeAlias = Callable[[Taskset, Row, Model, Limits], Awaitable[Sequence[Played]]]
+
+
+@functools.cache
+def player_of(path: str) -> Player:
+    """The function that `Taskset.player` names."""
+    module, _, name = path.partition(":")
+    player: Player = getattr(import_module(module), name)
+    return player
+
+
+async def play_row(taskset: Taskset, row: Row, model: Model, limits: Limits) -> list[Played]:
+    """Play a row as its taskset wants it played; at least one `Played`."""
+    return list(await player_of(taskset.player)(taskset, row, model, limits))
+
+
+async def play(taskset: Taskset, row: Row, model: Model, limits: Limits) -> list[Played]:
+    """Play one episode from its first message to its score."""
+    return [await _Play(taskset, row, model, limits).run()]
+
+
+async def ask(taskset: Taskset, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call of an environment's code; raises EnvironmentFault, which names the `part`."""
+    with waiting("environment", taskset.timeout_s):
+        return await guarded(f"{taskset.name}: {part}", function, *arguments, timeout_s=taskset.timeout_s)
+
+
+class _Play:
+    """One episode being played."""
+
+    def __init__(self, taskset: Taskset, row: Row, model: Model, limits: Limits) -> None:
+        self._taskset, self._row, self._model, self._limits = taskset, row, model, limits
+        self._played = Played([], [], [], None, Conversation(), None)
+        self._turns: list[Turn] = []
+        self._sampled: list[tuple[list[int], list[int]]] = []
+
+    async def run(self) -> Played:
+        """Play to the end; an environment's fault ends it without a score."""
+        played, episode = self._played, None
+        try:
+            episode = await ask(self._taskset, "Taskset.episode", self._taskset.episode, self._row)
+            if not isinstance(episode, Episode):
+                kind = type(episode).__name__
+                raise EnvironmentFault(f"{self._taskset.name}: Taskset.episode gave a {kind}, not an Episode")
+            await self._converse(episode)
+            played.score = await self._score(episode)
+        except EnvironmentFault as fault:
+            played.fault, played.ended = f"{fault} [row {self._row.id}]", "fault"
+        finally:
+            if isinstance(episode, Episode):
+                await self._close(episode)
+        played.conversation = Conversation(played.conversation.opening, tuple(self._turns))
+        if played.response_ids:
+            played.token_drift = token_drift(played, self._sampled)
+        return played
+
+    async def _converse(self, episode: Episode) -> None:
+        taskset, limits, played = self._taskset, self._limits, self._played
+        opening = _messages(await ask(taskset, "Episode.messages", episode.messages), taskset, "messages")
+        tools = await self._tools(episode)
+        played.conversation = Conversation(tuple(opening))
+        played.prompt_ids = self._rendered(render_prompt_ids, opening, tools or None)
+        if len(played.prompt_ids) > limits.prompt_tokens:
+            raise EnvironmentFault(
+                f"{taskset.name}: the first messages are {len(played.prompt_ids)} tokens, more than "
+                f"data.max_prompt_length={limits.prompt_tokens}"
+            )
+        most = min(taskset.max_turns, limits.max_turns or taskset.max_turns)
+        for number in range(1, most + 1):
+            turn = await self._sample(tools)
+            answers = await ask(taskset, "Episode.respond", episode.respond, turn)
+            if answers is None:
+                self._turns.append(turn)
+                return
+            answers = _messages(answers, taskset, "respond")
+            self._turns.append(Turn(turn.text, turn.calls, turn.truncated, tuple(answers)))
+            if number == most:
+                played.ended = "turns"
+            elif not self._append(answers):
+                played.ended = "tokens"
+                return
+            tools = await self._tools(episode)  # an answer may have brought further ones
+
+    async def _tools(self, episode: Episode) -> list[Any]:
+        tools = await ask(self._taskset, "Episode.tools", episode.tools) or ()
+        if wrong := tools_fault(tools):
+            raise EnvironmentFault(f"{self._taskset.name}: Episode.tools: {wrong}")
+        return list(tools)
+
+    def _rendered(self, render: Callable[..., list[int]], *arguments: Any) -> list[int]:
+        """Ids by the chat template; raises EnvironmentFault for messages or tools that it does not take."""
+        try:
+            return render(self._model.tokenizer, *arguments)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise EnvironmentFault(
+                f"{self._taskset.name}: the chat template does not take its messages: {one_line(error)}"
+            ) from error
+
+    async def _sample(self, tools: Sequence[Any]) -> Turn:
+        """The model's next turn, added to the ids."""
+        played, limits = self._played, self._limits
+        context = played.prompt_ids + played.response_ids
+        room = min(limits.tokens_per_turn, limits.response_tokens - len(played.response_ids))
+        sampled = await self._model.sample(context, room)
+        self._sampled.append((context, list(sampled.ids)))
+        played.tokens_in += len(context)
+        played.tokens_out += len(sampled.ids)
+        if sampled.log_probs is not None:
+            played.log_probs = [*(played.log_probs or [0.0] * len(played.response_ids)), *sampled.log_probs]
+        played.response_ids += sampled.ids
+        played.response_mask += [1] * len(sampled.ids)
+        text = self._model.tokenizer.decode(sampled.ids, skip_special_tokens=True)
+        return Turn(text, parse_calls(text, tools, limits.call_form), sampled.truncated)
+
+    def _append(self, answers: Sequence[Message]) -> bool:
+        """Add the environment's messages to the ids; False, with nothing added, if no turn has room left."""
+        played = self._played
+        ids = self._rendered(next_turn_ids, self._sampled[-1][1], answers)
+        if len(played.response_ids) + len(ids) >= self._limits.response_tokens:
+            return False
+        played.response_ids += ids
+        played.response_mask += [0] * len(ids)
+        if played.log_probs is not None:
+            played.log_probs += [0.0] * len(ids)
+        return True
+
+    async def _score(self, episode: Episode) -> Score:
+        score: Score = await ask(self._taskset, "Episode.score", episode.score)
+        if wrong := score_fault(score):
+            raise EnvironmentFault(f"{self._taskset.name}: Episode.score: {wrong}")
+        return score
+
+    async def _close(self, episode: Episode) -> None:
+        try:
+            await ask(self._taskset, "Episode.close", episode.close)
+        except EnvironmentFault as fault:
+            # A score that was given stands; what the environment could not put away is its own matter.
+            self._played.extra["close_fault"] = str(fault)
+
+
+def _messages(given: Any, taskset: Taskset, part: str) -> list[Message]:
+    """The messages of an environment, checked; raises EnvironmentFault."""
+    what = f"{taskset.name}: Episode.{part}"
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise EnvironmentFault(f"{what} gave {type(given).__name__}, not a list of messages")
+    for message in given:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("system", "user", "assistant", "tool") or not isinstance(message.get("content"), str):
+            raise EnvironmentFault(f'{what} gave {message!r:.80}, not {{"role": …, "content": a text}}')
+    return list(given)

@@ -1,0 +1,321 @@
+"""A chat-completions endpoint with tool calls: the other way to reach a served model.
+
+    endpoint = ChatEndpoint("https://api.example.com/v1", "a-model", key_variable="OPENAI_API_KEY")
+    dialogue = endpoint.dialogue(messages, max_tokens_per_turn=1024, max_context_tokens=8192)
+    reply = await dialogue.reply(seed)
+    dialogue.answer(["[1] Orrin: a town …"])
+
+A conversation is sent as messages, which the server renders anew for each turn: its token ids are unknown
+here, so nothing of it is trained on as it was sampled. Calls are read by the same rules as everywhere, from
+the message's `tool_calls`, or from its text where the server has no parser for them.
+
+What a server refuses at its first request (key, model, address) raises SolverServerError. Later, a refused
+request is the fault of its conversation alone, unless it is about the key, the account or the model. Requests
+that fail are repeated, with the pause that the server asks for, and counted.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+
+from ops.bearer import bearer_headers, without_token
+from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
+from verl_ext.method.served_model import NOT_LET_IN, ServerUnavailable, SolverServerError, not_let_in
+from verl_ext.method.tool_calls import parse_call, parse_tool_calls
+from verl_ext.method.trajectory import SearchCall
+from verl_ext.telemetry import waiting
+
+LONGEST_PAUSE_S = 60.0
+"""Before a request is repeated, whatever the server asks for."""
+_BACKOFF = wait_random_exponential(multiplier=0.5, max=20.0)
+_ABOUT_THE_REQUEST = (400, 413, 422)
+"""Refusals that another conversation need not meet."""
+_OTHER_NAMES = {"max_tokens": "max_completion_tokens"}
+_OPTIONAL = ("temperature", "top_p", "seed")
+_SHOWN = 300
+"""Characters of a server's own words in a message."""
+
+
+class Refused(Exception):
+    """The server refuses this conversation; others may go on."""
+
+
+class Reply(NamedTuple):
+    """One assistant turn."""
+
+    text: str
+    calls: tuple[SearchCall, ...]
+    truncated: bool
+    tokens_in: int
+    tokens_out: int
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a server is on this machine."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(eq=False)
+class ChatEndpoint:
+    """One model behind an endpoint; its connections belong to the event loop in which it is first used."""
+
+    base_url: str
+    """Such as `https://api.example.com/v1`."""
+    model: str
+    _: KW_ONLY
+    key_variable: str | None = None
+    """The environment variable whose key this server gets; None sends it none."""
+    concurrency: int = 64
+    """Requests in flight."""
+    retries: int = 5
+    """Per request."""
+
+    requests: int = 0
+    """Sent so far."""
+    failed_requests: int = 0
+    """Of them, those that gave no answer; each was repeated unless its retries were used up."""
+    without_usage: int = 0
+    """Answers that did not say what they cost."""
+
+    def __post_init__(self) -> None:
+        self.url = f"{self.base_url}/chat/completions"
+        self._answered = False
+        self._renamed: dict[str, str] = {}
+        self.left_out: set[str] = set()
+        """Optional parameters that the model does not take."""
+        self._http = httpx.AsyncClient(
+            # No read timeout: the conversation's deadline bounds it, and long generations are normal.
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
+            headers=bearer_headers(self.key_variable),
+            # A proxy set for the internet must not receive calls to our own services.
+            trust_env=not is_loopback(self.base_url),
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    def dialogue(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> "ChatDialogue":
+        """A conversation that begins with these messages; `sampling` are the fields of ChatDialogue."""
+        return ChatDialogue(self, [dict(message) for message in messages], **sampling)
+
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request; ServerUnavailable after the last retry, Refused, or SolverServerError."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(ServerUnavailable),
+            stop=stop_after_attempt(self.retries + 1),
+            wait=_pause,
+            reraise=True,
+        ):
+            with attempt, waiting("completion"):
+                answer = await self._ask_once(request)
+        return answer
+
+    async def _ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        for _ in range(len(_OPTIONAL) + len(_OTHER_NAMES) + 1):
+            sent = {
+                self._renamed.get(name, name): value
+                for name, value in request.items()
+                if name not in self.left_out
+            }
+            self.requests += 1
+            try:
+                response = await self._http.post(self.url, json=sent)
+                if not self._adapts_to(response, sent):
+                    return self._read(response)
+            except httpx.TransportError as error:
+                self.failed_requests += 1
+                raise ServerUnavailable(f"{type(error).__name__} {error}".rstrip()) from error
+            except ServerUnavailable:
+                self.failed_requests += 1
+                raise
+        raise SolverServerError(f"{self.url} refuses every form of a request: {self._words(response)}")
+
+    def _read(self, response: httpx.Response) -> dict[str, Any]:
+        status = response.status_code
+        if status != 200:
+            raise self._fault(response)
+        try:
+            body = response.json()
+            finish_reason = body["choices"][0]["finish_reason"]
+            _ = body["choices"][0]["message"]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise SolverServerError(
+                f"{self.url} did not answer as an OpenAI chat-completions endpoint: {self._words(response)}"
+            ) from error
+        if finish_reason == "content_filter":
+            raise Refused("the endpoint's filter cut the answer off")
+        if finish_reason not in ("stop", "length", "tool_calls"):  # such as an aborted request's
+            raise ServerUnavailable(f"the completion ended with {finish_reason!r}")
+        self._answered = True
+        return dict(body)
+
+    def _fault(self, response: httpx.Response) -> Exception:
+        """What an answer other than 200 means for the run."""
+        status, said = response.status_code, self._words(response)
+        http = f"HTTP {status}: {said}"
+        if _error(response).get("code") == "insufficient_quota" or status == 402:
+            return SolverServerError(f"{self.url}: the account's budget is used up ({http})")
+        if status in (408, 409, 425, 429) or status >= 500:
+            return ServerUnavailable(http, _seconds(response.headers.get("retry-after")))
+        if status in NOT_LET_IN:
+            return not_let_in(self.url, status, said, self.key_variable)
+        if status == 404:
+            return SolverServerError(
+                f"{self.url} does not have the model {self.model!r} ({http}): check its name "
+                "(endpoint_model=) and the address (endpoint=)"
+            )
+        if self._answered and status in _ABOUT_THE_REQUEST:
+            return Refused(f"the endpoint refuses the conversation ({http})")
+        return SolverServerError(
+            f"{self.url} refused a request for {self.model!r} ({http}): check the address, the model, and "
+            "whether it takes tools"
+        )
+
+    def _adapts_to(self, response: httpx.Response, sent: Mapping[str, Any]) -> bool:
+        """Whether the model does not take a parameter that it can be asked without, or under another name."""
+        if response.status_code != 400:
+            return False
+        error = _error(response)
+        name = str(error.get("param"))
+        if not str(error.get("code")).startswith("unsupported") or name not in sent:
+            return False
+        if name in _OTHER_NAMES:
+            self._renamed[name] = _OTHER_NAMES[name]
+        elif name in _OPTIONAL:
+            self.left_out.add(name)
+        else:
+            return False
+        return True
+
+    def _words(self, response: httpx.Response) -> str:
+        """The server's own words on one line, without the key if it repeats that."""
+        said = " ".join(str(_error(response).get("message") or response.text).split())
+        return without_token(said, self.key_variable)[:_SHOWN]
+
+
+@dataclass(eq=False)
+class ChatDialogue:
+    """One conversation over an endpoint."""
+
+    endpoint: ChatEndpoint
+    messages: list[dict[str, Any]]
+    _: KW_ONLY
+    max_tokens_per_turn: int
+    max_context_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._used = 0
+        self._asked: list[dict[str, Any]] = []  # the calls to answer, as the server wrote them
+
+    async def reply(self, seed: int | None) -> Reply | None:
+        """The next turn; None if no token is left for one.
+
+        Raises ServerUnavailable, Refused or SolverServerError.
+        """
+        room = min(self.max_tokens_per_turn, self.max_context_tokens - self._used)
+        if room <= 0:
+            return None
+        request: dict[str, Any] = {
+            "model": self.endpoint.model,
+            "messages": self.messages,
+            "tools": [SEARCH_TOOL_SCHEMA],
+            "max_tokens": room,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        if seed is not None:
+            request["seed"] = seed
+        body = await self.endpoint.ask(request)
+        usage = body.get("usage") or {}
+        tokens_in, tokens_out = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        self.endpoint.without_usage += not tokens_in
+        self._used = tokens_in + tokens_out
+        choice = body["choices"][0]
+        text, calls = self._hear(choice["message"])
+        return Reply(text, calls, choice["finish_reason"] == "length", tokens_in, tokens_out)
+
+    def answer(self, responses: Sequence[str]) -> None:
+        """Add the tool's responses to the calls of the last turn, in their order."""
+        if not self._asked:  # the calls were in the text: the server knows of none
+            shown = "\n".join(f"<tool_response>\n{response}\n</tool_response>" for response in responses)
+            self.messages.append({"role": "user", "content": shown})
+        for call, response in zip(self._asked, responses, strict=False):
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": response})
+
+    def _hear(self, message: Mapping[str, Any]) -> tuple[str, tuple[SearchCall, ...]]:
+        """The turn's text as a served policy writes it, and its calls; the message joins the conversation."""
+        content = _text(message.get("content"))
+        thought = str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
+        text = f"<think>{thought}</think>\n{content}" if thought and "<think>" not in content else content
+        asked = [_call(call, number) for number, call in enumerate(message.get("tool_calls") or ())]
+        self._asked = asked[:MAX_CALLS_PER_TURN]
+        heard: dict[str, Any] = {"role": "assistant", "content": content or None}
+        if not asked:
+            self.messages.append(heard | {"content": content})
+            return text, tuple(parse_tool_calls(text))
+        self.messages.append(heard | {"tool_calls": self._asked})
+        written = [_raw(call) for call in asked]
+        blocks = "\n".join(f"<tool_call>\n{raw}\n</tool_call>" for raw in written)
+        return f"{text}\n{blocks}".lstrip(), tuple(map(parse_call, written))
+
+
+def _call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A call as it can be sent back: with an id, its arguments as text."""
+    function = call.get("function") or {}
+    arguments = function.get("arguments") or ""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    named = {"name": str(function.get("name")), "arguments": text}
+    return {"id": str(call.get("id") or f"call_{number}"), "type": "function", "function": named}
+
+
+def _raw(call: Mapping[str, Any]) -> str:
+    """The call as a model writes it between tags; arguments that are no JSON stay none."""
+    function = call["function"]
+    return f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "null"}}}'
+
+
+def _text(content: Any) -> str:
+    """A message's text, which some servers give in parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def _error(response: httpx.Response) -> Mapping[str, Any]:
+    """The error object of an answer; empty if it has none."""
+    with suppress(ValueError):
+        body = response.json()
+        error = body.get("error") if isinstance(body, Mapping) else None
+        if isinstance(error, Mapping):
+            return error
+    return {}
+
+
+def _seconds(header: str | None) -> float | None:
+    """The seconds of a Retry-After header; its other form, a date, is not read."""
+    with suppress(ValueError):
+        return max(float(header), 0.0) if header else None
+    return None
+
+
+def _pause(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.pause_s if isinstance(error, ServerUnavailable) else None
+    return float(_BACKOFF(state)) if asked is None else min(asked, LONGEST_PAUSE_S)

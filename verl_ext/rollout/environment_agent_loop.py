@@ -1,0 +1,164 @@
+"""The `environment` loop: veRL's rollout of any environment (veRL 0.9.1).
+
+A row of the training file names its environment and task (`pipeline.stages` writes it); `verl_ext.episodes`
+plays it over veRL's own server manager, and the score is the environment's: no reward function is called.
+Each branch that the player returns becomes a row; one without a score is invalid, as a search row is whose
+service failed: it is left out of the update and counted.
+"""
+
+import functools
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from environments.registry import find
+from environments.row import Row
+from environments.taskset import Taskset
+from verl_ext.episodes import Limits, Played, Sampled, play_row
+from verl_ext.method.chat import TURN_END
+from verl_ext.telemetry import waiting
+
+
+@functools.cache
+def _taskset(name: str, folder: str | None, options_json: str) -> Taskset:
+    """One taskset for all rollouts of the process."""
+    return find(name, folder).load(**json.loads(options_json))
+
+
+class EnvironmentAgentLoop(AgentLoopBase):
+    """One rollout of an environment."""
+
+    def __init__(
+        self,
+        *args: Any,
+        environment: str,
+        folder: str | None,
+        options: Mapping[str, Any],
+        max_tokens_per_turn: int,
+        max_turns: int | None,
+        call_form: str,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs["tokenizer"].eos_token == TURN_END:
+            kwargs["hf_model_type"] = "qwen2"  # as in the search loop, though its builder is not used here
+        super().__init__(*args, **kwargs)
+        self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
+        plain = OmegaConf.to_container(OmegaConf.create(dict(options)), resolve=True)
+        self._taskset = _taskset(environment, folder, json.dumps(plain, sort_keys=True))
+        self._limits = Limits(
+            prompt_tokens=self.rollout_config.prompt_length,
+            response_tokens=self.rollout_config.response_length,
+            tokens_per_turn=max_tokens_per_turn,
+            max_turns=max_turns,
+            call_form=call_form,
+        )
+
+    # veRL takes one output or a list (agent_loop_tq.py), which its base class does not say.
+    async def run(  # type: ignore[override]
+        self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any
+    ) -> list[AgentLoopOutput]:
+        """Play the row's episode; one output for each branch, the last of which is the episode's own."""
+        row = Row(kwargs["extra_info"]["row"], json.loads(kwargs["extra_info"]["task"]))
+        # An episode that fails before its first sample has the step's weights all the same.
+        version = dict.fromkeys(("min_global_steps", "max_global_steps"), kwargs.get("global_steps"))
+        model = _Engine(self.server_manager, self.tokenizer, sampling_params, version)
+        began = time.monotonic()
+        with waiting("rollout"):
+            branches = await play_row(self._taskset, row, model, self._limits)
+        model.extra["rollout_s"] = time.monotonic() - began
+        return [self._output(played, model) for played in branches]
+
+    def _output(self, played: Played, model: "_Engine") -> AgentLoopOutput:
+        if not played.response_ids:  # spoiled before a token was sampled: a row must have one all the same
+            end = self.tokenizer.eos_token_id
+            played.prompt_ids = (played.prompt_ids or [end])[-self.rollout_config.prompt_length :]
+            played.response_ids, played.response_mask = [end], [0]
+            played.log_probs = [0.0]
+        reward = reward_fields(played)
+        return AgentLoopOutput(
+            prompt_ids=played.prompt_ids,
+            response_ids=played.response_ids,
+            response_mask=played.response_mask,
+            response_logprobs=played.log_probs,
+            reward_score=reward["score"],
+            num_turns=2 * len(played.conversation.turns) + 1,
+            metrics=AgentLoopMetrics(generate_sequences=model.seconds),
+            extra_fields={
+                **model.extra,
+                "conversation": played.conversation.to_dict(),
+                "token_drift": played.token_drift,
+                "reward_extra_info": reward,
+            },
+        )
+
+
+def reward_fields(played: Played) -> dict[str, Any]:
+    """An episode's score in the form of a reward function's result.
+
+    `filter_score` is what `algorithm.filter_groups` compares: not a number for an invalid row, which is like
+    no other and so stays to be counted. The parts are text: veRL averages every number it is given.
+    """
+    score, calls = played.score, played.conversation.calls
+    valid = score is not None
+    return {
+        "score": score.reward if score else 0.0,
+        "valid": valid,
+        "reason_invalid": played.fault,
+        "filter_score": score.reward if score else math.nan,
+        "success": bool(score and score.success),
+        "parts": json.dumps(dict(score.parts) if score else {}),
+        "ended": played.ended,
+        "turns": len(played.conversation.turns),
+        "calls": len(calls),
+        "invalid_calls": sum(not call.valid for call in calls),
+        "undeclared_calls": sum(call.undeclared for call in calls),
+    }
+
+
+class _Engine:
+    """veRL's server manager as the model of one episode; a multi-turn one stays with its first server."""
+
+    def __init__(
+        self,
+        server_manager: Any,
+        tokenizer: Any,
+        sampling_params: Mapping[str, Any],
+        version: Mapping[str, Any],
+    ) -> None:
+        self._server_manager, self._sampling_params = server_manager, dict(sampling_params)
+        self.tokenizer = tokenizer
+        self._request_id = uuid4().hex
+        self.extra: dict[str, Any] = dict(version)
+        """What the engine says of its samples: the versions of the weights."""
+        self.seconds = 0.0
+        """Of all its samples."""
+        self._turns = 0
+
+    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
+        """The next turn; raises RuntimeError where the engine gives nothing."""
+        began = time.monotonic()
+        with waiting("generation"):
+            output = await self._server_manager.generate(
+                request_id=self._request_id,
+                prompt_ids=list(prompt_ids),
+                sampling_params={**self._sampling_params, "max_tokens": max_tokens},
+            )
+        self.seconds += time.monotonic() - began
+        ids = list(output.token_ids)
+        if not ids:  # not the model's mistake: an engine always samples at least one id
+            raise RuntimeError(
+                "the rollout engine returned no token: aborted, or no room left in max_model_len"
+            )
+        said = dict(output.extra_fields)
+        # Of the first turn everything, of later ones the version that they were sampled with.
+        newest = said.get("max_global_steps", self.extra["max_global_steps"])
+        self.extra |= said if not self._turns else {"max_global_steps": newest}
+        self._turns += 1
+        truncated = len(ids) >= max_tokens and ids[-1] != self.tokenizer.eos_token_id
+        return Sampled(ids, list(output.log_probs) if output.log_probs else None, truncated)

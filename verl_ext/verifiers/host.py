@@ -1,0 +1,163 @@
+"""The library's own thread: its environments, servers and programs run there, apart from the rollout worker's
+loop.
+
+    host = await host_of(taskset, row)
+    episode = await host.play(taskset.task(row), context, clock, taskset.timeout_s, on_trace)
+
+Much of the code of tasksets is plain functions on the event loop. One that blocks stops the episodes in its
+thread, and neither the sampling of other environments nor the worker's reports. Such a thread is given up and
+the next episode gets a new one.
+"""
+
+import asyncio
+import atexit
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from environments.fault import EnvironmentFault, one_line
+from environments.row import Row
+from environments.verifiers.taskset import VerifiersTaskset
+from verl_ext.verifiers.seat import Clock
+
+_TO_STOP_S = 3.0
+"""For an episode that is cancelled; a thread that does not get to it in this time is blocked."""
+_AT_EXIT_S = 12.0
+"""For the library's cleanups, which give a process 5 s after SIGTERM and 5 s after SIGKILL."""
+
+
+class Host:
+    """One thread with an event loop and one environment of the library, ready to play."""
+
+    def __init__(self, taskset: VerifiersTaskset, row: Row) -> None:
+        self.name, self.blocked_in = taskset.name, ""
+        self._build: Callable[[], Any] = lambda: taskset.environment(row)
+        # Not uvloop, whose waiting shows in no frame of Python's.
+        self._loop = asyncio.SelectorEventLoop()
+        self._ready: Future[Any] = Future()
+        self._closing, self._ended = asyncio.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{taskset.name} host", daemon=True)
+        self._thread.start()
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait for the environment and its servers; raises EnvironmentFault."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(asyncio.wrap_future(self._ready))
+        except TimeoutError:
+            _forget(self)
+            raise EnvironmentFault(
+                f"{self.name} did not start within {timeout_s:g} s{self._where()}"
+            ) from None
+        # Another project's code: whatever it raises is the environment's.
+        except Exception as error:
+            _forget(self)
+            raise EnvironmentFault(f"{self.name} cannot be started: {one_line(error)}") from error
+
+    async def play(
+        self, task: Any, context: Any, clock: Clock, timeout_s: float, on_trace: Callable[[Any], None]
+    ) -> Any:
+        """One episode; raises EnvironmentFault when its environment takes longer than `timeout_s` at a
+        time."""
+        environment = self._ready.result()
+        episode = environment.run_episode(task, context, on_trace=on_trace)
+        future = asyncio.run_coroutine_threadsafe(episode, self._loop)
+        ended = asyncio.wrap_future(future)
+        try:
+            while not (await asyncio.wait({ended}, timeout=min(0.5, timeout_s / 4)))[0]:
+                if self.blocked_in:
+                    raise EnvironmentFault(f"{self.name} is blocked by another episode{self.blocked_in}")
+                if clock.idle_s() > timeout_s:
+                    raise EnvironmentFault(f"{self.name} did nothing for {timeout_s:g} s{self._where()}")
+            return ended.result()
+        finally:
+            if not ended.done():
+                await self._stop(ended)
+
+    async def _stop(self, ended: "asyncio.Future[Any]") -> None:
+        """Cancel an episode; a thread that does not take note is given up."""
+        ended.cancel()
+        alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+        try:
+            async with asyncio.timeout(_TO_STOP_S):
+                await asyncio.wrap_future(alive)
+        except TimeoutError:
+            self.blocked_in = self._where() or " "
+            _forget(self)
+
+    def close(self) -> None:
+        """End the environment's servers; waits for them a little."""
+        if self._thread.is_alive() and not self.blocked_in:
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._ended.wait(_AT_EXIT_S + _TO_STOP_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        # Delivered to `ready`; later than that, to nobody who would wait.
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(
+                    error if isinstance(error, Exception) else RuntimeError(repr(error))
+                )
+        ended = self._loop.run_until_complete(_others_ended())
+        self._ended.set()
+        if ended:
+            self._loop.close()
+            return
+        # The library's shielded cleanups swallow every exception: one that is destroyed unfinished, as it
+        # would be with its loop, loops for ever. What is on the stack of a thread is not destroyed, so this
+        # one does not end.
+        threading.Event().wait()
+
+    async def _serve(self) -> None:
+        environment = self._build()
+        async with environment.serving():
+            self._ready.set_result(environment)
+            await self._closing.wait()
+
+    def _where(self) -> str:
+        """Which code the thread is in, for the reader; nothing where it waits for events."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None or frame.f_code.co_filename.endswith("selectors.py"):
+            return ""
+        return f" (in {frame.f_code.co_qualname}, {frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+async def _others_ended() -> bool:
+    """Wait for what still runs in this loop, cleanups of cancelled episodes above all; then cancel it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for patience_s in (_AT_EXIT_S, _TO_STOP_S):
+        if not others:
+            break
+        _, others = await asyncio.wait(others, timeout=patience_s)
+        for task in others:
+            task.cancel()
+    return not others
+
+
+_HOSTS: dict[tuple[VerifiersTaskset, str], Host] = {}
+
+
+async def host_of(taskset: VerifiersTaskset, row: Row) -> Host:
+    """The process's host for rows of this split, ready; raises EnvironmentFault."""
+    key = (taskset, row.data["split"])
+    if key not in _HOSTS:
+        _HOSTS[key] = Host(taskset, row)
+    host = _HOSTS[key]
+    await host.ready(taskset.timeout_s)
+    return host
+
+
+def _forget(host: Host) -> None:
+    for key in [key for key, known in _HOSTS.items() if known is host]:
+        del _HOSTS[key]
+
+
+@atexit.register
+def _close_all() -> None:
+    for host in list(_HOSTS.values()):
+        host.close()

@@ -1,0 +1,139 @@
+"""The library's renderer over this project's chat code: ids are only ever appended to.
+
+The library has no renderer for Qwen2.5 and SmolLM2, and the one it falls back to renders the whole
+conversation again for each turn, which changes ids that were sampled. This one is for any ChatML model; the
+library builds it in its own process pool, from the model's tokenizer and the chat template that is in force
+here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from renderers import CustomRendererConfig, ParsedResponse, RenderedTokens
+from renderers.base import ParsedToolCall, ToolCallParseStatus, extract_message_tool_names
+from renderers.configs import BaseRendererConfig
+
+from environments.call import Call, outside_calls, parse_calls
+from environments.verifiers.harness import UNNAMED
+from verl_ext.method.chat import next_turn_ids, plain_message, render_prompt_ids, turn_end_id
+
+_THOUGHT = "</think>"
+
+
+class ChatRendererConfig(BaseRendererConfig):
+    """What a renderer is built from, besides a tokenizer."""
+
+    _internal_fields = frozenset({"chat_template", "call_form"})
+
+    chat_template: str | None = None
+    """The template in force, where it is not the model's own."""
+    call_form: str = "hermes"
+    """How the model writes tool calls (`environments.call.FORMS`)."""
+
+
+def renderer_config(tokenizer: Any, call_form: str) -> CustomRendererConfig:
+    """The library's configuration of this renderer for a tokenizer as it is used here."""
+    return CustomRendererConfig(
+        import_path=f"{ChatRenderer.__module__}:{ChatRenderer.__qualname__}",
+        chat_template=tokenizer.chat_template,
+        call_form=call_form,
+    )
+
+
+class ChatRenderer:
+    """Messages to ids and back, for a ChatML model."""
+
+    config_class = ChatRendererConfig
+    supports_tools = True
+    is_prefix_stable = False
+    """A template may render earlier turns in another way when more follow; `bridge_to_next_turn` does not."""
+
+    def __init__(self, tokenizer: Any, config: ChatRendererConfig) -> None:
+        self._tokenizer, self._call_form = tokenizer, config.call_form
+        if config.chat_template is not None:
+            tokenizer.chat_template = config.chat_template
+        self._stop = sorted({turn_end_id(tokenizer), tokenizer.eos_token_id} - {None})
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> RenderedTokens:
+        """The ids of a whole conversation, with the generation prompt, which is always asked for.
+
+        All of them count as the last message's: which of the unsampled ids belong to which message matters to
+        nobody here.
+        """
+        assert add_generation_prompt
+        ids = render_prompt_ids(self._tokenizer, [plain_message(message) for message in messages], tools)
+        return _rendered(ids, 0, messages)
+
+    def render_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """As `render`, the ids alone."""
+        return self.render(messages, **options).token_ids
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: Sequence[int],
+        previous_completion_ids: Sequence[int],
+        new_messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> RenderedTokens:
+        """What was sampled, as it was sampled, and the messages that follow it."""
+        before = [*previous_prompt_ids, *previous_completion_ids]
+        following = next_turn_ids(
+            self._tokenizer, previous_completion_ids, [plain_message(message) for message in new_messages]
+        )
+        return _rendered(before + following, len(before), new_messages)
+
+    def parse_response(
+        self,
+        token_ids: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> ParsedResponse:
+        """A turn as a message: thinking apart from text, and every tool call, valid or not."""
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        thought, ended, rest = text.partition(_THOUGHT)
+        if not ended and (thought.lstrip().startswith("<think>") or self._opens_thought(prompt_ids)):
+            return ParsedResponse(content="", reasoning_content=thought, reasoning_complete=False)
+        if not ended:
+            thought, rest = "", text
+        calls = parse_calls(rest, tools or (), self._call_form)
+        return ParsedResponse(
+            content=outside_calls(rest, self._call_form).strip() if calls else rest,
+            reasoning_content=thought.lstrip().removeprefix("<think>").strip() or None,
+            tool_calls=[_parsed(call) for call in calls],
+        )
+
+    def get_stop_token_ids(self) -> list[int]:
+        """The ids that end a turn."""
+        return list(self._stop)
+
+    def _opens_thought(self, prompt_ids: Sequence[int] | None) -> bool:
+        return self._tokenizer.decode(list(prompt_ids or ())[-4:]).rstrip().endswith("<think>")
+
+
+def _rendered(ids: list[int], before: int, messages: Sequence[Mapping[str, Any]]) -> RenderedTokens:
+    """Ids of which the first `before` are known to the library already."""
+    return RenderedTokens(
+        token_ids=ids,
+        message_indices=[-1] * before + [len(messages) - 1] * (len(ids) - before),
+        message_roles=[str(message.get("role") or "") for message in messages],
+        message_tool_names=extract_message_tool_names([dict(message) for message in messages]),
+    )
+
+
+def _parsed(call: Call) -> ParsedToolCall:
+    """A call for the library, which drops one without a name or marked as unknown, and tells nobody."""
+    good = call.valid and call.arguments is not None
+    return ParsedToolCall(
+        raw=call.raw,
+        name=call.name or UNNAMED,
+        arguments=dict(call.arguments) if call.arguments is not None else call.raw,
+        status=ToolCallParseStatus.OK if good else ToolCallParseStatus.MALFORMED_STRUCTURE,
+    )
