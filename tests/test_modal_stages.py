@@ -1,6 +1,6 @@
 """Stages launched by themselves, as a user types them who wants one more step, on a loop that has ended.
 
-They run the same functions as `test_modal_loop.py`, and change the loop that other files assert on: this file is
+They run the same functions as `test_modal_loop.py`, and change the loop that others assert on: this file is
 the last of its lane (`conftest.py`).
 """
 
