@@ -26,7 +26,7 @@ from launch.request import run_name
 from launch.volumes import place
 
 POLL_S = 5.0
-"""Seconds between two looks of a container for a question."""
+"""Seconds between two polls of a container for a question."""
 ANSWER_S = 180.0
 """Seconds that a question is waited for, and worth an answer."""
 _LOOK_S = 120.0

@@ -5,8 +5,8 @@
 
 One rule: a server gets the token that is meant for it, and no other one. The model servers that a run starts
 get `OPENAI_API_KEY`, and require it; the server that `endpoint=` names gets the key of the variable that
-`endpoint_key=` names, the same one by default; the retrieval service gets `RETRIEVAL_TOKEN`. A client is told
-the variable of its server, and sends nothing where it is told none; redirects are not followed.
+`endpoint_key=` names, the same one by default; the retrieval service gets `RETRIEVAL_TOKEN`. A client
+is given the variable of its server, and sends nothing where it is given none; redirects are not followed.
 
 A config key or a flag would show a token in a run's files and in the process list; every process of a run
 inherits its environment.

@@ -4,7 +4,7 @@
     ended.fault        # None, or why it did not end well, in one line
     ended.out          # what it had printed by then
 
-Whatever becomes of the process, the caller goes on: one that even SIGKILL does not end, because it waits
+Whatever becomes of the process, the caller continues: one that even SIGKILL does not end, because it waits
 within a driver, is left behind.
 """
 

@@ -92,8 +92,8 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
 def lasting_stall(folder: Path) -> Record | None:
     """The event of a stall in the run's last start after which nothing has moved; None without one."""
     events = _of_last_start(read_json_lines(folder / "logs" / EVENTS_FILE))
-    told = [event for event in events if event["kind"] in ("stall", "progress", "exit")]
-    return told[-1] if told and told[-1]["kind"] == "stall" else None
+    moves = [event for event in events if event["kind"] in ("stall", "progress", "exit")]
+    return moves[-1] if moves and moves[-1]["kind"] == "stall" else None
 
 
 def _of_last_start(events: list[Record]) -> list[Record]:

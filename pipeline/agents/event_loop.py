@@ -87,7 +87,7 @@ class LoopWatch:
                 continue
             place = place_of(frame, self._own)
             task = asyncio.current_task(self._loop)
-            # A callback is no task: what it does tells it from the next one.
+            # A callback is no task: what it does distinguishes it from the next one.
             doing = (beaten, place if task is None else id(task))
             if doing != step or place is None:
                 step, since, places = doing, now, Counter()

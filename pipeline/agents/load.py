@@ -75,7 +75,7 @@ def _imported(module: str, name: str) -> ModuleType:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise CheckError(f"{name}: there is no module {module!r} here or among the packages") from error
         raise CheckError(f"{name} cannot be imported: {one_line(error)}") from error
-    # The user's code: any error there is the agent's, and told as one line with its place.
+    # The user's code: any error there is the agent's, and reported in one line with its place.
     except Exception as error:
         raise CheckError(f"{name} cannot be imported: {one_line(error)}") from error
 

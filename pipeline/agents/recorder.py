@@ -119,7 +119,7 @@ class Recorder:
         self._thread.join(timeout=10)
 
     def url(self, run: int | None = None) -> str:
-        """The base address for a run, or for whoever reads it from the environment."""
+        """The base address for a run, or for agents that read it from the environment."""
         of_run = "" if run is None else f"/run/{run}"
         return f"http://127.0.0.1:{self.port}{of_run}{self._path}"
 

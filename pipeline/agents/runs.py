@@ -83,7 +83,7 @@ class Bench:
 
 
 async def play(agent: AgentClass, items: Sequence[Any], plan: Plan, recorder: Recorder) -> Bench:
-    """Run the agent on every item; whatever it raises is its run's failure, and the others go on."""
+    """Run the agent on every item; whatever it raises is its run's failure, and the others continue."""
     open_before, tasks_before = connections(), asyncio.all_tasks()
     runs = [
         Run(number, number // plan.group_size, items[number // plan.group_size])

@@ -52,7 +52,7 @@ from pipeline.tasks import load_taskset, rows_of
 FAILURES = "failures.jsonl"
 BASE_URL = "OPENAI_BASE_URL"
 _USUAL = "http://127.0.0.1:8080/v1"
-"""Where serve-model is, unless told otherwise."""
+"""Where serve-model is by default."""
 
 
 STAGES = ("challenger", "solver", "train")

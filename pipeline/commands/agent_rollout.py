@@ -33,7 +33,7 @@ from pipeline.stages.watch import PROGRESS
 RAISING = ("rollout", "reward")
 """The kinds of calls whose failure leaves a rollout without a row."""
 FLOW_EVERY_S = 1.0
-"""Between two looks at how many rollouts are in flight."""
+"""Seconds between two readings of how many rollouts are in flight."""
 
 
 @dataclass

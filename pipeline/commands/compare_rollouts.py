@@ -6,7 +6,7 @@
     drzero compare-rollouts model=demo-policy solver.model_path=my/model    the engine with other weights
 
 Both get the same token ids. The engine continues each prompt greedily and by sampling, and draws single
-tokens at a few places; Transformers then reads all of it. Compared are greedy sequences (ties told from true
+tokens at a few places; Transformers then reads all of it. Compared are greedy sequences (ties apart from true
 differences), log-probabilities, temperature, top-p and top-k, the stage's own score, and, where the server
 has chat, the prompt that it makes of messages. A table has what was found and what passes; the worst cases
 are kept in worst.jsonl of the run's folder. Exit code 1 if a check fails.

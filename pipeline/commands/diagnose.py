@@ -2,7 +2,7 @@
 
     drzero diagnose outputs/checkpoints/challenger_iter1
 
-`drzero top RUN_DIR` shows a run that goes on; docs/debugging.md lists symptoms.
+`drzero top RUN_DIR` shows one that still runs; docs/debugging.md lists symptoms.
 """
 
 from collections.abc import Sequence

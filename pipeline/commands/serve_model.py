@@ -62,7 +62,7 @@ def model_name(base_model: str) -> str:
 
 
 def add_call_form(config: DictConfig) -> None:
-    """Tell the engine how the model writes calls; raises CheckError for a form that SGLang cannot read."""
+    """Name the form of the model's calls to the engine; raises CheckError for one that SGLang cannot read."""
     given = config.solver.server_args
     if config.solver.engine == "reference":
         parser = {"call_form": config.call_form}
@@ -117,7 +117,7 @@ def _start(config: DictConfig) -> None:
         )
     try:
         _await_health(config, process, log, from_here)
-    except BaseException:  # also Ctrl-C: what was not told of must not stay
+    except BaseException:  # also Ctrl-C: what was not reported must not stay
         process.terminate()
         process.wait()
         raise

@@ -1,7 +1,7 @@
 """Checks of what the engine chooses: greedy sequences, and the scores that come of them.
 
 Two engines that add the same numbers in another order choose differently where two ids are equally probable.
-Such a tie is told from a true difference by the log-probabilities of both ids on Transformers' side.
+A tie is distinguished from a true difference by the log-probabilities of both ids on Transformers' side.
 """
 
 from collections.abc import Callable, Sequence

@@ -104,7 +104,7 @@ class Sampled(_Fields):
 
 
 class CompletionRequest(Sampled):
-    """`/v1/completions`: a text, or token ids, to go on from."""
+    """`/v1/completions`: a text, or token ids, to continue."""
 
     prompt: str | list[int]
     max_tokens: int = 16
