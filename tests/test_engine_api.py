@@ -269,6 +269,31 @@ def test_a_request_whose_client_disconnects_frees_its_slot(server: httpx.Client)
     assert metric(server, "engine_generated_tokens_total") - generated < MAX_SEQ_LEN - 1
 
 
+def test_a_client_that_leaves_amid_its_request_is_no_error_of_the_server(
+    model_folder: Path, smollm2_tokenizer: Any
+) -> None:
+    model, _ = load_model(str(model_folder))
+    engine = ReferenceEngine(model, eos_token_ids=[2], max_seq_len=64)
+    parts: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b'{"prompt": ', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    try:
+        asyncio.run(create_app(engine, smollm2_tokenizer, "tiny")(scope, receive, send))
+    finally:
+        engine.close()
+    assert sent[0]["status"] == 499
+
+
 def test_a_taken_port_ends_the_server_with_status_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

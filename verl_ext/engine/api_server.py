@@ -31,6 +31,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from setproctitle import setproctitle
+from starlette.requests import ClientDisconnect
 from transformers import PreTrainedTokenizerBase
 
 from environments.call import FORMS
@@ -93,7 +94,10 @@ def create_app(
 
     async def answer(request: Request, make: Callable[[bytes], Job]) -> Response:
         check_token(request)
-        content = await _body(request, body_bytes)
+        try:
+            content = await _body(request, body_bytes)
+        except ClientDisconnect:  # amid its request
+            return Response(status_code=_GONE)
         try:
             job = await asyncio.to_thread(make, content)  # the longest prompts take a while
             check_model(job.request.model)
