@@ -14,6 +14,7 @@ from typing import Any
 
 import bench_agents
 import httpx
+import numpy as np
 import openai
 import psutil
 import pyarrow as pa
@@ -176,6 +177,8 @@ def test_a_key_that_a_server_repeats_is_shown_and_kept_nowhere(
         (1.0, None),
         (0, None),
         ({"reward": 0.5, "format": 1}, None),
+        (np.float32(0.5), None),
+        (np.True_, "the reward is np.True_ (bool), not a number"),
         (True, "the reward is True (bool), not a number"),
         (None, "the reward is None (NoneType), not a number"),
         ("1", "the reward is '1' (str), not a number"),

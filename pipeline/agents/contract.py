@@ -13,6 +13,7 @@ Each run has an object of its own.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +39,7 @@ class AgentClass:
 
 @dataclass(frozen=True)
 class RewardRule:
-    """What a reward may be: a finite number, within a range if one is given."""
+    """What a reward may be: a finite number, numpy's included, within a range if one is given."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -58,11 +59,11 @@ class RewardRule:
 
     def _fault_of(self, value: Any, what: str) -> str | None:
         # True is an int to Python: a trainer would take it for 1.0, whatever was meant.
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             return f"{what} is {value!r:.40} ({type(value).__name__}), not a number"
         if not math.isfinite(value):
             return f"{what} is {value}"
-        if not self.low <= value <= self.high:
+        if not self.low <= float(value) <= self.high:
             return f"{what} is outside of {self.low:g} to {self.high:g}"
         return None
 
