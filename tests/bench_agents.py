@@ -88,6 +88,15 @@ class FromEnvironment:
         return 1
 
 
+class Forgets:
+    """Takes the address and the key out of the environment, as some frameworks do with a key."""
+
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> int:
+        os.environ.pop("OPENAI_API_KEY")
+        await ask(os.environ.pop("OPENAI_BASE_URL"))
+        return 1
+
+
 class Misbehaves:
     """Ends as no agent should, by the item's `number`."""
 

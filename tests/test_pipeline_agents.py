@@ -106,6 +106,12 @@ def test_an_agent_that_reads_the_address_from_the_environment_is_counted_too(
     assert dict(os.environ) == before
 
 
+def test_an_agent_that_changes_the_environment_leaves_none_of_it(url: str, tmp_path: Path) -> None:
+    before = dict(os.environ)
+    assert command(url, tmp_path, "bench_agents:Forgets") == 0
+    assert dict(os.environ) == before
+
+
 def test_an_agent_that_raises_in_one_of_fifty_runs_is_found_and_named(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

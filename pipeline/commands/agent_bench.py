@@ -208,7 +208,7 @@ def _environment(base_url: str, api_key: str) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name)
+            os.environ.pop(name, None)  # an agent may have removed it
             if value is not None:
                 os.environ[name] = value
 
