@@ -97,6 +97,14 @@ class Forgets:
         return 1
 
 
+class Stops:
+    """Has a line at which a debugger stops."""
+
+    async def run(self, data: Any, **extra_kwargs: Any) -> float:
+        breakpoint()
+        return 1.0
+
+
 class Misbehaves:
     """Ends as no agent should, by the item's `number`."""
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,20 @@ def test_the_guides_agent_runs_on_one_item_and_its_call_is_shown(
     assert "List 3 countries and their capitals." in out and '"chat.completion"' in out
     assert "finished       1 of 1" in out and "no fault was seen" in out
     assert not (tmp_path / "agent_bench" / "failures.jsonl").exists()
+
+
+def test_one_item_is_played_where_a_debugger_stops_in_the_commands_own_process_and_thread(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, stopped = psutil.Process(), list[Any]()
+
+    def hook() -> None:
+        stopped.append((os.getpid(), threading.get_ident(), own.children()))
+
+    monkeypatch.setattr(sys, "breakpointhook", hook)
+    children = own.children()
+    assert command(url, tmp_path, "bench_agents:Stops") == 0
+    assert stopped == [(own.pid, threading.get_ident(), children)]
 
 
 def test_calls_and_tokens_are_counted_by_run_and_the_rewards_summed_up(url: str) -> None:
