@@ -2,14 +2,18 @@
 
 with ServiceGroup(specs) as services:
     run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
+
+What a run does in its own process has its end written down by `ending`.
 """
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ops.causes import Cause, first_cause
 from ops.process.child import Child, ChildError, Command, describe_exit
-from ops.process.logs import OUT_OF_TIME
+from ops.process.logs import OUT_OF_TIME, EventLog
 from ops.services.services import ServiceGroup
 from ops.watchdog.collect import error_lines
 from ops.watchdog.watchdog import Watchdog, WatchPlan
@@ -61,6 +65,21 @@ def run_supervised(
             spent = time.process_time() - own_cpu_s
             events.add("cost", "supervision", f"{spent:.2f} CPU seconds", cpu_s=round(spent, 2))
         child.stop()
+
+
+@contextmanager
+def ending(events: EventLog, component: str, well: str) -> Iterator[None]:
+    """Write down how work of this process ends, for the post-mortem: `well`, or by what the block raises."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        events.add("end", component, _how_it_ended(error), from_outside=True)
+        raise
+    except BaseException as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        events.add("end", component, said, advice="see there: it has no log of its own")
+        raise
+    events.add("exit", component, well, code=0)
 
 
 def _how_it_ended(error: BaseException) -> str:

@@ -1,12 +1,16 @@
 """How a run ended, from its folder alone; `drzero diagnose`."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ops.errors import RunFailed
 from ops.process.lock import HeldLock
+from ops.process.logs import EVENTS_FILE, EventLog
+from ops.supervisor import ending
 from ops.watchdog.post_mortem import examine
 from pipeline.cli import main
 from pipeline.stages.watch import CAUSES
@@ -153,6 +157,30 @@ def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path: Path) -> No
     assert examine(folder).state == "failed" and "left no result" in examine(folder).sentence
     (folder / "result.json").write_text("{}")
     assert examine(folder).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("raised", "state", "sentence"),
+    [
+        (None, "finished", "without an error"),
+        (RunFailed("not ready:\n  1 of 50 runs failed"), "failed", "not ready: 1 of 50 runs failed"),
+        (KeyboardInterrupt(), "cut off", "Ctrl-C"),
+        (SystemExit(143), "cut off", "killed by SIGTERM"),
+    ],
+)
+def test_what_a_command_does_in_its_own_process_is_judged_by_its_last_end(
+    tmp_path: Path, raised: BaseException | None, state: str, sentence: str
+) -> None:
+    events = EventLog(tmp_path / "logs" / EVENTS_FILE)
+    earlier = ValueError("of an earlier start") if raised is None else None
+    for error in (earlier, raised):
+        events.add("start", "compare", "starting")
+        with suppress(BaseException), ending(events, "compare", "both agree"):
+            if error:
+                raise error
+    death = examine(tmp_path)
+    assert death.state == state and sentence in death.sentence
+    assert death.culprit == ("compare" if state == "failed" else None)
 
 
 def test_a_stall_before_the_run_was_restarted_is_not_how_it_ended(tmp_path: Path) -> None:

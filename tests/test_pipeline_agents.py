@@ -26,6 +26,8 @@ from scripted_endpoint import scripted_endpoint
 from served_model import served_model
 
 from ops.bearer import MODEL_KEY
+from ops.process.lock import lock_is_held
+from ops.watchdog.post_mortem import examine
 from pipeline.agents.contract import RewardRule
 from pipeline.agents.load import load_agent, load_items
 from pipeline.agents.recorder import Recorder
@@ -88,6 +90,7 @@ def test_the_guides_agent_runs_on_one_item_and_its_call_is_shown(
     assert "List 3 countries and their capitals." in out and '"chat.completion"' in out
     assert "finished       1 of 1" in out and "no fault was seen" in out
     assert not (tmp_path / "agent_bench" / "failures.jsonl").exists()
+    assert examine(tmp_path / "agent_bench").state == "finished"
 
 
 def test_one_item_is_played_where_a_debugger_stops_in_the_commands_own_process_and_thread(
@@ -141,6 +144,8 @@ def test_an_agent_that_raises_in_one_of_fifty_runs_is_found_and_named(
     assert failed["item"] == 17 and failed["data"] == {"number": 17} and "KeyError" in failed["trace"]
     (call,) = failed["calls"]
     assert call["status"] == 200 and call["request"]["max_tokens"] == 2 and "choices" in call["answer"]
+    death = examine(tmp_path / "agent_bench")
+    assert death.state == "failed" and "1 of 50 runs failed: KeyError: 'number'" in death.sentence
 
 
 def test_an_agent_that_blocks_the_event_loop_is_found_and_its_line_named(url: str) -> None:
@@ -187,9 +192,11 @@ def test_a_key_that_a_server_repeats_is_shown_and_kept_nowhere(
     monkeypatch.setenv(MODEL_KEY, KEY)
     with scripted_endpoint() as endpoint:
         assert command(endpoint.url, tmp_path, f"{bench_agents.__file__}:MyAgent") == 1
-    said, kept = capsys.readouterr(), (tmp_path / "agent_bench" / "failures.jsonl").read_text()
-    for text in (said.out, said.err, kept):
-        assert "Incorrect API key provided: ***" in text and KEY not in text
+    said, folder = capsys.readouterr(), tmp_path / "agent_bench"
+    for text in (said.out, said.err, (folder / "failures.jsonl").read_text()):
+        assert "Incorrect API key provided: ***" in text
+    kept = [file.read_text() for file in folder.rglob("*") if file.is_file()]
+    assert not any(KEY in text for text in (said.out, said.err, *kept))
 
 
 @pytest.mark.parametrize(
@@ -372,7 +379,9 @@ def test_the_guides_agent_runs_64_times_8_at_once_against_serve_model_in_the_bac
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "finished       512 of 512" in done.stdout and "512, 1 a run" in done.stdout
+        assert lock_is_held(tmp_path / f"serve_model_{port}" / "lock"), "diagnose says that it is running"
     finally:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         os.kill(pid, signal.SIGTERM)
-        assert not psutil.wait_procs(tree, timeout=60)[1], "the command that it tells ends all of it"
+        assert not psutil.wait_procs(tree, timeout=60)[1], "the command that it prints ends all of it"
+    assert examine(tmp_path / f"serve_model_{port}").state == "finished"

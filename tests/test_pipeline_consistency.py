@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from data.parquet_io import training_row, write_training_rows
 from data.question_rows import FieldNames
+from ops.watchdog.post_mortem import examine
 from pipeline.cli import main
 from pipeline.commands.compare_rollouts import WORST, compare_overrides
 from pipeline.consistency.check import Limits
@@ -108,6 +109,7 @@ class Compared:
     """How the command ended."""
 
     code: int
+    folder: Path
     out: str
     err: str
     worst: list[dict[str, Any]]
@@ -132,9 +134,9 @@ def compare(
             patch.setenv("COLUMNS", "400")
             code = main(["compare-rollouts", *words])
         said = capsys.readouterr()
-        kept = tmp_path / "compare_rollouts" / WORST
-        records = kept.read_text().splitlines() if kept.exists() else []
-        return Compared(code, said.out, said.err, [json.loads(line) for line in records])
+        folder = tmp_path / "compare_rollouts"
+        records = (folder / WORST).read_text().splitlines() if (folder / WORST).exists() else []
+        return Compared(code, folder, said.out, said.err, [json.loads(line) for line in records])
 
     return run
 
@@ -146,7 +148,7 @@ def test_the_healthy_engine_agrees_in_everything(compare: Compare, model_folder:
     assert "4 of 4 equal, 0 part at a tie, 0 truly differ" in found.row("greedy sequences")
     judged = ("greedy sequences", "log-probabilities", *(setting.name for setting in SETTINGS), "score")
     assert all("PASS" in found.row(check) for check in judged), found.out
-    assert "FAIL" not in found.out
+    assert "FAIL" not in found.out and examine(found.folder).state == "finished"
 
 
 def test_a_wrong_rope_base_is_found_in_sequences_and_log_probs(
@@ -169,6 +171,8 @@ def test_a_wrong_rope_base_is_found_in_sequences_and_log_probs(
     assert sides[0][0]["id"] != sides[1][0]["id"] and first["nats"] > LIMITS.tie
     assert [len(side) for side in sides] == [2, 2]
     assert f"{first['prompt']}, token {first['position']}, after" in found.out
+    death = examine(found.folder)
+    assert death.state == "failed" and "disagree: greedy sequences" in death.sentence
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ from ops.console import say, set_verbose
 from ops.errors import RunFailed
 from ops.files import write_jsonl
 from ops.process.lock import HeldLock
+from ops.process.logs import EVENTS_FILE, EventLog
 from ops.services.services import ServiceGroup
+from ops.supervisor import ending
 from pipeline.agents.contract import AgentClass, RewardRule
 from pipeline.agents.load import EXAMPLE, is_class, load_agent, load_items
 from pipeline.agents.ours import environment_agent
@@ -49,6 +51,7 @@ from pipeline.stages.endpoint import base_of, served_name, served_names
 from pipeline.stages.services import choose_ports, retrieval_spec
 from pipeline.tasks import load_taskset, rows_of
 
+_NAME = "agent-bench"
 FAILURES = "failures.jsonl"
 BASE_URL = "OPENAI_BASE_URL"
 _USUAL = "http://127.0.0.1:8080/v1"
@@ -115,9 +118,12 @@ def _bench_stage(stage: str, overrides: Sequence[str]) -> None:
     done = run_rollouts(stage, [word for word in overrides if word not in own], bench.batches, _rule(bench))
     failed = [run for run in done.runs if run.failure is not None]
     kept = _keep(failed, done.folder)
-    print_runs(done.runs, done.seconds, done.figures, done.title)
     found = [failed_share(done.runs)] if failed else []
-    _conclude([*found, *([f"the trainer ended early: {done.ended}"] if done.ended else [])], kept)
+    if done.ended:
+        found.append(f"the trainer ended early: {done.ended}")
+    with _ending(done.folder):
+        print_runs(done.runs, done.seconds, done.figures, done.title)
+        _conclude(found, kept)
 
 
 def _bench_agent(config: DictConfig) -> None:
@@ -127,15 +133,21 @@ def _bench_agent(config: DictConfig) -> None:
     base = base_of(config.endpoint or os.environ.get(BASE_URL) or _USUAL)
     name = served_name_of(config, base)
     folder = Path(config.run.dir)
-    with _agent_and_items(config, name) as (agent, items), HeldLock(folder / "lock"):
-        write_resolved(config)
-        bench = run_bench(config, agent, items, base)
-        kept = _keep(bench.failed, folder)
     size = config.group_size if config.run_mode == "concurrent" else 1
     items_said = "1 item" if _size(config) == 1 else f"{_size(config)} items"
-    shown = f"{agent.name}, {config.run_mode}: {items_said}"
-    print_bench(bench, f"{shown} × {size}" if size > 1 else shown)
-    _conclude(list(faults(bench, None if config.run_mode == "single" else config.max_pause_s)), kept)
+    with _agent_and_items(config, name) as (agent, items), HeldLock(folder / "lock"):
+        write_resolved(config)
+        shown = f"{agent.name}, {config.run_mode}: {items_said}{f' × {size}' if size > 1 else ''}"
+        EventLog(folder / "logs" / EVENTS_FILE).add("start", _NAME, f"starting: {shown}")
+        with _ending(folder):
+            bench = run_bench(config, agent, items, base)
+            kept = _keep(bench.failed, folder)
+            print_bench(bench, shown)
+            _conclude(list(faults(bench, None if config.run_mode == "single" else config.max_pause_s)), kept)
+
+
+def _ending(folder: Path) -> AbstractContextManager[None]:
+    return ending(EventLog(folder / "logs" / EVENTS_FILE), _NAME, "no fault was seen")
 
 
 def run_bench(config: DictConfig, agent: AgentClass, items: Sequence[Any], base_url: str) -> Bench:
@@ -244,7 +256,6 @@ def _keep(failed: Sequence[Run], folder: Path) -> Path | None:
 
 def _conclude(found: Sequence[str], failures: Path | None) -> None:
     if not found:
-        say("agent-bench", "no fault was seen")
         return
     kept = [f"the failed runs with their calls: {failures}"] if failures else []
     raise AgentFaulty("\n  ".join(["the agent is not ready to train:", *found, *kept]))

@@ -29,7 +29,9 @@ from ops.console import say
 from ops.errors import RunFailed
 from ops.files import atomic_write
 from ops.process.lock import HeldLock
+from ops.process.logs import EVENTS_FILE, EventLog
 from ops.services.services import ServiceGroup
+from ops.supervisor import ending
 from pipeline.commands.check_services import watched
 from pipeline.compose import write_resolved
 from pipeline.consistency.check import Check, Limits
@@ -91,22 +93,31 @@ def run_compare_rollouts(config: DictConfig) -> None:
     n = config.compare.n or _N.get(config.machine.device, _USUAL_N)
     prompts = load_prompts(config.compare.data, tokenizer, wording, n, config.data.seed)
     folder = Path(config.run.dir)
+    events = EventLog(folder / "logs" / EVENTS_FILE)
     with HeldLock(folder / "lock"):
         write_resolved(config)
-        began = time.monotonic()
-        answers = _answers(config, prompts, tokenizer)
-        say("compare", f"the engine continued {len(prompts)} prompts in {time.monotonic() - began:.0f} s")
-        began = time.monotonic()
-        checks = judge(config, prompts, answers, tokenizer)
-        say("compare", f"Transformers read them in {time.monotonic() - began:.0f} s")
-        cases = [json.dumps(case, ensure_ascii=False) for check in checks for case in check.cases[:_KEPT]]
-        atomic_write(folder / WORST, "".join(f"{case}\n" for case in cases))
+        events.add("start", "compare", f"starting: {len(prompts)} prompts")
+        with ending(events, "compare", "the engine and Transformers agree"):
+            _compare(config, prompts, tokenizer)
+
+
+def _compare(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> None:
+    """Ask both sides, print the table and keep the worst cases; raises Disagreement."""
+    worst = Path(config.run.dir) / WORST
+    began = time.monotonic()
+    answers = _answers(config, prompts, tokenizer)
+    say("compare", f"the engine continued {len(prompts)} prompts in {time.monotonic() - began:.0f} s")
+    began = time.monotonic()
+    checks = judge(config, prompts, answers, tokenizer)
+    say("compare", f"Transformers read them in {time.monotonic() - began:.0f} s")
+    cases = [json.dumps(case, ensure_ascii=False) for check in checks for case in check.cases[:_KEPT]]
+    atomic_write(worst, "".join(f"{case}\n" for case in cases))
     _print(config, checks)
     if failed := [check for check in checks if check.passed is False]:
         advice = dict.fromkeys(check.advice for check in failed)
         raise Disagreement(
             f"the engine and Transformers disagree: {', '.join(check.name for check in failed)}. "
-            f"Where to look: {'; '.join(advice)}. The worst cases: {folder / WORST}"
+            f"Where to look: {'; '.join(advice)}. The worst cases: {worst}"
         )
 
 

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ops.bearer import MODEL_KEY, bearer_of
 from ops.console import say
 from ops.errors import OutOfTime, RunFailed, UserError
+from ops.process.lock import HeldLock
 from ops.process.ports import reserve_port
 from ops.services.services import ServiceGroup
 from pipeline.commands.serve_search import address
@@ -81,14 +82,18 @@ def add_call_form(config: DictConfig) -> None:
 
 def serve(config: DictConfig) -> None:
     """Serve in this process's foreground; raises ServiceDied if the server ends."""
-    Path(config.run.dir).mkdir(parents=True, exist_ok=True)
+    folder = Path(config.run.dir)
     spec = replace(solver_spec(config, "model", config.served_name), relays=True)
-    with ServiceGroup([spec]) as services:
+    with HeldLock(folder / "lock"), ServiceGroup([spec]) as services:
         _describe(config)
         say("serve-model", "Ctrl-C ends it")
-        while True:
-            services.check()
-            time.sleep(0.5)
+        try:
+            while True:
+                services.check()
+                time.sleep(0.5)
+        except (KeyboardInterrupt, SystemExit):  # how it is meant to end
+            services.events.add("exit", "serve-model", "ended as asked", code=0)
+            raise
 
 
 def _describe(config: DictConfig) -> None:
