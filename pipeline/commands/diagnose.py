@@ -21,7 +21,9 @@ def run_diagnose(arguments: Sequence[str]) -> None:
     folder = run_folder(arguments, "diagnose").folder
     death, running = examine(folder, CAUSES), lock_is_held(folder / "lock")
     console = Console(width=110, highlight=False)
-    state = f"still running; until now: {death.state}" if running else death.state
+    state = death.state
+    if running:  # without an end it is not cut off
+        state = "still running" if state == "cut off" else f"still running; until now: {state}"
     console.print(f"{arguments[0]}: {state}", markup=False, soft_wrap=True)
     if running and death.state != "stalled":
         return
