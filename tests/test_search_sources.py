@@ -71,6 +71,17 @@ def test_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
             "Orrin",
             "```\n# a comment\n```\n# Orrin\nA town.",
         ),
+        # A fence ends with as many of the signs that it began with.
+        (
+            "x.md",
+            "````\n```\n# a comment\n````\n# Orrin\n",
+            "Orrin",
+            "````\n```\n# a comment\n````\n# Orrin\n",
+        ),
+        ("x.md", "```\n~~~\n# a comment\n```\n# Orrin\n", "Orrin", "```\n~~~\n# a comment\n```\n# Orrin\n"),
+        ("x.md", "Orrin\n=====\nA town.", "Orrin", "A town."),
+        ("x.md", "A preface.\n---\n# Orrin\nA town.", "Orrin", "A preface.\n---\n# Orrin\nA town."),
+        ("orrin.md", "- # In a list\n", "orrin", "- # In a list\n"),
         ("orrin.md", "#hashtag and no heading", "orrin", "#hashtag and no heading"),
         ("x.md", "# Orrin\n", "Orrin", "# Orrin\n"),
         ("x.md", b"\xef\xbb\xbf# Orrin\nA town.", "Orrin", "A town."),
@@ -160,7 +171,7 @@ def test_parquet_whose_text_is_not_utf8_is_named_with_its_rows(tmp_path: Path) -
 
 @given(st.text("#\t a", max_size=12))
 def test_a_heading_is_what_commonmark_calls_one(line: str) -> None:
-    heading = re.match(r"^ {0,3}#{1,6}[ \t]+(?![ \t])(.+?)(?:[ \t]+#+)?[ \t]*$", line)
+    heading = re.match(r"^ {0,3}#{1,6}[ \t]+(?!#+[ \t]*$)(?![ \t])(.+?)(?:[ \t]+#+)?[ \t]*$", line)
     with TemporaryDirectory() as folder:
         (document,) = read(write(Path(folder), {"x.md": f"{line}\nA town."}))
     assert document.title == (heading[1] if heading else "x")

@@ -2,9 +2,8 @@
 
     cut = Boundaries(text, markdown=True).cut(start, most, fits)
 
-Markdown is parsed by markdown-it-py. Ends of lines come after ends of sentences, because much prose is
-wrapped: that is why semantic-text-splitter, which prefers line breaks and inline code to sentences, does not
-do this.
+Ends of lines come after ends of sentences, because much prose is wrapped: that is why
+semantic-text-splitter, which prefers line breaks and inline code to sentences, does not do this.
 """
 
 import re
@@ -12,10 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from markdown_it import MarkdownIt
+from search.sources.markdown import PARSED, blocks
 
-PARSED = 4_000_000
-"""Characters of a text that is parsed as Markdown; a longer one is split as plain text."""
 # No sentence ends after the number of a list's item, an initial or a usual abbreviation.
 _ABBREVIATED = "".join(
     rf"(?<!\b{word})"
@@ -25,11 +22,9 @@ SENTENCE_END = re.compile(rf"{_ABBREVIATED}[.!?…][\"'”’)\]]*\s+(?![a-z\s])
 PARAGRAPH_END = re.compile(r"\n[ \t\r]*\n\s*(?!\s)")
 LINE_END = re.compile(r"\n")
 WORD_END = re.compile(r"\s")
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 _BLANK = re.compile(r"\s*")
 _WHOLE = ("fence", "code_block", "table_open")
 _BLOCKS = ("paragraph_open", "list_item_open", "blockquote_open", "html_block", "hr", *_WHOLE)
-_parse = MarkdownIt("commonmark").enable("table").parse
 
 
 class Span(NamedTuple):
@@ -58,19 +53,11 @@ class Boundaries:
         """Where other blocks begin."""
         self._whole: list[Span] = []
         """Fences, tables, and headings with the first character below: in order, not nested."""
-        if markdown and len(text) <= PARSED:
+        if markdown and len(text) <= PARSED:  # a longer one is split as plain text
             self._read(text)
 
     def _read(self, text: str) -> None:
-        lines = [match.start() for match in _LINE.finditer(text)]
-
-        def offset(line: int) -> int:
-            return lines[line] if line < len(lines) else len(text)
-
-        for token in _parse(text):
-            if token.map is None:
-                continue
-            start, end = map(offset, token.map)
+        for token, start, end in blocks(text):
             if token.type == "heading_open":
                 self._sections.append(start)
                 below = _BLANK.match(text, end)

@@ -1,6 +1,6 @@
 """Files that are one document each: plain text, Markdown, html and reStructuredText.
 
-    title, text, is_markdown = read_document(Path("guide.html"), "guide.html", used)
+    title, text, is_markdown = read_document(SourceFile(Path("docs/guide.html"), "guide.html"), used)
 
 html and rst become Markdown, so that headings and code stay what they are: html by markdownify, of the page's
 main part where it marks one; rst by docutils first (`search.sources.rst`). The title is the first heading,
@@ -17,10 +17,9 @@ import yaml
 
 from search.sources.decoding import Encoding
 from search.sources.files import COMPRESSED, SourceFile, read_text
+from search.sources.markdown import Block, blocks
 from search.sources.rst import rst_to_html
 
-_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(?=[^ \t])")
-_FENCE = re.compile(r"^ {0,3}(```|~~~)")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?\r?\n)?---[ \t]*(\r?\n|\Z)", re.DOTALL)
 # Parts of a page that are no text of it: menus, scripts, the signs that link to a heading.
 _NO_TEXT = (
@@ -58,26 +57,28 @@ def first_heading(text: str) -> tuple[str, str]:
     headings = _headings(text)
     if not headings:
         return "", text
-    level, title, line = headings[0]
+    level, title, lines = headings[0]
     if level > 1 and any(other <= level for other, _, _ in headings[1:]):
         return "", text
-    rest = text[line.end() :]
-    is_first = not text[: line.start()].strip()
+    rest = text[lines.end :]
+    is_first = not text[: lines.start].strip()
     return title, rest.lstrip("\r\n") if is_first and rest.strip() else text
 
 
-def _headings(text: str) -> list[tuple[int, str, re.Match[str]]]:
-    """Level, words and line of each heading that is in no fence."""
-    fenced, found = False, []
-    for line in re.finditer(r"[^\n]*\n?", text):
-        content = line[0].rstrip("\r\n")
-        if _FENCE.match(content):
-            fenced = not fenced
-        elif not fenced and (heading := _HEADING.match(content)):
-            title = content[heading.end() :].rstrip(" \t")
-            closed = title.rstrip("#")  # "# Title ##"
-            title = closed.rstrip(" \t") if closed.endswith((" ", "\t")) else title
-            found.append((heading[0].count("#"), title, line))
+def _headings(text: str) -> list[tuple[int, str, Block]]:
+    """Level, words and lines of each heading that is in nothing else.
+
+    A line of dashes makes none: it is as often a rule, or the end of front matter that is no YAML.
+    """
+    found: list[tuple[int, str, Block]] = []
+    heading: Block | None = None
+    for block in blocks(text):
+        if block.token.type == "heading_open":
+            heading = block if block.token.level == 0 and block.token.markup != "-" else None
+        elif heading and block.token.type == "inline":
+            if words := block.token.content.replace("\n", " "):
+                found.append((int(heading.token.tag[1:]), words, heading))
+            heading = None
     return found
 
 
