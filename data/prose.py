@@ -10,6 +10,7 @@ the comments in code, of which a torn part may consist, and headings, which begi
 """
 
 import re
+import unicodedata
 from itertools import groupby
 
 from search.indexing.boundaries import SENTENCE_END
@@ -21,7 +22,7 @@ _UNSPACED = 10
 _WORD = re.compile(
     r"[(\[{<\"'“‘«„*_`¿¡]*"
     r"(?:[^\W\d_]+(?:[-'’/\u00ad][^\W\d_]+)*|\d[\d.,]*\w?)"
-    r"[)\]}>\"'”’»*_`,;:.!?…]*"
+    r"[)\]}>\"'”’»*_`,;:.!?…।،؛؟]*"
 )
 _FENCE = re.compile(r"^[ \t>]*(?:`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
 """And the language, which only the line that opens a fence has."""
@@ -51,13 +52,19 @@ def _outside_fences(text: str) -> list[str]:
 def _sentences(text: str, enough: float) -> int:
     """The characters of a text that are in sentences, without white space; counts up to `enough`."""
     prose = 0
-    for is_word, run in groupby(text.split(), lambda word: _WORD.fullmatch(word) is not None):
+    for is_word, run in groupby(text.split(), _is_word):
         some = list(run)
         is_sentence = is_word and sum(any(map(str.isalpha, word)) for word in some) >= _RUN
         prose += sum(len(word) for word in some if is_sentence or _is_unspaced(word))
         if prose >= enough:
             break
     return prose
+
+
+def _is_word(text: str) -> bool:
+    # Vowel signs, as of Hindi, and accents apart from their letters are no letters to a regular expression.
+    letters = text if text.isascii() else "".join(c for c in text if unicodedata.category(c)[0] != "M")
+    return _WORD.fullmatch(letters) is not None
 
 
 def _is_unspaced(word: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -275,6 +276,9 @@ def test_what_is_no_sentences_is_counted_and_not_asked_about(prepare: Prepare) -
         ("The harbour of `Orrin` is as old as the town, says {the map}.", True),
         ("Der Hafen von Orrin ist so alt wie die Stadt.", True),
         ("東京は日本の首都である。人口は多い。", True),
+        ("हिन्दी विश्व की एक प्रमुख भाषा है और भारत की राजभाषा है।", True),
+        ("القاهرة هي عاصمة مصر، وهي أكبر مدينة فيها، فهل زرتها؟", True),
+        (unicodedata.normalize("NFD", "Été après été, les élèves préféraient être à la mer."), True),
         (LISTING, False),
         (COMMENTED, False),
         (f"```js\n{COMMENTED}\n```", False),
