@@ -124,9 +124,10 @@ def prepare_challenger_prompts(
     sample = drawn.sample(documents, rows + heldout_rows)
     if not sample:
         raise DataError(
-            f"the corpus {corpus_id!r} has no document to ask about that is not held out: of {drawn.seen} "
-            f"{drawn.short.count} have fewer than {max(min_document_tokens, 1)} tokens (min_document_tokens)"
-            f", {drawn.unsaid.count} less than {min_prose:.0%} of their text in sentences (min_prose)"
+            f"the corpus {corpus_id!r} has no document to ask about: of {drawn.seen} that are not held out, "
+            f"{drawn.short.count} have fewer than {max(min_document_tokens, 1)} tokens (min_document_tokens) "
+            f"and {drawn.unsaid.count} less than {min_prose:.0%} of their text in sentences (min_prose). "
+            "Index longer texts, or set the limit that refuses them lower"
         )
 
     disjoint = len(sample) == rows + heldout_rows or 2 * heldout_rows <= len(sample)
