@@ -206,13 +206,21 @@ def _options_by_model() -> dict[str, str]:
 def quote_in_list(override: str) -> str:
     """The override with quotes around what Hydra's grammar would stumble over in a plain list of paths.
 
-    `benchmarks=[exam=my/q.csv,~/b.jsonl]` is `benchmarks=["exam=my/q.csv","~/b.jsonl"]`.
+    `benchmarks=[exam=my/q.csv,~/b (1).jsonl]` is `benchmarks=["exam=my/q.csv","~/b (1).jsonl"]`. A list with
+    quoted parts stays as it is.
     """
     key, _, value = override.partition("=")
-    if not (value.startswith("[") and value.endswith("]")) or set(value[1:-1]) & set("[]{}()'\"\\$"):
+    if not (value.startswith("[") and value.endswith("]")) or set(value[1:-1]) & set("[]{}\\$"):
         return override
     parts = [part.strip() for part in value[1:-1].split(",")]
-    quoted = [f'"{part}"' if "=" in part or part.startswith("~") else part for part in parts]
+    if any(part.startswith(("'", '"')) for part in parts):
+        return override
+    quoted = [
+        QuotedString(part, Quote.double).with_quotes()
+        if set(part) & set("=()'\"") or part.startswith("~")
+        else part
+        for part in parts
+    ]
     return f"{key}=[{','.join(quoted)}]" if quoted != parts else override
 
 

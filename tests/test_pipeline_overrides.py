@@ -177,6 +177,8 @@ def test_an_unknown_group_option_is_refused_with_the_options(config_dir: Path) -
     [
         ("benchmarks=[exam=my/q.csv,b.jsonl]", ["exam=my/q.csv", "b.jsonl"]),
         ("benchmarks=[staff exam=~/q 1.csv, b.jsonl]", ["staff exam=~/q 1.csv", "b.jsonl"]),
+        ("benchmarks=[exam=my q (1).csv,staff's.csv]", ["exam=my q (1).csv", "staff's.csv"]),
+        ("benchmarks=[the 'new' one.csv]", ["the 'new' one.csv"]),
         ("benchmarks=['exam=a,b.csv']", ["exam=a,b.csv"]),
         ('benchmarks=["exam=q.csv"]', ["exam=q.csv"]),
     ],

@@ -96,6 +96,7 @@ def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str
         ("merge.compute.max_usd", "lots", "a number at least 0, or null"),
         ("merge.compute.timeout", "4h", "a whole number at least 1"),
         ("evaluate.benchmarks", "my.parquet", "a list of texts: write benchmarks=[my.parquet]"),
+        ("evaluate.benchmarks", "[a{1}.csv]", 'write each text of it in quotes, benchmarks=["…","…"]'),
         ("evaluate.retrieval.device", "gpu", "cpu, cuda, cuda:N or mps"),
         ("evaluate.retrieval.port", 22, "at least 1024"),
         ("evaluate.solver.dtype", "int8", "one of bfloat16, float16, float32"),

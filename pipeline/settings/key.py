@@ -128,6 +128,8 @@ class Key:
         """How a text is written where a list is wanted; of numbers, 4:3:2:1 is a form as well."""
         if get_origin(self.type) is not list or not isinstance(value, str):
             return ""
+        if value.startswith("["):  # what Hydra's grammar does not take as a list
+            return f': write each text of it in quotes, {self.name}=["…","…"]'
         parts = value if str in _kinds(get_args(self.type)[0]) else value.replace(":", ",")
         return f": write {self.name}=[{parts}]"
 
