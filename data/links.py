@@ -7,7 +7,7 @@ those whose names its text contains: their titles, or the names of their files, 
 a file's name that is a plain word, as that of functional.html, counts with its suffix alone. That is an
 estimate: names that a twentieth of the documents contain, and words in small letters that one in two hundred
 does ("memory", in a dictionary), lead nowhere in particular, and count as none; what is only paraphrased is
-not seen.
+not seen. In a script without spaces a name is no word of its own: there links are not counted at all.
 """
 
 import re
@@ -30,6 +30,16 @@ _COMMON_WORD = 0.005
 _FEW = 20
 """Entries that may contain any name, in a small corpus."""
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+"""Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
+
+
+def can_be_counted(entries: Sequence[Entry]) -> bool:
+    """Whether the links of a corpus are counted: it is not too large, and its texts have spaces."""
+    if len(entries) > MEASURED:
+        return False
+    letters = sum(sum(map(str.isalpha, text)) for _, _, text in entries)
+    return 2 * sum(len(_UNSPACED.findall(text)) for _, _, text in entries) <= letters
 
 
 def chain_lengths(entries: Sequence[Entry]) -> dict[str, int]:

@@ -72,7 +72,8 @@ def quality_lines(
     yield from _left_out(prompts.repeated, prompts, "with the words of another")
     yield from _left_out(prompts.cut_documents, prompts, "cut after a sentence, as they are long")
     if chains is None:
-        yield "links of documents were not counted (a large corpus, or fit_hops=false): the hop ratio is kept"
+        why = "a large corpus, a script without spaces, or fit_hops=false"
+        yield f"links of documents were not counted ({why}): the hop ratio is kept"
         return
     lengths = Counter(chains.values())
     two, three, four = (sum(lengths[more] for more in lengths if more >= hop) for hop in (2, 3, 4))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.links import chain_lengths
+from data.links import can_be_counted, chain_lengths
 
 # Orrin names the Vell, which names Teverly; nothing names Orrin, and Sarn names nothing.
 ENTRIES = [
@@ -77,3 +77,18 @@ def test_a_plain_word_of_more_than_one_entry_in_two_hundred_leads_nowhere(name: 
     """30 of 1,000 entries have it: too many for a word of the language, few for a name."""
     entries = [(str(n), f"Term {n:03d}", f"It has {name}." if n < 30 else "A term.") for n in range(1000)]
     assert chain_lengths([*entries, ("m", name, "Where data is.")])["0"] == 1 + leads
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("A town on the River Vell.", True),
+        ("ताज महल आगरा में है।", True),
+        ("서울은 한강을 끼고 있다.", True),
+        ("東京タワーは芝公園にある電波塔である。", False),
+        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", False),
+        ("Tokyo Tower (東京タワー) is a radio tower in Shiba Park.", True),
+    ],
+)
+def test_links_are_counted_where_names_are_words_of_their_own(text: str, counted: bool) -> None:
+    assert can_be_counted([*ENTRIES[:1], ("5", "A title", text * 10)]) == counted

@@ -271,7 +271,8 @@ class PrepareData:
     fit_hops: bool = key(
         True,
         "Whether a prompt asks for no more hops than documents lead on from its document (data/links.py); "
-        "what the corpus cannot carry is asked with fewer hops. false keeps hop_ratio in any case.",
+        "what the corpus cannot carry is asked with fewer hops. false keeps hop_ratio in any case, as do a "
+        "large corpus and one in a script without spaces, whose links are not counted.",
     )
     out_dir: str = key("${paths.corpus}/data", "Where the prompts go.")
     indexing: Indexing = group(Indexing)

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from data.benchmarks import load_benchmark
 from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
 from data.errors import DataError
-from data.links import MEASURED, chain_lengths
+from data.links import MEASURED, can_be_counted, chain_lengths
 from data.quality import FILE, quality, quality_lines, write_quality
 from data.question_rows import FieldNames
 from ops.console import say
@@ -96,13 +96,12 @@ def write_prompts(
     config: DictConfig, held_out: set[str], tokenizer: Tokenizer, about: Container[str] | None = None
 ) -> tuple[PrepareReport, dict[str, int] | None]:
     """Write the prompts of the configured index; returns them and its chains, None if not counted."""
-
     place, collection = config.chroma.path, config.chroma.collection
     chains = None
     if config.fit_hops:
         # Held-out documents too: a question may lead to them.
         some = list(islice(iter_documents(place, collection), MEASURED + 1))
-        chains = chain_lengths(some) if len(some) <= MEASURED else None
+        chains = chain_lengths(some) if can_be_counted(some) else None
         del some
     prompts = prepare_challenger_prompts(
         (
