@@ -121,6 +121,19 @@ def test_a_benchmark_that_names_no_document_can_hold_none_out(tmp_path: Path) ->
         held_out_documents([str(tmp_path / "questions.jsonl")])
 
 
+def test_a_document_to_hold_out_that_the_index_has_not_is_named(
+    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = prepared.documents[0]["id"]
+    questions = tmp_path / "questions.csv"
+    questions.write_text(f"question,answer,doc_ids\nWho came?,Vell,{there}\nWho left?,Vell,docs/b.md\n")
+    words = [f"hold_out=[{questions}]", f"out_dir={tmp_path / 'data'}", "rows=8", "heldout_rows=2"]
+    assert main(["prepare-data", *prepared.overrides(tmp_path), *words]) == 0
+    told = capsys.readouterr().out
+    assert "none shows any of the 1 documents that benchmarks are about" in told
+    assert "the index has not 1 of the 2 documents to hold out, 'docs/b.md' for one" in told
+
+
 @pytest.mark.slow("unpacks both models of the demo")
 def test_no_prompt_of_the_demo_shows_a_document_of_its_evaluation(tmp_path: Path) -> None:
     assert main(["demo-data", f"paths.corpus={tmp_path}"]) == 0

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from data.benchmarks import load_benchmark
 from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
 from data.errors import DataError
-from data.links import MEASURED, can_be_counted, chain_lengths
+from data.links import MEASURED, Entry, can_be_counted, chain_lengths
 from data.quality import FILE, quality, quality_lines, write_quality
 from data.question_rows import FieldNames
 from ops.console import say
@@ -77,7 +77,8 @@ def prepare_data(
         _adopt_index(config, embedder)
     else:
         index = _build_index(config, corpus, embedder)
-    prompts, chains = write_prompts(config, held_out, Embedder(embedder).plain_tokenizer(), about)
+    tokenizer = Embedder(embedder).plain_tokenizer()
+    prompts, chains, unknown = write_prompts(config, held_out, tokenizer, about)
     out_dir = Path(config.out_dir)
     lines = list(quality_lines(prompts, chains, index))
     write_quality(out_dir / FILE, quality(prompts, chains, index) | {"lines": lines})
@@ -85,8 +86,12 @@ def prepare_data(
         announce(path)
     for line in lines:
         say("corpus", line)
-    shown = f"; none shows any of the {len(held_out)} documents that benchmarks are about" if held_out else ""
+    kept = len(held_out) - len(unknown)
+    shown = f"; none shows any of the {kept} documents that benchmarks are about" if kept else ""
     say("prompts", prompts.summary() + shown)
+    if unknown and about is None:
+        lacks = f"{len(unknown)} of the {len(held_out)} documents to hold out, {min(unknown)!r} for one"
+        say("prompts", f"the index has not {lacks}: benchmarks name them by their ids in the index")
     if notice := demo_notice(str(config.base_model), prompts.train_path):
         say("prompts", notice)
     return prompts
@@ -94,8 +99,11 @@ def prepare_data(
 
 def write_prompts(
     config: DictConfig, held_out: set[str], tokenizer: Tokenizer, about: Container[str] | None = None
-) -> tuple[PrepareReport, dict[str, int] | None]:
-    """Write the prompts of the configured index; returns them and its chains, None if not counted."""
+) -> tuple[PrepareReport, dict[str, int] | None, set[str]]:
+    """Write the prompts of the configured index.
+
+    Returns them, its chains, None if not counted, and the documents to hold out that it does not have.
+    """
     place, collection = config.chroma.path, config.chroma.collection
     chains = None
     if config.fit_hops:
@@ -103,13 +111,18 @@ def write_prompts(
         some = list(islice(iter_documents(place, collection), MEASURED + 1))
         chains = chain_lengths(some) if can_be_counted(some) else None
         del some
+    found: set[str] = set()
+
+    def not_held_out() -> Iterator[Entry]:
+        for entry in iter_documents(place, collection):
+            document = document_of(entry[0])
+            if named := held_out & {entry[0], document}:
+                found.update(named)
+            elif about is None or document in about:
+                yield entry
+
     prompts = prepare_challenger_prompts(
-        (
-            entry
-            for entry in iter_documents(place, collection)
-            if held_out.isdisjoint((entry[0], document_of(entry[0])))
-            and (about is None or document_of(entry[0]) in about)
-        ),
+        not_held_out(),
         rows=config.rows,
         hop_ratio=list(config.hop_ratio),
         tokenizer=tokenizer,
@@ -124,7 +137,7 @@ def write_prompts(
         corpus_id=collection,
         out_dir=Path(config.out_dir),
     )
-    return prompts, chains
+    return prompts, chains, held_out - found
 
 
 def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
