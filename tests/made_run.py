@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from environments.score import Score
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
@@ -63,6 +64,33 @@ def challenger_row(
         "token_drift": 0,
         "reward": score,
         "attempts": attempts,
+    }
+
+
+def episode_row(step: int, number: int = 0, *, success: bool = False) -> dict[str, Any]:
+    """A line of a train stage's dump: one turn of an environment that has no tools and pays in parts."""
+    score = Score(0.2 + 0.8 * success, success, {"greens": 0.2, "won": float(success)})
+    turn = {"text": "<guess>crane</guess>", "truncated": False, "calls": [], "observation": "no"}
+    return {
+        "schema": 1,
+        "step": step,
+        "key": f"row-{step}-{number}_0_0",
+        "hop": 0,
+        "doc_id": None,
+        "document": None,
+        "question": f"row {number}",
+        "targets": [],
+        "trajectory": {"opening": [{"role": "user", "content": "Guess."}], "turns": [turn]},
+        "token_drift": 0,
+        "reward": {
+            "score": score.reward,
+            "valid": True,
+            "success": score.success,
+            "parts": score.parts,
+            "ended": "turns",
+            "undeclared_calls": 0,
+        },
+        "attempts": [],
     }
 
 

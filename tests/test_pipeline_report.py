@@ -25,6 +25,7 @@ from made_run import (
     challenger_row,
     challenger_run,
     conversation,
+    episode_row,
     event,
     lines,
     loop_run,
@@ -212,6 +213,20 @@ def test_the_check_list_answers_from_the_data(run: Path) -> None:
     assert answers["Does every trajectory count?"] == "yes"
     states = {state.name: state for state in component_states(RunFolder(run))}
     assert (states["retrieval"].restarts, states["retrieval"].good, states["trainer"].good) == (1, True, True)
+
+
+def test_an_environments_run_is_drawn_by_its_own_parts_and_solved_tasks_and_needs_no_search(
+    tmp_path: Path,
+) -> None:
+    lines(tmp_path / "dumps" / "step_0001.jsonl", [episode_row(1), episode_row(1, 1, success=True)])
+    run, tally = RunFolder(tmp_path), Tally()
+    for trajectory in trajectories(tmp_path):
+        tally.add(trajectory)
+    shown = {chart.name: chart.spec["data"]["values"] for chart in training_charts(run, tally)}
+    assert {row["name"]: row["mean"] for row in shown["reward"]} == {"reward": 0.6, "greens": 0.2, "won": 0.5}
+    assert [row["mean"] for row in shown["tasks"]] == [0.5]
+    assert shown.keys() == {"reward", "tasks"}
+    assert "Do multi-hop trajectories search?" not in {c.question for c in training_checks(run, tally)}
 
 
 @pytest.mark.parametrize(("left_by", "answer"), [("filtered", "yes"), ("stale", "no")])

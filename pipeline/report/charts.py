@@ -73,7 +73,8 @@ def style(ink: str = "currentColor") -> Spec:
 def training_charts(run: RunFolder, tally: Tally) -> list[Chart]:
     """The charts of a challenger's or a solver's run."""
     marks = run.marks
-    parts = [name for name in ("reward", "difficulty", "format", "f1") if tally.means(name)]
+    of_format = ("think", "tool", "answer_part")
+    parts = [name for name in tally.names if name not in of_format]
     return [
         *_lines(
             "reward", "Reward and its parts", _MEANS, _estimates(tally.means(name) for name in parts), marks
@@ -82,11 +83,12 @@ def training_charts(run: RunFolder, tally: Tally) -> list[Chart]:
             "format-parts",
             "Format score by part",
             _MEANS,
-            _estimates(tally.means(name) for name in ("think", "tool", "answer_part")),
+            _estimates(tally.means(name) for name in of_format),
             marks,
         ),
         *_lines("valid", "Valid questions by hop", _SHARES, _estimates([tally.shares("valid")]), marks),
-        *_lines("right", "Right answers by hop", _SHARES, _right(tally), marks),
+        *_lines("right", "Right answers by hop", _SHARES, _estimates([tally.shares("right")]), marks),
+        *_lines("tasks", "Tasks solved", _SHARES, _estimates([tally.shares("solved")]), marks),
         *_lines("searched", "Searched, by hop", _SHARES, _estimates([tally.shares("searched")]), marks),
         *_solved(tally, marks),
         *_metric_lines(run, marks),
@@ -155,11 +157,6 @@ def _names(field: str, rows: Iterable[Mapping[str, Any]]) -> Spec:
     upright: Spec = {"labelAngle": 0, "labelExpr": "split(datum.label, ' ')"}
     axis = upright if is_narrow else {"labelAngle": -25}
     return {"field": field, "type": "ordinal", "sort": None, "title": field, "axis": axis}
-
-
-def _right(tally: Tally) -> list[Mapping[str, Any]]:
-    """Only a solver's reward is right or wrong."""
-    return [] if tally.means("difficulty") else _estimates([tally.shares("right")])
 
 
 def _metric_lines(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:

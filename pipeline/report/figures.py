@@ -52,13 +52,15 @@ class Tally:
         step, hop, reward = trajectory.step or 0, trajectory.hop, trajectory.reward
         for name, value in {"reward": trajectory.score, **trajectory.parts}.items():
             self._values[name, step].append(value)
-        flags = {"searched": bool(trajectory.conversation.searches), "right": trajectory.score > 0}
-        if "integrity" in reward:
-            flags["valid"] = bool(reward["integrity"])
-            if reward["k"] is not None:
-                self._solved[step, int(reward["k"]), int(reward["n"])] += 1
-        for name, flag in flags.items():
+        if reward.get("k") is not None:
+            self._solved[step, int(reward["k"]), int(reward["n"])] += 1
+        for name, flag in _flags(trajectory, trajectory.score).items():
             self._flags[name, hop, step].append(flag)
+
+    @property
+    def names(self) -> list[str]:
+        """The values that some trajectory has: its reward, and the parts of it."""
+        return list(dict.fromkeys(name for name, _ in self._values))
 
     def means(self, name: str) -> list[Estimate]:
         """The mean of a value at each step."""
@@ -93,6 +95,17 @@ class Tally:
             for step, n in sorted(sizes)
             for k in range(n + 1)
         ]
+
+
+def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:
+    """What a trajectory did or not. An environment may have other tools than a search, and pay in parts."""
+    reward = trajectory.reward
+    if "success" in reward:
+        return {"solved": bool(reward["success"])}
+    searched = {"searched": bool(trajectory.conversation.searches)}
+    if "integrity" in reward:
+        return searched | {"valid": bool(reward["integrity"])}
+    return searched | {"right": score > 0}
 
 
 def hops(hop: int) -> str:
