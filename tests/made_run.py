@@ -8,6 +8,7 @@ from typing import Any
 
 from environments.score import Score
 from verl_ext.method.challenger_reward import challenger_reward
+from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 DOCUMENT = "Porlom Works\nPorlom Works is a maker of paper and has its seat in Vizmam."
@@ -64,6 +65,22 @@ def challenger_row(
         "token_drift": 0,
         "reward": score,
         "attempts": attempts,
+    }
+
+
+def solver_row(step: int, trajectory: Trajectory, target: str = "Brurbul Lernin") -> dict[str, Any]:
+    """A line of a solver's dump."""
+    return {
+        "schema": 1,
+        "step": step,
+        "key": f"prompt-{step}_0_0",
+        "hop": 2,
+        "question": "Who is the mayor of the town that Porlom Works has its seat in?",
+        "targets": [target],
+        "trajectory": trajectory.to_dict(),
+        "token_drift": 0,
+        "reward": asdict(solver_reward(trajectory, [target])) | {"hop": 2},
+        "attempts": [],
     }
 
 

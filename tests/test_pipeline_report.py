@@ -29,6 +29,7 @@ from made_run import (
     event,
     lines,
     loop_run,
+    solver_row,
 )
 from omegaconf import DictConfig, OmegaConf
 from scipy import stats
@@ -401,6 +402,7 @@ def parts_of(row: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 NEW = "found passages with a new query"
+SAID = conversation("", "Brurbul Lernin")
 
 
 @pytest.mark.parametrize(
@@ -431,6 +433,19 @@ NEW = "found passages with a new query"
             challenger_row(1, k=None),
             "reward",
             "counts in no statistic: fewer than 5 solver attempts finished",
+        ),
+        (solver_row(1, SAID), "exact match", "the answer is a target, in normal form “brurbul lernin”"),
+        (solver_row(1, SAID, target="Oslo"), "exact match", "the answer is no target"),
+        (solver_row(1, Conversation((Turn("Lernin"),))), "exact match", "the last turn gives no <answer>"),
+        (
+            solver_row(1, Conversation((Turn("<answer>Brurbul Lernin</answer>" * 2),))),
+            "exact match",
+            "the last turn gives several answers",
+        ),
+        (
+            solver_row(1, Conversation((replace(SAID.turns[-1], truncated=True),))),
+            "exact match",
+            "the last turn was cut off",
         ),
     ],
 )

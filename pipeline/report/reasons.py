@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.report.trajectories import Trajectory
 from pipeline.stages.examples import FAULTS
-from verl_ext.method.answers import contains_answer, normalize_answer
+from verl_ext.method.answers import after_thinking, contains_answer, normalize_answer
 from verl_ext.method.challenger_reward import FORMAT_WEIGHT
 from verl_ext.method.format_score import answered_by_document, retrieved_passages, search_steps, think_part
 
@@ -45,12 +45,21 @@ def explain(trajectory: Trajectory) -> list[Part]:
 
 def _solver(trajectory: Trajectory) -> Iterator[Part]:
     if trajectory.answer is None:
-        reason = "the last turn gives no <answer>"
+        reason = _no_answer(trajectory)
     else:
         reason = "the answer is a target" if trajectory.score else "the answer is no target"
         reason += f", in normal form “{normalize_answer(trajectory.answer)}”"
     yield Part("exact match", trajectory.score, reason)
     yield Part("f1", trajectory.reward["f1"], "tokens shared with the best target; for reports only")
+
+
+def _no_answer(trajectory: Trajectory) -> str:
+    turns = trajectory.conversation.turns
+    if turns and turns[-1].truncated:
+        return "the last turn was cut off: an answer in it is none"
+    if after_thinking(trajectory.conversation.final_text).count("<answer>") > 1:
+        return "the last turn gives several answers, which is none"
+    return "the last turn gives no <answer>"
 
 
 def _challenger(trajectory: Trajectory) -> Iterator[Part]:
