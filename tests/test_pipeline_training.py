@@ -124,6 +124,22 @@ def test_the_summary_has_the_step_at_which_each_alarm_was_first_raised() -> None
     assert figures == {"collapse_entropy_from_step": 5, "collapse_zero_variance_from_step": 7}
 
 
+def test_a_figure_is_the_mean_over_the_rows_of_the_steps_that_have_it() -> None:
+    won, reward = "drzero/reward/part/won", "drzero/reward/score"
+    steps = {
+        1: TRAINED | {reward: 1.0, won: 1.0},
+        2: TRAINED | {reward: 0.5, "drzero/rollout/rows": 12.0},
+    }
+    figures = summarise(steps, "environment")
+    assert (figures["reward"], figures["part_won"]) == (0.625, 1.0)
+
+
+def test_a_run_without_questions_of_several_hops_has_no_share_of_them_that_searched() -> None:
+    one_hop = TRAINED | {"drzero/reward/score": 0.5, "drzero/rollout/rows_multi_hop": 0.0}
+    figures = summarise({1: one_hop}, "hrpo")
+    assert figures["reward"] == 0.5 and "searched_share_multi_hop" not in figures
+
+
 @pytest.mark.parametrize(("step", "reported"), [(TRAINED, True), (JUDGED, False)], ids=["short", "judged"])
 def test_the_summary_says_where_alarms_were_not_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], step: dict[str, Any], reported: bool

@@ -1,6 +1,7 @@
 """The summary at the end of a training run: a table of its steps, its figures, and the paths of its files."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ _FAILED = {
 def summarise(steps: Steps, method: str) -> dict[str, float]:
     """The figures that show whether a run trained on real rollouts: shares of all rows, sums of all steps.
 
-    A figure without data is left out: no alarms if no start was long enough for one, no scores of validations
-    that failed as a whole.
+    A figure without data is left out: no share of two hops if none was asked for, no alarms if no start was
+    long enough for one, no scores of validations that failed as a whole.
     """
     trained = {number: step for number, step in steps.items() if is_training(step)}
     of_method = {"hrpo": _challenger_figures, "grpo": _solver_figures, "environment": _environment_figures}
     figures = of_method[method](trained if method == "hrpo" else steps)
-    figures["token_drift_rate"] = _weighted(trained, "drzero/rollout/token_drift_rate")
+    figures |= _means(trained, {"token_drift_rate": "drzero/rollout/token_drift_rate"})
     figures["steps"] = len(trained)
     figures["rollouts"] = _sum(trained, _ROWS)
     for name in _FAILED:
@@ -50,12 +51,12 @@ def summarise(steps: Steps, method: str) -> dict[str, float]:
 
 
 def _challenger_figures(steps: Steps) -> dict[str, float]:
-    multi_hop = "drzero/rollout/rows_multi_hop"
+    means = {"reward": "drzero/reward/score", "valid_question_share": "drzero/questions/valid_share"}
+    searched = {"searched_share_multi_hop": "drzero/rollout/searched_share_multi_hop"}
     solved = [(name.split("_of_"), count) for name, count in k_of_n(steps).items()]
     return {
-        "reward": _weighted(steps, "drzero/reward/score"),
-        "valid_question_share": _weighted(steps, "drzero/questions/valid_share"),
-        "searched_share_multi_hop": _weighted(steps, "drzero/rollout/searched_share_multi_hop", multi_hop),
+        **_means(steps, means),
+        **_means(steps, searched, weight="drzero/rollout/rows_multi_hop"),
         "questions_some_but_not_all_solve": sum(count for (k, n), count in solved if 0 < int(k) < int(n)),
     }
 
@@ -63,11 +64,12 @@ def _challenger_figures(steps: Steps) -> dict[str, float]:
 def _solver_figures(steps: Steps) -> dict[str, float]:
     """With the first and the last validation that have a score, if any has one."""
     validated = [step for step in steps.values() if "drzero/val/em" in step]
-    figures = {
-        "exact_match": _weighted(steps, "drzero/reward/em"),
-        "f1": _weighted(steps, "drzero/reward/f1"),
-        "searched_share": _weighted(steps, "drzero/rollout/searched_share"),
+    means = {
+        "exact_match": "drzero/reward/em",
+        "f1": "drzero/reward/f1",
+        "searched_share": "drzero/rollout/searched_share",
     }
+    figures = _means(steps, means)
     if validated:
         first, last = validated[0], validated[-1]
         figures["validation_exact_match_first"] = first["drzero/val/em"]
@@ -82,14 +84,15 @@ def _environment_figures(steps: Steps) -> dict[str, float]:
     """Reward, its parts and tasks solved, with the first and the last validation that have a score."""
     trained = {number: step for number, step in steps.items() if is_training(step)}
     validated = [step for step in steps.values() if "drzero/val/success" in step]
-    figures = {
-        "reward": _weighted(trained, "drzero/reward/score"),
-        "solved_share": _weighted(trained, "drzero/reward/success"),
-        "groups_with_variance": _weighted(trained, "drzero/reward/groups_with_variance"),
-        "undeclared_calls": _sum(trained, "drzero/environment/undeclared_calls"),
+    means = {
+        "reward": "drzero/reward/score",
+        "solved_share": "drzero/reward/success",
+        "groups_with_variance": "drzero/reward/groups_with_variance",
     }
+    figures = _means(trained, means)
+    figures["undeclared_calls"] = _sum(trained, "drzero/environment/undeclared_calls")
     parts = dict.fromkeys(key for step in trained.values() for key in step if key.startswith(PARTS))
-    figures |= {f"part_{key.removeprefix(PARTS)}": _weighted(trained, key) for key in parts}
+    figures |= _means(trained, {f"part_{key.removeprefix(PARTS)}": key for key in parts})
     if validated:
         first, last = validated[0], validated[-1]
         figures["validation_solved_first"] = first["drzero/val/success"]
@@ -143,9 +146,14 @@ def print_summary(config: DictConfig) -> dict[str, float]:
     return figures
 
 
-def _weighted(steps: Steps, key: str, weight: str = _ROWS) -> float:
-    weighted = sum(step.get(key, 0.0) * step.get(weight, 0.0) for step in steps.values())
-    return weighted / (_sum(steps, weight) or 1.0)
+def _means(steps: Steps, keys: Mapping[str, str], weight: str = _ROWS) -> dict[str, float]:
+    """Each figure's metric, weighted by rows over the steps that have it; one that none has is left out."""
+    means = {}
+    for name, key in keys.items():
+        found = [(step[key], step.get(weight, 0.0)) for step in steps.values() if key in step]
+        if total := sum(rows for _, rows in found):
+            means[name] = sum(value * rows for value, rows in found) / total
+    return means
 
 
 def _sum(steps: Steps, key: str) -> float:
