@@ -37,6 +37,7 @@ from vl_convert import vegalite_to_svg
 
 from data.errors import DataError
 from ops.errors import RunFailed, UserError
+from ops.process.lock import HeldLock
 from pipeline.cli import COMMANDS, main
 from pipeline.compose import write_resolved
 from pipeline.report.charts import page_spec, scores_chart, training_charts
@@ -679,6 +680,13 @@ def test_a_live_page_changes_its_version_with_the_runs_files(served: tuple[Path,
     lines(folder / "dumps" / "step_0002.jsonl", [challenger_row(2)])
     assert httpx.get(url + "/version").text != page.data["version"]
     assert len(Page(httpx.get(url + "/", timeout=60).text).data["rows"]) == 2
+
+
+def test_a_live_page_changes_its_version_when_its_run_is_killed(served: tuple[Path, str]) -> None:
+    folder, url = served
+    with HeldLock(folder / "lock"):
+        running = httpx.get(url + "/version").text
+    assert httpx.get(url + "/version").text != running
 
 
 def test_a_live_page_serves_the_runs_files_and_nothing_else(served: tuple[Path, str]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import quote, unquote, urlsplit
 
+from ops.process.lock import lock_is_held
 from pipeline.report.loop import stage_runs
 from pipeline.report.page import Live, make_page, waiting_page
 from pipeline.report.run_folder import NotARun, RunFolder
@@ -49,11 +50,14 @@ class LivePage:
             return []
 
     def version(self) -> str:
-        """Changes with the size or time of any file that the page is made of, but not while it rests."""
+        """Changes with the size or time of any file that the page is made of, but not while it rests.
+
+        And when the run begins or ends: one that is killed leaves no file for it.
+        """
         if self._clock() < self._rests_until:
             return self._made[0]
         files = sorted(path for folder in self.folders for name in _WATCHED for path in folder.glob(name))
-        known = []
+        known: list[object] = [lock_is_held(self.folder / "lock")]
         for path in files:
             with suppress(FileNotFoundError):  # a run that starts again removes some
                 status = path.stat()
