@@ -278,6 +278,12 @@ def test_with_room_for_all_no_notice_is_shortened(run: Path) -> None:
     assert text in "".join(line.strip() for line in shown.splitlines())
 
 
+def test_the_picture_of_an_environments_run_has_the_parts_of_its_reward() -> None:
+    step = {"training/global_step": 1, "drzero/reward/score": 0.5, "drzero/reward/part/greens": 0.25}
+    state = RunState(RunFacts("words", "environment", steps=2), metrics={1: step})
+    assert re.search(r"greens +0.25", screen(state, [], 0.0, 80, 24).plain)
+
+
 def test_the_picture_of_a_run_that_has_not_begun_says_so(tmp_path: Path) -> None:
     files = RunFiles(tmp_path, FACTS)
     assert files.poll() == ([], [])

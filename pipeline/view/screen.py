@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ops.notices import Notice, plain
-from pipeline.metrics import ALARMS, COLUMNS, is_training, k_of_n
+from pipeline.metrics import ALARMS, COLUMNS, columns_of, is_training, k_of_n
 from pipeline.view.run_state import RunState, shown_s, shown_time
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -91,10 +91,10 @@ def _figures(state: RunState, width: int) -> Iterator[Text]:
     if not trained or state.facts.method not in COLUMNS:
         return
     cells = []
-    for name, key in COLUMNS[state.facts.method].items():
+    for name, key in columns_of(state.facts.method, state.metrics).items():
         values = [step[key] for step in state.metrics.values() if key in step]
         if values:
-            label = name.replace("\n", " ")
+            label = plain(name.replace("\n", " "))
             bad = key in (ALARMS, "drzero/failures/share", "drzero/rollout/token_drift_rate") and values[-1]
             cell = Text(f"{label:<17}").append(f"{values[-1]:>7.3g} ", "bold red" if bad else "bold")
             cells.append(cell.append(f"{trend(values):<{_TREND}}", "cyan"))
