@@ -88,7 +88,7 @@ def training_charts(run: RunFolder, tally: Tally) -> list[Chart]:
         ),
         *_lines("valid", "Valid questions by hop", _SHARES, _estimates([tally.shares("valid")]), marks),
         *_lines("right", "Right answers by hop", _SHARES, _estimates([tally.shares("right")]), marks),
-        *_lines("tasks", "Tasks solved", _SHARES, _estimates([tally.shares("solved")]), marks),
+        *_lines("tasks", "Tasks solved", _SHARES, _solved_tasks(tally), marks),
         *_lines("searched", "Searched, by hop", _SHARES, _estimates([tally.shares("searched")]), marks),
         *_solved(tally, marks),
         *_metric_lines(run, marks),
@@ -157,6 +157,11 @@ def _names(field: str, rows: Iterable[Mapping[str, Any]]) -> Spec:
     upright: Spec = {"labelAngle": 0, "labelExpr": "split(datum.label, ' ')"}
     axis = upright if is_narrow else {"labelAngle": -25}
     return {"field": field, "type": "ordinal", "sort": None, "title": field, "axis": axis}
+
+
+def _solved_tasks(tally: Tally) -> list[Mapping[str, Any]]:
+    """An environment's tasks have no hops to tell them apart by."""
+    return [{**row, "name": "solved"} for row in _estimates([tally.shares("solved")])]
 
 
 def _metric_lines(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
