@@ -42,6 +42,7 @@ from pipeline.cli import COMMANDS, main
 from pipeline.compose import write_resolved
 from pipeline.report.charts import page_spec, scores_chart, training_charts
 from pipeline.report.checklist import component_states, training_checks
+from pipeline.report.conversation import shown_turns
 from pipeline.report.figures import Tally, mean_interval, thinned
 from pipeline.report.inspect_log import write_log
 from pipeline.report.page import embedded_json
@@ -226,7 +227,7 @@ def test_an_environments_run_is_drawn_by_its_own_parts_and_solved_tasks_and_need
         tally.add(trajectory)
     shown = {chart.name: chart.spec["data"]["values"] for chart in training_charts(run, tally)}
     assert {row["name"]: row["mean"] for row in shown["reward"]} == {"reward": 0.6, "greens": 0.2, "won": 0.5}
-    assert [row["mean"] for row in shown["tasks"]] == [0.5]
+    assert [(row["name"], row["mean"]) for row in shown["tasks"]] == [("solved", 0.5)]
     assert shown.keys() == {"reward", "tasks"}
     assert "Do multi-hop trajectories search?" not in {c.question for c in training_checks(run, tally)}
 
@@ -385,6 +386,21 @@ def test_the_answer_is_found_whatever_its_case_and_punctuation() -> None:
         "The mayor, Brurbul-LERNIN, is old; Brurbul Lernins is not.", answer_pattern("Brurbul Lernin")
     )
     assert str(marked).count("<mark>") == 1 and "<mark>Brurbul-LERNIN</mark>" in str(marked)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("<think>a < b</think>\n<answer>c</answer>", [("think", "a &lt; b"), ("answer", "c")]),
+        ("<think>a<think>b</think>c", [("text", "&lt;think&gt;a"), ("think", "b"), ("text", "c")]),
+        ("<think>a<answer>b</think>", [("think", "a&lt;answer&gt;b")]),
+        ("<think>a", [("text", "&lt;think&gt;a")]),
+        ("a<tool_call>{}</tool_call>b", [("text", "a"), ("text", "b")]),
+    ],
+)
+def test_a_turn_is_shown_in_its_tagged_stretches(text: str, pieces: list[tuple[str, str]]) -> None:
+    (turn,) = shown_turns(Conversation((Turn(text),)), None, "dump")
+    assert [(piece.kind, piece.text) for piece in turn.pieces] == pieces
 
 
 def test_a_trajectory_opens_with_its_turns_passages_evidence_and_attempts(page: Page) -> None:

@@ -14,7 +14,11 @@ from verl_ext.method.passages import shown_passages
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.method.trajectory import Trajectory as Conversation
 
-_TAGGED = re.compile(r"<(think|question|answer)>(.*?)</\1>|<(tool_call)>.*?</tool_call>", re.DOTALL)
+# No further tag of the kind in between: of many that are never closed, each would be looked for to the end.
+_TAGGED = re.compile(
+    r"<(think|question|answer)>((?:[^<]++|<(?!/?\1>))*+)</\1>"
+    r"|<(tool_call)>(?:[^<]++|<(?!/?tool_call>))*+</tool_call>"
+)
 
 
 @dataclass(frozen=True)
