@@ -306,6 +306,15 @@ def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(
     assert "runs in it: demo" in capsys.readouterr().err
 
 
+def test_a_folder_of_several_seeds_is_refused_with_their_loops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        loop_run(tmp_path / f"seed{seed}")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "runs in it: seed1/evolve, seed2/evolve" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

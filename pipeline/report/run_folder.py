@@ -75,7 +75,9 @@ class RunFolder:
         if (folder / "evolve" / MANIFEST).is_file():
             folder = folder / "evolve"
         if not any((folder / mark).exists() for mark in _MARKS):
-            inside = sorted({path.parent.name for mark in _MARKS for path in folder.glob(f"*/{mark}")})
+            places = (*(f"*/{mark}" for mark in _MARKS), f"seed*/evolve/{MANIFEST}")
+            runs = {path.parent.relative_to(folder) for place in places for path in folder.glob(place)}
+            inside = sorted(run.as_posix() for run in runs)
             hint = f"; runs in it: {', '.join(inside)}" if inside else ""
             raise NotARun(f"{folder} holds no run: none of {', '.join(_MARKS)} is there{hint}")
         self.folder = folder.resolve()
