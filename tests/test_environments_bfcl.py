@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import copy
 import inspect
 import json
 import sys
@@ -408,6 +409,32 @@ class TestMultiTurn:
             sys.setswitchinterval(before)
         assert found == [rollout(number, alone=True) for number in range(100)]
         assert [answers[2].count("mark") for answers in found] == [1] * 100
+
+    def test_a_payment_of_one_rollout_touches_no_card_of_another_nor_of_the_right_calls(self) -> None:
+        """Stories with long answers come with credit cards that the package has once for the process."""
+        from bfcl_eval.eval_checker.multi_turn_eval.func_source_code.long_context import CREDIT_CARD_EXTENSION
+
+        (card, *_), known = CREDIT_CARD_EXTENSION, copy.deepcopy(CREDIT_CARD_EXTENSION)
+        task = next(
+            task for task in tasks("multi_turn_long_context") if "TravelAPI" in task["involved_classes"]
+        )
+        first, second = (Replay(["TravelAPI"], task["initial_config"], [[]], True) for _ in range(2))
+        token = {"access_token": first._model.by_class["TravelAPI"].access_token}
+        first.call("set_budget_limit", token | {"budget_limit": 1.0})
+        flight = {
+            "travel_from": "SFO",
+            "travel_to": "LAX",
+            "travel_date": "2024-11-11",
+            "travel_class": "first",
+        }
+        assert json.loads(first.call("book_flight", token | flight | {"card_id": card}))["booking_status"]
+        balances = [
+            objects.by_class["TravelAPI"].credit_card_list[card]["balance"]
+            for replay in (first, second)
+            for objects in (replay._model, replay._right)
+        ]
+        assert balances[0] < balances[1] == balances[2] == balances[3]
+        assert known == CREDIT_CARD_EXTENSION
 
 
 def _module_constants(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -111,6 +111,8 @@ class _Objects:
             thing = getattr(import_module(CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in STATELESS_CLASSES:
                 thing._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long_context)
+                # What it loads of its module's constants, long_context's credit cards, is the process's.
+                thing = copy.deepcopy(thing)
             self.by_class[name] = thing
             for method, bound in inspect.getmembers(thing, predicate=inspect.ismethod):
                 if not method.startswith("_"):
