@@ -19,7 +19,7 @@ from pipeline.stages.endpoint import chat_endpoint
 from pipeline.stages.evaluate import check_model
 from pipeline.stages.services import solver_spec
 from verl_ext.method.search_agent import SearchAgent
-from verl_ext.method.served_model import ServedModel, SolverServerError
+from verl_ext.method.served_model import ServedModel, ServerUnavailable, SolverServerError
 from verl_ext.sglang.serve import Hidden
 
 KEY, ANOTHER = "planted-openai-c840", "planted-another-1f7e"
@@ -122,6 +122,19 @@ def test_a_key_that_is_refused_is_named_and_not_shown(start_peer: StartPeer, smo
     with pytest.raises(SolverServerError, match=r"OPENAI_API_KEY is not accepted.*endpoint_key=") as refused:
         ask(ServedModel(f"{peer.url}/v1/completions", "a", smollm2_tokenizer, key_variable=MODEL_KEY))
     assert KEY not in str(refused.value)
+
+
+@pytest.mark.usefixtures("two_keys")
+@pytest.mark.parametrize("status", [200, 400, 429, 503])
+def test_a_key_that_a_server_repeats_is_in_no_error_whatever_went_wrong(
+    start_peer: StartPeer, smollm2_tokenizer: Any, status: int
+) -> None:
+    repeats = JSONResponse({"error": f"Too much is asked with {KEY}"}, status_code=status)
+    peer = start_peer("/v1/completions", lambda _: repeats)
+    url, key = f"{peer.url}/v1/completions", MODEL_KEY
+    with pytest.raises((SolverServerError, ServerUnavailable), match=r"asked with \*\*\*") as failed:
+        ask(ServedModel(url, "a", smollm2_tokenizer, key_variable=key, retries=0))
+    assert KEY not in str(failed.value)
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,9 @@ class ServedModel:
             raise ServerUnavailable(f"{type(error).__name__} {error}".rstrip()) from error
         # Every other client error means that the request is wrong.
         if response.status_code in (408, 425, 429) or response.status_code >= 500:
-            raise ServerUnavailable(f"HTTP {response.status_code} {response.text[:200]}")
+            raise ServerUnavailable(f"HTTP {response.status_code} {self._words(response)[:200]}")
         if response.status_code != 200:
-            said = without_token(response.text, self.key_variable)[:500]
+            said = self._words(response)[:500]
             if response.status_code in NOT_LET_IN:
                 raise not_let_in(self.completions_url, response.status_code, said, self.key_variable)
             raise SolverServerError(
@@ -139,12 +139,16 @@ class ServedModel:
             )
         return response
 
+    def _words(self, response: httpx.Response) -> str:
+        """The server's own words, without the key if it repeats that."""
+        return without_token(response.text, self.key_variable)
+
     def _read(self, response: httpx.Response) -> Completion:
         try:
             choice = response.json()["choices"][0]
             text, finish_reason = str(choice["text"]), choice["finish_reason"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            answer = f"{response.text[:200]!r}"
+            answer = f"{self._words(response)[:200]!r}"
             raise SolverServerError(
                 f"{self.completions_url} did not answer as an OpenAI completions endpoint: {answer}"
             ) from error
