@@ -113,21 +113,24 @@ def translate(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     ours: dict[str, Any] = {key: value for key, value in values.items() if key not in SECTIONS}
     # Its server is a real one, which one GPU does not have by default here.
     overrides = ["rollout=sglang"] if "vllm" in values else []
-    rows = 1
+    rows: int | None = None
     for name, value in _leaves({key: values[key] for key in SECTIONS if key in values}):
         key, value = _judged(name, value, path)
         overrides += key.overrides(value)
         if key.place:
             _put(ours, key.place, value)
-        rows *= value if name in _FACTORS else 1
-    if rows > 1:
-        if rows % GROUP:
+        if name in _FACTORS:
+            rows = value if rows is None else rows * value
+    if rows is not None:
+        if rows < 1 or rows % GROUP:
             raise LaunchError(
                 f"{path}: {' × '.join(_FACTORS)} = {rows} are the rows of an update: make it a multiple of "
                 f"{GROUP}, the episodes of one task"
             )
         overrides += [f"data.train_batch_size={rows // GROUP}", f"{_ROLLOUT}.n={GROUP}"]
-    return {**ours, "overrides": [*overrides, *ours.get("overrides", [])]}
+    typed = ours.get("overrides", [])
+    # What is no list is judged with the other keys of ours.
+    return {**ours, "overrides": [*overrides, *typed] if isinstance(typed, list) else typed}
 
 
 def _judged(name: str, value: Any, path: str) -> tuple[Key, Any]:

@@ -168,6 +168,10 @@ def test_keys_of_ours_may_stand_beside_them_and_win(tmp_path: Path) -> None:
         ("training: {steps: true}", "training.steps: True is not int"),
         ("training: {learning_rate: small}", "training.learning_rate: 'small' is not int or float"),
         ("training: {batch_size: 3}", "= 3 are the rows of an update: make it a multiple of 8"),
+        ("training: {batch_size: 1}", "= 1 are the rows of an update: make it a multiple of 8"),
+        ("training: {batch_size: -8}", "= -8 are the rows of an update: make it a multiple of 8"),
+        ("{vllm: {block_size: 16}, overrides: rollout=sglang}", "overrides: 'rollout=sglang' is not list"),
+        ("{vllm: {block_size: 16}, overrides: }", "overrides: None is not list"),
     ],
 )
 def test_a_mistake_in_it_is_one_line(tmp_path: Path, text: str, message: str) -> None:
