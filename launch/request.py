@@ -144,8 +144,8 @@ def resolve(words: Words) -> Request:
     env = _environment(words, file)
     action = _action(words, env)
     words = dataclasses.replace(words, action=action.name)
-    if is_task(env):
-        file = _with_defaults(file, words)
+    if env is not None and is_task(env):
+        file = _with_defaults(file, words, env)
     of_env = file.overrides_by_env.get(env or "", [])
     file = dataclasses.replace(file, overrides=[*file.overrides, *of_env])
     choices = [f"env={env}"] if env else []
@@ -153,7 +153,8 @@ def resolve(words: Words) -> Request:
     typed = tuple(word for word in (*file.overrides, *words.overrides) if not word.startswith("env="))
     check_keys(typed, file.image.get("pip", ()))
     compute, reason = _machine(action, file, words, env)
-    compute, overrides = _budget(for_gpus(compute, words.gpu_type, words.gpu_count), typed)
+    changes, overrides = _of_machine(typed)
+    compute = for_gpus(compute, words.gpu_type, words.gpu_count).changed(**changes)
     shared = [*choices, *_model_choice(words, file, env)]
     if action.is_job or action.name == "preflight":
         # Torch's own attention if the image has no flash-attn; the profile of one GPU uses it anyway.
@@ -208,13 +209,21 @@ def _action(words: Words, env: str | None) -> Action:
     return action
 
 
-def _with_defaults(file: RunFile, words: Words) -> RunFile:
-    """A run file for an environment, on top of `config/runs/general.yaml`."""
+def _with_defaults(file: RunFile, words: Words, env: str) -> RunFile:
+    """A run file for an environment, on top of `config/runs/general.yaml` and what that has for it."""
     general = read_runfile(str(GENERAL))
-    compute = file.compute
+    changes, settings = _of_machine(general.overrides_by_env.get(env, []))
+    general = dataclasses.replace(
+        general,
+        compute={**general.compute, **changes},
+        overrides=[*general.overrides, *settings],
+        overrides_by_env={},
+    )
+    is_general = words.config_path is None or Path(words.config_path).resolve() == GENERAL
+    compute = None if is_general else file.compute
     if compute is None and (words.gpu_count or 1) > 1:
         compute = {"count": words.gpu_count}
-    if words.config_path is None:
+    if is_general:
         return dataclasses.replace(general, compute=_with_base(compute, general.compute))
     own_model = file.model is not None or bool(file.models_by_env)
     return dataclasses.replace(
@@ -223,7 +232,6 @@ def _with_defaults(file: RunFile, words: Words) -> RunFile:
         model=file.model if own_model else general.model,
         models_by_env=file.models_by_env if own_model else general.models_by_env,
         overrides=[*general.overrides, *file.overrides],
-        overrides_by_env={**general.overrides_by_env, **file.overrides_by_env},
         scripts_by_env={**general.scripts_by_env, **file.scripts_by_env},
     )
 
@@ -324,8 +332,8 @@ def _named(overrides: Sequence[str], *keys: str) -> str | None:
     return values[-1] if values else None
 
 
-def _budget(compute: Compute, overrides: Sequence[str]) -> tuple[Compute, list[str]]:
-    """Overrides of `compute.KEY` change the requested machine; the rest are for the stage."""
+def _of_machine(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What overrides of `compute.KEY` change of the requested machine; the rest are for the stage."""
     rest, changes = [], {}
     for word in overrides:
         key, _, value = word.partition("=")
@@ -336,7 +344,7 @@ def _budget(compute: Compute, overrides: Sequence[str]) -> tuple[Compute, list[s
                 raise LaunchError(f"{word}: {value!r} is no value of a machine") from None
         elif key != "compute":
             rest.append(word)
-    return (compute.changed(**changes) if changes else compute), rest
+    return changes, rest
 
 
 def _model(words: Words, file: RunFile, env: str | None) -> str | None:

@@ -196,6 +196,24 @@ class TestWhatFollows:
         assert (machine.name, machine.type, machine.count, machine.timeout) == ("8xh100", "H100", 8, 14400)
         assert machine.memory > 32768
 
+    @pytest.mark.parametrize("file", ["", f" --config-path {GENERAL}"])
+    def test_what_an_environment_needs_of_the_general_machine_is_not_asked_of_several_gpus(
+        self, file: str
+    ) -> None:
+        line = "train --env {} --gpu-type H100 --gpu-count 8" + file
+        assert action(line.format("bfcl-single-turn")).compute == action(line.format("wordle")).compute
+
+    def test_a_run_file_wins_over_what_the_general_one_has_for_its_environment(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.yaml"
+        file.write_text(
+            "{env: vf-bfcl-single-turn, compute: {memory: 131072, max_usd: 10}, "
+            "overrides: [data.max_prompt_length=7168]}"
+        )
+        request = action(f"train --config-path {file}")
+        assert (request.compute.memory, request.compute.max_usd) == (131072, 10)
+        assert value(request, "data.max_prompt_length") == "7168"
+        assert value(request, "actor_rollout_ref.model.lora_rank") == "32"  # what it leaves out
+
     def test_settings_of_an_environment_win_over_a_files_and_typed_ones_over_both(
         self, tmp_path: Path
     ) -> None:
