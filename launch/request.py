@@ -147,7 +147,8 @@ def resolve(words: Words) -> Request:
     if env is not None and is_task(env):
         file = _with_defaults(file, words, env)
     of_env = file.overrides_by_env.get(env or "", [])
-    file = dataclasses.replace(file, overrides=[*file.overrides, *of_env])
+    of_model = file.overrides_by_model.get(_model(words, file, env) or "", [])
+    file = dataclasses.replace(file, overrides=[*file.overrides, *of_env, *of_model])
     choices = [f"env={env}"] if env else []
     # The last of a key wins, and the command line comes after the file.
     typed = tuple(word for word in (*file.overrides, *words.overrides) if not word.startswith("env="))
@@ -232,6 +233,7 @@ def _with_defaults(file: RunFile, words: Words, env: str) -> RunFile:
         model=file.model if own_model else general.model,
         models_by_env=file.models_by_env if own_model else general.models_by_env,
         overrides=[*general.overrides, *file.overrides],
+        overrides_by_model={**general.overrides_by_model, **file.overrides_by_model},
         scripts_by_env={**general.scripts_by_env, **file.scripts_by_env},
     )
 

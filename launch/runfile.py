@@ -13,6 +13,8 @@
     overrides: [trainer.save_freq=5, +trainer.foo=1]
     overrides_by_env:         # and other settings, which win over `overrides`
       bfcl-single-turn: [data.max_prompt_length=3072]
+    overrides_by_model:       # what a model needs, which wins over both
+      Salesforce/xLAM-2-3b-fc-r: [environment.call_form=xlam]
     scripts_by_env:           # what trains in an environment, in place of `drzero train`
       mine: examples/grpo/train_mine.py
     image:
@@ -53,6 +55,7 @@ class RunFile:
     hop_ratio: str | None = None
     overrides: list[str] = field(default_factory=list)
     overrides_by_env: dict[str, list[str]] = field(default_factory=dict)
+    overrides_by_model: dict[str, list[str]] = field(default_factory=dict)
     scripts_by_env: dict[str, str] = field(default_factory=dict)
     image: dict[str, list[str]] = field(default_factory=dict)
 
@@ -77,6 +80,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "hop_ratio": (str,),
     "overrides": (list,),
     "overrides_by_env": (dict,),
+    "overrides_by_model": (dict,),
     "scripts_by_env": (dict,),
     "image": (dict,),
 }
@@ -112,10 +116,11 @@ def read_runfile(path: str | None) -> RunFile:
     _require_text(f"{path}: overrides", values.get("overrides", ()))
     for key in ("models_by_env", "scripts_by_env"):
         _require_text(f"{path}: {key}", values.get(key, {}).values())
-    for env, items in values.get("overrides_by_env", {}).items():
-        if not isinstance(items, list):
-            raise LaunchError(f"{path}: overrides_by_env.{env}: {items!r} is not a list of overrides")
-        _require_text(f"{path}: overrides_by_env.{env}", items)
+    for key in ("overrides_by_env", "overrides_by_model"):
+        for name, items in values.get(key, {}).items():
+            if not isinstance(items, list):
+                raise LaunchError(f"{path}: {key}.{name}: {items!r} is not a list of overrides")
+            _require_text(f"{path}: {key}.{name}", items)
     for key in ("models_by_env", "overrides_by_env", "scripts_by_env"):
         if key in values:
             values[key] = {canonical(str(env)): value for env, value in values[key].items()}

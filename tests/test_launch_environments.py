@@ -100,6 +100,20 @@ class TestTheGuidesCommands:
     def test_an_environment_brings_a_model_that_suits_it(self, line: str, model: str) -> None:
         assert value(function(line), "base_model") == model
 
+    @pytest.mark.parametrize(
+        ("line", "form"),
+        [
+            (f"train --config-path {BFCL}", "xlam"),
+            ("evaluate --env bfcl-multi-turn", "xlam"),
+            ("evaluate --env bfcl-single-turn --model Qwen/Qwen2.5-3B-Instruct", "hermes"),
+            ("train --env textarena --model Salesforce/xLAM-2-3b-fc-r", "xlam"),
+        ],
+    )
+    def test_calls_are_read_as_the_model_writes_them_whatever_the_environment(
+        self, line: str, form: str
+    ) -> None:
+        assert value(function(line), "environment.call_form") == form
+
     def test_an_evaluation_is_of_the_model_itself_in_a_folder_of_its_own(self) -> None:
         request = function("evaluate --env wordle --model Qwen/Qwen2.5-0.5B-Instruct --num-examples 50")
         config = compose_stage("evaluate", request.command[1:])

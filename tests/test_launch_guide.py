@@ -150,6 +150,13 @@ def test_the_guides_example_is_launched_as_it_is_written(tmp_path: Path) -> None
     assert config.trainer.project_name == "verifiers" and "wandb" in config.trainer.logger
 
 
+def test_its_parser_of_calls_is_not_taken_for_a_model_that_writes_others(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(AS_WRITTEN.replace("vf-wordle", "vf-bfcl-single-turn"))
+    command = resolve(parse(["--action", "train", "--config-path", str(tmp_path / "run.yaml")])).command
+    assert "base_model=Salesforce/xLAM-2-3b-fc-r" in command
+    assert [word for word in command if word.startswith("environment.call_form=")][-1].endswith("=xlam")
+
+
 def test_keys_of_ours_may_stand_beside_them_and_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
