@@ -540,6 +540,11 @@ class TestAFileOfOnesOwn:
             ({"question": [[{"role": "user"}]]}, '"question" is a list of turns'),
             ({"function": {}}, '"function" is a list of documents'),
             ({"function": [{"name": "book"}]}, '"function" is a list of documents'),
+            (
+                {"function": [document(what={"type": "str"})]},
+                "'str'} has no type of BFCL's for Python (string, ",
+            ),
+            ({"function": [document(what={"type": "array"})]}, "'array'} has no type of BFCL's for Python ("),
             ({"ground_truth": None}, '"ground_truth" is a list'),
             ({"ground_truth": [{"buy": {}}]}, "calls a function of the task each"),
             ({"ground_truth": [{"book": {"what": "x"}}]}, "lists the right values of each argument"),

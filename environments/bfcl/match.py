@@ -78,6 +78,18 @@ def calls_fault(
     return None
 
 
+def type_fault(document: Mapping[str, Any], language: Language = "Python") -> str | None:
+    """Why no value of a parameter would ever be right: BFCL has no such type; None if it has."""
+    try:
+        _kind(document, language)
+    except (KeyError, TypeError):
+        known = f" ({', '.join(_PYTHON)})" if language == "Python" else ""
+        return (
+            f"{document!r:.120} has no type of BFCL's for {language}{known}; a list's items have one as well"
+        )
+    return None
+
+
 def _call_fault(
     document: Mapping[str, Any],
     called: str,

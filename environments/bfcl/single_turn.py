@@ -12,7 +12,7 @@ compared with anything.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from environments.bfcl.match import Answer, calls_fault
+from environments.bfcl.match import Answer, calls_fault, type_fault
 from environments.bfcl.schema import language_of, to_tool
 from environments.bfcl.source import Task, chosen, package_folder, question_key, sample, tasks, tasks_of_file
 from environments.call import Call, ToolSchema, badly_typed, tool_name
@@ -84,9 +84,11 @@ def _file_fault(task: Task) -> str | None:
         (arguments,) = answer.values()
         if not (isinstance(arguments, dict) and all(isinstance(right, list) for right in arguments.values())):
             return f'"ground_truth" lists the right values of each argument: {answer!r:.80} does not'
-    if language_of(task["id"]) != "Python":
+    language = language_of(task["id"])
+    if language != "Python":
         package_folder()  # it has the converters of the other languages
-    return None
+    declared = (one for function in functions for one in function["parameters"]["properties"].values())
+    return next((fault for one in declared if (fault := type_fault(one, language)) is not None), None)
 
 
 def _is_document(document: Any) -> bool:
