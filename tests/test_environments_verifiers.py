@@ -130,6 +130,7 @@ def test_a_game_without_end_gives_as_many_rows_as_are_asked_for_and_holds_out_ev
             {"size": "many"},
             "does not take these options: taskset.size: Input should be a valid int",
         ),
+        ("double", {"solved_at": "half"}, "verifiers:double: solved_at is a reward, a number, not 'half'"),
         ("double", {"sice": 3}, "does not take these options: taskset.sice: "),
         ("textarena", {}, "does not take these options: taskset.game: Field required"),
         ("boxed", {}, "verifiers:boxed: its tasks need a container, which nothing here starts"),

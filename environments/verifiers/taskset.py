@@ -47,6 +47,8 @@ class VerifiersTaskset(Taskset):
     ) -> None:
         """`solved_at` is the reward from which a task counts as solved; `config` has fields of its config."""
         self.name = f"verifiers:{name}"
+        if not isinstance(solved_at, int | float):
+            raise EnvironmentUnusable(f"{self.name}: solved_at is a reward, a number, not {solved_at!r}")
         self.max_turns, self.timeout_s, self.solved_at = max_turns, timeout_s, solved_at
         self._id = _known_as(name, config)
         self._options: dict[Split, dict[str, Any]] = {
