@@ -52,7 +52,7 @@ class One(Episode):
         return [user_message("hello " * (3000 if long.get(WRONG) else 1))]
     def tools(self): return {{"tool": ["add"], "tools": 5}}.get(WRONG, ())
     def respond(self, turn):
-        if WRONG == "raises" or (WRONG == "some" and self.n == 2): raise KeyError("key")
+        if WRONG == "raises" or (WRONG == "some" and self.n % 100 == 2): raise KeyError("key")
         if WRONG == "hangs": time.sleep(30)
         return None
     def score(self):
@@ -70,8 +70,8 @@ class Broken(Taskset):
         if WRONG == "number ids": return [Row(0)]
         if WRONG == "json": return [Row("a", {{"n": self}})]
         if WRONG == "raise rows": raise OSError("no file")
-        name = "x" if WRONG == "same" else split
-        return [Row(f"{{split}}-{{n}}", {{"n": n, "split": name}}) for n in range(64)][:n]
+        first = 100 if split == "eval" and WRONG != "same" else 0
+        return [Row(f"{{split}}-{{n}}", {{"n": first + n, "split": split}}) for n in range(64)][:n]
     def episode(self, row): return One(row.data["n"])
 
 def load(): return Broken()
