@@ -154,6 +154,15 @@ class Embedder:
         return f"sha256:{digest.hexdigest()[:16]}"
 
     @property
+    def operations(self) -> int:
+        """Floating-point operations for a token: two for each weight that is not looked up in a table."""
+        from torch import nn
+
+        tables = [module for module in self._model.modules() if isinstance(module, nn.Embedding)]
+        looked_up = sum(table.weight.numel() for table in tables)
+        return 2 * (sum(weight.numel() for weight in self._model.parameters()) - looked_up)
+
+    @property
     def max_tokens(self) -> int | None:
         """Tokens that the model reads of a text, special ones included; None if there is no limit."""
         return self._model.max_seq_length

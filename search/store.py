@@ -62,6 +62,12 @@ HNSW: HNSWConfiguration = {
     # Candidates inspected per query: Chroma's own 100 loses one passage in ninety there.
     "ef_search": 200,
 }
+# Vectors after which Chroma writes all of its vector files again. Of a finished collection Chroma's own: what
+# came after the last write waits in SQLite, and each opening inserts it into the graph.
+SYNC_THRESHOLD = 1000
+# While a collection is written, its vector files are written so many times in all, measured by
+# bench/index_writes.py: with Chroma's own threshold it would be chunks / 1,000 times.
+SYNCS = 8
 # The same text through the same weights differs by precision only (fp16 against fp32: about 1e-3).
 SAME_VECTOR_COSINE = 0.99
 # What a server returns in one answer: Chroma Cloud's quota is 300 records.
@@ -100,6 +106,20 @@ class CollectionInfo:
     def to_metadata(self) -> dict[str, str | int | bool]:
         """Return the metadata to write."""
         return asdict(self)
+
+
+def sync_threshold(vectors: int) -> int:
+    """Return Chroma's `sync_threshold` while so many vectors are written."""
+    return max(SYNC_THRESHOLD, -(-vectors // SYNCS))
+
+
+def set_sync_threshold(collection: chromadb.Collection, threshold: int) -> None:
+    """Change the threshold of a collection, for when its vectors are next opened.
+
+    Chroma Cloud's collections have another kind of graph, and no threshold.
+    """
+    if collection.configuration.get("hnsw"):
+        collection.modify(configuration={"hnsw": {"sync_threshold": threshold}})
 
 
 def passage_text(title: str, text: str) -> str:

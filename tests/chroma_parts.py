@@ -1,27 +1,34 @@
 """Parts for the tests of the store: small collections, and a Chroma server as a child process."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 
+from search.indexing.chunking import Chunk
+from search.indexing.collection import Collection, write, write_folder
+from search.indexing.journal import IndexJournal
 from search.place import ChromaPlace, connect
+from search.sources.corpus import Corpus
 from search.store import CollectionInfo
 
 DIMENSION = 8
 NAME = "wiki"
 
 
-def unit_vectors(seed: int, count: int) -> np.ndarray:
-    """Random unit vectors (count, DIMENSION)."""
-    vectors = np.random.default_rng(seed).normal(size=(count, DIMENSION)).astype(np.float32)
+def unit_vectors(seed: int, count: int, dimension: int = DIMENSION) -> np.ndarray:
+    """Random unit vectors (count, dimension)."""
+    vectors = np.random.default_rng(seed).normal(size=(count, dimension)).astype(np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -41,15 +48,23 @@ def collection_info(version: str, count: int) -> CollectionInfo:
     )
 
 
-def build(place: ChromaPlace | Path | str, seed: int = 0, count: int = 1100, version: str = "") -> np.ndarray:
+def build(
+    place: ChromaPlace | Path | str,
+    seed: int = 0,
+    count: int = 1100,
+    version: str = "",
+    threshold: int = 1000,
+) -> np.ndarray:
     """Write a collection whose document n is `text n of seed` at vector n; return the vectors.
 
-    From 1,000 documents on, Chroma writes vector files in a folder.
+    From `threshold` documents on, Chroma writes vector files in a folder.
     """
     vectors = unit_vectors(seed, count)
     with connect(place, create=True) as client:
         handle = client.create_collection(
-            NAME, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
+            NAME,
+            embedding_function=None,
+            configuration={"hnsw": {"space": "cosine", "sync_threshold": threshold}},
         )
         handle.add(
             ids=[str(n) for n in range(count)],
@@ -59,6 +74,39 @@ def build(place: ChromaPlace | Path | str, seed: int = 0, count: int = 1100, ver
         )
         handle.modify(metadata=collection_info(version or f"version-{seed}", count).to_metadata())
     return vectors
+
+
+def written_index(place: ChromaPlace | Path | str, texts: Sequence[str], vectors: np.ndarray) -> Path:
+    """Write texts with their vectors as an index build does, next to `place`; return its journal."""
+    target = Collection(ChromaPlace.parse(place), NAME)
+    path = Path(tempfile.mkdtemp()) / "journal.sqlite3"
+    (path.parent / "corpus.jsonl").write_text(
+        "".join(
+            json.dumps({"id": str(n), "title": f"title {n}", "text": text}) + "\n"
+            for n, text in enumerate(texts)
+        )
+    )
+    corpus = Corpus(path.parent / "corpus.jsonl")
+    with closing(IndexJournal(path)) as journal:
+        journal.survey(corpus)
+        journal.select_unsplit()
+        journal.add_chunks(
+            (document, digest, [Chunk(document.id, document.title, document.text, 1, 1, 0)])
+            for document, digest in journal.read_unsplit(corpus)
+        )
+        units, done = journal.make_units(), 0
+        for unit in range(units):
+            rows = journal.unembedded(unit)
+            journal.add_vectors(rows, vectors[done : done + len(rows)])
+            done += len(rows)
+        info = replace(collection_info("version", len(texts)), dimension=vectors.shape[1])
+        if target.place.folder:
+            write_folder(target, journal, info, False, units, path.parent / "chroma")
+        else:
+            write(
+                target, target.place, journal, info, False, (journal.embedded(unit) for unit in range(units))
+            )
+    return path
 
 
 def text_of(number: int, seed: int = 0) -> str:

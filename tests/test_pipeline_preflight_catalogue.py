@@ -41,6 +41,7 @@ from pipeline.preflight.memory_ledger import about, loading_gib, offloaded_gib, 
 from pipeline.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
 from pipeline.preflight.run import STAGES, Report, preflight, refused_override
 from pipeline.preflight.values import LOGGERS, PRECISIONS, concerns_verl
+from search.place import connect
 
 BROKEN = sorted((Path(__file__).parent / "broken").glob("*.yaml"))
 SHIPPED = {
@@ -110,6 +111,18 @@ def huge_index(folder: Path) -> None:
         file.truncate(600 * 10**9)  # it takes no room
 
 
+def index_of_more_than_memory(world: World, folder: Path) -> None:
+    shutil.copytree(world.corpus / "chromadb", folder / "chromadb")
+    with connect(folder / "chromadb") as client:
+        handle = client.get_collection("corpus", embedding_function=None)
+        handle.modify(metadata={**(handle.metadata or {}), "chunks": 10**9})
+
+
+def corpus_of_more_than_the_disk(folder: Path) -> None:
+    with (folder / "huge.jsonl").open("wb") as file:
+        file.truncate(10**13)  # it takes no room
+
+
 def another_run(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "latest_checkpointed_iteration.txt").write_text("3")
@@ -139,6 +152,8 @@ DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     ),
     "another run": lambda world, folder: another_run(folder),
     "huge index": lambda world, folder: huge_index(folder),
+    "index of more than memory": index_of_more_than_memory,
+    "corpus of more than the disk": lambda world, folder: corpus_of_more_than_the_disk(folder),
 }
 
 

@@ -15,6 +15,7 @@ from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape, load_shape
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.tasks import load_taskset
+from search.store import CollectionInfo, open_collection
 
 
 @dataclass
@@ -23,8 +24,8 @@ class Readings:
 
     tokenizers: dict[str, Any] = field(default_factory=dict)
     """By model; the PreflightFailed of one that cannot be used, so that no check tries it again."""
-    embedders: dict[tuple[str, str], str] = field(default_factory=dict)
-    """A collection's embedder, by the collection's folder and name."""
+    collections: dict[tuple[str, str], CollectionInfo] = field(default_factory=dict)
+    """How a collection was built, by its folder and name."""
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
     taskset: Taskset | None = None
     """Of the environment that a stage without a corpus runs in."""
@@ -89,6 +90,15 @@ class CheckContext:
     def is_to_come(self, path: str | Path) -> bool:
         """Whether an earlier stage of the loop will create this path."""
         return self.is_of_the_loop(path) and not Path(path).exists()
+
+    def collection_info(self) -> CollectionInfo:
+        """How the configured collection was built; raises StoreError for none of ours."""
+        source = (str(self.config.chroma.path), str(self.config.chroma.collection))
+        known = self.readings.collections
+        if source not in known:
+            with open_collection(*source) as store:
+                known[source] = store.info
+        return known[source]
 
     def load_tokenizer(self, model: str, key: str) -> Any:
         """A model's tokenizer; raises PreflightFailed for one that cannot be used."""

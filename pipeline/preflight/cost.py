@@ -83,7 +83,7 @@ class Estimate:
         return seconds / 3600 * self.usd_per_hour
 
     def __str__(self) -> str:
-        time = f"{_hours(self.low_s)} to {_hours(self.high_s)}"
+        time = f"{hours(self.low_s)} to {hours(self.high_s)}"
         if not self.usd_per_hour:
             return f"{time}, {self.source}"
         money = f"${self.usd(self.low_s):,.0f} to ${self.usd(self.high_s):,.0f}"
@@ -235,7 +235,8 @@ def _speed(ctx: CheckContext, shares: Range, on_cpu: Range) -> Range:
     return shares * gpu.bf16_tflops * 1e12 * ctx.machine.gpus * ctx.machine.nodes
 
 
-def _hours(seconds: float) -> str:
+def hours(seconds: float) -> str:
+    """A time as a person reads it."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -19,7 +19,7 @@ from pipeline.preflight.finding import Finding, PreflightFailed, error, note, wa
 from search.embedders import model_identity
 from search.indexing.adopt import is_foreign
 from search.place import connect
-from search.store import get_collection, open_collection
+from search.store import get_collection
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
@@ -219,16 +219,12 @@ def check_source(ctx: CheckContext) -> Iterator[Finding]:
 
 def check_index(ctx: CheckContext) -> Iterator[Finding]:
     """The collection must exist and be built with the embedder that will serve it."""
-    config, built = ctx.config, ctx.readings.embedders
-    source = (str(config.chroma.path), str(config.chroma.collection))
-    if source not in built:
-        with open_collection(config.chroma.path, config.chroma.collection) as store:
-            built[source] = store.info.embedder
-    embedder = config.retrieval.embedder
-    if model_identity(built[source]) != model_identity(embedder):
+    chroma, embedder = ctx.config.chroma, ctx.config.retrieval.embedder
+    built = ctx.collection_info().embedder
+    if model_identity(built) != model_identity(embedder):
         yield error(
             "retrieval.embedder",
-            f"collection {source[1]!r} in {source[0]} was built with {built[source]}, but "
+            f"collection {chroma.collection!r} in {chroma.path} was built with {built}, but "
             f"retrieval.embedder is {embedder}",
-            f"set retrieval.embedder={built[source]}, or reindex the corpus",
+            f"set retrieval.embedder={built}, or reindex the corpus",
         )

@@ -28,6 +28,7 @@ from pipeline.preflight import (
     demo_world,
     environment,
     episodes,
+    index_size,
     inputs,
     memory,
     models,
@@ -112,6 +113,7 @@ _MACHINE = (
 )
 _SEARCH = (
     Check(data.check_index, "chroma.path", reads="corpus"),
+    Check(index_size.check_served_index, "chroma.path", reads="corpus"),
     Check(models.check_embedder, "retrieval.embedder"),
     Check(environment.check_ports, "retrieval.port"),
 )
@@ -177,6 +179,7 @@ _CHECKS: dict[str, tuple[Check, ...]] = {
         Check(data.check_source, "chroma.path", reads="corpus"),
         *(_HUB, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
         *(Check(inputs.check_corpus_source, "source"), Check(inputs.check_hops, "hop_ratio")),
+        Check(index_size.check_source_size, "source", counts=True),
     ),
     "preview": (
         Check(data.check_source, "chroma.path", reads="corpus"),

@@ -32,7 +32,9 @@ from ops.console import say
 from ops.errors import OutOfTime
 from pipeline.compose import resolve
 from pipeline.preflight.demo_world import demo_notice
+from pipeline.preflight.index_size import require_room
 from pipeline.preflight.inputs import question_fields
+from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.run import require
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
@@ -150,7 +152,8 @@ def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
 
 
 def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> IndexReport:
-    """Index the corpus."""
+    """Index the corpus; raises PreflightFailed, before anything is embedded, for one that cannot fit."""
+    machine = declared_machine(config, starting=True)
     try:
         with until_the_stop_time():
             report = build_index(
@@ -161,6 +164,7 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
                 replace=config.replace,
                 chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
                 workers=config.indexing.workers,
+                judge=lambda planned: say("index", require_room(planned, config, machine)),
             )
     except OutOfTime:
         # What is embedded so far is in the journal next to it.

@@ -29,7 +29,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -52,6 +52,7 @@ from search.indexing.collection import (
     write_folder,
 )
 from search.indexing.journal import PROGRESS, Changes, IndexJournal, Survey
+from search.indexing.size import IndexSize, Planned
 from search.place import ChromaPlace, StoreError
 from search.sources.corpus import Corpus
 from search.sources.document import Document
@@ -111,13 +112,15 @@ def build_index(
     replace: bool = False,
     chunking: Chunking | None = None,
     workers: int = 1,
+    judge: Callable[[Planned], object] | None = None,
 ) -> IndexReport:
     """Index a corpus as `collection` in a Chroma, whose other collections are kept.
 
     `replace` permits replacing a collection of another corpus, embedder or chunk size (see the module's
-    docstring); `workers` above 1 embeds in that many processes, through Ray. Raises CorpusError for a bad
-    corpus, EmbedderError for a model that cannot be loaded, AlreadyWriting if another build is writing the
-    index, and StoreError if `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
+    docstring); `workers` above 1 embeds in that many processes, through Ray. `judge` is called before
+    anything is embedded, and may raise to refuse it. Raises CorpusError for a bad corpus,
+    EmbedderError for a model that cannot be loaded, AlreadyWriting if another build is writing the index, and
+    StoreError if `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
     """
     started = time.monotonic()
     place = ChromaPlace.parse(chroma_path)
@@ -128,7 +131,7 @@ def build_index(
         # With several workers this model is used for its tokenizer only.
         encoder = Embedder(embedder if workers == 1 else changed(embedder, device="cpu"))
         corpus = source if isinstance(source, Corpus) else Corpus(source)
-        build = _Build(corpus, target, embedder, encoder, chunking or Chunking(), workers)
+        build = _Build(corpus, target, embedder, encoder, chunking or Chunking(), workers, judge)
         try:
             return build.run(folder, replace, started)
         except (sqlite3.OperationalError, OSError) as error:
@@ -175,6 +178,7 @@ class _Build:
     encoder: Embedder
     chunking: Chunking
     workers: int
+    judge: Callable[[Planned], object] | None
 
     def run(self, folder: Path, replace: bool, started: float) -> IndexReport:
         """Build in `folder`; return the report, with the seconds since `started`."""
@@ -211,6 +215,8 @@ class _Build:
                 chunks=chunks + journal.kept_chunk_count(),
                 version=version,
             )
+            if self.judge and resumed < chunks:
+                self.judge(self._planned(journal, info, folder / JOURNAL))
             units, update = journal.make_units(), changes is not None
             embedded = with_progress(self._embed(journal, units), "embedding", chunks - resumed)
             if self.target.place.folder is None:
@@ -284,6 +290,14 @@ class _Build:
 
             for _ in range(0, count, SPLIT_DOCUMENTS):
                 journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))
+
+    def _planned(self, journal: IndexJournal, info: CollectionInfo, path: Path) -> Planned:
+        """What is to be embedded, and the size of the index with the chunks that stay, taken for as long."""
+        chunks = journal.chunk_count()
+        every, missing = journal.text_bytes()
+        size = IndexSize(info.chunks, info.dimension, every * info.chunks // chunks)
+        left = chunks - journal.vector_count()
+        return Planned(size, left, missing, self.encoder.operations, path)
 
     def _embed(self, journal: IndexJournal, units: int) -> Embedded:
         """Yield the chunks that lack vectors, with their vectors, a unit at a time."""

@@ -16,7 +16,15 @@ from search.content import record_content
 from search.embedders import model_identity
 from search.indexing.journal import PROGRESS, IndexJournal, Row
 from search.place import DATABASE_FILE, ChromaPlace, StoreError, connect
-from search.store import BEING_WRITTEN, HNSW, CollectionInfo, collection_names
+from search.store import (
+    BEING_WRITTEN,
+    HNSW,
+    SYNC_THRESHOLD,
+    CollectionInfo,
+    collection_names,
+    set_sync_threshold,
+    sync_threshold,
+)
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
 """What the chunks and vectors of a collection depend on, apart from its documents: names in its metadata."""
@@ -92,6 +100,9 @@ def write_folder(
     stored = (journal.embedded(unit) for unit in range(units))
     embedded = with_progress(stored, "writing", journal.chunk_count())
     write(target, ChromaPlace.parse(work), journal, info, update, embedded)
+    # Opened once more, it writes what was waiting for its threshold: else each service would insert it.
+    with connect(work) as client:
+        client.get_collection(target.name, embedding_function=None).get(limit=1, include=["embeddings"])
     record_content(work, target.name)
     publish(work, folder)
 
@@ -104,7 +115,11 @@ def write(
     update: bool,
     embedded: Embedded,
 ) -> None:
-    """Write the collection to `place`, each unit as soon as it is embedded; its info last."""
+    """Write the collection to `place`, each unit as soon as it is embedded; its info last.
+
+    A server that stays up keeps the last vectors in its queue until it is started again.
+    """
+    threshold = sync_threshold(journal.chunk_count())
     page = FOLDER_PAGE if place.folder else SERVER_PAGE
     mark = {name: getattr(info, name) for name in SETTINGS} | {BEING_WRITTEN: info.version}
     with connect(place, create=True) as client:
@@ -112,11 +127,16 @@ def write(
             client.delete_collection(target.name)
         try:
             handle = client.get_or_create_collection(
-                target.name, configuration={"hnsw": HNSW}, metadata=mark, embedding_function=None
+                target.name,
+                configuration={"hnsw": HNSW | {"sync_threshold": threshold}},
+                metadata=mark,
+                embedding_function=None,
             )
         except ChromaError as error:  # a name that Chroma does not allow
             raise StoreError(f"collection {target.name!r} cannot be created: {error}") from error
-        handle.modify(metadata=mark)  # for a collection that existed before
+        # For a collection that existed before.
+        handle.modify(metadata=mark)
+        set_sync_threshold(handle, threshold)
         stale = journal.stale_chunks()
         while some := list(islice(stale, page)):
             handle.delete(ids=some)
@@ -134,6 +154,7 @@ def write(
                 f"{target} holds {written} chunks and should hold {info.chunks}: two documents have the same "
                 "chunk ids, or another process writes to it"
             )
+        set_sync_threshold(handle, SYNC_THRESHOLD)
         handle.modify(metadata=info.to_metadata())
 
 

@@ -322,6 +322,15 @@ class IndexJournal:
         """Return how many chunks are to be written."""
         return self._number("SELECT count(*) FROM chunks")
 
+    def text_bytes(self) -> tuple[int, int]:
+        """Return the bytes of the chunks' texts and titles, and of those that lack vectors."""
+        size = "length(CAST(c.title AS BLOB)) + length(CAST(c.text AS BLOB))"
+        every, missing = self._db.execute(
+            f"SELECT coalesce(sum({size}), 0), coalesce(sum(CASE WHEN v.chunk IS NULL THEN {size} END), 0) "
+            "FROM chunks c LEFT JOIN vectors v ON v.chunk = c.number"
+        ).fetchone()
+        return every, missing
+
     def unembedded(self, unit: int) -> list[Row]:
         """Return the chunks of a unit that have no vectors yet."""
         found = self._db.execute(

@@ -1,0 +1,133 @@
+"""Whether an index fits: the memory of the machine that serves it, and memory and disk where it is built.
+
+The arithmetic is `search.indexing.size`. What takes more than there is by more than its FACTOR is refused:
+the run would end after all has been embedded.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ops.resources.cgroup import memory_limit
+from ops.resources.gpu import gpus_here
+from pipeline.preflight.context import CheckContext
+from pipeline.preflight.cost import hours
+from pipeline.preflight.finding import Finding, error, refusal
+from pipeline.preflight.machine import Machine
+from search.indexing.size import FACTOR, TOKEN_BYTES, IndexSize, Planned
+from search.place import ChromaPlace
+from search.sources.files import COMPRESSED, files_of
+from search.sources.hub import is_data_set
+
+GIB = 2**30
+LEAST_DIMENSION = 384
+"""Numbers of a vector of the smallest embedders, such as the packaged one: before a model is loaded."""
+COUNTED = 100_000
+"""Files of a source whose sizes are summed up; of more files it is at least so large."""
+CORE_SPEEDS = (60e9, 20e9)
+"""Operations a second of a core that embeds in float32; the packaged embedder was measured at 39e9."""
+GPU_SHARES = (0.3, 0.05)
+"""Of a GPU's bfloat16 peak, assumed: no GPU has been measured."""
+
+
+def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
+    """The index must fit the memory of the machine that serves it; a Chroma server has one of its own."""
+    place, host_gib = ctx.config.chroma.path, ctx.machine.host_gib
+    if ChromaPlace.parse(place).folder is None or host_gib is None:
+        return
+    info = ctx.collection_info()
+    needed_gib = IndexSize(info.chunks, info.dimension, 0).serving_bytes / GIB
+    if needed_gib / FACTOR > host_gib:
+        why = (
+            f"to serve its {info.chunks:,} vectors of {info.dimension} numbers takes about "
+            f"{needed_gib:,.0f} GiB of memory, and the machine has {host_gib:,.0f}"
+        )
+        fix = "declare a larger machine, or serve it from another one (chroma.path=http://…)"
+        yield error("chroma.path", why, fix)
+
+
+def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
+    """A source of files must not be too large by its files' sizes alone, before any is read."""
+    config = ctx.config
+    folder = ChromaPlace.parse(config.chroma.path).folder
+    if config.source is None or folder is None or not (ctx.machine.is_local or ctx.starting):
+        return
+    if is_data_set(config.source) or ChromaPlace.parse(config.source).folder is None:
+        return
+    text_bytes = 0
+    with suppress(OSError):  # `check_corpus_source`, or the reading itself, says what cannot be read
+        for file in islice(files_of(Path(config.source), lambda path: None), COUNTED):
+            text_bytes += file.path.stat().st_size if file.path.suffix.lower() not in COMPRESSED else 0
+    chunks = text_bytes // (TOKEN_BYTES * config.indexing.chunk_tokens)
+    size = IndexSize(chunks, LEAST_DIMENSION, text_bytes)
+    for why, fix in _lacking(size, folder, 0):
+        yield error("source", f"by the size of its files {why}", fix)
+
+
+def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
+    """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit."""
+    size, folder = planned.size, ChromaPlace.parse(config.chroma.path).folder
+    if folder is not None:
+        for why, fix in _lacking(size, folder, planned.journal.stat().st_size):
+            raise refusal("source", why, fix)
+    low_s, high_s = size.graph_seconds
+    speeds = _speeds(config, machine)
+    if speeds is not None:
+        fast, slow = (planned.embedding_seconds(speed) for speed in speeds)
+        low_s, high_s = low_s + fast, high_s + slow
+    line = (
+        f"{size.chunks:,} chunks of {size.text_bytes // size.chunks:,} bytes, {planned.chunks:,} of them to "
+        f"embed, {size.dimension} numbers a vector: about {gib(size.serving_bytes)} of memory to serve and "
+        f"{gib(size.building_bytes)} to build, {gib(size.disk_bytes)} of disk and "
+        f"{gib(size.journal_bytes)} more while building, {hours(low_s)} to {hours(high_s)}"
+    )
+    if speeds is None:
+        line += " without the embedding (unknown GPU)"
+    if machine.usd_per_hour:
+        low, high = (seconds / 3600 * machine.usd_per_hour for seconds in (low_s, high_s))
+        line += f", ${low:,.2f} to ${high:,.2f} on the declared machine"
+    return line
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB."""
+    return f"{size / GIB:,.3g} GiB"
+
+
+def _lacking(size: IndexSize, folder: Path, there: int) -> Iterator[tuple[str, str]]:
+    """What the machine that builds has too little of for an index in `folder`: why, and what to do.
+
+    `there` are bytes of the journal, which the disk holds already.
+    """
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    disk, memory = shutil.disk_usage(place).free, memory_limit()
+    smaller = "index a part of the corpus"
+    if (needed := size.disk_while_building - there) / FACTOR > disk:
+        yield (
+            f"building {size.chunks:,} chunks takes about {gib(needed)} of disk, and {place} has {gib(disk)} "
+            "free",
+            f"make room, choose another place (chroma.path=…), or {smaller}",
+        )
+    if size.building_bytes / FACTOR > memory:
+        yield (
+            f"building {size.chunks:,} chunks takes about {gib(size.building_bytes)} of memory, and this "
+            f"machine has {gib(memory)}",
+            f"build it on a larger machine, in a Chroma server on one (chroma.path=http://…), or {smaller}",
+        )
+
+
+def _speeds(config: DictConfig, machine: Machine) -> tuple[float, float] | None:
+    """Floating-point operations a second of the embedder, fast and slow; None on a GPU of unknown type."""
+    workers = config.indexing.workers
+    if config.indexing.device == "cpu" or not gpus_here():
+        cores = len(os.sched_getaffinity(0))
+        return CORE_SPEEDS[0] * cores, CORE_SPEEDS[1] * cores
+    if machine.gpu is None:
+        return None
+    peak = machine.gpu.bf16_tflops * 1e12 * workers
+    return GPU_SHARES[0] * peak, GPU_SHARES[1] * peak
