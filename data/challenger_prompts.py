@@ -3,7 +3,8 @@
     drzero prepare-data source=papers.jsonl
 
 Each row asks for one question of h hops that starts from one document. Documents are a uniform sample of
-those that say enough to ask about, drawn in one pass, so the corpus may be larger than memory. Hop counts
+those that say enough to ask about, drawn in one pass, so the corpus may be larger than memory; from a large
+index they come in random order, and no more of them are read than are needed. Hop counts
 keep the configured ratio exactly (paper: 4:3:2:1) and come in random order, unless the corpus is known
 to carry fewer: then no document is asked for more hops than a chain of documents from it has, and what the
 corpus cannot carry is asked with fewer hops. The same documents, tokenizer, settings and seed give the same
@@ -11,8 +12,9 @@ bytes.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What `prepare_challenger_prompts` wrote.
+    """What `prepare_challenger_prompts` wrote, of `corpus_documents` of which `read_documents` were read.
 
     `cycles` is training rows per training document (1.0 or less: no document is used twice); `wanted_hops` is
     what the ratio alone would have given.
@@ -59,6 +61,7 @@ class PrepareReport:
     hop_counts: dict[int, int]
     wanted_hops: dict[int, int]
     corpus_documents: int
+    read_documents: int
     short: LeftOut
     unsaid: LeftOut
     repeated: LeftOut
@@ -104,6 +107,7 @@ def prepare_challenger_prompts(
     seed: int,
     corpus_id: str,
     out_dir: Path,
+    drawn_from: int | None = None,
 ) -> PrepareReport:
     """Write `zero_ratio4321.parquet` and `zero_ratio4321_heldout.parquet` (the ratio in the name).
 
@@ -113,6 +117,8 @@ def prepare_challenger_prompts(
     the words of another, is not asked about; one above `max_document_tokens` is cut after a sentence.
     `chains` says of each document how many a chain from it has (`data.links`); without it the ratio is kept
     in any case.
+    `drawn_from` is the size of a corpus whose documents come in random order: the first that are fit are
+    taken, and the others are not read.
     Held-out documents are not trained on, unless they would be more than half of the corpus. With
     `heldout_rows` 0 there is no held-out file.
 
@@ -121,7 +127,7 @@ def prepare_challenger_prompts(
     """
     hop_counts = largest_remainder(rows, hop_ratio)
     drawn = _Drawn(tokenizer, min_document_tokens, min_prose, random.Random(f"{seed}/documents"))
-    sample = drawn.sample(documents, rows + heldout_rows)
+    sample = drawn.sample(documents, rows + heldout_rows, drawn_from is not None)
     if not sample:
         raise DataError(
             f"the corpus {corpus_id!r} has no document to ask about: of {drawn.seen} that are not held out, "
@@ -147,7 +153,8 @@ def prepare_challenger_prompts(
         heldout_path=heldout_path if heldout_table else None,
         hop_counts={hop: given.count(hop) for hop in range(1, len(hop_counts) + 1)},
         wanted_hops=dict(enumerate(hop_counts, start=1)),
-        corpus_documents=drawn.seen,
+        corpus_documents=drawn.seen if drawn_from is None else drawn_from,
+        read_documents=drawn.seen,
         short=drawn.short,
         unsaid=drawn.unsaid,
         repeated=drawn.repeated,
@@ -190,22 +197,26 @@ class _Drawn:
         self.seen = 0
         self.short, self.unsaid, self.repeated = LeftOut(), LeftOut(), LeftOut()
 
-    def sample(self, documents: Iterable[Document], size: int) -> list[Document]:
-        """Draw, in random order, by reservoir sampling."""
+    def sample(self, documents: Iterable[Document], size: int, in_random_order: bool) -> list[Document]:
+        """Draw, in random order: the first of those that come in one, else by reservoir sampling."""
+        fit = self._fit(documents)
+        if in_random_order:
+            return list(islice(self._unlike(fit), size))
         reservoir: list[Document] = []
-        fit = 0
+        for number, document in enumerate(fit, start=1):
+            if len(reservoir) < size:
+                reservoir.append(document)
+            elif (place := self._rng.randrange(number)) < size:
+                reservoir[place] = document
+        self._rng.shuffle(reservoir)
+        return list(self._unlike(reservoir))
+
+    def _fit(self, documents: Iterable[Document]) -> Iterator[Document]:
         for doc_id, title, text in documents:
             self.seen += 1
             document = doc_id, title, without_lead_in(text)
-            if not self._is_fit(document):
-                continue
-            fit += 1
-            if len(reservoir) < size:
-                reservoir.append(document)
-            elif (place := self._rng.randrange(fit)) < size:
-                reservoir[place] = document
-        self._rng.shuffle(reservoir)
-        return self._unlike(reservoir)
+            if self._is_fit(document):
+                yield document
 
     def _is_fit(self, document: Document) -> bool:
         _, title, text = document
@@ -224,18 +235,16 @@ class _Drawn:
             return False
         return True
 
-    def _unlike(self, documents: list[Document]) -> list[Document]:
+    def _unlike(self, documents: Iterable[Document]) -> Iterator[Document]:
         """Those whose words no earlier one has."""
         known: set[str] = set()
-        unlike = []
         for document in documents:
             words = " ".join(document[2].split())
             if words in known:
                 self.repeated.add(f"{document[1]}: {words}")
             else:
-                unlike.append(document)
-            known.add(words)
-        return unlike
+                known.add(words)
+                yield document
 
 
 class _RowMaker:

@@ -38,6 +38,7 @@ def quality(
     lengths = Counter((chains or {}).values())
     report["prompts"] = {
         "entries": prompts.corpus_documents,
+        "read": prompts.read_documents,
         "too_short": vars(prompts.short),
         "without_sentences": vars(prompts.unsaid),
         "repeated": vars(prompts.repeated),
@@ -67,6 +68,11 @@ def quality_lines(
         if index.survey.duplicates:
             one, other = index.survey.examples[0]
             yield f"{index.survey.duplicates} duplicates skipped (such as {one}, which repeats {other})"
+    if prompts.read_documents < prompts.corpus_documents:
+        yield (
+            f"{prompts.read_documents:,} of {prompts.corpus_documents:,} entries were drawn at random, as "
+            "many as the prompts needed; what was left out is counted among these"
+        )
     yield from _left_out(prompts.short, prompts, "too short to ask about")
     yield from _left_out(prompts.unsaid, prompts, "with hardly a sentence to ask about")
     yield from _left_out(prompts.repeated, prompts, "with the words of another")
@@ -90,4 +96,4 @@ def quality_lines(
 
 def _left_out(some: LeftOut, prompts: PrepareReport, what: str) -> Iterator[str]:
     if some.count:
-        yield f"{some.count} of {prompts.corpus_documents} entries {what} (such as {some.examples[0][:80]!r})"
+        yield f"{some.count} of {prompts.read_documents} entries {what} (such as {some.examples[0][:80]!r})"

@@ -13,7 +13,9 @@ back. A collection replaced by another version is refused until the process is r
 checks, its cache and the run's records are about the version it was started with.
 """
 
+import hashlib
 import os
+import random
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -70,6 +72,15 @@ SYNC_THRESHOLD = 1000
 SYNCS = 8
 # The same text through the same weights differs by precision only (fp16 against fp32: about 1e-3).
 SAME_VECTOR_COSINE = 0.99
+DRAW = "draw"
+"""In each record's metadata, a number by the hash of its id: what a sample is drawn by."""
+DRAWS = 2**16
+"""How many such numbers there are: of 21 million records 320 have the same, two answers of a server."""
+_DRAWN_TOGETHER = 2000
+"""Numbers that are asked for in one call at most: SQLite limits the variables of a query."""
+_DRAWN_IDS = 5000
+"""Ids that are drawn at a time: for each question by metadata Chroma looks at every record of a collection,
+some 0.2 µs each, so a few large questions are better than many small ones."""
 # What a server returns in one answer: Chroma Cloud's quota is 300 records.
 _SERVER_PAGE = 250
 
@@ -94,14 +105,16 @@ class CollectionInfo:
     distance: str = DISTANCE
     normalised: bool = True
     schema_version: int = SCHEMA_VERSION
+    draws: int = 0
+    """`DRAWS` if each record has its `draw`; those of other tools and of earlier versions have none."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any] | None) -> "CollectionInfo | None":
         """Read a collection's metadata; None if it is not one of ours."""
         names = [field.name for field in fields(cls)]
-        if metadata is None or any(name not in metadata for name in names):
+        if metadata is None or any(name not in metadata for name in names if name != "draws"):
             return None
-        return cls(**{name: metadata[name] for name in names})
+        return cls(**{name: metadata[name] for name in names if name in metadata})
 
     def to_metadata(self) -> dict[str, str | int | bool]:
         """Return the metadata to write."""
@@ -164,17 +177,60 @@ def iter_documents(
             database.executemany("INSERT INTO ids VALUES (?)", ((key,) for key in some))
             offset += len(some)
         ids = (key for (key,) in database.execute("SELECT id FROM ids ORDER BY id"))
-        while wanted := list(islice(ids, batch)):
-            page = handle.get(ids=wanted, include=["documents", "metadatas"])
-            rows = zip(page["ids"], page["metadatas"] or [], page["documents"] or [], strict=True)
-            by_id = {key: (metadata, text) for key, metadata, text in rows}
-            if lost := set(wanted) - by_id.keys():
-                raise StoreNotReady(
-                    f"collection {collection!r} in {place} is damaged: it lacks {min(lost)!r}. Build it again"
-                )
-            for key in wanted:
-                metadata, text = by_id[key]
-                yield key, _title(metadata), text or ""
+        yield from _documents(handle, ids, batch)
+
+
+def _documents(handle: chromadb.Collection, ids: Iterator[str], batch: int) -> Iterator[tuple[str, str, str]]:
+    """Yield (id, title, text) of these records in their order, read in batches."""
+    while wanted := list(islice(ids, batch)):
+        page = handle.get(ids=wanted, include=["documents", "metadatas"])
+        rows = zip(page["ids"], page["metadatas"] or [], page["documents"] or [], strict=True)
+        by_id = {key: (metadata, text) for key, metadata, text in rows}
+        if lost := set(wanted) - by_id.keys():
+            raise StoreNotReady(
+                f"collection {handle.name!r} is damaged: it lacks {min(lost)!r}. Build it again"
+            )
+        for key in wanted:
+            metadata, text = by_id[key]
+            yield key, _title(metadata), text or ""
+
+
+def draw_of(key: str) -> int:
+    """Return the number below `DRAWS` by which the record of this id is drawn."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:2])
+
+
+def draw_documents(
+    place: ChromaPlace | Path | str, collection: str, seed: int
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (id, title, text) of every document of a collection with draws, in an order random by `seed`.
+
+    The ids of a few draws are asked for at a time, then their texts as they are needed: the first documents
+    cost little in a collection of any size. As ids are hashed, any of them is as likely as another to be
+    among the first. The order is the same in a folder and on a server.
+    """
+    place, rng = ChromaPlace.parse(place), random.Random(f"{seed}/draws")
+    draws = rng.sample(range(DRAWS), DRAWS)
+    page = 2 * _DRAWN_IDS if place.folder else _SERVER_PAGE
+    with connect(place) as client:
+        handle = get_collection(client, place, collection)
+        together = min(max(DRAWS * _DRAWN_IDS // max(handle.count(), 1), 1), _DRAWN_TOGETHER)
+        for start in range(0, DRAWS, together):
+            ids = _with_draws(handle, draws[start : start + together], page)
+            rng.shuffle(ids)
+            yield from _documents(handle, iter(ids), _SERVER_PAGE)
+
+
+def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> list[str]:
+    """The ids of the records that have these draws, sorted."""
+    found: list[str] = []
+    asked: Any = {DRAW: {"$in": draws}}
+    is_last = False
+    while not is_last:
+        some = handle.get(where=asked, limit=page, offset=len(found), include=[])["ids"]
+        found += some
+        is_last = len(some) < page
+    return sorted(found)
 
 
 def open_collection(place: ChromaPlace | Path | str, name: str) -> "closing[Store]":

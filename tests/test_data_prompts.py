@@ -4,7 +4,7 @@ import json
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,27 @@ def test_rows_keep_the_ratio(prepare: Prepare, rows: int, ratio: list[int]) -> N
     expected = dict(enumerate(largest_remainder(rows, ratio), start=1))
     assert report.hop_counts == expected
     assert hops == {hop: count for hop, count in expected.items() if count}
+
+
+def test_of_documents_in_random_order_the_first_that_are_fit_are_taken_and_no_more_read(
+    prepare: Prepare,
+) -> None:
+    read = []
+
+    def corpus() -> Iterator[tuple[str, str, str]]:
+        for number in range(1000):
+            read.append(number)
+            empty, again = number % 10 == 3, number % 10 == 7
+            yield f"d{number}", "Title", "" if empty else f"Text number {number - again}."
+
+    report = prepare(corpus=corpus(), rows=20, heldout_rows=10, drawn_from=10**6)
+    shown = {*doc_ids(report.train_path), *doc_ids(report.heldout_path)}
+    fit = [number for number in read if number % 10 not in (3, 7)]
+    assert shown == {f"d{number}" for number in fit} and len(fit) == 30
+    assert (report.corpus_documents, report.read_documents) == (10**6, len(read))
+    assert report.short.count + report.repeated.count == len(read) - 30
+    (line, *_) = quality_lines(report, None, None)
+    assert line.startswith(f"{len(read)} of 1,000,000 entries were drawn at random")
 
 
 def test_hops_are_shuffled(prepare: Prepare) -> None:

@@ -18,6 +18,7 @@ from ops.errors import OutOfTime
 from pipeline.cli import main
 from pipeline.compose import compose_stage
 from pipeline.preflight.run import preflight
+from pipeline.stages import prepare_data
 from pipeline.stages.prepare_data import held_out_documents, until_the_stop_time
 from search.content import check_content
 from search.embedders import Embedder, EmbedderSpec
@@ -112,6 +113,27 @@ def test_an_index_for_a_machine_without_a_gpu_says_so_and_a_declared_one_gets_it
         assert not any(one.key == "machine.gpus" for one in report.findings)
     assert list(found) == ["packaged-minilm", "intfloat/e5-large-v2"]
     assert "name its machine here too (compute=8xh100)" in str(found["packaged-minilm"][0])
+
+
+def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_older_one(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare_data, "MEASURED", 10)
+    corpus, few = tmp_path / "corpus", ["min_document_tokens=0", "min_prose=0"]
+    assert main(["prepare-data", *arguments(prepared, corpus), *few]) == 0
+    told = capsys.readouterr().out
+    assert f"10 of {len(prepared.documents)} entries were drawn at random" in told
+    assert "of memory to serve and" in told and "links of documents were not counted" in told
+    drawn = documents_shown(corpus)
+    assert len(drawn) == 10
+    with connect(corpus / "chromadb") as client:
+        handle = get_collection(client, corpus / "chromadb", "corpus")
+        handle.modify(metadata={**(handle.metadata or {}), "draws": 0})
+    older = [word for word in arguments(prepared, corpus) if not word.startswith("source=")]
+    assert main(["prepare-data", *older, *few]) == 0
+    told = capsys.readouterr().out
+    assert f"all {len(prepared.documents)} entries are read: this index has no draws" in told
+    assert "drawn at random" not in told and documents_shown(corpus) != drawn
 
 
 def test_a_benchmark_that_names_no_document_can_hold_none_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.files import AlreadyWriting, publish, recover, staging_folder
-from search.content import RECORD, check_content
+from search.content import RECORD, check_content, record_content
 from search.embedders import Embedder, EmbedderError, EmbedderSpec, Prefixes, model_identity
 from search.index import main
 from search.indexing.build import build_index
@@ -25,7 +25,7 @@ from search.place import DATABASE_FILE, StoreError, connect
 from search.sources.corpus import Corpus
 from search.sources.document import Document
 from search.sources.faults import CorpusError
-from search.store import CollectionInfo, iter_documents, open_collection
+from search.store import DRAWS, CollectionInfo, iter_documents, open_collection
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
 RECORDS = [
@@ -221,6 +221,19 @@ def test_an_update_embeds_new_and_changed_documents_and_deletes_removed_ones(tmp
     assert rows(chroma) == sorted(
         (record["id"], record.get("title", ""), record["text"]) for record in [*RECORDS[:2], changed, new]
     )
+
+
+def test_an_update_of_an_index_without_draws_adds_none(tmp_path: Path) -> None:
+    corpus, chroma = write_jsonl(tmp_path / "corpus.jsonl", RECORDS), tmp_path / "chroma"
+    assert build_index(corpus, chroma, "wiki", SPEC).info.draws == DRAWS
+    more = write_jsonl(tmp_path / "more.jsonl", [*RECORDS, {"id": "d4", "text": "Vell is a river."}])
+    assert build_index(more, chroma, "wiki", SPEC).info.draws == DRAWS
+    with connect(chroma) as client:
+        handle = client.get_collection("wiki", embedding_function=None)
+        handle.modify(metadata={key: value for key, value in handle.metadata.items() if key != "draws"})
+    record_content(chroma, "wiki")
+    assert build_index(more, chroma, "wiki", SPEC, replace=True).info.draws == 0
+    assert build_index(corpus, chroma, "wiki", SPEC).info.draws == 0
 
 
 def test_an_updated_collection_is_the_one_that_is_built_at_once(tmp_path: Path) -> None:

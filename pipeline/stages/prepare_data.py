@@ -16,7 +16,6 @@ import math
 import signal
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -43,7 +42,7 @@ from search.indexing.chunking import Chunking, document_of
 from search.place import ChromaPlace
 from search.sources.corpus import Corpus
 from search.sources.fields import Fields
-from search.store import iter_documents
+from search.store import DRAWS, draw_documents, iter_documents, open_collection
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
@@ -104,19 +103,29 @@ def write_prompts(
 ) -> tuple[PrepareReport, dict[str, int] | None, set[str]]:
     """Write the prompts of the configured index.
 
-    Returns them, its chains, None if not counted, and the documents to hold out that it does not have.
+    Returns them, its chains, None if not counted, and the documents to hold out that it does not have, of
+    an index that is read whole.
     """
     place, collection = config.chroma.path, config.chroma.collection
+    with open_collection(place, collection) as store:
+        info = store.info
+    is_large = info.chunks > MEASURED
+    is_drawn = is_large and info.draws == DRAWS
     chains = None
-    if config.fit_hops:
+    if config.fit_hops and not is_large:
         # Held-out documents too: a question may lead to them.
-        some = list(islice(iter_documents(place, collection), MEASURED + 1))
+        some = list(iter_documents(place, collection))
         chains = chain_lengths(some) if can_be_counted(some) else None
         del some
+    if is_large and not is_drawn:
+        say("prompts", f"all {info.chunks:,} entries are read: this index has no draws, as new ones do")
+    entries = (
+        draw_documents(place, collection, config.data.seed) if is_drawn else iter_documents(place, collection)
+    )
     found: set[str] = set()
 
     def not_held_out() -> Iterator[Entry]:
-        for entry in iter_documents(place, collection):
+        for entry in entries:
             document = document_of(entry[0])
             if named := held_out & {entry[0], document}:
                 found.update(named)
@@ -138,8 +147,10 @@ def write_prompts(
         seed=config.data.seed,
         corpus_id=collection,
         out_dir=Path(config.out_dir),
+        drawn_from=info.chunks if is_drawn else None,
     )
-    return prompts, chains, held_out - found
+    # Of entries that are drawn not all are seen.
+    return prompts, chains, set() if is_drawn else held_out - found
 
 
 def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:

@@ -56,7 +56,7 @@ from search.indexing.size import IndexSize, Planned
 from search.place import ChromaPlace, StoreError
 from search.sources.corpus import Corpus
 from search.sources.document import Document
-from search.store import BEING_WRITTEN, SCHEMA_VERSION, CollectionInfo
+from search.store import BEING_WRITTEN, DRAWS, SCHEMA_VERSION, CollectionInfo
 
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256
@@ -214,6 +214,8 @@ class _Build:
                 documents=surveyed.documents,
                 chunks=chunks + journal.kept_chunk_count(),
                 version=version,
+                # Chunks that stay have none if an earlier version wrote them.
+                draws=DRAWS if changes is None else (existing or {}).get("draws", 0),
             )
             if self.judge and resumed < chunks:
                 self.judge(self._planned(journal, info, folder / JOURNAL))

@@ -121,7 +121,8 @@ def write(
     """
     threshold = sync_threshold(journal.chunk_count())
     page = FOLDER_PAGE if place.folder else SERVER_PAGE
-    mark = {name: getattr(info, name) for name in SETTINGS} | {BEING_WRITTEN: info.version}
+    kept = (*SETTINGS, "draws")
+    mark = {name: getattr(info, name) for name in kept} | {BEING_WRITTEN: info.version}
     with connect(place, create=True) as client:
         if not update and target.name in collection_names(client):
             client.delete_collection(target.name)

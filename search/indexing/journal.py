@@ -29,7 +29,7 @@ from search.sources.corpus import Corpus, Reading
 from search.sources.document import Document
 from search.sources.faults import CorpusError, Fault
 from search.sources.files import KINDS
-from search.store import passage_text
+from search.store import DRAW, draw_of, passage_text
 
 CACHE_KIB = 64 * 1024
 UNIT = 256
@@ -84,13 +84,14 @@ class Row:
         """The text to embed, without the passage prefix."""
         return passage_text(self.title, self.text)
 
-    def metadata(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str | int]:
         """Return the metadata that Chroma stores next to the text."""
         return {
             "title": self.title,
             "doc_id": self.document,
             "doc_digest": self.digest,
             "chunk": f"{self.part}/{self.parts}",
+            DRAW: draw_of(self.id),
         }
 
 
