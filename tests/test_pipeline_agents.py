@@ -271,7 +271,7 @@ def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("bench_agents:MyAgnt", "no class 'MyAgnt'; it has Asks, Blocks, FromEnvironment"),
+        ("bench_agents:MyAgnt", "no class 'MyAgnt'; it has Asks, Blocks, Forgets, FromEnvironment"),
         ("no_such_module:MyAgent", "there is no module 'no_such_module'"),
         ("no/such/file.py:MyAgent", "there is no file no/such/file.py"),
         ("bench_agents:NoAgent", "has no method run: an agent has `async def run(self, data"),
