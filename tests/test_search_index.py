@@ -25,7 +25,7 @@ from search.place import DATABASE_FILE, StoreError, connect
 from search.sources.corpus import Corpus
 from search.sources.document import Document
 from search.sources.faults import CorpusError
-from search.store import DRAWS, CollectionInfo, iter_documents, open_collection
+from search.store import DRAWS, CollectionInfo, draw_of, iter_documents, open_collection
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
 RECORDS = [
@@ -163,7 +163,11 @@ def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path: Path)
     assert metadatas and documents and "".join(documents) == "salt " * 400
     digest = Document("long", "Salt", "salt " * 400).digest().hex()
     expected = {"title": "Salt", "doc_id": "long", "doc_digest": digest}
-    assert metadatas == [{**expected, "chunk": "1/2"}, {**expected, "chunk": "2/2"}]
+    draws = [draw_of(key) for key in found["ids"]]
+    assert metadatas == [
+        {**expected, "chunk": "1/2", "draw": draws[0]},
+        {**expected, "chunk": "2/2", "draw": draws[1]},
+    ]
     assert [key.rpartition("-")[0] for key in found["ids"]] == ["long#1", "long#2"]
 
 
