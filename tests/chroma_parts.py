@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 
 from search.place import ChromaPlace, connect
-from search.store import CollectionInfo
+from search.stored_index import CollectionInfo
 
 DIMENSION = 8
 NAME = "wiki"

@@ -15,6 +15,7 @@ from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape, load_shape
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.tasks import load_taskset
+from search.stored_index import Index
 
 
 @dataclass
@@ -23,8 +24,8 @@ class Readings:
 
     tokenizers: dict[str, Any] = field(default_factory=dict)
     """By model; the PreflightFailed of one that cannot be used, so that no check tries it again."""
-    embedders: dict[tuple[str, str], str] = field(default_factory=dict)
-    """A collection's embedder, by the collection's folder and name."""
+    embedders: dict[Index, str] = field(default_factory=dict)
+    """The embedder that an index records; empty for one that records none."""
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
     taskset: Taskset | None = None
     """Of the environment that a stage without a corpus runs in."""

@@ -7,6 +7,7 @@ rest are counted, and the finding says so.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from data.parquet_io import read_parquet
+from ops.errors import UserError
+from pipeline.indices import index_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, PreflightFailed, error, note, warning
 from search.embedders import model_identity
 from search.indexing.adopt import is_foreign
 from search.place import connect
-from search.store import get_collection, open_collection
+from search.store import get_collection
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
@@ -201,9 +204,12 @@ def count_too_long(
 
 
 def check_source(ctx: CheckContext) -> Iterator[Finding]:
-    """Without a source to index there must be a collection: one of ours, or one to adopt."""
-    chroma, source = ctx.config.chroma, ctx.config.source
-    if source is not None:
+    """Without a source there must be an index: one that can be served, or a collection to adopt."""
+    chroma = ctx.config.chroma
+    if ctx.config.source is not None:
+        return
+    if ctx.config.index == "faiss":
+        yield from check_index(ctx)
         return
     with connect(chroma.path) as client:
         foreign = is_foreign(get_collection(client, chroma.path, chroma.collection).metadata)
@@ -218,17 +224,20 @@ def check_source(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_index(ctx: CheckContext) -> Iterator[Finding]:
-    """The collection must exist and be built with the embedder that will serve it."""
+    """The index must exist and be built with the embedder that will serve it, if it records which."""
     config, built = ctx.config, ctx.readings.embedders
-    source = (str(config.chroma.path), str(config.chroma.collection))
-    if source not in built:
-        with open_collection(config.chroma.path, config.chroma.collection) as store:
-            built[source] = store.info.embedder
+    index = index_of(config)
+    if index not in built:
+        try:
+            with closing(index.open()) as store:
+                built[index] = store.info.embedder
+        except UserError as why:
+            yield error(index.setting, " ".join(str(why).split()), "")
+            return
     embedder = config.retrieval.embedder
-    if model_identity(built[source]) != model_identity(embedder):
+    if built[index] and model_identity(built[index]) != model_identity(embedder):
         yield error(
             "retrieval.embedder",
-            f"collection {source[1]!r} in {source[0]} was built with {built[source]}, but "
-            f"retrieval.embedder is {embedder}",
-            f"set retrieval.embedder={built[source]}, or reindex the corpus",
+            f"{index} was built with {built[index]}, but retrieval.embedder is {embedder}",
+            f"set retrieval.embedder={built[index]}, or reindex the corpus",
         )

@@ -31,17 +31,18 @@ from data.question_rows import FieldNames
 from ops.console import say
 from ops.errors import OutOfTime
 from pipeline.compose import resolve
+from pipeline.indices import index_of
 from pipeline.preflight.demo_world import demo_notice
 from pipeline.preflight.inputs import question_fields
 from pipeline.preflight.run import require
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
-from search.indexing.build import IndexReport, build_index
+from search.indexing.build import IndexReport, build_target, collection_at
 from search.indexing.chunking import Chunking, document_of
-from search.place import ChromaPlace
+from search.indexing.collection import Collection
+from search.indexing.faiss_folder import FaissFolder
 from search.sources.corpus import Corpus
 from search.sources.fields import Fields
-from search.store import iter_documents
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
@@ -73,9 +74,9 @@ def prepare_data(
     index = None
     if corpus is None and config.source is not None:
         corpus = corpus_of(config)
-    if corpus is None:
+    if corpus is None and config.index == "chroma":
         _adopt_index(config, embedder)
-    else:
+    elif corpus is not None:
         index = _build_index(config, corpus, embedder)
     prompts, chains = write_prompts(config, held_out, Embedder(embedder).plain_tokenizer(), about)
     out_dir = Path(config.out_dir)
@@ -97,17 +98,17 @@ def write_prompts(
 ) -> tuple[PrepareReport, dict[str, int] | None]:
     """Write the prompts of the configured index; returns them and its chains, None if not counted."""
 
-    place, collection = config.chroma.path, config.chroma.collection
+    index = index_of(config)
     chains = None
     if config.fit_hops:
         # Held-out documents too: a question may lead to them.
-        some = list(islice(iter_documents(place, collection), MEASURED + 1))
+        some = list(islice(index.documents(), MEASURED + 1))
         chains = chain_lengths(some) if len(some) <= MEASURED else None
         del some
     prompts = prepare_challenger_prompts(
         (
             entry
-            for entry in iter_documents(place, collection)
+            for entry in index.documents()
             if held_out.isdisjoint((entry[0], document_of(entry[0])))
             and (about is None or document_of(entry[0]) in about)
         ),
@@ -122,7 +123,7 @@ def write_prompts(
         max_turns=config.rollout.max_turns,
         heldout_rows=config.heldout_rows,
         seed=config.data.seed,
-        corpus_id=collection,
+        corpus_id=index.name,
         out_dir=Path(config.out_dir),
     )
     return prompts, chains
@@ -134,17 +135,16 @@ def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
     if adopted is not None:
         vectors = f"with vectors of {adopted.embedder}"
         say("index", f"adopted {adopted.chunks} records of another tool, {vectors}")
-        _announce_index(config.chroma.path)
+        _announce_index(config)
 
 
 def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> IndexReport:
     """Index the corpus."""
     try:
         with until_the_stop_time():
-            report = build_index(
+            report = build_target(
                 corpus,
-                config.chroma.path,
-                config.chroma.collection,
+                _target(config),
                 embedder,
                 replace=config.replace,
                 chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
@@ -152,10 +152,10 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
             )
     except OutOfTime:
         # What is embedded so far is in the journal next to it.
-        _announce_index(config.chroma.path)
+        _announce_index(config)
         raise
     say("index", str(report))
-    _announce_index(config.chroma.path)
+    _announce_index(config)
     return report
 
 
@@ -165,9 +165,16 @@ def corpus_of(config: DictConfig) -> Corpus:
     return Corpus(config.source, config.source_collection, fields, config.on_bad)
 
 
-def _announce_index(chroma_path: str) -> None:
-    if index := ChromaPlace.parse(chroma_path).folder:  # not a server's
-        announce(index)
+def _target(config: DictConfig) -> Collection | FaissFolder:
+    """The index to write."""
+    if config.index == "faiss":
+        return FaissFolder(Path(config.faiss.path).resolve(), config.indexing.kind)
+    return collection_at(config.chroma.path, config.chroma.collection)
+
+
+def _announce_index(config: DictConfig) -> None:
+    if folder := index_of(config).folder:  # not a server's
+        announce(folder)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from chromadb.errors import ChromaError
 from tqdm import tqdm
 
 from ops.files import publish
-from search.content import record_content
+from search.content import check_content, record_content
 from search.embedders import model_identity
 from search.indexing.journal import PROGRESS, IndexJournal, Row
 from search.place import DATABASE_FILE, ChromaPlace, StoreError, connect
-from search.store import BEING_WRITTEN, HNSW, CollectionInfo, collection_names
+from search.store import BEING_WRITTEN, HNSW, collection_names
+from search.stored_index import CollectionInfo
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
 """What the chunks and vectors of a collection depend on, apart from its documents: names in its metadata."""
@@ -48,6 +49,21 @@ class Collection:
     def __str__(self) -> str:
         return f"collection {self.name!r} in {self.place}"
 
+    @property
+    def folder(self) -> Path | None:
+        """The Chroma folder; None of a server."""
+        return self.place.folder
+
+    def is_as_asked(self) -> bool:
+        """There is one kind of collection."""
+        return True
+
+    def check_content(self) -> None:
+        """Raise StoreError if a folder's collection is damaged; what an earlier version built gets hashes."""
+        folder = self.place.folder
+        if folder is not None and not check_content(folder, self.name):
+            record_content(folder, self.name)
+
     def metadata(self) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata, None without one; raises StoreError for no Chroma."""
         folder = self.place.folder
@@ -73,27 +89,26 @@ class Collection:
                     yield key, str(metadata.get("doc_id", key)), metadata.get("doc_digest"), int(parts)
                 offset += len(ids)
 
+    def write_folder(
+        self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
+    ) -> None:
+        """Write the collection to `work` from the journal's vectors, and rename it to the target's folder.
 
-def write_folder(
-    target: Collection, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
-) -> None:
-    """Write the collection to `work` from the journal's vectors, and rename it to the target's folder.
-
-    With `update` the existing collection is changed where it differs, else it is written from scratch.
-    """
-    folder = target.place.folder
-    assert folder is not None
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here
-    if (folder / DATABASE_FILE).is_file():
-        with connect(folder) as client:
-            others = set(collection_names(client)) - {target.name}
-        if update or others:
-            shutil.copytree(folder, work)
-    stored = (journal.embedded(unit) for unit in range(units))
-    embedded = with_progress(stored, "writing", journal.chunk_count())
-    write(target, ChromaPlace.parse(work), journal, info, update, embedded)
-    record_content(work, target.name)
-    publish(work, folder)
+        With `update` the existing collection is changed where it differs, else it is written from scratch.
+        """
+        folder = self.place.folder
+        assert folder is not None
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here
+        if (folder / DATABASE_FILE).is_file():
+            with connect(folder) as client:
+                others = set(collection_names(client)) - {self.name}
+            if update or others:
+                shutil.copytree(folder, work)
+        stored = (journal.embedded(unit) for unit in range(units))
+        embedded = with_progress(stored, "writing", journal.chunk_count())
+        write(self, ChromaPlace.parse(work), journal, info, update, embedded)
+        record_content(work, self.name)
+        publish(work, folder)
 
 
 def write(
