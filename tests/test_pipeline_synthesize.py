@@ -711,10 +711,17 @@ def test_only_pairs_that_pass_the_other_gates_are_asked() -> None:
 
 @pytest.mark.slow("serves a second model")
 def test_pairs_that_the_served_solver_reads_otherwise_are_refused_and_its_answers_counted(
-    finished: Run, config: DictConfig, speaking_model: Path
+    finished: Run, config: DictConfig, speaking_model: Path, tmp_path: Path
 ) -> None:
+    # As if every other prompt's answer were one that the solver does not know.
+    header, *lines = (finished.folder / "samples.jsonl").read_text().splitlines(keepends=True)
+    other = [
+        line.replace("<answer>Vell<", "<answer>Tesk<") if json.loads(line)["prompt_index"] % 2 else line
+        for line in lines
+    ]
+    (tmp_path / "samples.jsonl").write_text("".join([header, *other]))
     config.gates.open_book, config.gates.open_book_model = True, str(speaking_model)
-    folder = judge_again(config, finished)
+    folder = judge_again(config, Run(tmp_path, ""))
     report = json.loads((folder / "report.json").read_text())
     reasons = re.findall(r"open_book: from what the challenger read", (folder / "rejects.jsonl").read_text())
     assert report["open_book"]["answers"] == report["gates"]["open_book"]["judged"] == report["pairs"]
