@@ -63,27 +63,17 @@ def _challenger_figures(steps: Steps) -> dict[str, float]:
 
 def _solver_figures(steps: Steps) -> dict[str, float]:
     """With the first and the last validation that have a score, if any has one."""
-    validated = [step for step in steps.values() if "drzero/val/em" in step]
     means = {
         "exact_match": "drzero/reward/em",
         "f1": "drzero/reward/f1",
         "searched_share": "drzero/rollout/searched_share",
     }
-    figures = _means(steps, means)
-    if validated:
-        first, last = validated[0], validated[-1]
-        figures["validation_exact_match_first"] = first["drzero/val/em"]
-        figures["validation_exact_match_last"] = last["drzero/val/em"]
-        figures["validation_questions"] = last["drzero/val/rows"]
-    if any("drzero/val/failed" in step for step in steps.values()):
-        figures["validation_failed"] = _sum(steps, "drzero/val/failed")
-    return figures
+    return _means(steps, means) | _validation_figures(steps, "exact_match", "drzero/val/em", "questions")
 
 
 def _environment_figures(steps: Steps) -> dict[str, float]:
     """Reward, its parts and tasks solved, with the first and the last validation that have a score."""
     trained = {number: step for number, step in steps.items() if is_training(step)}
-    validated = [step for step in steps.values() if "drzero/val/success" in step]
     means = {
         "reward": "drzero/reward/score",
         "solved_share": "drzero/reward/success",
@@ -93,11 +83,16 @@ def _environment_figures(steps: Steps) -> dict[str, float]:
     figures["undeclared_calls"] = _sum(trained, "drzero/environment/undeclared_calls")
     parts = dict.fromkeys(key for step in trained.values() for key in step if key.startswith(PARTS))
     figures |= _means(trained, {f"part_{key.removeprefix(PARTS)}": key for key in parts})
-    if validated:
-        first, last = validated[0], validated[-1]
-        figures["validation_solved_first"] = first["drzero/val/success"]
-        figures["validation_solved_last"] = last["drzero/val/success"]
-        figures["validation_rows"] = last["drzero/val/rows"]
+    return figures | _validation_figures(steps, "solved", "drzero/val/success", "rows")
+
+
+def _validation_figures(steps: Steps, score: str, key: str, rows: str) -> dict[str, float]:
+    """The metric `key` in the first and the last validation that have one, and the rows of the last."""
+    figures = {}
+    if validated := [step for step in steps.values() if key in step]:
+        figures[f"validation_{score}_first"] = validated[0][key]
+        figures[f"validation_{score}_last"] = validated[-1][key]
+        figures[f"validation_{rows}"] = validated[-1]["drzero/val/rows"]
     if any("drzero/val/failed" in step for step in steps.values()):
         figures["validation_failed"] = _sum(steps, "drzero/val/failed")
     return figures
