@@ -412,4 +412,5 @@ class TestTheNextIteration:
         }
         step = continued.lines("metrics/attempt_001.jsonl")[0]["data"]
         attempts = step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"]
-        assert result.tokens == step["perf/total_num_tokens"] + attempts > attempts > 0
+        # None where no question of the step was well formed, which is up to the tiny model.
+        assert result.tokens == step["perf/total_num_tokens"] + attempts > attempts
