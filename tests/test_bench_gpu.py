@@ -81,6 +81,7 @@ def test_pieces_of_an_engine_that_is_not_installed_are_left_out_by_name(
 
 
 @pytest.mark.slow("a run of three steps; the rest of the script is tested in the first tier")
+@pytest.mark.matrix
 @pytest.mark.timeout(900)
 def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path: Path, speaking_model: Path) -> None:
     gpu.prepare(tmp_path)

@@ -232,6 +232,7 @@ class TestKilledInAWrite:
         assert sum(part.attempts for part in parts(plane)) == len(parts(plane)) + 1
 
 
+@pytest.mark.matrix
 class TestOutOfMoney:
     def test_it_stops_at_a_complete_checkpoint_and_prints_what_to_raise(
         self, plane: ControlPlane, out_of_money: tuple[Done, list[dict[str, Any]]]
@@ -249,6 +250,7 @@ class TestOutOfMoney:
         assert sum(usd(call) for call in paid) <= limit
 
 
+@pytest.mark.matrix
 class TestAfterwards:
     def test_status_has_state_and_cost_of_the_launch(
         self, plane: ControlPlane, checkout: Path, out_of_money: object

@@ -21,6 +21,7 @@ from verl_ext.checkpoints import saved_step
 pytestmark = [
     pytest.mark.timeout(4 * RUN_LIMIT_S),
     pytest.mark.slow("a second witness of stages that test_modal_loop.py runs; four minutes"),
+    pytest.mark.matrix,
 ]
 
 SOLVER = "solver_iter1"

@@ -369,6 +369,7 @@ def continued(arguments: list[str], resumed: Run) -> Run:
 
 
 @pytest.mark.slow("a third start of the trainer: `killed` is a resumed run as well, `finished` has an export")
+@pytest.mark.matrix
 class TestFinishedAfterAFailure:
     def test_the_rerun_makes_the_step_that_is_left(self, resumed: Run) -> None:
         assert [line["step"] for line in resumed.lines("metrics/attempt_003.jsonl")] == [3]
@@ -388,6 +389,7 @@ class TestFinishedAfterAFailure:
 
 
 @pytest.mark.slow("a start of the trainer; test_pipeline_resume.py covers what is linked and refused")
+@pytest.mark.matrix
 class TestTheNextIteration:
     def test_it_keeps_counting(self, continued: Run) -> None:
         assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]

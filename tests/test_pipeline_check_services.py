@@ -279,6 +279,7 @@ def test_the_trainer_takes_a_row_of_its_own_and_no_question(tmp_path: Path) -> N
 
 
 @pytest.mark.slow("a start of the trainer; the hops are read above from what one leaves")
+@pytest.mark.matrix
 @pytest.mark.timeout(RUN_LIMIT_S)
 def test_one_prompt_goes_through_the_challengers_own_trainer_and_nothing_is_updated(
     prepared: Prepared, speaking_model: Path, tmp_path: Path

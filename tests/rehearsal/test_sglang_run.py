@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("machine.gpus=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"),
     ),
 }
-SHORT = ("challenger", "solver")
+SHORT = ("challenger",)
 
 
 @pytest.fixture(
