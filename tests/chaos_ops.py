@@ -192,6 +192,7 @@ def challenger(strike: Callable[[psutil.Process], None] | None, *overrides: str)
         run = folder / "tiny"
         arguments = [
             *("hardware=cpu", "model=demo-policy", f"base_model={world.speaking_model}"),
+            "hop_ratio=[4,3,2,1]",  # of the world's prompts
             *(f"paths.corpus={world.corpus}", f"paths.checkpoints={folder}", "run.name=tiny"),
             *("trainer.total_training_steps=2", "data.train_batch_size=4", *overrides),
         ]

@@ -123,7 +123,9 @@ def step_time(ctx: CheckContext) -> tuple[Range | None, str]:
     """The seconds of a step of a training stage, and their source; None if too little is known."""
     if (measured := _measured_steps(ctx.config)) is not None:
         return measured, "measured: the steps of an earlier start"
-    return _step(ctx), "assumed: no earlier run of this model, batch and machine"
+    parts = step_parts(ctx)
+    step = None if parts is None else sum(parts.values(), np.zeros(2))
+    return step, "assumed: no earlier run of this model, batch and machine"
 
 
 def _steps_done(ctx: CheckContext) -> int:
@@ -155,21 +157,25 @@ def _measured_steps(config: DictConfig) -> Range | None:
     return None
 
 
-def _step(ctx: CheckContext) -> Range | None:
+def step_parts(ctx: CheckContext) -> dict[str, Range] | None:
+    """The assumed seconds of a step by part, in sequence; None if the model is not known.
+
+    `rollouts` and `update` are of the policy, `attempts` of a challenger's solver, `rest` of everything else.
+    """
     config, data = ctx.config, ctx.config.data
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     solver = ctx.shape(config.solver.model_path)
     if shape is None:
         return None
     rows = data.train_batch_size * config.actor_rollout_ref.rollout.n
-    time = _generation(ctx, shape, rows * data.max_response_length, FILLED)
+    parts = {"rollouts": _generation(ctx, shape, rows * data.max_response_length, FILLED)}
     if config.method == "hrpo" and solver is not None:
         played = data.train_batch_size * config.solver.attempts * config.solver.max_context_tokens
-        time += _generation(ctx, solver, played, PLAYED)
+        parts["attempts"] = _generation(ctx, solver, played, PLAYED)
     per_weight = 8 if config.actor_rollout_ref.model.enable_gradient_checkpointing else 6
     tokens = TRAINED * rows * (data.max_prompt_length + data.max_response_length)
-    time += per_weight * shape.parameters * tokens / _speed(ctx, TRAINING, CPU_TRAINING)
-    return time + (OVERHEAD_S if ctx.machine.gpu else CPU_OVERHEAD_S)
+    parts["update"] = per_weight * shape.parameters * tokens / _speed(ctx, TRAINING, CPU_TRAINING)
+    return parts | {"rest": OVERHEAD_S if ctx.machine.gpu else CPU_OVERHEAD_S}
 
 
 def _generation(ctx: CheckContext, shape: ModelShape, tokens: float, share: Range) -> Range:
