@@ -264,6 +264,7 @@ def killed(arguments: list[str], cut: Run) -> Run:
 @pytest.mark.slow(
     "a start of the trainer: test_pipeline_training.py and the loop's own stop time in the first"
 )
+@pytest.mark.matrix
 class TestOutOfTime:
     def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(self, cut: Run) -> None:
         assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
@@ -291,6 +292,7 @@ class TestOutOfTime:
 
 
 @pytest.mark.slow("a second start; test_pipeline_resume.py covers what is read, linked and refused")
+@pytest.mark.matrix
 class TestResumed:
     def test_a_rerun_resumes_after_the_last_step(self, killed: Run) -> None:
         assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
@@ -333,6 +335,7 @@ class TestResumed:
 
 
 @pytest.mark.slow("in the run that resumes; test_ops_faults.py ends services in the first tier")
+@pytest.mark.matrix
 class TestAKilledService:
     def test_a_killed_service_ends_the_run_with_its_name_and_log(self, killed: Run) -> None:
         assert killed.code == 1, killed.err[-3000:]

@@ -237,7 +237,6 @@ def cut(arguments: list[str], alone: Run) -> Run:
 
 
 @again
-@pytest.mark.matrix
 def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut: Run) -> None:
     assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
     reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
@@ -248,7 +247,6 @@ def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut
 
 
 @again
-@pytest.mark.matrix
 def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(cut: Run) -> None:
     assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
     assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
@@ -256,13 +254,11 @@ def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(cut:
 
 
 @again
-@pytest.mark.matrix
 def test_what_was_whole_by_then_was_announced(cut: Run) -> None:
     assert announced(cut.folder) == ["dumps/step_0001.jsonl", "global_step_1"]
 
 
 @again
-@pytest.mark.matrix
 def test_it_is_no_failure_to_drzero_diagnose(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(cut.folder)]) == 0
     assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
@@ -271,7 +267,6 @@ def test_it_is_no_failure_to_drzero_diagnose(cut: Run, capsys: pytest.CaptureFix
 
 
 @again
-@pytest.mark.matrix
 def test_the_validation_of_its_step_has_not_been_waited_for(cut: Run) -> None:
     steps = read_metrics(cut.folder)
     assert ["drzero/val/em" in steps[step] for step in (0, 1)] == [True, False]
@@ -287,7 +282,6 @@ def resumed(arguments: list[str], cut: Run) -> Run:
 
 
 @again
-@pytest.mark.matrix
 def test_a_rerun_makes_the_steps_that_are_left_and_no_other(resumed: Run) -> None:
     steps = [line["step"] for line in resumed.lines("metrics/attempt_002.jsonl")]
     assert steps == [1, 2]  # the first is the validation that the cut has put off
@@ -295,14 +289,12 @@ def test_a_rerun_makes_the_steps_that_are_left_and_no_other(resumed: Run) -> Non
 
 
 @again
-@pytest.mark.matrix
 def test_the_validation_that_the_cut_put_off_is_made_up_for(resumed: Run) -> None:
     steps = read_metrics(resumed.folder)
     assert [steps[step]["drzero/val/rows"] for step in (0, 1, 2)] == [VALIDATION] * 3
 
 
 @again
-@pytest.mark.matrix
 def test_a_run_in_two_parts_draws_the_data_of_the_uncut_one(alone: Run, resumed: Run) -> None:
     assert dumped_order(resumed, (1, 2)) == dumped_order(alone, (1, 2))
 
@@ -314,13 +306,11 @@ def results(folder: Path) -> set[str]:
 
 
 @again
-@pytest.mark.matrix
 def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(alone: Run, resumed: Run) -> None:
     assert results(resumed.folder) == results(alone.folder)
 
 
 @again
-@pytest.mark.matrix
 def test_the_second_part_announces_its_own_then_the_result_and_at_last_the_page(resumed: Run) -> None:
     ours = ["dumps/step_0002.jsonl", "global_step_2", "result.json", "report.html"]
     assert announced(resumed.folder)[2:] == ours
