@@ -16,11 +16,11 @@ import httpx
 import numpy as np
 
 from search.indexing.chunking import Chunk
-from search.indexing.collection import Collection, write, write_folder
+from search.indexing.collection import Collection, write
 from search.indexing.journal import IndexJournal
 from search.place import ChromaPlace, connect
 from search.sources.corpus import Corpus
-from search.store import CollectionInfo
+from search.stored_index import CollectionInfo
 
 DIMENSION = 8
 NAME = "wiki"
@@ -101,7 +101,7 @@ def written_index(place: ChromaPlace | Path | str, texts: Sequence[str], vectors
             done += len(rows)
         info = replace(collection_info("version", len(texts)), dimension=vectors.shape[1])
         if target.place.folder:
-            write_folder(target, journal, info, False, units, path.parent / "chroma")
+            target.write_folder(journal, info, False, units, path.parent / "chroma")
         else:
             write(
                 target, target.place, journal, info, False, (journal.embedded(unit) for unit in range(units))

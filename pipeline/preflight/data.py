@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from data.parquet_io import read_parquet
+from pipeline.indices import index_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, PreflightFailed, error, note, warning
 from search.embedders import model_identity
@@ -201,9 +202,12 @@ def count_too_long(
 
 
 def check_source(ctx: CheckContext) -> Iterator[Finding]:
-    """Without a source to index there must be a collection: one of ours, or one to adopt."""
-    chroma, source = ctx.config.chroma, ctx.config.source
-    if source is not None:
+    """Without a source there must be an index: one that can be served, or a collection to adopt."""
+    chroma = ctx.config.chroma
+    if ctx.config.source is not None:
+        return
+    if ctx.config.index == "faiss":
+        yield from check_index(ctx)
         return
     with connect(chroma.path) as client:
         foreign = is_foreign(get_collection(client, chroma.path, chroma.collection).metadata)
@@ -218,13 +222,12 @@ def check_source(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_index(ctx: CheckContext) -> Iterator[Finding]:
-    """The collection must exist and be built with the embedder that will serve it."""
-    chroma, embedder = ctx.config.chroma, ctx.config.retrieval.embedder
-    built = ctx.collection_info().embedder
-    if model_identity(built) != model_identity(embedder):
+    """The index must exist and be built with the embedder that will serve it, if it records which."""
+    index, embedder = index_of(ctx.config), ctx.config.retrieval.embedder
+    built = ctx.index_info().embedder
+    if built and model_identity(built) != model_identity(embedder):
         yield error(
             "retrieval.embedder",
-            f"collection {chroma.collection!r} in {chroma.path} was built with {built}, but "
-            f"retrieval.embedder is {embedder}",
+            f"{index} was built with {built}, but retrieval.embedder is {embedder}",
             f"set retrieval.embedder={built}, or reindex the corpus",
         )

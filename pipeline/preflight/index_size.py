@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from ops.resources.cgroup import memory_limit
 from ops.resources.gpu import gpus_here
+from pipeline.indices import index_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.cost import hours
 from pipeline.preflight.finding import Finding, error, refusal
@@ -37,10 +38,10 @@ GPU_SHARES = (0.3, 0.05)
 
 def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
     """The index must fit the memory of the machine that serves it; a Chroma server has one of its own."""
-    place, host_gib = ctx.config.chroma.path, ctx.machine.host_gib
-    if ChromaPlace.parse(place).folder is None or host_gib is None:
+    host_gib = ctx.machine.host_gib
+    if index_of(ctx.config).folder is None or host_gib is None:
         return
-    info = ctx.collection_info()
+    info = ctx.index_info()
     needed_gib = IndexSize(info.chunks, info.dimension, 0).serving_bytes / GIB
     if needed_gib / FACTOR > host_gib:
         why = (

@@ -1,4 +1,4 @@
-"""The Chroma index and the retrieval service over it."""
+"""The index, in Chroma or FAISS, and the retrieval service over it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ MAX_TOPK = 100
 
 @dataclass
 class Chroma:
-    """The Chroma index that the retrieval service serves."""
+    """The Chroma index that the retrieval service serves, with index=chroma."""
 
     path: str = key(
         "${paths.corpus}/chromadb",
@@ -19,6 +19,35 @@ class Chroma:
         "CHROMA_API_KEY.",
     )
     collection: str = key("corpus", "The collection in it.", results=CONVERSING)
+
+
+@dataclass
+class Faiss:
+    """The FAISS index that the retrieval service serves, with index=faiss."""
+
+    path: str = key(
+        "${paths.corpus}/faiss",
+        "The index: a folder, as prepare-data builds it, or a file of FAISS such as e5_Flat.index, whose row "
+        "i is line i of its corpus.",
+    )
+    corpus: str | None = key(
+        None,
+        "The JSONL of its passages, a line each: {id, contents}, or {id, title, text}; null is the one next "
+        "to the index.",
+    )
+    ef_search: int = key(
+        256, "Candidates that a query inspects in an HNSW index: more find more.", low=1, results=CONVERSING
+    )
+    nprobe: int = key(
+        64, "Lists that a query inspects in an IVF index: more find more.", low=1, results=CONVERSING
+    )
+    device: str = key(
+        "cpu",
+        "Where it is searched. cuda or cuda:N moves a flat or IVF index to that GPU if FAISS is built for "
+        "GPUs (faiss-gpu in place of faiss-cpu) and the index fits what is free there; else it stays on the "
+        "CPU, and the service's log says why.",
+        pattern=(r"cpu|cuda(:\d+)?", "cpu, cuda or cuda:N"),
+    )
 
 
 @dataclass
@@ -40,7 +69,8 @@ class Retrieval:
     deadline_s: Number = key(60, "Seconds before a search counts as failed, retries included.", above=0)
     embedder: str = key(
         "intfloat/e5-large-v2",
-        "Embedding model; it must be the one the index was built with.",
+        "Embedding model; it must be the one the index was built with, which an index of another tool does "
+        "not record.",
         results=CONVERSING,
     )
     device: str = key(

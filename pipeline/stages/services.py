@@ -52,14 +52,14 @@ def _port(asked: int | None, usual: int, host: str, other: int | None) -> int:
 
 
 def retrieval_spec(config: DictConfig) -> ServiceSpec:
-    """The retrieval service over the run's collection."""
+    """The retrieval service over the run's index."""
     retrieval = config.retrieval
     url = f"http://{retrieval.host}:{retrieval.port}"
     return ServiceSpec(
         name="retrieval",
         command=(
             *_module("search.server"),
-            *("--chroma-path", config.chroma.path, "--collection", config.chroma.collection),
+            *_index_words(config),
             *("--embedder", retrieval.embedder, "--device", retrieval.device),
             *("--encoders", str(retrieval.encoders), "--threads", str(retrieval.threads)),
             *("--max-batch", str(retrieval.max_batch), "--window-ms", str(retrieval.window_ms)),
@@ -78,6 +78,19 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
         startup_budget_s=retrieval.startup_budget_s,
         restarts=retrieval.restarts,
         env=process_env(config),
+    )
+
+
+def _index_words(config: DictConfig) -> tuple[str, ...]:
+    """The index that the retrieval service opens."""
+    if config.index == "chroma":
+        return ("--chroma-path", config.chroma.path, "--collection", config.chroma.collection)
+    faiss = config.faiss
+    return (
+        *("--faiss-path", faiss.path, "--lines-folder", config.paths.corpus),
+        *(["--faiss-corpus", faiss.corpus] if faiss.corpus else []),
+        *("--ef-search", str(faiss.ef_search), "--nprobe", str(faiss.nprobe)),
+        *("--faiss-device", faiss.device),
     )
 
 

@@ -17,14 +17,8 @@ from search.content import record_content
 from search.embedders import Embedder, EmbedderSpec
 from search.place import ChromaPlace, StoreError, connect
 from search.sources.document import Document
-from search.store import (
-    BEING_WRITTEN,
-    SAME_VECTOR_COSINE,
-    CollectionInfo,
-    get_collection,
-    iter_documents,
-    passage_text,
-)
+from search.store import BEING_WRITTEN, get_collection, iter_documents
+from search.stored_index import SAME_VECTOR_COSINE, CollectionInfo, passage_text
 
 SAMPLE = 100
 _UNIT = 1e-3

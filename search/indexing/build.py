@@ -40,23 +40,17 @@ from typing import Any
 from tqdm import tqdm
 
 from ops.files import recover, sole_writer, work_folder
-from search.content import check_content, record_content
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.chunking import Chunk, Chunker, Chunking
-from search.indexing.collection import (
-    Collection,
-    Embedded,
-    settings_of,
-    with_progress,
-    write,
-    write_folder,
-)
+from search.indexing.collection import Collection, Embedded, settings_of, with_progress, write
+from search.indexing.faiss_folder import FaissFolder
 from search.indexing.journal import PROGRESS, Changes, IndexJournal, Survey
 from search.indexing.size import IndexSize, Planned
 from search.place import ChromaPlace, StoreError
 from search.sources.corpus import Corpus
 from search.sources.document import Document
-from search.store import BEING_WRITTEN, DRAWS, SCHEMA_VERSION, CollectionInfo
+from search.store import BEING_WRITTEN
+from search.stored_index import SCHEMA_VERSION, CollectionInfo
 
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256
@@ -122,11 +116,32 @@ def build_index(
     EmbedderError for a model that cannot be loaded, AlreadyWriting if another build is writing the index, and
     StoreError if `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
     """
-    started = time.monotonic()
+    target = collection_at(chroma_path, collection)
+    return build_target(
+        source, target, embedder, replace=replace, chunking=chunking, workers=workers, judge=judge
+    )
+
+
+def collection_at(chroma_path: ChromaPlace | Path | str, collection: str) -> Collection:
+    """Return the collection to write; raises StoreError for what is no Chroma's address."""
     place = ChromaPlace.parse(chroma_path)
     if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
         place = changed(place, folder=place.folder.resolve())
-    target = Collection(place, collection)
+    return Collection(place, collection)
+
+
+def build_target(
+    source: Corpus | Path | str,
+    target: Collection | FaissFolder,
+    embedder: EmbedderSpec,
+    *,
+    replace: bool = False,
+    chunking: Chunking | None = None,
+    workers: int = 1,
+    judge: Callable[[Planned], object] | None = None,
+) -> IndexReport:
+    """Index a corpus in either back end, as `build_index` does in Chroma; raises the same."""
+    started = time.monotonic()
     with _work_folder(target) as folder:
         # With several workers this model is used for its tokenizer only.
         encoder = Embedder(embedder if workers == 1 else changed(embedder, device="cpu"))
@@ -144,18 +159,17 @@ def build_index(
 
 
 @contextmanager
-def _work_folder(target: Collection) -> Iterator[Path]:
+def _work_folder(target: Collection | FaissFolder) -> Iterator[Path]:
     """Yield the folder to work in: for a folder next to it, and kept if the build fails after embedding.
 
     A server's collection holds the finished units itself, so that a temporary folder is enough.
     """
-    place = target.place
-    if place.folder is None:
+    if target.folder is None:
         with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
             yield Path(temporary)
         return
-    with work_folder(place.folder) as folder:
-        recover(place.folder)
+    with work_folder(target.folder) as folder:
+        recover(target.folder)
         try:
             yield folder
         except BaseException:
@@ -173,7 +187,7 @@ class _Build:
     """One run: survey, compare, split, embed, write."""
 
     corpus: Corpus
-    target: Collection
+    target: Collection | FaissFolder
     spec: EmbedderSpec
     encoder: Embedder
     chunking: Chunking
@@ -197,15 +211,16 @@ class _Build:
             version = hashlib.sha256(content.encode()).hexdigest()
             is_alike = settings_of(existing or {}) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
-            if info and is_alike and info.version == version:
+            if info and is_alike and info.version == version and self.target.is_as_asked():
                 return IndexReport(info, False, surveyed, time.monotonic() - started)
             # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
             changes = self._compare(journal, existing, is_alike, version, replace)
             chunker = Chunker(encoder, chunking)
             if dropped := journal.use_settings(settings_of(settings)):
                 print(f"dropped {dropped} chunks that a run with another model or chunk size had embedded")
+            known = self._reuse(journal, changes)
             self._split(journal, chunker)
-            resumed, chunks = journal.vector_count(), journal.chunk_count()
+            resumed, chunks = journal.vector_count() - known, journal.chunk_count()
             info = CollectionInfo(
                 **settings,
                 dimension=encoder.dimension,
@@ -215,32 +230,32 @@ class _Build:
                 chunks=chunks + journal.kept_chunk_count(),
                 version=version,
                 # Chunks that stay have none if an earlier version wrote them.
-                draws=DRAWS if changes is None else (existing or {}).get("draws", 0),
+                draws=self.target.draws if changes is None else (existing or {}).get("draws", 0),
             )
-            if self.judge and resumed < chunks:
+            missing = chunks - resumed - known
+            if self.judge and missing:
                 self.judge(self._planned(journal, info, folder / JOURNAL))
             units, update = journal.make_units(), changes is not None
-            embedded = with_progress(self._embed(journal, units), "embedding", chunks - resumed)
-            if self.target.place.folder is None:
+            embedded = with_progress(self._embed(journal, units), "embedding", missing)
+            if isinstance(self.target, Collection) and self.target.folder is None:
                 write(self.target, self.target.place, journal, info, update, embedded)
             else:
                 for rows, vectors in embedded:
                     journal.add_vectors(rows, vectors)
-                write_folder(self.target, journal, info, update, units, folder / "chroma")
+                self.target.write_folder(journal, info, update, units, folder / "index")
         seconds = time.monotonic() - started
-        return IndexReport(info, True, surveyed, seconds, changes, chunks - resumed, resumed)
+        return IndexReport(info, True, surveyed, seconds, changes, missing, resumed)
 
     def _whole(self, replace: bool) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata; None without one, or to `replace` a damaged one.
 
         Raises StoreError for a damaged one otherwise. What an earlier version built gets its hashes recorded.
         """
-        existing, folder = self.target.metadata(), self.target.place.folder
-        if folder is None or CollectionInfo.from_metadata(existing) is None:
+        existing = self.target.metadata()
+        if CollectionInfo.from_metadata(existing) is None:
             return existing
         try:
-            if not check_content(folder, self.target.name):
-                record_content(folder, self.target.name)
+            self.target.check_content()
         except StoreError:
             if not replace:
                 raise
@@ -270,11 +285,19 @@ class _Build:
             )
         if not replace:
             raise StoreError(
-                f"{self.target.place} already holds a collection {self.target.name!r} {why}: set "
-                "replace=true (or --replace) to rebuild it, or choose another collection name"
+                f"{self.target} exists already and is {why}: set replace=true (or --replace) to rebuild it, "
+                "or choose another name or folder"
             )
         journal.forget_existing()
         return None
+
+    def _reuse(self, journal: IndexJournal, changes: Changes | None) -> int:
+        """Have the journal hold what is not changed in place; return how many vectors the index gave it."""
+        if changes is None or isinstance(self.target, Collection):
+            return 0
+        count = journal.reuse(self.target.embedded())
+        journal.forget_existing()
+        return count
 
     def _split(self, journal: IndexJournal, chunker: Chunker) -> None:
         """Split the documents that are not in the journal yet; one at a time is in memory."""

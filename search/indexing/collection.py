@@ -12,19 +12,22 @@ from chromadb.errors import ChromaError
 from tqdm import tqdm
 
 from ops.files import publish
-from search.content import record_content
+from search.content import check_content, record_content
 from search.embedders import model_identity
 from search.indexing.journal import PROGRESS, IndexJournal, Row
 from search.place import DATABASE_FILE, ChromaPlace, StoreError, connect
 from search.store import (
     BEING_WRITTEN,
+    DRAW,
+    DRAWS,
     HNSW,
     SYNC_THRESHOLD,
-    CollectionInfo,
     collection_names,
+    draw_of,
     set_sync_threshold,
     sync_threshold,
 )
+from search.stored_index import CollectionInfo
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
 """What the chunks and vectors of a collection depend on, apart from its documents: names in its metadata."""
@@ -56,6 +59,26 @@ class Collection:
     def __str__(self) -> str:
         return f"collection {self.name!r} in {self.place}"
 
+    @property
+    def folder(self) -> Path | None:
+        """The Chroma folder; None of a server."""
+        return self.place.folder
+
+    @property
+    def draws(self) -> int:
+        """The `CollectionInfo.draws` of a collection that is written from scratch."""
+        return DRAWS
+
+    def is_as_asked(self) -> bool:
+        """There is one kind of collection."""
+        return True
+
+    def check_content(self) -> None:
+        """Raise StoreError if a folder's collection is damaged; what an earlier version built gets hashes."""
+        folder = self.place.folder
+        if folder is not None and not check_content(folder, self.name):
+            record_content(folder, self.name)
+
     def metadata(self) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata, None without one; raises StoreError for no Chroma."""
         folder = self.place.folder
@@ -81,30 +104,29 @@ class Collection:
                     yield key, str(metadata.get("doc_id", key)), metadata.get("doc_digest"), int(parts)
                 offset += len(ids)
 
+    def write_folder(
+        self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
+    ) -> None:
+        """Write the collection to `work` from the journal's vectors, and rename it to the target's folder.
 
-def write_folder(
-    target: Collection, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
-) -> None:
-    """Write the collection to `work` from the journal's vectors, and rename it to the target's folder.
-
-    With `update` the existing collection is changed where it differs, else it is written from scratch.
-    """
-    folder = target.place.folder
-    assert folder is not None
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here
-    if (folder / DATABASE_FILE).is_file():
-        with connect(folder) as client:
-            others = set(collection_names(client)) - {target.name}
-        if update or others:
-            shutil.copytree(folder, work)
-    stored = (journal.embedded(unit) for unit in range(units))
-    embedded = with_progress(stored, "writing", journal.chunk_count())
-    write(target, ChromaPlace.parse(work), journal, info, update, embedded)
-    # Opened once more, it writes what was waiting for its threshold: else each service would insert it.
-    with connect(work) as client:
-        client.get_collection(target.name, embedding_function=None).get(limit=1, include=["embeddings"])
-    record_content(work, target.name)
-    publish(work, folder)
+        With `update` the existing collection is changed where it differs, else it is written from scratch.
+        """
+        folder = self.place.folder
+        assert folder is not None
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here
+        if (folder / DATABASE_FILE).is_file():
+            with connect(folder) as client:
+                others = set(collection_names(client)) - {self.name}
+            if update or others:
+                shutil.copytree(folder, work)
+        stored = (journal.embedded(unit) for unit in range(units))
+        embedded = with_progress(stored, "writing", journal.chunk_count())
+        write(self, ChromaPlace.parse(work), journal, info, update, embedded)
+        # Opened once more, it writes what was waiting for its threshold: else each service would insert it.
+        with connect(work) as client:
+            client.get_collection(self.name, embedding_function=None).get(limit=1, include=["embeddings"])
+        record_content(work, self.name)
+        publish(work, folder)
 
 
 def write(
@@ -148,7 +170,7 @@ def write(
                     ids=[row.id for row in some_rows],
                     embeddings=vectors[start : start + page],
                     documents=[row.text for row in some_rows],
-                    metadatas=[row.metadata() for row in some_rows],
+                    metadatas=[row.metadata() | {DRAW: draw_of(row.id)} for row in some_rows],
                 )
         if (written := handle.count()) != info.chunks:
             raise StoreError(
