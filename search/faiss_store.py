@@ -180,7 +180,8 @@ class FaissStore:
                 ]
                 for found, of_them in zip(rows, scores, strict=True)
             ]
-        except (StoreError, OSError, RuntimeError) as error:  # FAISS's own are RuntimeErrors
+        # FAISS raises RuntimeErrors; a file that another thread has just opened anew gives a ValueError.
+        except (StoreError, OSError, RuntimeError, ValueError) as error:
             raise StoreUnavailable(f"the index at {self.files} failed: {error}") from error
 
     def passages_of(self, ids: Collection[str]) -> dict[str, str]:
