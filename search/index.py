@@ -2,6 +2,7 @@
 
     python -m search.index --source corpus.jsonl --chroma-path chromadb --collection wiki --embedder
     packaged-minilm
+    python -m search.index --source corpus.jsonl --chroma-path chromadb --collection wiki --shards 4
     python -m search.index --source corpus.jsonl --faiss-path faiss --kind hnsw
 
 The source is what `search.sources.corpus` reads: files, folders and globs of tables and texts, a data set of
@@ -16,10 +17,10 @@ from pathlib import Path
 
 from ops.errors import UserError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
-from search.indexing.build import build_target, collection_at
 from search.indexing.chunking import Chunking
 from search.indexing.collection import Collection
 from search.indexing.faiss_folder import KINDS, FaissFolder
+from search.indexing.shards import Shards, build, chroma_target
 from search.sources.corpus import Corpus
 
 
@@ -32,9 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--source", required=True, help="corpus: a file, folder or glob, a data set of the hub, or a Chroma")
     add("--source-collection", help="collection to read, if the source is a Chroma with several")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--chroma-path", help="Chroma folder or server address to build in or update")
+    chroma_help = "Chroma folder or server address to build in or update; with --shards also several"
+    where.add_argument("--chroma-path", nargs="+", help=chroma_help)
     where.add_argument("--faiss-path", type=Path, help="folder of a FAISS index to build or update")
     add("--collection", help="name of the collection, in a Chroma")
+    add("--shards", type=int, default=1, help="collections that it is divided into (default: %(default)s)")
+    add("--writers", type=int, default=Shards.writers, help="shards inserted at once (default: %(default)s)")
     add("--kind", choices=KINDS, default=KINDS[0], help="of a FAISS index (default: %(default)s)")
     embedder_help = f"hub id, folder or {PACKAGED_EMBEDDER} (default: %(default)s)"
     add("--embedder", default=DEFAULT_EMBEDDER, help=embedder_help)
@@ -52,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("a Chroma has collections: name one with --collection")
     try:
         if args.faiss_path is not None:
-            target: Collection | FaissFolder = FaissFolder(args.faiss_path.resolve(), args.kind)
+            target: Collection | FaissFolder | Shards = FaissFolder(args.faiss_path.resolve(), args.kind)
         else:
-            target = collection_at(args.chroma_path, args.collection)
-        report = build_target(
+            target = chroma_target(args.chroma_path, args.collection, args.shards, args.writers)
+        report = build(
             Corpus(args.source, args.source_collection),
             target,
             EmbedderSpec(args.embedder, args.device),

@@ -1,6 +1,7 @@
 """The retrieval server: Search-R1's wire format over a Chroma collection or a FAISS index.
 
     python -m search.server --chroma-path chromadb --collection wiki --port 8000
+    python -m search.server --chroma-path http://one:8000 http://two:8000 --collection wiki --shards 4
     python -m search.server --faiss-path e5_Flat.index --faiss-corpus wiki-18.jsonl --embedder …/e5-base-v2
 
 Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canary query has been answered),
@@ -50,7 +51,7 @@ from search.serving.connections import Connection
 from search.serving.encoders import EncoderPool, PooledEmbedder
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
-from search.store import ChromaIndex
+from search.sharded_store import chroma_index
 from search.stored_index import Index, StoredIndex
 from search.wire import TOKEN_VARIABLE, read_token
 
@@ -198,10 +199,13 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "--chroma-path", help="Chroma folder, as built by search.index, or http(s)://host:port"
+        "--chroma-path",
+        nargs="+",
+        help="Chroma folder, as built by search.index, or http(s)://host:port; of shards also several",
     )
     which.add_argument("--faiss-path", help="FAISS index: a file, or a folder as built by search.index")
     add("--collection", help="collection of the Chroma to serve")
+    add("--shards", type=_at_least(1), default=1, help="shards of the collection (default: %(default)s)")
     add("--faiss-corpus", help="JSONL of the index's passages (default: the one next to it)")
     add("--lines-folder", type=Path, help="where its line offsets go if its own folder is read-only")
     add(
@@ -240,7 +244,7 @@ def index_of(args: argparse.Namespace) -> Index:
     if args.faiss_path is None:
         if args.collection is None:
             raise StoreError("a Chroma has collections: name one with --collection")
-        return ChromaIndex(args.chroma_path, args.collection)
+        return chroma_index(args.chroma_path, args.collection, args.shards)
     from search.faiss_store import FaissIndex  # an index of Chroma needs no FAISS
 
     return FaissIndex(

@@ -35,7 +35,16 @@ from chromadb.errors import NotFoundError, RateLimitError
 from search.content import check_content
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
-from search.place import DATABASE_FILE, ChromaPlace, check_files, connect, no_chroma, plain
+from search.place import (
+    DATABASE_FILE,
+    ChromaPlace,
+    check_files,
+    connect,
+    no_chroma,
+    other_shards,
+    plain,
+    shard_counts,
+)
 from search.stored_index import (
     DISTANCE,
     SAME_VECTOR_COSINE,
@@ -110,8 +119,11 @@ def get_collection(client: ClientAPI, place: ChromaPlace | Path | str, name: str
     try:
         return client.get_collection(name, embedding_function=None)
     except NotFoundError:
-        names = ", ".join(collection_names(client)) or "none"
-        raise StoreError(f"no collection {name!r} in {place}: it holds {names}") from None
+        names = collection_names(client)
+        if found := shard_counts(names, name):
+            raise other_shards(f"{name!r} in {place}", min(found), 1) from None
+        holds = ", ".join(names) or "none"
+        raise StoreError(f"no collection {name!r} in {place}: it holds {holds}") from None
 
 
 def iter_documents(
@@ -133,22 +145,27 @@ def iter_documents(
         while some := handle.get(include=[], limit=batch, offset=offset)["ids"]:
             database.executemany("INSERT INTO ids VALUES (?)", ((key,) for key in some))
             offset += len(some)
-        ids = (key for (key,) in database.execute("SELECT id FROM ids ORDER BY id"))
-        yield from _documents(handle, ids, batch)
+        ids = ((key, 0) for (key,) in database.execute("SELECT id FROM ids ORDER BY id"))
+        yield from _documents([handle], ids, batch)
 
 
-def _documents(handle: chromadb.Collection, ids: Iterator[str], batch: int) -> Iterator[tuple[str, str, str]]:
-    """Yield (id, title, text) of these records in their order, read in batches."""
-    while wanted := list(islice(ids, batch)):
-        page = handle.get(ids=wanted, include=["documents", "metadatas"])
-        rows = zip(page["ids"], page["metadatas"] or [], page["documents"] or [], strict=True)
-        by_id = {key: (metadata, text) for key, metadata, text in rows}
-        if lost := set(wanted) - by_id.keys():
-            raise StoreNotReady(
-                f"collection {handle.name!r} is damaged: it lacks {min(lost)!r}. Build it again"
-            )
-        for key in wanted:
-            metadata, text = by_id[key]
+def _documents(
+    handles: Sequence[chromadb.Collection], records: Iterator[tuple[str, int]], batch: int
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (id, title, text) of records in their order, read in batches: id, and which collection has it."""
+    while wanted := list(islice(records, batch)):
+        found: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
+        for number in {number for _, number in wanted}:
+            ids = [key for key, its_number in wanted if its_number == number]
+            page = handles[number].get(ids=ids, include=["documents", "metadatas"])
+            rows = zip(page["ids"], page["metadatas"] or [], page["documents"] or [], strict=True)
+            found |= {key: (metadata, text) for key, metadata, text in rows}
+            if lost := set(ids) - found.keys():
+                raise StoreNotReady(
+                    f"collection {handles[number].name!r} is damaged: it lacks {min(lost)!r}. Build it again"
+                )
+        for key, _ in wanted:
+            metadata, text = found[key]
             yield key, _title(metadata), text or ""
 
 
@@ -166,20 +183,33 @@ def draw_documents(
     cost little in a collection of any size. As ids are hashed, any of them is as likely as another to be
     among the first. The order is the same in a folder and on a server.
     """
-    place, rng = ChromaPlace.parse(place), random.Random(f"{seed}/draws")
+    return draw_from([(ChromaPlace.parse(place), collection)], seed)
+
+
+def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iterator[tuple[str, str, str]]:
+    """Yield the documents of several collections, in the order that one with all of them would give."""
+    rng = random.Random(f"{seed}/draws")
     draws = rng.sample(range(DRAWS), DRAWS)
-    page = 2 * _DRAWN_IDS if place.folder else _SERVER_PAGE
-    with connect(place) as client:
-        handle = get_collection(client, place, collection)
-        together = min(max(DRAWS * _DRAWN_IDS // max(handle.count(), 1), 1), _DRAWN_TOGETHER)
+    pages = [2 * _DRAWN_IDS if place.folder else _SERVER_PAGE for place, _ in collections]
+    with ExitStack() as stack:
+        handles = [
+            get_collection(stack.enter_context(connect(place)), place, name) for place, name in collections
+        ]
+        records = sum(handle.count() for handle in handles)
+        together = min(max(DRAWS * _DRAWN_IDS // max(records, 1), 1), _DRAWN_TOGETHER)
         for start in range(0, DRAWS, together):
-            ids = _with_draws(handle, draws[start : start + together], page)
-            rng.shuffle(ids)
-            yield from _documents(handle, iter(ids), _SERVER_PAGE)
+            some = draws[start : start + together]
+            found = sorted(
+                (key, number)
+                for number, handle in enumerate(handles)
+                for key in _with_draws(handle, some, pages[number])
+            )
+            rng.shuffle(found)
+            yield from _documents(handles, iter(found), _SERVER_PAGE)
 
 
 def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> list[str]:
-    """The ids of the records that have these draws, sorted."""
+    """The ids of the records that have these draws."""
     found: list[str] = []
     asked: Any = {DRAW: {"$in": draws}}
     is_last = False
@@ -187,7 +217,7 @@ def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> lis
         some = handle.get(where=asked, limit=page, offset=len(found), include=[])["ids"]
         found += some
         is_last = len(some) < page
-    return sorted(found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -216,8 +246,15 @@ class ChromaIndex:
         return f"collection {self.collection!r} in {self.path}"
 
     def open(self) -> "Store":
-        """Open it; raises StoreError if it or its Chroma is missing, or it was not built by us."""
-        return Store(ChromaPlace.parse(self.path), self.collection)
+        """Open it; raises StoreError if it or its Chroma is missing, it was not built by us or is a shard."""
+        store = Store(ChromaPlace.parse(self.path), self.collection)
+        if shard := store.info.shard:
+            store.close()
+            raise StoreError(
+                f"{self} is shard {shard} of an index, and answers for a part of it: open the whole "
+                f"(chroma.shards={shard.rpartition('/')[2]}, and chroma.path as it was built)"
+            )
+        return store
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
         """Yield (id, title, text) of every document, sorted by id; raises StoreError."""

@@ -25,6 +25,9 @@ SCHEMA_VERSION = 3
 DISTANCE: Literal["cosine"] = "cosine"
 # The same text through the same weights differs by precision only (fp16 against fp32: about 1e-3).
 SAME_VECTOR_COSINE = 0.99
+_OF_A_SHARD = ("shard", "whole")
+_LATER = ("draws", *_OF_A_SHARD)
+"""What the metadata of a collection need not have."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +53,22 @@ class CollectionInfo:
     draws: int = 0
     """`search.store.DRAWS` if each record of a Chroma has its `draw`; those of other tools and of earlier
     versions have none."""
+    shard: str = ""
+    """Of a shard its number and how many there are, such as 0/4."""
+    whole: str = ""
+    """Of a shard the `version` that one collection of all shards' documents would have."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any] | None) -> "CollectionInfo | None":
         """Read a collection's metadata; None if it is not one of ours."""
         names = [field.name for field in fields(cls)]
-        if metadata is None or any(name not in metadata for name in names if name != "draws"):
+        if metadata is None or any(name not in metadata for name in names if name not in _LATER):
             return None
         return cls(**{name: metadata[name] for name in names if name in metadata})
 
     def to_metadata(self) -> dict[str, str | int | bool]:
-        """Return the metadata to write."""
-        return asdict(self)
+        """Return the metadata to write: of an index that is no shard nothing about shards."""
+        return {name: value for name, value in asdict(self).items() if value != "" or name not in _OF_A_SHARD}
 
 
 class StoredIndex(Protocol):

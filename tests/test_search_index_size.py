@@ -43,7 +43,7 @@ def test_an_index_is_larger_than_its_vectors_and_texts(size: IndexSize) -> None:
 
 @given(INDICES, st.integers(0, 10**13), st.floats(1e9, 1e15))
 def test_a_machine_twice_as_fast_embeds_in_half_the_time(size: IndexSize, text: int, speed: float) -> None:
-    planned = Planned(size, size.chunks, text, 10**8, Path())
+    planned = Planned(size, size.chunks, text, 10**8, 0)
     assert planned.embedding_seconds(2 * speed) == pytest.approx(planned.embedding_seconds(speed) / 2)
 
 

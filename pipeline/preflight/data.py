@@ -20,7 +20,7 @@ from pipeline.preflight.finding import Finding, PreflightFailed, error, note, wa
 from search.embedders import model_identity
 from search.indexing.adopt import is_foreign
 from search.place import connect
-from search.store import get_collection
+from search.store import ChromaIndex, get_collection
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
@@ -203,18 +203,16 @@ def count_too_long(
 
 def check_source(ctx: CheckContext) -> Iterator[Finding]:
     """Without a source there must be an index: one that can be served, or a collection to adopt."""
-    chroma = ctx.config.chroma
+    index = index_of(ctx.config)
     if ctx.config.source is not None:
         return
-    if ctx.config.index == "faiss":
+    if not isinstance(index, ChromaIndex):  # of FAISS, and of shards, none is adopted
         yield from check_index(ctx)
         return
-    with connect(chroma.path) as client:
-        foreign = is_foreign(get_collection(client, chroma.path, chroma.collection).metadata)
+    with connect(index.path) as client:
+        foreign = is_foreign(get_collection(client, index.path, index.collection).metadata)
     if foreign:
-        why = (
-            f"collection {chroma.collection!r} is of another tool: it is adopted if its vectors are those of"
-        )
+        why = f"collection {index.collection!r} is of another tool: it is adopted if its vectors are those of"
         fix = "if they are not, the run says how to embed it again"
         yield note("chroma.path", f"{why} {ctx.config.retrieval.embedder}, which a sample will show", fix)
     else:

@@ -74,7 +74,7 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
     """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit."""
     size, folder = planned.size, ChromaPlace.parse(config.chroma.path).folder
     if folder is not None:
-        for why, fix in _lacking(size, folder, planned.journal.stat().st_size):
+        for why, fix in _lacking(size, folder, planned.there):
             raise refusal("source", why, fix)
     low_s, high_s = size.graph_seconds
     speeds = _speeds(config, machine)

@@ -38,6 +38,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from pipeline.indices import places_of
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape
 from pipeline.preflight.sglang_memory import CONTEXT_GIB, GIB, MIB, kept_gib, outside_gib
@@ -344,8 +345,9 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
 def _index_files(config: DictConfig) -> Iterator[Path]:
     """The files of this machine that the retrieval service keeps in memory."""
     if config.index == "chroma":
-        place = str(config.chroma.path)
-        yield from Path(place).glob("*/*.bin") if "://" not in place else ()
+        for place in places_of(config):
+            if "://" not in place:  # shards are folders with a Chroma each
+                yield from Path(place).glob("*/*/*.bin" if config.chroma.shards > 1 else "*/*.bin")
         return
     with suppress(StoreError):  # `check_index` reports it
         yield find_files(config.faiss.path, config.faiss.corpus).index

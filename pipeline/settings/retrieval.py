@@ -1,6 +1,7 @@
 """The index, in Chroma or FAISS, and the retrieval service over it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, key
 
@@ -12,13 +13,23 @@ MAX_TOPK = 100
 class Chroma:
     """The Chroma index that the retrieval service serves, with index=chroma."""
 
-    path: str = key(
+    path: Any = key(
         "${paths.corpus}/chromadb",
         "The folder of the index, or the address of a Chroma server: http(s)://HOST[:PORT], for Chroma Cloud "
         "https://api.trychroma.com/TENANT/DATABASE with the API key in the environment variable "
-        "CHROMA_API_KEY.",
+        "CHROMA_API_KEY. With chroma.shards also a list of such places, which get a shard in turn.",
+        pattern=(r"(?!None$)(?!\{).+", "a folder, an address, or a list of them"),
     )
     collection: str = key("corpus", "The collection in it.", results=CONVERSING)
+    shards: int = key(
+        1,
+        "Collections that the index is divided into, each a complete Chroma: a folder shard-NN-of-NN below "
+        "chroma.path, or a collection of that name on a server. They are filled and asked at once. An index "
+        "keeps the number that it was built with.",
+        low=1,
+        high=99,
+        results=CONVERSING,
+    )
 
 
 @dataclass

@@ -204,6 +204,11 @@ class Indexing:
         "the cluster that RAY_ADDRESS names, else on this one.",
         low=1,
     )
+    writers: int = key(
+        2,
+        "Shards (chroma.shards) that are inserted at once, each by a process; their memory adds up.",
+        low=1,
+    )
     device: str | None = key(
         None, "torch device of the embedding model; null is CUDA where there is one.", pattern=TORCH_DEVICE
     )

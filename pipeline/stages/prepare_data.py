@@ -6,6 +6,7 @@
     drzero prepare-data chroma.path=my/chromadb        # prompts from an existing index
     drzero prepare-data source=papers.jsonl hold_out=[questions.jsonl]    # none from an evaluated document
     drzero prepare-data source=papers.jsonl compute=8xh100    # for that machine: its embedder
+    drzero prepare-data source=wiki.jsonl chroma.shards=4     # an index in four collections
 
 A prompt is made of one entry of the index: a document, or one chunk of a long document, which `doc_id` then
 names. Lengths are counted with the embedder's tokenizer, by which chunks were cut, so that a prompt shows a
@@ -30,7 +31,7 @@ from data.question_rows import FieldNames
 from ops.console import say
 from ops.errors import OutOfTime
 from pipeline.compose import resolve
-from pipeline.indices import index_of
+from pipeline.indices import index_of, target_of
 from pipeline.preflight.demo_world import demo_notice
 from pipeline.preflight.index_size import require_room
 from pipeline.preflight.inputs import question_fields
@@ -38,12 +39,12 @@ from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.run import require
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
-from search.indexing.build import IndexReport, build_target, collection_at
+from search.indexing.build import IndexReport
 from search.indexing.chunking import Chunking, document_of
-from search.indexing.collection import Collection
-from search.indexing.faiss_folder import FaissFolder
+from search.indexing.shards import build
 from search.sources.corpus import Corpus
 from search.sources.fields import Fields
+from search.store import ChromaIndex
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
@@ -75,9 +76,9 @@ def prepare_data(
     index = None
     if corpus is None and config.source is not None:
         corpus = corpus_of(config)
-    if corpus is None and config.index == "chroma":
+    if corpus is None:
         _adopt_index(config, embedder)
-    elif corpus is not None:
+    else:
         index = _build_index(config, corpus, embedder)
     tokenizer = Embedder(embedder).plain_tokenizer()
     prompts, chains, unknown = write_prompts(config, held_out, tokenizer, about)
@@ -153,8 +154,11 @@ def write_prompts(
 
 
 def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
-    """Take over the index at chroma.path, if another tool wrote it."""
-    adopted = adopt(config.chroma.path, config.chroma.collection, embedder)
+    """Take over the index at chroma.path, if another tool wrote it: shards and FAISS are as they are."""
+    index = index_of(config)
+    if not isinstance(index, ChromaIndex):
+        return
+    adopted = adopt(index.path, index.collection, embedder)
     if adopted is not None:
         vectors = f"with vectors of {adopted.embedder}"
         say("index", f"adopted {adopted.chunks} records of another tool, {vectors}")
@@ -166,9 +170,9 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
     machine = declared_machine(config, starting=True)
     try:
         with until_the_stop_time():
-            report = build_target(
+            report = build(
                 corpus,
-                _target(config),
+                target_of(config),
                 embedder,
                 replace=config.replace,
                 chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
@@ -188,13 +192,6 @@ def corpus_of(config: DictConfig) -> Corpus:
     """The source of a config with its settings: what is indexed."""
     fields = Fields(config.fields.text, config.fields.title, config.fields.id)
     return Corpus(config.source, config.source_collection, fields, config.on_bad)
-
-
-def _target(config: DictConfig) -> Collection | FaissFolder:
-    """The index to write."""
-    if config.index == "faiss":
-        return FaissFolder(Path(config.faiss.path).resolve(), config.indexing.kind)
-    return collection_at(config.chroma.path, config.chroma.collection)
 
 
 def _announce_index(config: DictConfig) -> None:

@@ -136,6 +136,7 @@ def _prepare(config: DictConfig) -> tuple[Path, dict[str, Any]]:
             say("sample", f"{indexed} of {sample.total:,} documents of {config.source}")
             of = {"documents": sample.total, "indexed": indexed, "named": sample.named}
             config.chroma.path, config.chroma.collection = f"{config.run.dir}/chromadb", "preview"
+            config.chroma.shards = 1
             config.faiss.path, config.faiss.corpus = f"{config.run.dir}/faiss", None
             config.replace = True  # the index is this preview's own
     prompts = prepare_data(config, sample.corpus, sample.about) if sample else prepare_data(config)

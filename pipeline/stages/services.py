@@ -12,6 +12,7 @@ from ops.process.ports import PortTaken, reserve_port
 from ops.services.health import HealthCheck
 from ops.services.services import ServiceSpec
 from pipeline.compose import process_env, resolve
+from pipeline.indices import places_of
 from pipeline.preflight.run import require
 from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_arguments
 from verl_ext.sglang import cpu
@@ -84,7 +85,9 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
 def _index_words(config: DictConfig) -> tuple[str, ...]:
     """The index that the retrieval service opens."""
     if config.index == "chroma":
-        return ("--chroma-path", config.chroma.path, "--collection", config.chroma.collection)
+        chroma = config.chroma
+        places = ("--chroma-path", *places_of(config), "--collection", chroma.collection)
+        return (*places, *(["--shards", str(chroma.shards)] if chroma.shards > 1 else []))
     faiss = config.faiss
     return (
         *("--faiss-path", faiss.path, "--lines-folder", config.paths.corpus),

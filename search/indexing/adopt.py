@@ -8,6 +8,7 @@ with the command that embeds it again.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import chromadb
@@ -30,7 +31,9 @@ def is_foreign(metadata: Mapping[str, Any] | None) -> bool:
     return not {"schema_version", BEING_WRITTEN} & set(metadata or {})
 
 
-def adopt(chroma_path: ChromaPlace | str, collection: str, spec: EmbedderSpec) -> CollectionInfo | None:
+def adopt(
+    chroma_path: ChromaPlace | Path | str, collection: str, spec: EmbedderSpec
+) -> CollectionInfo | None:
     """Make a collection of another tool one of ours; None if it is ours already, which loads no model.
 
     Its documents become the chunks, of unknown size. Raises StoreError, with nothing written, if it is

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -142,24 +142,45 @@ def build_target(
 ) -> IndexReport:
     """Index a corpus in either back end, as `build_index` does in Chroma; raises the same."""
     started = time.monotonic()
-    with _work_folder(target) as folder:
-        # With several workers this model is used for its tokenizer only.
-        encoder = Embedder(embedder if workers == 1 else changed(embedder, device="cpu"))
+    with target_folder(target) as folder, naming_a_full_disk():
         corpus = source if isinstance(source, Corpus) else Corpus(source)
-        build = _Build(corpus, target, embedder, encoder, chunking or Chunking(), workers, judge)
-        try:
-            return build.run(folder, replace, started)
-        except (sqlite3.OperationalError, OSError) as error:
-            is_full = error.errno == errno.ENOSPC if isinstance(error, OSError) else "full" in str(error)
-            if not is_full:
-                raise
-            raise StoreError(
-                f"the disk is full ({error}): make room and run it again, it resumes where it stopped"
-            ) from error
+        encoder = encoder_of(embedder, workers)
+        build = Build(corpus, target, embedder, encoder, chunking or Chunking(), workers, judge)
+        report, unwritten = build.embed(folder, replace)
+        if unwritten:
+            unwritten.write()
+        return changed(report, seconds=time.monotonic() - started)
+
+
+def encoder_of(spec: EmbedderSpec, workers: int) -> Embedder:
+    """Return this process's embedder, which is used for its tokenizer only when several workers embed."""
+    return Embedder(spec if workers == 1 else changed(spec, device="cpu"))
 
 
 @contextmanager
-def _work_folder(target: Collection | FaissFolder) -> Iterator[Path]:
+def naming_a_full_disk() -> Iterator[None]:
+    """Raise StoreError for a full disk, which SQLite and the system report in ways of their own."""
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        is_full = error.errno == errno.ENOSPC if isinstance(error, OSError) else "full" in str(error)
+        if not is_full:
+            raise
+        raise StoreError(
+            f"the disk is full ({error}): make room and run it again, it resumes where it stopped"
+        ) from error
+
+
+class Place(Protocol):
+    """What is built: as a text what an error calls it."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where; None of a server."""
+
+
+@contextmanager
+def target_folder(target: Place) -> Iterator[Path]:
     """Yield the folder to work in: for a folder next to it, and kept if the build fails after embedding.
 
     A server's collection holds the finished units itself, so that a temporary folder is enough.
@@ -183,8 +204,24 @@ def _work_folder(target: Collection | FaissFolder) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _Build:
-    """One run: survey, compare, split, embed, write."""
+class Unwritten:
+    """An index in a folder of which all that is missing is in the journal of its build."""
+
+    target: Collection | FaissFolder
+    work: Path
+    info: CollectionInfo
+    update: bool
+    units: int
+
+    def write(self) -> None:
+        """Write it, and let it take its place; raises StoreError."""
+        with closing(IndexJournal(self.work / JOURNAL, read_only=True)) as journal:
+            self.target.write_folder(journal, self.info, self.update, self.units, self.work / "index")
+
+
+@dataclass(frozen=True)
+class Build:
+    """One run: survey, compare, split, embed."""
 
     corpus: Corpus
     target: Collection | FaissFolder
@@ -194,25 +231,21 @@ class _Build:
     workers: int
     judge: Callable[[Planned], object] | None
 
-    def run(self, folder: Path, replace: bool, started: float) -> IndexReport:
-        """Build in `folder`; return the report, with the seconds since `started`."""
+    def embed(self, folder: Path, replace: bool) -> tuple[IndexReport, Unwritten | None]:
+        """Build in `folder` up to the journal with all vectors, on a server all; return what is left to do.
+
+        The report's `seconds` are those of this part.
+        """
+        started = time.monotonic()
         with closing(IndexJournal(folder / JOURNAL)) as journal:
             surveyed = journal.survey(self.corpus)
             existing = self._whole(replace)
             encoder, chunking = self.encoder, self.chunking
-            settings: dict[str, Any] = {
-                "embedder": encoder.name,
-                "revision": encoder.revision,
-                "chunk_tokens": chunking.tokens,
-                "chunk_overlap": chunking.overlap,
-                "schema_version": SCHEMA_VERSION,
-            }
-            content = json.dumps([surveyed.version, chunking.tokens, chunking.overlap, SCHEMA_VERSION])
-            version = hashlib.sha256(content.encode()).hexdigest()
+            settings, version = as_settings(encoder, chunking), version_of(surveyed, chunking)
             is_alike = settings_of(existing or {}) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
             if info and is_alike and info.version == version and self.target.is_as_asked():
-                return IndexReport(info, False, surveyed, time.monotonic() - started)
+                return IndexReport(info, False, surveyed, time.monotonic() - started), None
             # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
             changes = self._compare(journal, existing, is_alike, version, replace)
             chunker = Chunker(encoder, chunking)
@@ -235,16 +268,16 @@ class _Build:
             missing = chunks - resumed - known
             if self.judge and missing:
                 self.judge(self._planned(journal, info, folder / JOURNAL))
-            units, update = journal.make_units(), changes is not None
+            units, update, unwritten = journal.make_units(), changes is not None, None
             embedded = with_progress(self._embed(journal, units), "embedding", missing)
             if isinstance(self.target, Collection) and self.target.folder is None:
                 write(self.target, self.target.place, journal, info, update, embedded)
             else:
                 for rows, vectors in embedded:
                     journal.add_vectors(rows, vectors)
-                self.target.write_folder(journal, info, update, units, folder / "index")
+                unwritten = Unwritten(self.target, folder, info, update, units)
         seconds = time.monotonic() - started
-        return IndexReport(info, True, surveyed, seconds, changes, missing, resumed)
+        return IndexReport(info, True, surveyed, seconds, changes, missing, resumed), unwritten
 
     def _whole(self, replace: bool) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata; None without one, or to `replace` a damaged one.
@@ -273,21 +306,14 @@ class _Build:
         """Return the changes to the existing collection, None to write it from scratch; raises StoreError."""
         if existing is None:
             return None
-        why = "of another embedder or chunk size, or one that search.index did not build"
+        changes = None
         if is_alike:
             changes = journal.compare(self.target.chunks())
             # On a server, the collection may be one that an interrupted run has written in part.
-            if existing.get(BEING_WRITTEN) == version or 2 * changes.kept >= changes.existing:
+            if existing.get(BEING_WRITTEN) == version or changes.is_update:
                 return changes
-            why = (
-                f"of other content, only {changes.kept} of its {changes.existing} documents are the same in "
-                f"{self.corpus.source}"
-            )
         if not replace:
-            raise StoreError(
-                f"{self.target} exists already and is {why}: set replace=true (or --replace) to rebuild it, "
-                "or choose another name or folder"
-            )
+            raise needs_replace(self.target, changes, self.corpus)
         journal.forget_existing()
         return None
 
@@ -322,7 +348,7 @@ class _Build:
         every, missing = journal.text_bytes()
         size = IndexSize(info.chunks, info.dimension, every * info.chunks // chunks)
         left = chunks - journal.vector_count()
-        return Planned(size, left, missing, self.encoder.operations, path)
+        return Planned(size, left, missing, self.encoder.operations, path.stat().st_size)
 
     def _embed(self, journal: IndexJournal, units: int) -> Embedded:
         """Yield the chunks that lack vectors, with their vectors, a unit at a time."""
@@ -336,3 +362,34 @@ class _Build:
             for start in range(0, len(rows), TOGETHER):
                 some = rows[start : start + TOGETHER]
                 yield some, self.encoder.encode_passages([row.passage for row in some])
+
+
+def as_settings(encoder: Embedder, chunking: Chunking) -> dict[str, Any]:
+    """Return what the chunks and vectors depend on, apart from the documents, as a collection records it."""
+    return {
+        "embedder": encoder.name,
+        "revision": encoder.revision,
+        "chunk_tokens": chunking.tokens,
+        "chunk_overlap": chunking.overlap,
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+def version_of(surveyed: Survey, chunking: Chunking) -> str:
+    """Return `CollectionInfo.version` of an index of these documents."""
+    content = json.dumps([surveyed.version, chunking.tokens, chunking.overlap, SCHEMA_VERSION])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def needs_replace(target: object, changes: Changes | None, corpus: Corpus) -> StoreError:
+    """The error for an existing index of other content, or (without changes) of other settings."""
+    why = "of another embedder or chunk size, or one that search.index did not build"
+    if changes is not None:
+        why = (
+            f"of other content, only {changes.kept} of its {changes.existing} documents are the same in "
+            f"{corpus.source}"
+        )
+    return StoreError(
+        f"{target} exists already and is {why}: set replace=true (or --replace) to rebuild it, or choose "
+        "another name or folder"
+    )

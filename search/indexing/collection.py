@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from ops.files import publish
 from search.content import check_content, record_content
 from search.embedders import model_identity
 from search.indexing.journal import PROGRESS, IndexJournal, Row
-from search.place import DATABASE_FILE, ChromaPlace, StoreError, connect
+from search.place import (
+    DATABASE_FILE,
+    ChromaPlace,
+    StoreError,
+    connect,
+    other_shards,
+    shard_counts,
+    shards_in,
+)
 from search.store import (
     BEING_WRITTEN,
     DRAW,
@@ -51,10 +59,15 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection by name in a Chroma; it need not exist yet."""
+    """A collection by name in a Chroma; it need not exist yet.
+
+    `shard` and `whole` are those of `CollectionInfo`, for one of several shards.
+    """
 
     place: ChromaPlace
     name: str
+    shard: str = ""
+    whole: str = ""
 
     def __str__(self) -> str:
         return f"collection {self.name!r} in {self.place}"
@@ -70,8 +83,8 @@ class Collection:
         return DRAWS
 
     def is_as_asked(self) -> bool:
-        """There is one kind of collection."""
-        return True
+        """Whether the existing collection is of the same whole, for a shard."""
+        return (self.metadata() or {}).get("whole", "") == self.whole
 
     def check_content(self) -> None:
         """Raise StoreError if a folder's collection is damaged; what an earlier version built gets hashes."""
@@ -85,9 +98,14 @@ class Collection:
         if folder is not None and not (folder / DATABASE_FILE).is_file():
             if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
                 return None
+            if found := shards_in(folder):
+                raise other_shards(folder, min(found), 1)
             raise StoreError(f"{folder} exists and is not a Chroma folder: choose another --chroma-path")
         with connect(self.place) as client:
-            if self.name not in collection_names(client):
+            names = collection_names(client)
+            if found := shard_counts(names, self.name):
+                raise other_shards(f"{self.name!r} in {self.place}", min(found), 1)
+            if self.name not in names:
                 return None
             return client.get_collection(self.name, embedding_function=None).metadata or {}
 
@@ -141,10 +159,13 @@ def write(
 
     A server that stays up keeps the last vectors in its queue until it is started again.
     """
+    info = replace(info, shard=target.shard, whole=target.whole)
     threshold = sync_threshold(journal.chunk_count())
     page = FOLDER_PAGE if place.folder else SERVER_PAGE
     kept = (*SETTINGS, "draws")
     mark = {name: getattr(info, name) for name in kept} | {BEING_WRITTEN: info.version}
+    if target.whole:
+        mark |= {"shard": target.shard, "whole": target.whole}
     with connect(place, create=True) as client:
         if not update and target.name in collection_names(client):
             client.delete_collection(target.name)

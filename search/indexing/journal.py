@@ -120,6 +120,11 @@ class Changes:
     changed: int = 0
     removed: int = 0
 
+    @property
+    def is_update(self) -> bool:
+        """Whether at least half of the documents stay: else it is probably another corpus."""
+        return 2 * self.kept >= self.existing
+
 
 class IndexJournal:
     """The journal in the SQLite file at `path`, created if missing; what earlier runs embedded is kept.
@@ -132,11 +137,11 @@ class IndexJournal:
         self._db = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}", uri=True, isolation_level=None
         )
+        self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         if read_only:
             return
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         with self.transaction():
             is_new = not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone()
             of_a_run = ("source", "existing", "kept", "unsplit", "units")
