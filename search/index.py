@@ -16,10 +16,11 @@ from pathlib import Path
 
 from ops.errors import UserError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
-from search.indexing.build import build_target, collection_at
+from search.indexing.build import build_target
 from search.indexing.chunking import Chunking
-from search.indexing.collection import Collection
-from search.indexing.faiss_folder import KINDS, FaissFolder
+from search.indexing.collection import Collection, collection_at
+from search.indexing.faiss_folder import FaissFolder
+from search.indexing.faiss_size import KINDS
 from search.sources.corpus import Corpus
 
 

@@ -30,7 +30,7 @@ from data.question_rows import FieldNames
 from ops.console import say
 from ops.errors import OutOfTime
 from pipeline.compose import resolve
-from pipeline.indices import index_of
+from pipeline.indices import index_of, target_of
 from pipeline.preflight.demo_world import demo_notice
 from pipeline.preflight.index_size import require_room
 from pipeline.preflight.inputs import question_fields
@@ -38,10 +38,8 @@ from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.run import require
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
-from search.indexing.build import IndexReport, build_target, collection_at
+from search.indexing.build import IndexReport, build_target
 from search.indexing.chunking import Chunking, document_of
-from search.indexing.collection import Collection
-from search.indexing.faiss_folder import FaissFolder
 from search.sources.corpus import Corpus
 from search.sources.fields import Fields
 from verl_ext.artefacts import announce
@@ -168,7 +166,7 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
         with until_the_stop_time():
             report = build_target(
                 corpus,
-                _target(config),
+                target_of(config),
                 embedder,
                 replace=config.replace,
                 chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
@@ -188,13 +186,6 @@ def corpus_of(config: DictConfig) -> Corpus:
     """The source of a config with its settings: what is indexed."""
     fields = Fields(config.fields.text, config.fields.title, config.fields.id)
     return Corpus(config.source, config.source_collection, fields, config.on_bad)
-
-
-def _target(config: DictConfig) -> Collection | FaissFolder:
-    """The index to write."""
-    if config.index == "faiss":
-        return FaissFolder(Path(config.faiss.path).resolve(), config.indexing.kind)
-    return collection_at(config.chroma.path, config.chroma.collection)
 
 
 def _announce_index(config: DictConfig) -> None:
