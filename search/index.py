@@ -19,7 +19,8 @@ from ops.errors import UserError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
 from search.indexing.chunking import Chunking
 from search.indexing.collection import Collection
-from search.indexing.faiss_folder import KINDS, FaissFolder
+from search.indexing.faiss_folder import FaissFolder
+from search.indexing.faiss_size import KINDS
 from search.indexing.shards import Shards, build, chroma_target
 from search.sources.corpus import Corpus
 

@@ -3,8 +3,10 @@
 import gzip
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,14 @@ from chroma_parts import build as build_chroma
 from faiss_parts import contents_of, made, publish, unit_vectors, write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 from tiny_embedder import save_tiny_embedder
 
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.faiss_device import on_device
 from search.faiss_store import FaissIndex, FaissStore
-from search.jsonl_passages import JsonlPassages
+from search.jsonl_passages import JsonlPassages, StoredPassage
 from search.store import open_collection
 
 COUNT = 500
@@ -129,6 +132,31 @@ def test_a_corpus_with_title_and_text_of_their_own_is_read_as_well(path: Path, v
 
 def test_documents_come_in_the_order_of_rows(path: Path) -> None:
     assert list(FaissIndex(path).documents())[3] == ("3", "Title 3", "Text 3 – of\ntwo lines.")
+
+
+def test_documents_are_drawn_each_once_in_an_order_that_the_seed_decides(path: Path) -> None:
+    index = FaissIndex(path)
+    first, again, other = (list(index.drawn(seed)) for seed in (1, 1, 2))
+    assert sorted(first) == sorted(index.documents())
+    assert first == again != other
+
+
+def test_every_document_is_as_likely_to_be_among_the_first_drawn(path: Path) -> None:
+    drawn = Counter(key for seed in range(150) for key, *_ in islice(FaissIndex(path).drawn(seed), 20))
+    assert chisquare([drawn[str(row)] for row in range(COUNT)]).pvalue > 1e-3
+
+
+def test_no_more_lines_are_read_than_documents_are_drawn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    own = JsonlPassages.__getitem__
+
+    def counting(self: JsonlPassages, row: int) -> StoredPassage:
+        read.append(row)
+        return own(self, row)
+
+    monkeypatch.setattr(JsonlPassages, "__getitem__", counting)
+    of_the_opening = 3
+    assert len(list(islice(FaissIndex(path).drawn(0), 5))) == 5 == len(read) - of_the_opening
 
 
 def test_passages_and_documents_are_found_by_id(store: FaissStore) -> None:

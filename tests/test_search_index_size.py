@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
-from chroma_parts import unit_vectors, written_index
+from chroma_parts import unit_vectors, written_index, written_target
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search.indexing.faiss_folder import FaissFolder
+from search.indexing.faiss_size import KINDS, FaissSize
 from search.indexing.size import FACTOR, IndexSize, Planned
 
 CHUNKS = 2000
@@ -61,3 +63,29 @@ def test_a_real_index_and_its_journal_are_as_large_as_is_said(tmp_path: Path) ->
     files = (path.stat().st_size for path in (tmp_path / "chroma").rglob("*") if path.is_file())
     for found, expected in ((sum(files), said.disk_bytes), (journal.stat().st_size, said.journal_bytes)):
         assert expected / FACTOR < found < expected * FACTOR
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(INDICES, st.integers(0, 10**9), st.integers(0, 10**13))
+def test_of_faiss_too_more_of_anything_takes_no_less(
+    kind: str, size: IndexSize, chunks: int, text: int
+) -> None:
+    less = FaissSize(size.chunks, size.dimension, size.text_bytes, kind)
+    more = FaissSize(size.chunks + chunks, size.dimension, size.text_bytes + text, kind)
+    assert all(getattr(more, name) >= getattr(less, name) for name in SIZES)
+    assert all(later >= before for later, before in zip(more.graph_seconds, less.graph_seconds, strict=True))
+
+
+def test_wikipedia_as_codes_takes_a_tenth_of_its_vectors() -> None:
+    sizes = {kind: FaissSize(21_000_000, 768, 650 * 21_000_000, kind).serving_bytes for kind in KINDS}
+    assert sizes["flat"] < sizes["hnsw"] and sizes["ivfpq"] < sizes["flat"] / 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_real_index_of_faiss_is_as_large_as_is_said(tmp_path: Path, kind: str) -> None:
+    some = texts()
+    written_target(FaissFolder(tmp_path / "faiss", kind), some, unit_vectors(0, CHUNKS, dimension=64))
+    said = FaissSize(CHUNKS, 64, sum(len(text.encode()) for text in some), kind)
+    files = {path.name: path.stat().st_size for path in (tmp_path / "faiss").iterdir()}
+    assert said.serving_bytes / 1.1 < files["index.faiss"] < said.serving_bytes * 1.1
+    assert said.disk_bytes / FACTOR < sum(files.values()) < said.disk_bytes * FACTOR

@@ -337,12 +337,12 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
     on_gpu = str(config.retrieval.device).startswith("cuda")
     each = SMALL_EMBEDDER_GIB if config.retrieval.embedder == PACKAGED_EMBEDDER else EMBEDDER_GIB
     items = {} if on_gpu else {"encoders": config.retrieval.encoders * each}
-    if size := sum(path.stat().st_size for path in _index_files(config)):
+    if size := sum(path.stat().st_size for path in index_files(config)):
         items["index"] = size / GIB
     return items
 
 
-def _index_files(config: DictConfig) -> Iterator[Path]:
+def index_files(config: DictConfig) -> Iterator[Path]:
     """The files of this machine that the retrieval service keeps in memory."""
     if config.index == "chroma":
         for place in places_of(config):

@@ -35,22 +35,31 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tqdm import tqdm
 
 from ops.files import recover, sole_writer, work_folder
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.chunking import Chunk, Chunker, Chunking
-from search.indexing.collection import Collection, Embedded, settings_of, with_progress, write
-from search.indexing.faiss_folder import FaissFolder
+from search.indexing.collection import (
+    Collection,
+    Embedded,
+    collection_at,
+    settings_of,
+    with_progress,
+    write,
+)
 from search.indexing.journal import PROGRESS, Changes, IndexJournal, Survey
-from search.indexing.size import IndexSize, Planned
+from search.indexing.size import Planned
 from search.place import ChromaPlace, StoreError
 from search.sources.corpus import Corpus
 from search.sources.document import Document
 from search.store import BEING_WRITTEN
 from search.stored_index import SCHEMA_VERSION, CollectionInfo
+
+if TYPE_CHECKING:  # it loads FAISS, of which Chroma has no use
+    from search.indexing.faiss_folder import FaissFolder
 
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256
@@ -122,17 +131,9 @@ def build_index(
     )
 
 
-def collection_at(chroma_path: ChromaPlace | Path | str, collection: str) -> Collection:
-    """Return the collection to write; raises StoreError for what is no Chroma's address."""
-    place = ChromaPlace.parse(chroma_path)
-    if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
-        place = changed(place, folder=place.folder.resolve())
-    return Collection(place, collection)
-
-
 def build_target(
     source: Corpus | Path | str,
-    target: Collection | FaissFolder,
+    target: "Collection | FaissFolder",
     embedder: EmbedderSpec,
     *,
     replace: bool = False,
@@ -207,7 +208,7 @@ def target_folder(target: Place) -> Iterator[Path]:
 class Unwritten:
     """An index in a folder of which all that is missing is in the journal of its build."""
 
-    target: Collection | FaissFolder
+    target: "Collection | FaissFolder"
     work: Path
     info: CollectionInfo
     update: bool
@@ -224,7 +225,7 @@ class Build:
     """One run: survey, compare, split, embed."""
 
     corpus: Corpus
-    target: Collection | FaissFolder
+    target: "Collection | FaissFolder"
     spec: EmbedderSpec
     encoder: Embedder
     chunking: Chunking
@@ -346,7 +347,7 @@ class Build:
         """What is to be embedded, and the size of the index with the chunks that stay, taken for as long."""
         chunks = journal.chunk_count()
         every, missing = journal.text_bytes()
-        size = IndexSize(info.chunks, info.dimension, every * info.chunks // chunks)
+        size = self.target.size(info.chunks, info.dimension, every * info.chunks // chunks)
         left = chunks - journal.vector_count()
         return Planned(size, left, missing, self.encoder.operations, path.stat().st_size)
 

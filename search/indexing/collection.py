@@ -15,6 +15,7 @@ from ops.files import publish
 from search.content import check_content, record_content
 from search.embedders import model_identity
 from search.indexing.journal import PROGRESS, IndexJournal, Row
+from search.indexing.size import IndexSize
 from search.place import (
     DATABASE_FILE,
     ChromaPlace,
@@ -82,6 +83,10 @@ class Collection:
         """The `CollectionInfo.draws` of a collection that is written from scratch."""
         return DRAWS
 
+    def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
+        """Return what a collection of so many chunks takes."""
+        return IndexSize(chunks, dimension, text_bytes)
+
     def is_as_asked(self) -> bool:
         """Whether the existing collection is of the same whole, for a shard."""
         return (self.metadata() or {}).get("whole", "") == self.whole
@@ -145,6 +150,14 @@ class Collection:
             client.get_collection(self.name, embedding_function=None).get(limit=1, include=["embeddings"])
         record_content(work, self.name)
         publish(work, folder)
+
+
+def collection_at(chroma_path: ChromaPlace | Path | str, collection: str) -> Collection:
+    """Return the collection to write; raises StoreError for what is no Chroma's address."""
+    place = ChromaPlace.parse(chroma_path)
+    if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
+        place = replace(place, folder=place.folder.resolve())
+    return Collection(place, collection)
 
 
 def write(

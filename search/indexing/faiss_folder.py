@@ -25,22 +25,10 @@ from ops.files import publish
 from search.errors import StoreError
 from search.faiss_place import CORPUS_FILE, INDEX_FILE, RECORD, FaissFiles
 from search.indexing.collection import with_progress
+from search.indexing.faiss_size import CODES, CONSTRUCTION, LINKS, FaissSize, code_bytes, lists_of, sample_of
 from search.indexing.journal import IndexJournal, Row
 from search.jsonl_passages import JsonlPassages
 from search.stored_index import CollectionInfo
-
-KINDS = ("flat", "hnsw", "ivfpq")
-# As Chroma's graphs here (search/store.py), which bench/hnsw.py measured: both are of the same algorithm.
-_LINKS, _CONSTRUCTION = 32, 200
-_LISTS = 4
-"""Lists of an IVF index by the square root of its vectors: FAISS's guidelines have 4 to 16, of which fewer
-need the smallest sample."""
-_SAMPLE = 50
-"""Vectors of the sample for each list: FAISS asks for at least 39."""
-_CODE_NUMBERS = 4
-"""Numbers of a vector in a byte of its PQ code: a sixteenth of the memory. FAISS itself suggests 2 to 4 where
-codes are not compared with the vectors afterwards."""
-_CODES = 256
 
 
 @dataclass(frozen=True)
@@ -79,6 +67,10 @@ class FaissFolder:
             f"{self.folder} exists and is no FAISS index that was built here (no {RECORD}): choose another "
             "faiss.path, or another index= for what it is"
         )
+
+    def size(self, chunks: int, dimension: int, text_bytes: int) -> FaissSize:
+        """Return what an index of so many chunks takes."""
+        return FaissSize(chunks, dimension, text_bytes, self.kind)
 
     def is_as_asked(self) -> bool:
         """Whether the existing index is of this kind."""
@@ -153,22 +145,21 @@ def _empty(kind: str, journal: IndexJournal, info: CollectionInfo, units: int) -
     if kind == "flat":
         return faiss.IndexFlatIP(info.dimension)
     if kind == "hnsw":
-        index = faiss.IndexHNSWFlat(info.dimension, _LINKS, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = _CONSTRUCTION
+        index = faiss.IndexHNSWFlat(info.dimension, LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = CONSTRUCTION
         return index
-    if info.chunks < _CODES:
+    if info.chunks < CODES:
         raise StoreError(
-            f"indexing.kind=ivfpq needs {_CODES} chunks to be trained on, and the corpus has {info.chunks}: "
+            f"indexing.kind=ivfpq needs {CODES} chunks to be trained on, and the corpus has {info.chunks}: "
             "it is for corpora that do not fit into memory; use flat"
         )
-    lists = max(1, min(round(_LISTS * math.sqrt(info.chunks)), info.chunks // 39))
-    most = max(info.dimension // _CODE_NUMBERS, 1)
-    code_bytes = next(count for count in range(most, 0, -1) if info.dimension % count == 0)
-    coarse = faiss.IndexFlatIP(info.dimension)
-    index = faiss.IndexIVFPQ(coarse, info.dimension, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
+    coarse, count = faiss.IndexFlatIP(info.dimension), lists_of(info.chunks)
+    index = faiss.IndexIVFPQ(
+        coarse, info.dimension, count, code_bytes(info.dimension), 8, faiss.METRIC_INNER_PRODUCT
+    )
     for clustering in (index.cp, index.pq.cp):
         clustering.min_points_per_centroid = 1  # a small sample is no reason for lines on stderr
-    index.train(_sample(journal, units, max(_SAMPLE * lists, 39 * _CODES)))
+    index.train(_sample(journal, units, sample_of(info.chunks)))
     return index
 
 

@@ -29,7 +29,6 @@ from search.indexing.build import (
     IndexReport,
     as_settings,
     build_target,
-    collection_at,
     encoder_of,
     naming_a_full_disk,
     needs_replace,
@@ -37,7 +36,7 @@ from search.indexing.build import (
     version_of,
 )
 from search.indexing.chunking import Chunking
-from search.indexing.collection import Collection, settings_of
+from search.indexing.collection import Collection, collection_at, settings_of
 from search.indexing.journal import Changes, IndexJournal
 from search.indexing.size import IndexSize, Planned, ShardedSize
 from search.indexing.writers import Writers
