@@ -157,7 +157,8 @@ class ShardedStore:
 
     def documents_among(self, names: Sequence[str]) -> set[str]:
         """Return those of some documents' ids of which the index has the whole or a chunk."""
-        return set().union(*self._of_each(lambda store: store.documents_among(names)))
+        each = self._of_each(lambda store: store.documents_among(names))
+        return {name for found in each for name in found}
 
     def _of_each(self, ask: Callable[[Store], Answer]) -> list[Answer]:
         """Ask all shards at once; raises the error of the first that fails, with its name."""

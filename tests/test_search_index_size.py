@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from search.indexing.faiss_folder import FaissFolder
 from search.indexing.faiss_size import KINDS, FaissSize
-from search.indexing.size import FACTOR, IndexSize, Planned
+from search.indexing.size import FACTOR, IndexSize, Planned, ShardedSize
 
 CHUNKS = 2000
 SIZES = ("serving_bytes", "building_bytes", "disk_bytes", "journal_bytes", "disk_while_building")
@@ -89,3 +89,14 @@ def test_a_real_index_of_faiss_is_as_large_as_is_said(tmp_path: Path, kind: str)
     files = {path.name: path.stat().st_size for path in (tmp_path / "faiss").iterdir()}
     assert said.serving_bytes / 1.1 < files["index.faiss"] < said.serving_bytes * 1.1
     assert said.disk_bytes / FACTOR < sum(files.values()) < said.disk_bytes * FACTOR
+
+
+@given(INDICES, st.integers(1, 99), st.integers(1, 99))
+def test_shards_are_served_as_one_index_is_and_take_the_memory_of_those_inserted_at_once(
+    size: IndexSize, shards: int, writers: int
+) -> None:
+    sharded = ShardedSize(size.chunks, size.dimension, size.text_bytes, shards, writers)
+    assert (sharded.serving_bytes, sharded.disk_bytes) == (size.serving_bytes, size.disk_bytes)
+    each = size.building_bytes / shards
+    assert sharded.building_bytes == pytest.approx(each * min(shards, writers), abs=1)
+    assert sharded.graph_seconds[0] <= sharded.graph_seconds[1]

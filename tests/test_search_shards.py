@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import chromadb
 import numpy as np
 import pytest
 from chroma_parts import collection_info, unit_vectors
@@ -198,8 +199,18 @@ def test_a_shard_that_is_lost_between_queries_fails_the_query_by_its_name(
     assert len(opened.query(QUERIES, 3)) == len(QUERIES)
 
 
-def test_a_shard_that_fails_amid_a_query_fails_it_by_its_name(opened: ShardedStore) -> None:
-    opened._shards[1].collection._client.close()  # as the connection of a server is lost
+def test_a_shard_that_is_lost_amid_a_query_fails_it_by_its_name(
+    opened: ShardedStore, four: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, shard = chromadb.Collection.query, four / "shard-01-of-04"
+
+    def losing(self: chromadb.Collection, **asked: Any) -> Any:
+        found = query(self, **asked)
+        if self.metadata["shard"] == "1/4" and shard.exists():
+            shard.rename(four / "away")
+        return found
+
+    monkeypatch.setattr(chromadb.Collection, "query", losing)
     with pytest.raises(StoreUnavailable, match=r"^shard-01-of-04: "):
         opened.query(QUERIES, 3)
 

@@ -29,6 +29,8 @@ from search.sharded_store import ShardedIndex
 from search.store import ChromaIndex, open_collection
 
 DOCUMENTS, CHUNKING, SHARDS = 60, Chunking(64, 8), 2
+TOGETHER = 30
+"""Chunks that are embedded together: two calls a shard. The last bits of vectors depend on it."""
 
 
 def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
@@ -70,9 +72,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
 
 @pytest.fixture(scope="module", autouse=True)
 def two_calls_a_shard() -> Iterator[None]:
-    """Of chunks that are embedded together; the last bits of vectors depend on it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search.indexing.build, "TOGETHER", 30)
+        patch.setattr(search.indexing.build, "TOGETHER", TOGETHER)
         yield
 
 
@@ -247,12 +248,12 @@ def test_a_build_that_ends_anywhere_and_is_repeated_gives_the_same_index(
     assert contents(tmp_path) == contents(built)
     # Nothing that a journal has is embedded again.
     assert report.embedded == len(encoded) - before
-    assert len(encoded) <= report.info.chunks + (30 if where == "embedding" else 0)
+    assert len(encoded) <= report.info.chunks + (TOGETHER if where == "embedding" else 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
 def run_and_die(folder: Path, spec: EmbedderSpec) -> None:
-    start = Writers.start
+    start, search.indexing.build.TOGETHER = Writers.start, TOGETHER
 
     def killing(self: Writers, name: str, unwritten: Unwritten) -> None:
         start(self, name, KillsItsParent(**vars(unwritten)))

@@ -40,7 +40,7 @@ _SMALLER_SERVED = {
     "faiss": "one of codes (indexing.kind=ivfpq)",
 }
 _SMALLER_BUILT = {
-    "chroma": "in more shards (chroma.shards=…, indexing.writers=1), in a Chroma server (chroma.path=http://…)",
+    "chroma": "in shards (chroma.shards=…, indexing.writers=1), in a Chroma server (chroma.path=http://…)",
     "faiss": "as codes (indexing.kind=ivfpq)",
 }
 """What takes less memory, by `index`."""

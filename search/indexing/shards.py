@@ -133,7 +133,7 @@ def build_shards(
             surveyed = journal.survey(corpus)
             targets = target.collections(version_of(surveyed, chunking))
             is_same = settings_of(as_settings(encoder, chunking))
-            if (info := _unchanged(targets, is_same)) is not None:
+            if (info := _unchanged(targets, is_same, replace)) is not None:
                 return IndexReport(info, False, surveyed, time.monotonic() - started)
             changes = None if replace else _check_update(target, targets, is_same, journal, corpus)
             parts = _cut(journal, corpus, target.layout, folder)
@@ -161,8 +161,13 @@ def build_shards(
     )
 
 
-def _unchanged(targets: Sequence[Collection], settings: Mapping[str, Any]) -> CollectionInfo | None:
-    """How the index is recorded if all shards are complete and as asked; None otherwise."""
+def _unchanged(
+    targets: Sequence[Collection], settings: Mapping[str, Any], replace: bool
+) -> CollectionInfo | None:
+    """How the index is recorded if all shards are complete and as asked; None otherwise.
+
+    Raises StoreError for one that is damaged, unless it may be replaced.
+    """
     infos = []
     for one in targets:
         metadata = one.metadata()
@@ -172,8 +177,13 @@ def _unchanged(targets: Sequence[Collection], settings: Mapping[str, Any]) -> Co
         if settings_of(metadata or {}) != settings:
             return None
         infos.append(info)
-    for one in targets:
-        one.check_content()
+    try:
+        for one in targets:
+            one.check_content()
+    except StoreError:
+        if not replace:
+            raise
+        return None
     return whole_of(infos)
 
 
