@@ -34,7 +34,7 @@ from bench.model import load_model, model_folder
 from bench.retrieval_world import Queries
 from data.demo_world import generate_world
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
-from search.store import passage_text
+from search.stored_index import passage_text
 
 README = Path(__file__).parent / "README.md"
 TITLE = "## Encoders"

@@ -25,16 +25,16 @@ DIMENSION = 8
 
 def measure(documents: int) -> dict[str, float]:
     """Index this many documents in this process; return the peaks in MiB."""
-    import search.indexing.build
     from search.embedders import Embedder, EmbedderSpec
     from search.indexing.build import build_index
+    from search.indexing.collection import Collection
 
     def encode(_: Embedder, texts: Sequence[str]) -> np.ndarray:
         vectors = np.random.default_rng(0).normal(size=(len(texts), DIMENSION)).astype(np.float32)
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     peaks: dict[str, float] = {}
-    write = search.indexing.build.write_folder
+    write = Collection.write_folder
 
     def noting(*arguments: object) -> None:
         peaks["before Chroma is written"] = _peak()
@@ -42,7 +42,7 @@ def measure(documents: int) -> dict[str, float]:
 
     Embedder.encode_passages = encode  # type: ignore[method-assign]
     Embedder.dimension = DIMENSION  # type: ignore[assignment]
-    search.indexing.build.write_folder = noting
+    Collection.write_folder = noting  # type: ignore[method-assign, assignment]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "corpus.jsonl"
         with source.open("w") as file:

@@ -48,6 +48,8 @@ def default_target(source: Path) -> str:
     """Where files of this kind belong on the corpus volume: an index, a model, or anything else."""
     if (source / "chroma.sqlite3").is_file():
         return "/chromadb"
+    if (source / "index.faiss").is_file():
+        return "/faiss"
     if (source / "config.json").is_file():
         return f"/models/{source.resolve().name}"
     return f"/{source.resolve().name}"

@@ -2,7 +2,7 @@
 
 | volume | mounted at | holds |
 |---|---|---|
-| `dr-zero-corpus` | `/corpus` | `chromadb/`, `data/`, `models/` |
+| `dr-zero-corpus` | `/corpus` | `chromadb/`, `faiss/`, `data/`, `models/` |
 | `dr-zero-checkpoints` | `/checkpoints` | `challenger_iter1/`, …, `launches/` |
 | `dr-zero-cache` | `/cache` | hub and package caches |
 

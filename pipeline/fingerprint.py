@@ -7,12 +7,13 @@ first and last MiB of its files, instead of hundreds of gigabytes. Nothing here 
 
 import hashlib
 import json
+from contextlib import closing
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from search.store import open_collection
+from search.stored_index import Index
 
 _EDGE_BYTES = 2**20
 
@@ -62,11 +63,12 @@ def fingerprint_model(model: str) -> str:
     return f"{model}@{Path(config).parent.name}" if isinstance(config, str) else model
 
 
-def fingerprint_collection(chroma: str | Path, collection: str) -> str:
+def fingerprint_collection(index: Index) -> str:
     """Fingerprint of a collection: the documents' hash and the embedding weights' revision.
 
-    `chroma` is a folder or a Chroma server's address: the same documents have the same fingerprint in either.
-    Raises StoreError if there is no collection built by this project, or the server does not answer.
+    The same documents have the same fingerprint in a Chroma folder, on a Chroma server and in FAISS. A FAISS
+    index of another tool goes by its files' sizes and edges (`FaissFiles.edges`). Raises StoreError if there
+    is no index that can be served.
     """
-    with open_collection(chroma, collection) as store:
+    with closing(index.open()) as store:
         return f"{store.info.version}@{store.info.revision}"

@@ -1,7 +1,9 @@
-"""Build or update the Chroma collection that the retrieval server serves.
+"""Build or update the index that the retrieval server serves: a Chroma collection, or a FAISS folder.
 
     python -m search.index --source corpus.jsonl --chroma-path chromadb --collection wiki --embedder
     packaged-minilm
+    python -m search.index --source corpus.jsonl --chroma-path chromadb --collection wiki --shards 4
+    python -m search.index --source corpus.jsonl --faiss-path faiss --kind hnsw
 
 The source is what `search.sources.corpus` reads: files, folders and globs of tables and texts, a data set of
 the hub, or an existing Chroma, whose documents are embedded again. `search.indexing.build` does the work and
@@ -11,11 +13,15 @@ describes what a repeated run does.
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ops.errors import UserError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
-from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
+from search.indexing.collection import Collection
+from search.indexing.faiss_folder import FaissFolder
+from search.indexing.faiss_size import KINDS
+from search.indexing.shards import Shards, build, chroma_target
 from search.sources.corpus import Corpus
 
 
@@ -27,8 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--source", required=True, help="corpus: a file, folder or glob, a data set of the hub, or a Chroma")
     add("--source-collection", help="collection to read, if the source is a Chroma with several")
-    add("--chroma-path", required=True, help="Chroma folder or server address to build in or update")
-    add("--collection", required=True, help="name of the collection")
+    where = parser.add_mutually_exclusive_group(required=True)
+    chroma_help = "Chroma folder or server address to build in or update; with --shards also several"
+    where.add_argument("--chroma-path", nargs="+", help=chroma_help)
+    where.add_argument("--faiss-path", type=Path, help="folder of a FAISS index to build or update")
+    add("--collection", help="name of the collection, in a Chroma")
+    add("--shards", type=int, default=1, help="collections that it is divided into (default: %(default)s)")
+    add("--writers", type=int, default=Shards.writers, help="shards inserted at once (default: %(default)s)")
+    add("--kind", choices=KINDS, default=KINDS[0], help="of a FAISS index (default: %(default)s)")
     embedder_help = f"hub id, folder or {PACKAGED_EMBEDDER} (default: %(default)s)"
     add("--embedder", default=DEFAULT_EMBEDDER, help=embedder_help)
     add("--device", help="torch device (default: CUDA if available)")
@@ -41,11 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--workers", type=int, default=1, help=workers_help)
     add("--replace", action="store_true", help="replace a collection of other content or settings")
     args = parser.parse_args(argv)
+    if args.chroma_path is not None and args.collection is None:
+        parser.error("a Chroma has collections: name one with --collection")
     try:
-        report = build_index(
+        if args.faiss_path is not None:
+            target: Collection | FaissFolder | Shards = FaissFolder(args.faiss_path.resolve(), args.kind)
+        else:
+            target = chroma_target(args.chroma_path, args.collection, args.shards, args.writers)
+        report = build(
             Corpus(args.source, args.source_collection),
-            args.chroma_path,
-            args.collection,
+            target,
             EmbedderSpec(args.embedder, args.device),
             replace=args.replace,
             chunking=Chunking(args.chunk_tokens, args.chunk_overlap),
@@ -54,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{args.collection} in {args.chroma_path}: {report}")
+    print(f"{target}: {report}")
     return 0
 
 

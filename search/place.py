@@ -10,9 +10,10 @@ sent only where it cannot be read on the way: over TLS, or within this machine.
 
 import ipaddress
 import os
+import re
 import struct
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ from chromadb.api.client import Client
 from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT, Settings
 from chromadb.errors import ChromaError
 
-from ops.errors import UserError
+from search.errors import StoreError, StoreNotReady
+from search.faiss_place import is_faiss
 
 DATABASE_FILE = "chroma.sqlite3"
 API_KEY_VARIABLE = "CHROMA_API_KEY"
@@ -44,18 +46,6 @@ _WRITE_TIMEOUT_S = 120.0
 # asked for, level factor, search width at building.
 _VECTOR_HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
 _VECTOR_FILES = ("header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle")
-
-
-class StoreError(UserError):
-    """A Chroma or a collection that cannot be used as asked, and what to do about it."""
-
-
-class StoreNotReady(StoreError):
-    """A Chroma that is missing, damaged or does not answer now: the same address may work later."""
-
-
-class StoreUnavailable(Exception):
-    """An open index cannot answer now; the next query tries again."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +104,7 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
     if folder and (folder / DATABASE_FILE).is_file():
         check_files(folder)
     elif folder and not create:
-        raise StoreNotReady(
-            f"no Chroma folder at {folder}: make one with `drzero prepare-data chroma.path={folder} source=…`"
-        )
+        raise no_chroma(folder)
     try:
         if folder:
             client = chromadb.PersistentClient(str(folder), settings=Settings(anonymized_telemetry=False))
@@ -133,6 +121,37 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
         if type(error).__name__ != "PanicException":
             raise
         raise StoreNotReady(f"Chroma at {place} is damaged: {plain(error)}. Build it again") from error
+
+
+def shard_counts(names: Iterable[str], prefix: str) -> set[int]:
+    """Of which numbers of shards there are some among these names, as `search.shard_layout` gives them."""
+    shard = re.compile(rf"\.?{re.escape(prefix)}-\d\d-of-(\d\d)(\.building|\.previous)?")
+    return {int(found[1]) for name in names if (found := shard.fullmatch(name))}
+
+
+def shards_in(folder: Path) -> set[int]:
+    """Of which numbers of shards a folder has some, unfinished ones included."""
+    return shard_counts((path.name for path in folder.iterdir()), "shard") if folder.is_dir() else set()
+
+
+def other_shards(where: object, found: int, asked: int) -> StoreError:
+    """The error for an index of another number of shards than `chroma.shards`."""
+    holds = f"an index of {found} shards" if found > 1 else "an index without shards"
+    return StoreError(
+        f"{where} holds {holds}, and chroma.shards is {asked}: set chroma.shards={found} (or --shards) to "
+        f"use it, or another chroma.path to build one of {asked}"
+    )
+
+
+def no_chroma(folder: Path) -> StoreError:
+    """The error for a folder without a Chroma, which may come later unless something else is there."""
+    if found := shards_in(folder):
+        return other_shards(folder, min(found), 1)
+    if is_faiss(folder):
+        return StoreError(f"{folder} holds a FAISS index, not a Chroma: set index=faiss faiss.path={folder}")
+    return StoreNotReady(
+        f"no Chroma folder at {folder}: make one with `drzero prepare-data chroma.path={folder} source=…`"
+    )
 
 
 def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:

@@ -1,6 +1,8 @@
-"""The retrieval server: Search-R1's wire format over a Chroma collection.
+"""The retrieval server: Search-R1's wire format over a Chroma collection or a FAISS index.
 
     python -m search.server --chroma-path chromadb --collection wiki --port 8000
+    python -m search.server --chroma-path http://one:8000 http://two:8000 --collection wiki --shards 4
+    python -m search.server --faiss-path e5_Flat.index --faiss-corpus wiki-18.jsonl --embedder …/e5-base-v2
 
 Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canary query has been answered),
 `GET /metrics` (Prometheus text), `GET /docs`. Its parts are in `search.serving`.
@@ -9,12 +11,12 @@ Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canar
   single flight either.
 * A bearer token is required if RETRIEVAL_TOKEN is set in the environment; there is no flag for it, because
   anyone on the machine can read a command line.
-* It refuses to start, with exit code 2 and one line, if the collection is not as it was published
-  (`search.content`), the embedder does not fit it, the port is taken, or anything else is wrong. If the index
+* It refuses to start, with exit code 2 and one line, if the index is not as it was published
+  (`check_content`), the embedder does not fit it, the port is taken, or anything else is wrong. If the index
   is not ready (a folder that is missing or cut off, a Chroma server that does not answer) it waits,
   `INDEX_WAIT_S` seconds at most, and logs that: a supervisor that restarts it meanwhile must not take that
   for a failure.
-* If the collection is replaced (see `search.store`), it answers 503 until it is restarted.
+* If the index is replaced (see `search.store`), it answers 503 until it is restarted.
 * SIGTERM drains it: new requests get 503, open ones are answered for `DRAIN_S` seconds at most, then it exits
   with code 0, even if an encoder or the index hangs.
 * DRZERO_LOG_LEVEL is the minimum level of the lines on stderr (INFO); DEBUG adds the traceback of a refusal.
@@ -31,6 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from types import FrameType
 from typing import cast
 
@@ -39,16 +42,17 @@ import uvloop
 from setproctitle import setproctitle
 
 from ops.bearer import TokenUnusable
-from search.content import check_content
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
-from search.place import ChromaPlace, StoreError, StoreNotReady, StoreUnavailable, plain
+from search.errors import StoreError, StoreNotReady, StoreUnavailable
+from search.place import plain
 from search.serving.app import RetrievalApp
 from search.serving.batching import BatchLimits
 from search.serving.connections import Connection
 from search.serving.encoders import EncoderPool, PooledEmbedder
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
-from search.store import Store
+from search.sharded_store import chroma_index
+from search.stored_index import Index, StoredIndex
 from search.wire import TOKEN_VARIABLE, read_token
 
 DRAIN_S = 7.0
@@ -107,12 +111,12 @@ def _no_port(host: str, port: int, error: Exception) -> StoreError:
     )
 
 
-def wait_for_store(chroma_path: str, collection: str, wait_s: float = INDEX_WAIT_S) -> Store:
-    """Open the collection, waiting `wait_s` seconds for a Chroma that is not ready; raises StoreError."""
+def wait_for_store(index: Index, wait_s: float = INDEX_WAIT_S) -> StoredIndex:
+    """Open the index, waiting `wait_s` seconds for one that is not ready; raises StoreError."""
     ends, logged = time.monotonic() + wait_s, ""
     while True:
         try:
-            return Store(ChromaPlace.parse(chroma_path), collection)
+            return index.open()
         except StoreNotReady as error:
             if time.monotonic() >= ends:
                 raise
@@ -151,8 +155,12 @@ def configure(app: RetrievalApp) -> uvicorn.Config:
     )
 
 
-async def _serve(args: argparse.Namespace, token: str | None, listener: socket.socket, store: Store) -> None:
+async def _serve(
+    args: argparse.Namespace, token: str | None, listener: socket.socket, store: StoredIndex
+) -> None:
     metrics = Metrics()
+    if not (args.embedder or store.info.embedder):
+        raise StoreError(f"{store.name!r} records no embedder: name the one that made it with --embedder")
     spec = EmbedderSpec(args.embedder or store.info.embedder, args.device)
     async with EncoderPool(spec, args.encoders, args.threads, metrics) as encoders:
         embedder = PooledEmbedder(encoders, asyncio.get_running_loop())
@@ -189,10 +197,29 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m search.server", description=(__doc__ or "").splitlines()[0]
     )
     add = parser.add_argument
-    add(
-        "--chroma-path", required=True, help="Chroma folder, as built by search.index, or http(s)://host:port"
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--chroma-path",
+        nargs="+",
+        help="Chroma folder, as built by search.index, or http(s)://host:port; of shards also several",
     )
-    add("--collection", required=True, help="collection to serve")
+    which.add_argument("--faiss-path", help="FAISS index: a file, or a folder as built by search.index")
+    add("--collection", help="collection of the Chroma to serve")
+    add("--shards", type=_at_least(1), default=1, help="shards of the collection (default: %(default)s)")
+    add("--faiss-corpus", help="JSONL of the index's passages (default: the one next to it)")
+    add("--lines-folder", type=Path, help="where its line offsets go if its own folder is read-only")
+    add(
+        "--ef-search",
+        type=_at_least(1),
+        default=256,
+        help="candidates of HNSW a query (default: %(default)s)",
+    )
+    add("--nprobe", type=_at_least(1), default=64, help="lists of IVF a query (default: %(default)s)")
+    add(
+        "--faiss-device",
+        default="cpu",
+        help="cpu, or cuda[:N] for a FAISS built for it (default: %(default)s)",
+    )
     add("--embedder", help="hub id or folder (default: the one that built the collection)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
@@ -210,6 +237,19 @@ def parser() -> argparse.ArgumentParser:
     add("--cache-mb", type=_at_least(0), default=256, help="cache of results, 0: none (default: %(default)s)")
     add("--access-log", action="store_true", help="a JSON line per request on stdout")
     return parser
+
+
+def index_of(args: argparse.Namespace) -> Index:
+    """The index that the arguments name; raises StoreError for a Chroma without a collection."""
+    if args.faiss_path is None:
+        if args.collection is None:
+            raise StoreError("a Chroma has collections: name one with --collection")
+        return chroma_index(args.chroma_path, args.collection, args.shards)
+    from search.faiss_store import FaissIndex  # an index of Chroma needs no FAISS
+
+    return FaissIndex(
+        args.faiss_path, args.faiss_corpus, args.lines_folder, args.ef_search, args.nprobe, args.faiss_device
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -233,11 +273,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with (
             bind(args.host, args.port) as listener,
-            closing(wait_for_store(args.chroma_path, args.collection)) as store,
+            closing(wait_for_store(index_of(args))) as store,
         ):
-            folder = store.place.folder
-            if folder and not check_content(folder, store.name):
-                log.warning("no hashes of %r were recorded: `python -m search.index` does it", store.name)
+            if not store.check_content():
+                log.warning("no hashes of %r were recorded, as an index built here has them", store.name)
             uvloop.run(_serve(args, token, listener, store))
     except Exception as error:  # of many types from Chroma and the system; a start reports one line
         log.debug("refused", exc_info=True)

@@ -18,12 +18,12 @@ import os
 import random
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import chromadb
 import httpx
@@ -32,24 +32,33 @@ from chromadb.api import ClientAPI
 from chromadb.api.collection_configuration import HNSWConfiguration
 from chromadb.errors import NotFoundError, RateLimitError
 
-from search.embedders import Embedder, model_identity
+from search.content import check_content
+from search.embedders import Embedder
+from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.place import (
     DATABASE_FILE,
     ChromaPlace,
-    StoreError,
-    StoreNotReady,
-    StoreUnavailable,
     check_files,
     connect,
+    no_chroma,
+    other_shards,
     plain,
+    shard_counts,
+)
+from search.stored_index import (
+    DISTANCE,
+    SAME_VECTOR_COSINE,
+    SCHEMA_VERSION,
+    CollectionInfo,
+    check_records,
+    cosine_again,
+    other_embedder,
+    passage_text,
 )
 from search.wire import ScoredPassage, make_passage
 
-# Raised when what is written changes, or how texts are split: older collections must then be rebuilt.
-SCHEMA_VERSION = 3
 BEING_WRITTEN = "being_written"
 """In the metadata of a server's collection while it is indexed, in place of `CollectionInfo`."""
-DISTANCE: Literal["cosine"] = "cosine"
 # What a unit of Chroma's distance between unit vectors takes from the cosine similarity, by distance: an
 # adopted collection keeps its own.
 _COSINE_LOSS = {DISTANCE: 1.0, "ip": 1.0, "l2": 0.5}
@@ -70,8 +79,6 @@ SYNC_THRESHOLD = 1000
 # While a collection is written, its vector files are written so many times in all, measured by
 # bench/index_writes.py: with Chroma's own threshold it would be chunks / 1,000 times.
 SYNCS = 8
-# The same text through the same weights differs by precision only (fp16 against fp32: about 1e-3).
-SAME_VECTOR_COSINE = 0.99
 DRAW = "draw"
 """In each record's metadata, a number by the hash of its id: what a sample is drawn by."""
 DRAWS = 2**16
@@ -83,42 +90,6 @@ _DRAWN_IDS = 5000
 some 0.2 µs each, so a few large questions are better than many small ones."""
 # What a server returns in one answer: Chroma Cloud's quota is 300 records.
 _SERVER_PAGE = 250
-
-
-@dataclass(frozen=True)
-class CollectionInfo:
-    """How a collection was built: from `documents`, split into the `chunks` that it holds.
-
-    `version` is a hash of the documents and of how they were split (`chunk_tokens`, `chunk_overlap`).
-    """
-
-    embedder: str
-    revision: str
-    dimension: int
-    query_prefix: str
-    passage_prefix: str
-    documents: int
-    chunks: int
-    chunk_tokens: int
-    chunk_overlap: int
-    version: str
-    distance: str = DISTANCE
-    normalised: bool = True
-    schema_version: int = SCHEMA_VERSION
-    draws: int = 0
-    """`DRAWS` if each record has its `draw`; those of other tools and of earlier versions have none."""
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any] | None) -> "CollectionInfo | None":
-        """Read a collection's metadata; None if it is not one of ours."""
-        names = [field.name for field in fields(cls)]
-        if metadata is None or any(name not in metadata for name in names if name != "draws"):
-            return None
-        return cls(**{name: metadata[name] for name in names if name in metadata})
-
-    def to_metadata(self) -> dict[str, str | int | bool]:
-        """Return the metadata to write."""
-        return asdict(self)
 
 
 def sync_threshold(vectors: int) -> int:
@@ -135,11 +106,6 @@ def set_sync_threshold(collection: chromadb.Collection, threshold: int) -> None:
         collection.modify(configuration={"hnsw": {"sync_threshold": threshold}})
 
 
-def passage_text(title: str, text: str) -> str:
-    """Return the text that is embedded for a document, without the passage prefix."""
-    return f"{title}\n{text}" if title else text
-
-
 def collection_names(client: ClientAPI) -> list[str]:
     """Return the names of a Chroma's collections, sorted."""
     names: list[str] = []
@@ -153,8 +119,11 @@ def get_collection(client: ClientAPI, place: ChromaPlace | Path | str, name: str
     try:
         return client.get_collection(name, embedding_function=None)
     except NotFoundError:
-        names = ", ".join(collection_names(client)) or "none"
-        raise StoreError(f"no collection {name!r} in {place}: it holds {names}") from None
+        names = collection_names(client)
+        if found := shard_counts(names, name):
+            raise other_shards(f"{name!r} in {place}", min(found), 1) from None
+        holds = ", ".join(names) or "none"
+        raise StoreError(f"no collection {name!r} in {place}: it holds {holds}") from None
 
 
 def iter_documents(
@@ -176,22 +145,27 @@ def iter_documents(
         while some := handle.get(include=[], limit=batch, offset=offset)["ids"]:
             database.executemany("INSERT INTO ids VALUES (?)", ((key,) for key in some))
             offset += len(some)
-        ids = (key for (key,) in database.execute("SELECT id FROM ids ORDER BY id"))
-        yield from _documents(handle, ids, batch)
+        ids = ((key, 0) for (key,) in database.execute("SELECT id FROM ids ORDER BY id"))
+        yield from _documents([handle], ids, batch)
 
 
-def _documents(handle: chromadb.Collection, ids: Iterator[str], batch: int) -> Iterator[tuple[str, str, str]]:
-    """Yield (id, title, text) of these records in their order, read in batches."""
-    while wanted := list(islice(ids, batch)):
-        page = handle.get(ids=wanted, include=["documents", "metadatas"])
-        rows = zip(page["ids"], page["metadatas"] or [], page["documents"] or [], strict=True)
-        by_id = {key: (metadata, text) for key, metadata, text in rows}
-        if lost := set(wanted) - by_id.keys():
-            raise StoreNotReady(
-                f"collection {handle.name!r} is damaged: it lacks {min(lost)!r}. Build it again"
-            )
-        for key in wanted:
-            metadata, text = by_id[key]
+def _documents(
+    handles: Sequence[chromadb.Collection], records: Iterator[tuple[str, int]], batch: int
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (id, title, text) of records in their order, read in batches: id, and which collection has it."""
+    while wanted := list(islice(records, batch)):
+        found: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
+        for number in {number for _, number in wanted}:
+            ids = [key for key, its_number in wanted if its_number == number]
+            page = handles[number].get(ids=ids, include=["documents", "metadatas"])
+            rows = zip(page["ids"], page["metadatas"] or [], page["documents"] or [], strict=True)
+            found |= {key: (metadata, text) for key, metadata, text in rows}
+            if lost := set(ids) - found.keys():
+                raise StoreNotReady(
+                    f"collection {handles[number].name!r} is damaged: it lacks {min(lost)!r}. Build it again"
+                )
+        for key, _ in wanted:
+            metadata, text = found[key]
             yield key, _title(metadata), text or ""
 
 
@@ -209,20 +183,33 @@ def draw_documents(
     cost little in a collection of any size. As ids are hashed, any of them is as likely as another to be
     among the first. The order is the same in a folder and on a server.
     """
-    place, rng = ChromaPlace.parse(place), random.Random(f"{seed}/draws")
+    return draw_from([(ChromaPlace.parse(place), collection)], seed)
+
+
+def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iterator[tuple[str, str, str]]:
+    """Yield the documents of several collections, in the order that one with all of them would give."""
+    rng = random.Random(f"{seed}/draws")
     draws = rng.sample(range(DRAWS), DRAWS)
-    page = 2 * _DRAWN_IDS if place.folder else _SERVER_PAGE
-    with connect(place) as client:
-        handle = get_collection(client, place, collection)
-        together = min(max(DRAWS * _DRAWN_IDS // max(handle.count(), 1), 1), _DRAWN_TOGETHER)
+    pages = [2 * _DRAWN_IDS if place.folder else _SERVER_PAGE for place, _ in collections]
+    with ExitStack() as stack:
+        handles = [
+            get_collection(stack.enter_context(connect(place)), place, name) for place, name in collections
+        ]
+        records = sum(handle.count() for handle in handles)
+        together = min(max(DRAWS * _DRAWN_IDS // max(records, 1), 1), _DRAWN_TOGETHER)
         for start in range(0, DRAWS, together):
-            ids = _with_draws(handle, draws[start : start + together], page)
-            rng.shuffle(ids)
-            yield from _documents(handle, iter(ids), _SERVER_PAGE)
+            some = draws[start : start + together]
+            found = sorted(
+                (key, number)
+                for number, handle in enumerate(handles)
+                for key in _with_draws(handle, some, pages[number])
+            )
+            rng.shuffle(found)
+            yield from _documents(handles, iter(found), _SERVER_PAGE)
 
 
 def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> list[str]:
-    """The ids of the records that have these draws, sorted."""
+    """The ids of the records that have these draws."""
     found: list[str] = []
     asked: Any = {DRAW: {"$in": draws}}
     is_last = False
@@ -230,7 +217,54 @@ def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> lis
         some = handle.get(where=asked, limit=page, offset=len(found), include=[])["ids"]
         found += some
         is_last = len(some) < page
-    return sorted(found)
+    return found
+
+
+@dataclass(frozen=True)
+class ChromaIndex:
+    """Where a collection is, before it is opened."""
+
+    path: ChromaPlace | Path | str
+    collection: str
+
+    @property
+    def setting(self) -> str:
+        """The config key that says where it is."""
+        return "chroma.path"
+
+    @property
+    def name(self) -> str:
+        """The collection's."""
+        return self.collection
+
+    @property
+    def folder(self) -> Path | None:
+        """The Chroma folder; None of a server."""
+        return ChromaPlace.parse(self.path).folder
+
+    def __str__(self) -> str:
+        return f"collection {self.collection!r} in {self.path}"
+
+    def open(self) -> "Store":
+        """Open it; raises StoreError if it or its Chroma is missing, it was not built by us or is a shard."""
+        store = Store(ChromaPlace.parse(self.path), self.collection)
+        if shard := store.info.shard:
+            store.close()
+            raise StoreError(
+                f"{self} is shard {shard} of an index, and answers for a part of it: open the whole "
+                f"(chroma.shards={shard.rpartition('/')[2]}, and chroma.path as it was built)"
+            )
+        return store
+
+    def documents(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (id, title, text) of every document, sorted by id; raises StoreError."""
+        return iter_documents(self.path, self.collection)
+
+    def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
+        """Yield the documents in an order random by `seed`; None of a collection without draws."""
+        with open_collection(self.path, self.collection) as store:
+            has_draws = store.info.draws == DRAWS
+        return draw_documents(self.path, self.collection, seed) if has_draws else None
 
 
 def open_collection(place: ChromaPlace | Path | str, name: str) -> "closing[Store]":
@@ -260,18 +294,10 @@ class Store:
         Names, prefixes and dimension are compared first; then a stored document is embedded again and must
         give its stored vector, which also detects other weights under the same name.
         """
-        info = self.info
-        if model_identity(embedder.name) != model_identity(info.embedder):
-            self._refuse(embedder, "its model is", info.embedder, embedder.name)
-        for what, stored, ours in (
-            ("its query prefix is", info.query_prefix, embedder.prefixes.query),
-            ("its passage prefix is", info.passage_prefix, embedder.prefixes.passage),
-            ("its dimension is", info.dimension, embedder.dimension),
-            ("its distance is", info.distance, info.distance if info.distance in _COSINE_LOSS else DISTANCE),
-            ("normalised vectors:", info.normalised, True),
-        ):
-            if stored != ours:
-                self._refuse(embedder, what, stored, ours)
+        info, this = self.info, f"collection {self.collection.name!r}"
+        check_records(this, info, embedder)
+        if info.distance not in _COSINE_LOSS:
+            raise other_embedder(this, info, embedder, "its distance is", info.distance, DISTANCE)
         try:
             sample = self.collection.peek(1)
         except Exception as error:  # as in query
@@ -279,20 +305,32 @@ class Store:
         metadatas, documents, vectors = sample["metadatas"], sample["documents"], sample["embeddings"]
         if not metadatas or not documents or vectors is None or documents[0] is None:
             raise StoreError(f"collection {self.name!r} in {self.place} lost its documents: rebuild it")
-        text = passage_text(_title(metadatas[0]), documents[0])
-        stored_vector = np.asarray(vectors[0], dtype=np.float32)
-        length = max(float(np.linalg.norm(stored_vector)), 1e-12)  # an adopted one's need not be 1
-        cosine = float(np.dot(embedder.encode_passages([text])[0], stored_vector)) / length
+        cosine = cosine_again(embedder, passage_text(_title(metadatas[0]), documents[0]), vectors[0])
         if cosine < SAME_VECTOR_COSINE:
             what = f"the same text gets another vector (cosine {cosine:.3f}): its revision is"
-            self._refuse(embedder, what, info.revision, embedder.revision)
+            raise other_embedder(this, info, embedder, what, info.revision, embedder.revision)
 
-    def _refuse(self, embedder: Embedder, what: str, stored: object, ours: object) -> None:
-        raise StoreError(
-            f"collection {self.collection.name!r} was built with another embedder than {embedder.name!r}: "
-            f"{what} {stored!r}, not {ours!r}. "
-            f"Serve it with --embedder {self.info.embedder}, or index it again"
-        )
+    def check_content(self) -> bool:
+        """Whether a folder's hashes were recorded; raises StoreError unless the collection has them.
+
+        A Chroma server answers for its own files.
+        """
+        return self.place.folder is None or check_content(self.place.folder, self.name)
+
+    def passages_of(self, ids: Collection[str]) -> dict[str, str]:
+        """Return the passages that have these ids, as they are embedded but for the prefix."""
+        found = self.collection.get(ids=list(ids), include=["documents", "metadatas"])
+        rows = zip(found["ids"], found["documents"] or [], found["metadatas"] or [], strict=True)
+        return {key: passage_text(_title(metadata), text or "") for key, text, metadata in rows}
+
+    def documents_among(self, names: Sequence[str]) -> set[str]:
+        """Return those of some documents' ids of which the collection has the whole or a chunk."""
+        there = set(self.collection.get(ids=list(names), include=[])["ids"])
+        if others := [name for name in names if name not in there]:
+            of_them: Any = {"doc_id": {"$in": others}}
+            chunks = self.collection.get(where=of_them, include=["metadatas"])
+            there |= {str(metadata["doc_id"]) for metadata in chunks["metadatas"] or []}
+        return there
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
         """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
@@ -452,7 +490,7 @@ class _OpenCollection:
         try:
             found = os.stat(self._place.folder / DATABASE_FILE)
         except OSError as error:
-            raise StoreNotReady(f"no Chroma folder at {self._place} ({error.strerror})") from error
+            raise no_chroma(self._place.folder) from error
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 

@@ -16,11 +16,12 @@ import httpx
 import numpy as np
 
 from search.indexing.chunking import Chunk
-from search.indexing.collection import Collection, write, write_folder
+from search.indexing.collection import Collection, write
+from search.indexing.faiss_folder import FaissFolder
 from search.indexing.journal import IndexJournal
 from search.place import ChromaPlace, connect
 from search.sources.corpus import Corpus
-from search.store import CollectionInfo
+from search.stored_index import CollectionInfo
 
 DIMENSION = 8
 NAME = "wiki"
@@ -77,8 +78,12 @@ def build(
 
 
 def written_index(place: ChromaPlace | Path | str, texts: Sequence[str], vectors: np.ndarray) -> Path:
-    """Write texts with their vectors as an index build does, next to `place`; return its journal."""
-    target = Collection(ChromaPlace.parse(place), NAME)
+    """Write texts with their vectors as an index build does, to `place`; return its journal."""
+    return written_target(Collection(ChromaPlace.parse(place), NAME), texts, vectors)
+
+
+def written_target(target: Collection | FaissFolder, texts: Sequence[str], vectors: np.ndarray) -> Path:
+    """Write texts with their vectors as an index build does, in either back end; return its journal."""
     path = Path(tempfile.mkdtemp()) / "journal.sqlite3"
     (path.parent / "corpus.jsonl").write_text(
         "".join(
@@ -100,8 +105,8 @@ def written_index(place: ChromaPlace | Path | str, texts: Sequence[str], vectors
             journal.add_vectors(rows, vectors[done : done + len(rows)])
             done += len(rows)
         info = replace(collection_info("version", len(texts)), dimension=vectors.shape[1])
-        if target.place.folder:
-            write_folder(target, journal, info, False, units, path.parent / "chroma")
+        if isinstance(target, FaissFolder) or target.folder:
+            target.write_folder(journal, info, False, units, path.parent / "index")
         else:
             write(
                 target, target.place, journal, info, False, (journal.embedded(unit) for unit in range(units))

@@ -63,10 +63,17 @@ class Server:
     Its output goes into a file: an unread pipe would block it once it is full.
     """
 
-    def __init__(self, chroma: Path | str, *more: str, collection: str = COLLECTION, port: int = 0) -> None:
+    def __init__(
+        self,
+        index: Path | str,
+        *more: str,
+        collection: str = COLLECTION,
+        port: int = 0,
+        flag: str = "--chroma-path",
+    ) -> None:
         port = port or unused_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "search.server", "--chroma-path", str(chroma), "--device", "cpu"]
+        command = [sys.executable, "-m", "search.server", flag, str(index), "--device", "cpu"]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
         self.process = subprocess.Popen(
             [*command, "--collection", collection, "--port", str(port), *more],

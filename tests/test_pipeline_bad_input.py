@@ -235,7 +235,7 @@ def test_an_index_of_other_content_is_left_alone_unless_it_is_to_be_replaced(
     before = files_below(tmp_path / "corpus")
     (tmp_path / "other.jsonl").write_text(json.dumps({"text": "other"}))
     message = refusal(capsys, *prepare(tmp_path / "corpus", tmp_path / "other.jsonl", prepared.model))
-    assert "already holds a collection 'corpus' of other content" in message
+    assert "collection 'corpus'" in message and "exists already and is of other content" in message
     assert files_below(tmp_path / "corpus") == before
 
 

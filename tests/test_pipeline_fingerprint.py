@@ -14,6 +14,7 @@ from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprin
 from search.embedders import EmbedderSpec
 from search.indexing.build import build_index
 from search.place import StoreError
+from search.store import ChromaIndex
 
 names = st.text("abc", min_size=1, max_size=3)
 trees = st.dictionaries(st.tuples(names, names).map("/".join) | names.map("x".__add__), st.binary(max_size=8))
@@ -98,7 +99,7 @@ def build(folder: Path, text: str) -> Path:
 
 def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path: Path) -> None:
     one, again, other = (
-        fingerprint_collection(build(tmp_path / name, text), "corpus")
+        fingerprint_collection(ChromaIndex(build(tmp_path / name, text), "corpus"))
         for name, text in (("a", "A harbour town."), ("b", "A harbour town."), ("c", "A market town."))
     )
     assert one == again != other
@@ -106,4 +107,4 @@ def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path: Path) -> Non
 
 def test_an_index_that_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no Chroma folder"):
-        fingerprint_collection(tmp_path, "corpus")
+        fingerprint_collection(ChromaIndex(tmp_path, "corpus"))

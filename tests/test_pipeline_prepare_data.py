@@ -136,6 +136,23 @@ def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_
     assert "drawn at random" not in told and documents_shown(corpus) != drawn
 
 
+def test_of_a_large_faiss_index_no_more_is_read_either_whoever_built_it(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare_data, "MEASURED", 10)
+    corpus, few = tmp_path / "corpus", ["index=faiss", "min_document_tokens=0", "min_prose=0"]
+    assert main(["prepare-data", *arguments(prepared, corpus), *few]) == 0
+    told = capsys.readouterr().out
+    assert "of memory to serve and" in told
+    assert f"10 of {len(prepared.documents)} entries were drawn at random" in told
+    shown = documents_shown(corpus)
+    (corpus / "faiss" / "drzero-faiss.json").unlink()  # as another tool leaves an index
+    (corpus / "faiss" / "index.faiss").rename(corpus / "faiss" / "e5_Flat.index")
+    as_it_is = [word for word in arguments(prepared, corpus) if not word.startswith("source=")]
+    assert main(["prepare-data", *as_it_is, *few]) == 0
+    assert documents_shown(corpus) == shown
+
+
 def test_a_benchmark_that_names_no_document_can_hold_none_out(tmp_path: Path) -> None:
     chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
     (tmp_path / "questions.jsonl").write_text(json.dumps(chain))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.place import StoreUnavailable
+from search.errors import StoreUnavailable
 from search.serving.batching import Batcher, BatchLimits, Unavailable
 from search.serving.encoder_worker import split_by_length
 from search.serving.encoders import EncodeFailed, EncoderDied

@@ -13,7 +13,7 @@ from bench.closed_loop import Load, Order
 from bench.retrieval_truth import Truth
 from bench.retrieval_world import QUERIES_FILE, Queries
 from search.embedders import Embedder
-from search.store import passage_text
+from search.stored_index import passage_text
 
 ASKED = {"what did Mara Tesk paint?": "Mara Tesk", "when did Mara Tesk finish it?": "Mara Tesk"}
 

@@ -15,7 +15,7 @@ from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders, build_collect
 from tokenizers import Tokenizer
 
 from search.embedders import Embedder
-from search.place import StoreUnavailable
+from search.errors import StoreUnavailable
 from search.serving.batching import BatchLimits, Unavailable
 from search.serving.cache import ResultCache, fold
 from search.serving.encoder_worker import tokenizer_folds

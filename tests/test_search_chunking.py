@@ -14,7 +14,7 @@ from search.embedders import Embedder, EmbedderSpec, Prefixes
 from search.indexing.boundaries import SENTENCE_END
 from search.indexing.chunking import Chunk, Chunker, Chunking, ChunkingError
 from search.sources.document import Document
-from search.store import passage_text
+from search.stored_index import passage_text
 
 WORDS = ("Orrin", "is", "a", "harbour", "town", "on", "the", "river", "Vell", "uncharacteristically", "x")
 sentences = st.lists(st.sampled_from(WORDS), min_size=1, max_size=20).map(" ".join)

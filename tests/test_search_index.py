@@ -25,7 +25,8 @@ from search.place import DATABASE_FILE, StoreError, connect
 from search.sources.corpus import Corpus
 from search.sources.document import Document
 from search.sources.faults import CorpusError
-from search.store import DRAWS, CollectionInfo, draw_of, iter_documents, open_collection
+from search.store import DRAWS, draw_of, iter_documents, open_collection
+from search.stored_index import CollectionInfo
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
 RECORDS = [

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
-from chroma_parts import unit_vectors, written_index
+from chroma_parts import unit_vectors, written_index, written_target
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.indexing.size import FACTOR, IndexSize, Planned
+from search.indexing.faiss_folder import FaissFolder
+from search.indexing.faiss_size import KINDS, FaissSize
+from search.indexing.size import FACTOR, IndexSize, Planned, ShardedSize
 
 CHUNKS = 2000
 SIZES = ("serving_bytes", "building_bytes", "disk_bytes", "journal_bytes", "disk_while_building")
@@ -43,7 +45,7 @@ def test_an_index_is_larger_than_its_vectors_and_texts(size: IndexSize) -> None:
 
 @given(INDICES, st.integers(0, 10**13), st.floats(1e9, 1e15))
 def test_a_machine_twice_as_fast_embeds_in_half_the_time(size: IndexSize, text: int, speed: float) -> None:
-    planned = Planned(size, size.chunks, text, 10**8, Path())
+    planned = Planned(size, size.chunks, text, 10**8, 0)
     assert planned.embedding_seconds(2 * speed) == pytest.approx(planned.embedding_seconds(speed) / 2)
 
 
@@ -61,3 +63,40 @@ def test_a_real_index_and_its_journal_are_as_large_as_is_said(tmp_path: Path) ->
     files = (path.stat().st_size for path in (tmp_path / "chroma").rglob("*") if path.is_file())
     for found, expected in ((sum(files), said.disk_bytes), (journal.stat().st_size, said.journal_bytes)):
         assert expected / FACTOR < found < expected * FACTOR
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(INDICES, st.integers(0, 10**9), st.integers(0, 10**13))
+def test_of_faiss_too_more_of_anything_takes_no_less(
+    kind: str, size: IndexSize, chunks: int, text: int
+) -> None:
+    less = FaissSize(size.chunks, size.dimension, size.text_bytes, kind)
+    more = FaissSize(size.chunks + chunks, size.dimension, size.text_bytes + text, kind)
+    assert all(getattr(more, name) >= getattr(less, name) for name in SIZES)
+    assert all(later >= before for later, before in zip(more.graph_seconds, less.graph_seconds, strict=True))
+
+
+def test_wikipedia_as_codes_takes_a_tenth_of_its_vectors() -> None:
+    sizes = {kind: FaissSize(21_000_000, 768, 650 * 21_000_000, kind).serving_bytes for kind in KINDS}
+    assert sizes["flat"] < sizes["hnsw"] and sizes["ivfpq"] < sizes["flat"] / 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_real_index_of_faiss_is_as_large_as_is_said(tmp_path: Path, kind: str) -> None:
+    some = texts()
+    written_target(FaissFolder(tmp_path / "faiss", kind), some, unit_vectors(0, CHUNKS, dimension=64))
+    said = FaissSize(CHUNKS, 64, sum(len(text.encode()) for text in some), kind)
+    files = {path.name: path.stat().st_size for path in (tmp_path / "faiss").iterdir()}
+    assert said.serving_bytes / 1.1 < files["index.faiss"] < said.serving_bytes * 1.1
+    assert said.disk_bytes / FACTOR < sum(files.values()) < said.disk_bytes * FACTOR
+
+
+@given(INDICES, st.integers(1, 99), st.integers(1, 99))
+def test_shards_are_served_as_one_index_is_and_take_the_memory_of_those_inserted_at_once(
+    size: IndexSize, shards: int, writers: int
+) -> None:
+    sharded = ShardedSize(size.chunks, size.dimension, size.text_bytes, shards, writers)
+    assert (sharded.serving_bytes, sharded.disk_bytes) == (size.serving_bytes, size.disk_bytes)
+    each = size.building_bytes / shards
+    assert sharded.building_bytes == pytest.approx(each * min(shards, writers), abs=1)
+    assert sharded.graph_seconds[0] <= sharded.graph_seconds[1]

@@ -23,10 +23,11 @@ from search_parts import PASSAGES, SPEC, Server, read_metric, wait_for
 import search.place
 from pipeline.fingerprint import fingerprint_collection
 from search.client import SearchClient, SearchUnavailable
+from search.errors import StoreError, StoreUnavailable
 from search.indexing.build import build_index
-from search.place import ChromaPlace, StoreError, StoreUnavailable, connect, request_headers
+from search.place import ChromaPlace, connect, request_headers
 from search.server import wait_for_store
-from search.store import Store, collection_names, iter_documents, open_collection
+from search.store import ChromaIndex, Store, collection_names, iter_documents, open_collection
 
 COUNT = 20
 LIMIT_S = 60.0
@@ -85,7 +86,9 @@ def test_collection_on_a_server_has_the_fingerprint_of_one_in_a_folder(
     chroma: ChromaServer, vectors: np.ndarray, tmp_path: Path
 ) -> None:
     build(tmp_path / "chroma", count=COUNT)
-    assert fingerprint_collection(chroma.url, NAME) == fingerprint_collection(tmp_path / "chroma", NAME)
+    assert fingerprint_collection(ChromaIndex(chroma.url, NAME)) == fingerprint_collection(
+        ChromaIndex(tmp_path / "chroma", NAME)
+    )
 
 
 def test_documents_of_a_server_are_read_in_pages_and_sorted_by_id(
@@ -180,7 +183,7 @@ def test_start_waits_for_a_server_that_starts_later(
 ) -> None:
     chroma.stop()
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(wait_for_store, chroma.url, NAME)
+        opening = pool.submit(wait_for_store, ChromaIndex(chroma.url, NAME))
         wait_for(lambda: "waiting for the index" in caplog.text, LIMIT_S, or_else=opening.done)
         chroma.start()
         with closing(opening.result()) as store:
@@ -189,7 +192,7 @@ def test_start_waits_for_a_server_that_starts_later(
 
 def test_server_that_stays_down_is_one_clear_error_after_the_wait() -> None:
     with pytest.raises(StoreError, match="no Chroma server answers at"):
-        wait_for_store(f"http://127.0.0.1:{unused_port()}", NAME, wait_s=0)
+        wait_for_store(ChromaIndex(f"http://127.0.0.1:{unused_port()}", NAME), wait_s=0)
 
 
 def test_server_of_another_kind_is_recognised(start_peer: StartPeer) -> None:

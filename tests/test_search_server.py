@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import uvicorn
 from conftest import unused_port
+from faiss_parts import publish
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_parts import (
@@ -41,7 +42,8 @@ from pipeline.stages.services import retrieval_spec
 from search.client import SearchClient, SearchRequestError
 from search.content import record_content
 from search.embedders import Embedder
-from search.place import DATABASE_FILE, StoreError, StoreUnavailable, connect
+from search.errors import StoreError, StoreUnavailable
+from search.place import DATABASE_FILE, connect
 from search.server import bind, configure, listen, parser
 from search.serving import connections
 from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, MAX_PASSAGES_HELD, RetrievalApp
@@ -190,6 +192,59 @@ def test_metrics_count_requests_queries_errors_and_seconds(http: httpx.Client, u
     http.post("/retrieve", json={"queries": []})
     after = [read_metric(url, f"retrieval_{name}") for name in changes]
     assert [now - then for now, then in zip(after, before, strict=True)] == list(changes.values())
+
+
+# --- a published FAISS index, over the wire ---
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, embedder: Embedder) -> Path:
+    """The passages in the layout in which the field shares Wikipedia: index and corpus, nothing else."""
+    contents = [f'"{title}"\n{text}' for title, text in PASSAGES.items()]
+    return publish(
+        tmp_path_factory.mktemp("faiss") / "wiki", embedder.encode_passages(contents), contents=contents
+    )
+
+
+@pytest.fixture(scope="module")
+def faiss_url(published: Path) -> Iterator[str]:
+    server = Server(published, "--embedder", SPEC.name, flag="--faiss-path")
+    try:
+        server.wait_healthy()
+        yield server.url
+    finally:
+        if not server.is_over():
+            server.end()
+
+
+def test_a_published_faiss_index_is_served_unchanged_with_the_best_answers_of_chroma(
+    faiss_url: str, http: httpx.Client, published: Path
+) -> None:
+    body = {"queries": list(QUESTIONS), "topk": 3, "return_scores": True}
+    theirs = httpx.post(f"{faiss_url}/retrieve", json=body, trust_env=False, timeout=60).json()["result"]
+    ours = http.post("/retrieve", json=body).json()["result"]
+    # Their vectors are of texts whose title is in quotes, so the order of lesser hits may differ.
+    for (best, *_), (of_chroma, *_) in zip(theirs, ours, strict=True):
+        title, text = best["document"]["title"], best["document"]["text"]
+        assert (title, text) == (of_chroma["document"]["title"], of_chroma["document"]["text"])
+        assert best["document"]["contents"] == f'"{title}"\n{text}'
+    assert httpx.get(f"{faiss_url}/health", trust_env=False).json()["collection"] == published.name
+    assert httpx.post(f"{faiss_url}/retrieve", json={"queries": []}, trust_env=False).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((), "records no embedder: name the one that made it with --embedder"),
+        (("--embedder", SPEC.name, "--faiss-corpus", "none.jsonl.gz"), "is compressed"),
+    ],
+)
+def test_a_faiss_index_that_cannot_be_served_ends_the_start_with_one_line(
+    published: Path, more: tuple[str, ...], message: str
+) -> None:
+    code, errors = Server(published, *more, flag="--faiss-path").ended(START_S)
+    assert code == 2
+    assert [message in line for line in errors.splitlines() if line.startswith("error: ")] == [True]
 
 
 # --- bad requests ---

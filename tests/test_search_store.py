@@ -11,15 +11,8 @@ from chroma_parts import NAME, build, collection_info, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.place import (
-    DATABASE_FILE,
-    ChromaPlace,
-    StoreError,
-    StoreNotReady,
-    StoreUnavailable,
-    check_files,
-    connect,
-)
+from search.errors import StoreError, StoreNotReady, StoreUnavailable
+from search.place import DATABASE_FILE, ChromaPlace, check_files, connect
 from search.store import Store, open_collection
 
 

@@ -1,6 +1,6 @@
 """The input of a check: a stage's resolved config, the declared machine, and a cache of file contents."""
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,15 @@ from omegaconf import DictConfig
 
 from environments.fault import EnvironmentUnusable
 from environments.taskset import Taskset
+from ops.errors import UserError
 from ops.resources.cuda import Sight
-from pipeline.preflight.finding import PreflightFailed
+from pipeline.indices import index_of
+from pipeline.preflight.finding import PreflightFailed, refusal
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape, load_shape
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.tasks import load_taskset
-from search.store import CollectionInfo, open_collection
+from search.stored_index import CollectionInfo, Index
 
 
 @dataclass
@@ -24,8 +26,8 @@ class Readings:
 
     tokenizers: dict[str, Any] = field(default_factory=dict)
     """By model; the PreflightFailed of one that cannot be used, so that no check tries it again."""
-    collections: dict[tuple[str, str], CollectionInfo] = field(default_factory=dict)
-    """How a collection was built, by its folder and name."""
+    indices: dict[Index, CollectionInfo] = field(default_factory=dict)
+    """How an index was built."""
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
     taskset: Taskset | None = None
     """Of the environment that a stage without a corpus runs in."""
@@ -91,14 +93,16 @@ class CheckContext:
         """Whether an earlier stage of the loop will create this path."""
         return self.is_of_the_loop(path) and not Path(path).exists()
 
-    def collection_info(self) -> CollectionInfo:
-        """How the configured collection was built; raises StoreError for none of ours."""
-        source = (str(self.config.chroma.path), str(self.config.chroma.collection))
-        known = self.readings.collections
-        if source not in known:
-            with open_collection(*source) as store:
-                known[source] = store.info
-        return known[source]
+    def index_info(self) -> CollectionInfo:
+        """How the configured index was built; raises PreflightFailed for one that cannot be served."""
+        index, known = index_of(self.config), self.readings.indices
+        if index not in known:
+            try:
+                with closing(index.open()) as store:
+                    known[index] = store.info
+            except UserError as why:  # its message has the advice
+                raise refusal(index.setting, " ".join(str(why).split()), "") from why
+        return known[index]
 
     def load_tokenizer(self, model: str, key: str) -> Any:
         """A model's tokenizer; raises PreflightFailed for one that cannot be used."""

@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from data.parquet_io import read_parquet
+from pipeline.indices import index_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, PreflightFailed, error, note, warning
 from search.embedders import model_identity
 from search.indexing.adopt import is_foreign
 from search.place import connect
-from search.store import get_collection
+from search.store import ChromaIndex, get_collection
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
@@ -201,16 +202,17 @@ def count_too_long(
 
 
 def check_source(ctx: CheckContext) -> Iterator[Finding]:
-    """Without a source to index there must be a collection: one of ours, or one to adopt."""
-    chroma, source = ctx.config.chroma, ctx.config.source
-    if source is not None:
+    """Without a source there must be an index: one that can be served, or a collection to adopt."""
+    index = index_of(ctx.config)
+    if ctx.config.source is not None:
         return
-    with connect(chroma.path) as client:
-        foreign = is_foreign(get_collection(client, chroma.path, chroma.collection).metadata)
+    if not isinstance(index, ChromaIndex):  # of FAISS, and of shards, none is adopted
+        yield from check_index(ctx)
+        return
+    with connect(index.path) as client:
+        foreign = is_foreign(get_collection(client, index.path, index.collection).metadata)
     if foreign:
-        why = (
-            f"collection {chroma.collection!r} is of another tool: it is adopted if its vectors are those of"
-        )
+        why = f"collection {index.collection!r} is of another tool: it is adopted if its vectors are those of"
         fix = "if they are not, the run says how to embed it again"
         yield note("chroma.path", f"{why} {ctx.config.retrieval.embedder}, which a sample will show", fix)
     else:
@@ -218,13 +220,12 @@ def check_source(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_index(ctx: CheckContext) -> Iterator[Finding]:
-    """The collection must exist and be built with the embedder that will serve it."""
-    chroma, embedder = ctx.config.chroma, ctx.config.retrieval.embedder
-    built = ctx.collection_info().embedder
-    if model_identity(built) != model_identity(embedder):
+    """The index must exist and be built with the embedder that will serve it, if it records which."""
+    index, embedder = index_of(ctx.config), ctx.config.retrieval.embedder
+    built = ctx.index_info().embedder
+    if built and model_identity(built) != model_identity(embedder):
         yield error(
             "retrieval.embedder",
-            f"collection {chroma.collection!r} in {chroma.path} was built with {built}, but "
-            f"retrieval.embedder is {embedder}",
+            f"{index} was built with {built}, but retrieval.embedder is {embedder}",
             f"set retrieval.embedder={built}, or reindex the corpus",
         )

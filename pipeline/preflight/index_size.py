@@ -15,10 +15,12 @@ from omegaconf import DictConfig
 
 from ops.resources.cgroup import memory_limit
 from ops.resources.gpu import gpus_here
+from pipeline.indices import index_of, target_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.cost import hours
 from pipeline.preflight.finding import Finding, error, refusal
 from pipeline.preflight.machine import Machine
+from pipeline.preflight.memory_ledger import index_files
 from search.indexing.size import FACTOR, TOKEN_BYTES, IndexSize, Planned
 from search.place import ChromaPlace
 from search.sources.files import COMPRESSED, files_of
@@ -33,29 +35,42 @@ CORE_SPEEDS = (60e9, 20e9)
 """Operations a second of a core that embeds in float32; the packaged embedder was measured at 39e9."""
 GPU_SHARES = (0.3, 0.05)
 """Of a GPU's bfloat16 peak, assumed: no GPU has been measured."""
+_SMALLER_SERVED = {
+    "chroma": "it from another one (chroma.path=http://…)",
+    "faiss": "one of codes (indexing.kind=ivfpq)",
+}
+_SMALLER_BUILT = {
+    "chroma": "in shards (chroma.shards=…, indexing.writers=1), in a Chroma server (chroma.path=http://…)",
+    "faiss": "as codes (indexing.kind=ivfpq)",
+}
+"""What takes less memory, by `index`."""
 
 
 def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
     """The index must fit the memory of the machine that serves it; a Chroma server has one of its own."""
-    place, host_gib = ctx.config.chroma.path, ctx.machine.host_gib
-    if ChromaPlace.parse(place).folder is None or host_gib is None:
+    config, host_gib = ctx.config, ctx.machine.host_gib
+    if index_of(config).folder is None or host_gib is None:
         return
-    info = ctx.collection_info()
-    needed_gib = IndexSize(info.chunks, info.dimension, 0).serving_bytes / GIB
-    if needed_gib / FACTOR > host_gib:
+    info = ctx.index_info()
+    if config.index == "faiss":  # whoever built it: its file is what is mapped
+        least = needed = sum(path.stat().st_size for path in index_files(config))
+    else:
+        needed = IndexSize(info.chunks, info.dimension, 0).serving_bytes
+        least = round(needed / FACTOR)
+    if least / GIB > host_gib:
         why = (
             f"to serve its {info.chunks:,} vectors of {info.dimension} numbers takes about "
-            f"{needed_gib:,.0f} GiB of memory, and the machine has {host_gib:,.0f}"
+            f"{needed / GIB:,.0f} GiB of memory, and the machine has {host_gib:,.0f}"
         )
-        fix = "declare a larger machine, or serve it from another one (chroma.path=http://…)"
-        yield error("chroma.path", why, fix)
+        fix = f"declare a larger machine, or serve {_SMALLER_SERVED[config.index]}"
+        yield error(index_of(config).setting, why, fix)
 
 
 def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
     """A source of files must not be too large by its files' sizes alone, before any is read."""
     config = ctx.config
-    folder = ChromaPlace.parse(config.chroma.path).folder
-    if config.source is None or folder is None or not (ctx.machine.is_local or ctx.starting):
+    target = target_of(config)
+    if config.source is None or target.folder is None or not (ctx.machine.is_local or ctx.starting):
         return
     if is_data_set(config.source) or ChromaPlace.parse(config.source).folder is None:
         return
@@ -64,17 +79,16 @@ def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
         for file in islice(files_of(Path(config.source), lambda path: None), COUNTED):
             text_bytes += file.path.stat().st_size if file.path.suffix.lower() not in COMPRESSED else 0
     chunks = text_bytes // (TOKEN_BYTES * config.indexing.chunk_tokens)
-    size = IndexSize(chunks, LEAST_DIMENSION, text_bytes)
-    for why, fix in _lacking(size, folder, 0):
+    size = target.size(chunks, LEAST_DIMENSION, text_bytes)
+    for why, fix in _lacking(config, size, 0):
         yield error("source", f"by the size of its files {why}", fix)
 
 
 def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
     """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit."""
-    size, folder = planned.size, ChromaPlace.parse(config.chroma.path).folder
-    if folder is not None:
-        for why, fix in _lacking(size, folder, planned.journal.stat().st_size):
-            raise refusal("source", why, fix)
+    size = planned.size
+    for why, fix in _lacking(config, size, planned.there):
+        raise refusal("source", why, fix)
     low_s, high_s = size.graph_seconds
     speeds = _speeds(config, machine)
     if speeds is not None:
@@ -99,11 +113,14 @@ def gib(size: float) -> str:
     return f"{size / GIB:,.3g} GiB"
 
 
-def _lacking(size: IndexSize, folder: Path, there: int) -> Iterator[tuple[str, str]]:
-    """What the machine that builds has too little of for an index in `folder`: why, and what to do.
+def _lacking(config: DictConfig, size: IndexSize, there: int) -> Iterator[tuple[str, str]]:
+    """What the machine that builds has too little of for the configured index: why, and what to do.
 
-    `there` are bytes of the journal, which the disk holds already.
+    `there` are bytes of the journal, which the disk holds already. A Chroma server has a machine of its own.
     """
+    index = index_of(config)
+    if (folder := index.folder) is None:
+        return
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     disk, memory = shutil.disk_usage(place).free, memory_limit()
     smaller = "index a part of the corpus"
@@ -111,13 +128,13 @@ def _lacking(size: IndexSize, folder: Path, there: int) -> Iterator[tuple[str, s
         yield (
             f"building {size.chunks:,} chunks takes about {gib(needed)} of disk, and {place} has {gib(disk)} "
             "free",
-            f"make room, choose another place (chroma.path=…), or {smaller}",
+            f"make room, choose another place ({index.setting}=…), or {smaller}",
         )
     if size.building_bytes / FACTOR > memory:
         yield (
             f"building {size.chunks:,} chunks takes about {gib(size.building_bytes)} of memory, and this "
             f"machine has {gib(memory)}",
-            f"build it on a larger machine, in a Chroma server on one (chroma.path=http://…), or {smaller}",
+            f"build it on a larger machine, {_SMALLER_BUILT[config.index]}, or {smaller}",
         )
 
 

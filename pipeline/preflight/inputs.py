@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from data.gates import GateSettings
 from data.parquet_io import read_parquet
 from data.question_rows import FieldNames
 from ops.bearer import MODEL_KEY, bearer_of
+from pipeline.indices import index_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.environment import writable_place
 from pipeline.preflight.finding import Finding, error, refusal, warning
 from search.sources.corpus import is_there
 from search.sources.files import KINDS
-from search.store import open_collection, passage_text
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.chat_endpoint import is_loopback
 from verl_ext.method.passages import defuse
@@ -66,25 +67,19 @@ def check_prompts(ctx: CheckContext) -> None:
     texts = {info["doc_id"]: info["document"] for info in shown}
     if foreign := _foreign(config, texts):
         raise refusal(
-            "chroma.path",
-            f"the prompts in {config.data.train_files} are about other documents than those of collection "
-            f"{config.chroma.collection!r} in {config.chroma.path} ({len(foreign)} of {len(texts)} sampled, "
-            f"{foreign[0]!r} for one)",
-            "set chroma.path and chroma.collection to the corpus they were made from, or remake them with "
-            "`drzero prepare-data`",
+            index_of(config).setting,
+            f"the prompts in {config.data.train_files} are about other documents than those of "
+            f"{index_of(config)} ({len(foreign)} of {len(texts)} sampled, {foreign[0]!r} for one)",
+            f"set {index_of(config).setting} to the index of the corpus they were made from, or remake them "
+            "with `drzero prepare-data`",
         )
 
 
 def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
     """The documents, of these by id, that the collection lacks, or that begin with another text there."""
-    with open_collection(config.chroma.path, config.chroma.collection) as store:
-        found = store.collection.get(ids=list(texts), include=["documents", "metadatas"])
-    stored = {
-        doc_id: defuse(passage_text(str((metadata or {}).get("title") or ""), text or "").strip())
-        for doc_id, text, metadata in zip(
-            found["ids"], found["documents"] or [], found["metadatas"] or [], strict=True
-        )
-    }
+    with closing(index_of(config).open()) as store:
+        found = store.passages_of(list(texts))
+    stored = {doc_id: defuse(passage.strip()) for doc_id, passage in found.items()}
     return [
         doc_id
         for doc_id, text in texts.items()
@@ -94,12 +89,8 @@ def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
 
 def _missing(config: DictConfig, named: Sequence[str]) -> list[str]:
     """The documents, of these by id, of which the collection has neither the whole nor a chunk."""
-    with open_collection(config.chroma.path, config.chroma.collection) as store:
-        there = set(store.collection.get(ids=list(named), include=[])["ids"])
-        if others := [doc_id for doc_id in named if doc_id not in there]:
-            of_them: Any = {"doc_id": {"$in": others}}
-            chunks = store.collection.get(where=of_them, include=["metadatas"])
-            there |= {str(metadata["doc_id"]) for metadata in chunks["metadatas"] or []}
+    with closing(index_of(config).open()) as store:
+        there = store.documents_among(named)
     return [doc_id for doc_id in named if doc_id not in there]
 
 
@@ -243,9 +234,9 @@ def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
         if named and (foreign := _missing(config, named)):
             raise refusal(
                 "benchmarks",
-                f"the questions in {source} are about other documents than those of collection "
-                f"{config.chroma.collection!r} in {config.chroma.path} ({len(foreign)} of {len(named)} "
-                f"sampled are missing, {foreign[0]!r} for one), so they cannot be answered",
+                f"the questions in {source} are about other documents than those of {index_of(config)} "
+                f"({len(foreign)} of {len(named)} sampled are missing, {foreign[0]!r} for one), so they "
+                "cannot be answered",
                 _NAME_OTHERS,
             )
     repeated = [key for key, times in Counter(question.key for question in questions).items() if times > 1]

@@ -31,15 +31,20 @@ On a CPU all of it is host memory, all phases at once. docs/preflight.md says mo
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from pipeline.indices import places_of
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.model_shape import ModelShape
 from pipeline.preflight.sglang_memory import CONTEXT_GIB, GIB, MIB, kept_gib, outside_gib
 from search.embedders import PACKAGED_EMBEDDER
+from search.errors import StoreError
+from search.faiss_place import find_files
 
 EMBEDDER_GIB = 2.5
 """An encoder process with a large embedding model and its activations, on a GPU or in host memory."""
@@ -322,16 +327,30 @@ def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
 
 
 def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
-    """Encoder processes and the index's graph, in GiB; an index on another machine takes none."""
+    """Encoder processes and the index, in GiB; an index on another machine takes none.
+
+    Of a FAISS index each query reads much, of a flat one all: the whole file has to stay in memory, though it
+    is mapped.
+    """
     if not _searches(config):
         return {}
     on_gpu = str(config.retrieval.device).startswith("cuda")
     each = SMALL_EMBEDDER_GIB if config.retrieval.embedder == PACKAGED_EMBEDDER else EMBEDDER_GIB
     items = {} if on_gpu else {"encoders": config.retrieval.encoders * each}
-    place = str(config.chroma.path)
-    if "://" not in place and (size := sum(path.stat().st_size for path in Path(place).glob("*/*.bin"))):
+    if size := sum(path.stat().st_size for path in index_files(config)):
         items["index"] = size / GIB
     return items
+
+
+def index_files(config: DictConfig) -> Iterator[Path]:
+    """The files of this machine that the retrieval service keeps in memory."""
+    if config.index == "chroma":
+        for place in places_of(config):
+            if "://" not in place:  # shards are folders with a Chroma each
+                yield from Path(place).glob("*/*/*.bin" if config.chroma.shards > 1 else "*/*.bin")
+        return
+    with suppress(StoreError):  # `check_index` reports it
+        yield find_files(config.faiss.path, config.faiss.corpus).index
 
 
 def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:

@@ -1,6 +1,7 @@
-"""The Chroma index and the retrieval service over it."""
+"""The index, in Chroma or FAISS, and the retrieval service over it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, key
 
@@ -10,15 +11,54 @@ MAX_TOPK = 100
 
 @dataclass
 class Chroma:
-    """The Chroma index that the retrieval service serves."""
+    """The Chroma index that the retrieval service serves, with index=chroma."""
 
-    path: str = key(
+    path: Any = key(
         "${paths.corpus}/chromadb",
         "The folder of the index, or the address of a Chroma server: http(s)://HOST[:PORT], for Chroma Cloud "
         "https://api.trychroma.com/TENANT/DATABASE with the API key in the environment variable "
-        "CHROMA_API_KEY.",
+        "CHROMA_API_KEY. With chroma.shards also a list of such places, which get a shard in turn.",
+        pattern=(r"(?!None$)(?!\{).+", "a folder, an address, or a list of them"),
     )
     collection: str = key("corpus", "The collection in it.", results=CONVERSING)
+    shards: int = key(
+        1,
+        "Collections that the index is divided into, each a complete Chroma: a folder shard-NN-of-NN below "
+        "chroma.path, or a collection of that name on a server. They are filled and asked at once. An index "
+        "keeps the number that it was built with.",
+        low=1,
+        high=99,
+        results=CONVERSING,
+    )
+
+
+@dataclass
+class Faiss:
+    """The FAISS index that the retrieval service serves, with index=faiss."""
+
+    path: str = key(
+        "${paths.corpus}/faiss",
+        "The index: a folder, as prepare-data builds it, or a file of FAISS such as e5_Flat.index, whose row "
+        "i is line i of its corpus.",
+    )
+    corpus: str | None = key(
+        None,
+        "The JSONL of its passages, a line each: {id, contents}, or {id, title, text}; null is the one next "
+        "to the index.",
+    )
+    ef_search: int = key(
+        256, "Candidates that a query inspects in an HNSW index: more find more.", low=1, results=CONVERSING
+    )
+    nprobe: int = key(
+        64, "Lists that a query inspects in an IVF index: more find more.", low=1, results=CONVERSING
+    )
+    device: str = key(
+        "cpu",
+        "Where it is searched. cuda or cuda:N moves a flat or IVF index to that GPU if FAISS is built for "
+        "GPUs (faiss-gpu in place of faiss-cpu) and the index fits what is free there; else it stays on the "
+        "CPU, and the service's log says why.",
+        pattern=(r"cpu|cuda(:\d+)?", "cpu, cuda or cuda:N"),
+    )
 
 
 @dataclass
@@ -40,7 +80,8 @@ class Retrieval:
     deadline_s: Number = key(60, "Seconds before a search counts as failed, retries included.", above=0)
     embedder: str = key(
         "intfloat/e5-large-v2",
-        "Embedding model; it must be the one the index was built with.",
+        "Embedding model; it must be the one the index was built with, which an index of another tool does "
+        "not record.",
         results=CONVERSING,
     )
     device: str = key(

@@ -5,8 +5,8 @@ from typing import Any
 
 from environments.call import FORMS
 from pipeline.settings.conversations import Prompts, Rollout, Solver
-from pipeline.settings.key import FLOATS, MISSING, TORCH_DEVICE, Number, group, key
-from pipeline.settings.retrieval import Chroma, Retrieval
+from pipeline.settings.key import CONVERSING, FLOATS, MISSING, TORCH_DEVICE, Number, group, key
+from pipeline.settings.retrieval import Chroma, Faiss, Retrieval
 from pipeline.settings.run import Compute, Data, Machine, Paths, QuestionFields, Run
 from pipeline.settings.watch import Collapse, Flow, FlowTest, Watchdog
 
@@ -53,7 +53,15 @@ class Common:
     prompts: Prompts = group(Prompts)
     rollout: Rollout = group(Rollout)
     solver: Solver = group(Solver)
+    index: str = key(
+        "chroma",
+        "What stores the corpus's index: chroma, or faiss, which opens published indices as they are. The "
+        "service is the same.",
+        choices=("chroma", "faiss"),
+        results=CONVERSING,
+    )
     chroma: Chroma = group(Chroma)
+    faiss: Faiss = group(Faiss)
     retrieval: Retrieval = group(Retrieval)
     flow: Flow = group(Flow)
     watchdog: Watchdog = group(Watchdog)
@@ -184,10 +192,21 @@ class Indexing:
         low=1,
     )
     chunk_overlap: int = key(32, "Tokens at a chunk's end that the next one repeats, at most.", low=0)
+    kind: str = key(
+        "flat",
+        "What an index of FAISS is made as: flat is searched exactly, as in the paper; hnsw is faster on a "
+        "CPU and takes more memory; ivfpq takes a sixteenth, is trained on a sample, and finds less.",
+        choices=("flat", "hnsw", "ivfpq"),
+    )
     workers: int = key(
         1,
         "Processes that embed: one a GPU, or a core each. More than one go through Ray, on the machines of "
         "the cluster that RAY_ADDRESS names, else on this one.",
+        low=1,
+    )
+    writers: int = key(
+        2,
+        "Shards (chroma.shards) that are inserted at once, each by a process; their memory adds up.",
         low=1,
     )
     device: str | None = key(
@@ -215,8 +234,8 @@ class PrepareData:
         "A corpus to index first: a file, a folder or a glob such as 'docs/**/*.md' of .jsonl, .json, .csv, "
         ".tsv, .parquet, .txt, .md, .html and .rst files (also .gz, .zst and .bz2), a data set of the hub "
         "(OWNER/NAME or hf://datasets/OWNER/NAME/FILE), a Chroma folder or a Chroma server's address. null "
-        "uses the index at chroma.path as it is. A rerun resumes where it was cut off, and embeds only "
-        "documents that are new or have changed.",
+        "uses the index at chroma.path, or faiss.path, as it is. A rerun resumes where it was cut off, and "
+        "embeds only documents that are new or have changed.",
     )
     fields: SourceFields = group(SourceFields)
     on_bad: str = key(

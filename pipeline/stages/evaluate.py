@@ -27,6 +27,7 @@ from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from pipeline.indices import index_of
 from pipeline.preflight.inputs import load_questions
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import (
@@ -107,7 +108,7 @@ def answer_conditions(config: DictConfig, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "benchmarks": [fingerprint(benchmark_file(source)) for source in config.benchmarks],
-        "collection": fingerprint_collection(config.chroma.path, config.chroma.collection),
+        "collection": fingerprint_collection(index_of(config)),
     } | journal_settings(config, "evaluate")
 
 

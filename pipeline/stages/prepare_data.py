@@ -6,6 +6,7 @@
     drzero prepare-data chroma.path=my/chromadb        # prompts from an existing index
     drzero prepare-data source=papers.jsonl hold_out=[questions.jsonl]    # none from an evaluated document
     drzero prepare-data source=papers.jsonl compute=8xh100    # for that machine: its embedder
+    drzero prepare-data source=wiki.jsonl chroma.shards=4     # an index in four collections
 
 A prompt is made of one entry of the index: a document, or one chunk of a long document, which `doc_id` then
 names. Lengths are counted with the embedder's tokenizer, by which chunks were cut, so that a prompt shows a
@@ -15,7 +16,7 @@ chunk whole. `quality.json` next to the prompts says what was read, left out and
 import math
 import signal
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -30,6 +31,7 @@ from data.question_rows import FieldNames
 from ops.console import say
 from ops.errors import OutOfTime
 from pipeline.compose import resolve
+from pipeline.indices import index_of, target_of
 from pipeline.preflight.demo_world import demo_notice
 from pipeline.preflight.index_size import require_room
 from pipeline.preflight.inputs import question_fields
@@ -37,12 +39,12 @@ from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.run import require
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
-from search.indexing.build import IndexReport, build_index
+from search.indexing.build import IndexReport
 from search.indexing.chunking import Chunking, document_of
-from search.place import ChromaPlace
+from search.indexing.shards import build
 from search.sources.corpus import Corpus
 from search.sources.fields import Fields
-from search.store import DRAWS, draw_documents, iter_documents, open_collection
+from search.store import ChromaIndex
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
@@ -106,22 +108,20 @@ def write_prompts(
     Returns them, its chains, None if not counted, and the documents to hold out that it does not have, of
     an index that is read whole.
     """
-    place, collection = config.chroma.path, config.chroma.collection
-    with open_collection(place, collection) as store:
-        info = store.info
-    is_large = info.chunks > MEASURED
-    is_drawn = is_large and info.draws == DRAWS
+    index = index_of(config)
+    with closing(index.open()) as store:
+        chunks = store.info.chunks
+    is_large = chunks > MEASURED
+    drawn = index.drawn(config.data.seed) if is_large else None
     chains = None
     if config.fit_hops and not is_large:
         # Held-out documents too: a question may lead to them.
-        some = list(iter_documents(place, collection))
+        some = list(index.documents())
         chains = chain_lengths(some) if can_be_counted(some) else None
         del some
-    if is_large and not is_drawn:
-        say("prompts", f"all {info.chunks:,} entries are read: this index has no draws, as new ones do")
-    entries = (
-        draw_documents(place, collection, config.data.seed) if is_drawn else iter_documents(place, collection)
-    )
+    if is_large and drawn is None:
+        say("prompts", f"all {chunks:,} entries are read: this index has no draws, as new ones do")
+    entries = index.documents() if drawn is None else drawn
     found: set[str] = set()
 
     def not_held_out() -> Iterator[Entry]:
@@ -145,21 +145,24 @@ def write_prompts(
         max_turns=config.rollout.max_turns,
         heldout_rows=config.heldout_rows,
         seed=config.data.seed,
-        corpus_id=collection,
+        corpus_id=index.name,
         out_dir=Path(config.out_dir),
-        drawn_from=info.chunks if is_drawn else None,
+        drawn_from=None if drawn is None else chunks,
     )
     # Of entries that are drawn not all are seen.
-    return prompts, chains, set() if is_drawn else held_out - found
+    return prompts, chains, held_out - found if drawn is None else set()
 
 
 def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
-    """Take over the index at chroma.path, if another tool wrote it."""
-    adopted = adopt(config.chroma.path, config.chroma.collection, embedder)
+    """Take over the index at chroma.path, if another tool wrote it: shards and FAISS are as they are."""
+    index = index_of(config)
+    if not isinstance(index, ChromaIndex):
+        return
+    adopted = adopt(index.path, index.collection, embedder)
     if adopted is not None:
         vectors = f"with vectors of {adopted.embedder}"
         say("index", f"adopted {adopted.chunks} records of another tool, {vectors}")
-        _announce_index(config.chroma.path)
+        _announce_index(config)
 
 
 def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> IndexReport:
@@ -167,10 +170,9 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
     machine = declared_machine(config, starting=True)
     try:
         with until_the_stop_time():
-            report = build_index(
+            report = build(
                 corpus,
-                config.chroma.path,
-                config.chroma.collection,
+                target_of(config),
                 embedder,
                 replace=config.replace,
                 chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
@@ -179,10 +181,10 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
             )
     except OutOfTime:
         # What is embedded so far is in the journal next to it.
-        _announce_index(config.chroma.path)
+        _announce_index(config)
         raise
     say("index", str(report))
-    _announce_index(config.chroma.path)
+    _announce_index(config)
     return report
 
 
@@ -192,9 +194,9 @@ def corpus_of(config: DictConfig) -> Corpus:
     return Corpus(config.source, config.source_collection, fields, config.on_bad)
 
 
-def _announce_index(chroma_path: str) -> None:
-    if index := ChromaPlace.parse(chroma_path).folder:  # not a server's
-        announce(index)
+def _announce_index(config: DictConfig) -> None:
+    if folder := index_of(config).folder:  # not a server's
+        announce(folder)
 
 
 @contextmanager

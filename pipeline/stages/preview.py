@@ -36,6 +36,7 @@ from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from pipeline.indices import index_of
 from pipeline.preflight.inputs import gate_questions
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import (
@@ -99,7 +100,7 @@ def run_preview(config: DictConfig) -> None:
         conditions = {
             "model": player.identity,
             "prompts": fingerprint(prompts),
-            "collection": fingerprint_collection(config.chroma.path, config.chroma.collection),
+            "collection": fingerprint_collection(index_of(config)),
         } | journal_settings(config, "preview")
         with Journal(folder / SAMPLES, conditions) as journal, Journal(folder / FAILURES, conditions) as lost:
             _play_missing(config, player, rows, journal, lost)
@@ -135,6 +136,8 @@ def _prepare(config: DictConfig) -> tuple[Path, dict[str, Any]]:
             say("sample", f"{indexed} of {sample.total:,} documents of {config.source}")
             of = {"documents": sample.total, "indexed": indexed, "named": sample.named}
             config.chroma.path, config.chroma.collection = f"{config.run.dir}/chromadb", "preview"
+            config.chroma.shards = 1
+            config.faiss.path, config.faiss.corpus = f"{config.run.dir}/faiss", None
             config.replace = True  # the index is this preview's own
     prompts = prepare_data(config, sample.corpus, sample.about) if sample else prepare_data(config)
     lines = json.loads((Path(config.out_dir) / FILE).read_text(encoding="utf-8"))["lines"]

@@ -12,6 +12,7 @@ from ops.process.ports import PortTaken, reserve_port
 from ops.services.health import HealthCheck
 from ops.services.services import ServiceSpec
 from pipeline.compose import process_env, resolve
+from pipeline.indices import places_of
 from pipeline.preflight.run import require
 from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_arguments
 from verl_ext.sglang import cpu
@@ -52,14 +53,14 @@ def _port(asked: int | None, usual: int, host: str, other: int | None) -> int:
 
 
 def retrieval_spec(config: DictConfig) -> ServiceSpec:
-    """The retrieval service over the run's collection."""
+    """The retrieval service over the run's index."""
     retrieval = config.retrieval
     url = f"http://{retrieval.host}:{retrieval.port}"
     return ServiceSpec(
         name="retrieval",
         command=(
             *_module("search.server"),
-            *("--chroma-path", config.chroma.path, "--collection", config.chroma.collection),
+            *_index_words(config),
             *("--embedder", retrieval.embedder, "--device", retrieval.device),
             *("--encoders", str(retrieval.encoders), "--threads", str(retrieval.threads)),
             *("--max-batch", str(retrieval.max_batch), "--window-ms", str(retrieval.window_ms)),
@@ -78,6 +79,21 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
         startup_budget_s=retrieval.startup_budget_s,
         restarts=retrieval.restarts,
         env=process_env(config),
+    )
+
+
+def _index_words(config: DictConfig) -> tuple[str, ...]:
+    """The index that the retrieval service opens."""
+    if config.index == "chroma":
+        chroma = config.chroma
+        places = ("--chroma-path", *places_of(config), "--collection", chroma.collection)
+        return (*places, *(["--shards", str(chroma.shards)] if chroma.shards > 1 else []))
+    faiss = config.faiss
+    return (
+        *("--faiss-path", faiss.path, "--lines-folder", config.paths.corpus),
+        *(["--faiss-corpus", faiss.corpus] if faiss.corpus else []),
+        *("--ef-search", str(faiss.ef_search), "--nprobe", str(faiss.nprobe)),
+        *("--faiss-device", faiss.device),
     )
 
 

@@ -36,6 +36,7 @@ from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
 from pipeline.checkpoints.export import export_policy
 from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from pipeline.indices import index_of
 from pipeline.preflight.inputs import gate_questions, gate_settings, partition_rows
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import (
@@ -158,7 +159,7 @@ def journal_identity(config: DictConfig, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "prompts": fingerprint(Path(config.data.train_files)),
-        "collection": fingerprint_collection(config.chroma.path, config.chroma.collection),
+        "collection": fingerprint_collection(index_of(config)),
     } | settings
 
 

@@ -1,4 +1,4 @@
-"""From a corpus to a Chroma collection: read, chunk, embed, write; resumable at any point.
+"""From a corpus to a Chroma collection or a FAISS index: read, chunk, embed, write; resumable at any point.
 
 How a collection is opened and described is in `search.store`; queries are answered in `search.serving`.
 """

@@ -8,6 +8,7 @@ with the command that embeds it again.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import chromadb
@@ -17,14 +18,8 @@ from search.content import record_content
 from search.embedders import Embedder, EmbedderSpec
 from search.place import ChromaPlace, StoreError, connect
 from search.sources.document import Document
-from search.store import (
-    BEING_WRITTEN,
-    SAME_VECTOR_COSINE,
-    CollectionInfo,
-    get_collection,
-    iter_documents,
-    passage_text,
-)
+from search.store import BEING_WRITTEN, get_collection, iter_documents
+from search.stored_index import SAME_VECTOR_COSINE, CollectionInfo, passage_text
 
 SAMPLE = 100
 _UNIT = 1e-3
@@ -36,7 +31,9 @@ def is_foreign(metadata: Mapping[str, Any] | None) -> bool:
     return not {"schema_version", BEING_WRITTEN} & set(metadata or {})
 
 
-def adopt(chroma_path: ChromaPlace | str, collection: str, spec: EmbedderSpec) -> CollectionInfo | None:
+def adopt(
+    chroma_path: ChromaPlace | Path | str, collection: str, spec: EmbedderSpec
+) -> CollectionInfo | None:
     """Make a collection of another tool one of ours; None if it is ours already, which loads no model.
 
     Its documents become the chunks, of unknown size. Raises StoreError, with nothing written, if it is

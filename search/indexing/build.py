@@ -35,28 +35,31 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tqdm import tqdm
 
 from ops.files import recover, sole_writer, work_folder
-from search.content import check_content, record_content
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.chunking import Chunk, Chunker, Chunking
 from search.indexing.collection import (
     Collection,
     Embedded,
+    collection_at,
     settings_of,
     with_progress,
     write,
-    write_folder,
 )
 from search.indexing.journal import PROGRESS, Changes, IndexJournal, Survey
-from search.indexing.size import IndexSize, Planned
+from search.indexing.size import Planned
 from search.place import ChromaPlace, StoreError
 from search.sources.corpus import Corpus
 from search.sources.document import Document
-from search.store import BEING_WRITTEN, DRAWS, SCHEMA_VERSION, CollectionInfo
+from search.store import BEING_WRITTEN
+from search.stored_index import SCHEMA_VERSION, CollectionInfo
+
+if TYPE_CHECKING:  # it loads FAISS, of which Chroma has no use
+    from search.indexing.faiss_folder import FaissFolder
 
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256
@@ -122,40 +125,73 @@ def build_index(
     EmbedderError for a model that cannot be loaded, AlreadyWriting if another build is writing the index, and
     StoreError if `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
     """
+    target = collection_at(chroma_path, collection)
+    return build_target(
+        source, target, embedder, replace=replace, chunking=chunking, workers=workers, judge=judge
+    )
+
+
+def build_target(
+    source: Corpus | Path | str,
+    target: "Collection | FaissFolder",
+    embedder: EmbedderSpec,
+    *,
+    replace: bool = False,
+    chunking: Chunking | None = None,
+    workers: int = 1,
+    judge: Callable[[Planned], object] | None = None,
+) -> IndexReport:
+    """Index a corpus in either back end, as `build_index` does in Chroma; raises the same."""
     started = time.monotonic()
-    place = ChromaPlace.parse(chroma_path)
-    if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
-        place = changed(place, folder=place.folder.resolve())
-    target = Collection(place, collection)
-    with _work_folder(target) as folder:
-        # With several workers this model is used for its tokenizer only.
-        encoder = Embedder(embedder if workers == 1 else changed(embedder, device="cpu"))
+    with target_folder(target) as folder, naming_a_full_disk():
         corpus = source if isinstance(source, Corpus) else Corpus(source)
-        build = _Build(corpus, target, embedder, encoder, chunking or Chunking(), workers, judge)
-        try:
-            return build.run(folder, replace, started)
-        except (sqlite3.OperationalError, OSError) as error:
-            is_full = error.errno == errno.ENOSPC if isinstance(error, OSError) else "full" in str(error)
-            if not is_full:
-                raise
-            raise StoreError(
-                f"the disk is full ({error}): make room and run it again, it resumes where it stopped"
-            ) from error
+        encoder = encoder_of(embedder, workers)
+        build = Build(corpus, target, embedder, encoder, chunking or Chunking(), workers, judge)
+        report, unwritten = build.embed(folder, replace)
+        if unwritten:
+            unwritten.write()
+        return changed(report, seconds=time.monotonic() - started)
+
+
+def encoder_of(spec: EmbedderSpec, workers: int) -> Embedder:
+    """Return this process's embedder, which is used for its tokenizer only when several workers embed."""
+    return Embedder(spec if workers == 1 else changed(spec, device="cpu"))
 
 
 @contextmanager
-def _work_folder(target: Collection) -> Iterator[Path]:
+def naming_a_full_disk() -> Iterator[None]:
+    """Raise StoreError for a full disk, which SQLite and the system report in ways of their own."""
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        is_full = error.errno == errno.ENOSPC if isinstance(error, OSError) else "full" in str(error)
+        if not is_full:
+            raise
+        raise StoreError(
+            f"the disk is full ({error}): make room and run it again, it resumes where it stopped"
+        ) from error
+
+
+class Place(Protocol):
+    """What is built: as a text what an error calls it."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where; None of a server."""
+
+
+@contextmanager
+def target_folder(target: Place) -> Iterator[Path]:
     """Yield the folder to work in: for a folder next to it, and kept if the build fails after embedding.
 
     A server's collection holds the finished units itself, so that a temporary folder is enough.
     """
-    place = target.place
-    if place.folder is None:
+    if target.folder is None:
         with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
             yield Path(temporary)
         return
-    with work_folder(place.folder) as folder:
-        recover(place.folder)
+    with work_folder(target.folder) as folder:
+        recover(target.folder)
         try:
             yield folder
         except BaseException:
@@ -169,43 +205,56 @@ def _work_folder(target: Collection) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _Build:
-    """One run: survey, compare, split, embed, write."""
+class Unwritten:
+    """An index in a folder of which all that is missing is in the journal of its build."""
+
+    target: "Collection | FaissFolder"
+    work: Path
+    info: CollectionInfo
+    update: bool
+    units: int
+
+    def write(self) -> None:
+        """Write it, and let it take its place; raises StoreError."""
+        with closing(IndexJournal(self.work / JOURNAL, read_only=True)) as journal:
+            self.target.write_folder(journal, self.info, self.update, self.units, self.work / "index")
+
+
+@dataclass(frozen=True)
+class Build:
+    """One run: survey, compare, split, embed."""
 
     corpus: Corpus
-    target: Collection
+    target: "Collection | FaissFolder"
     spec: EmbedderSpec
     encoder: Embedder
     chunking: Chunking
     workers: int
     judge: Callable[[Planned], object] | None
 
-    def run(self, folder: Path, replace: bool, started: float) -> IndexReport:
-        """Build in `folder`; return the report, with the seconds since `started`."""
+    def embed(self, folder: Path, replace: bool) -> tuple[IndexReport, Unwritten | None]:
+        """Build in `folder` up to the journal with all vectors, on a server all; return what is left to do.
+
+        The report's `seconds` are those of this part.
+        """
+        started = time.monotonic()
         with closing(IndexJournal(folder / JOURNAL)) as journal:
             surveyed = journal.survey(self.corpus)
             existing = self._whole(replace)
             encoder, chunking = self.encoder, self.chunking
-            settings: dict[str, Any] = {
-                "embedder": encoder.name,
-                "revision": encoder.revision,
-                "chunk_tokens": chunking.tokens,
-                "chunk_overlap": chunking.overlap,
-                "schema_version": SCHEMA_VERSION,
-            }
-            content = json.dumps([surveyed.version, chunking.tokens, chunking.overlap, SCHEMA_VERSION])
-            version = hashlib.sha256(content.encode()).hexdigest()
+            settings, version = as_settings(encoder, chunking), version_of(surveyed, chunking)
             is_alike = settings_of(existing or {}) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
-            if info and is_alike and info.version == version:
-                return IndexReport(info, False, surveyed, time.monotonic() - started)
+            if info and is_alike and info.version == version and self.target.is_as_asked():
+                return IndexReport(info, False, surveyed, time.monotonic() - started), None
             # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
             changes = self._compare(journal, existing, is_alike, version, replace)
             chunker = Chunker(encoder, chunking)
             if dropped := journal.use_settings(settings_of(settings)):
                 print(f"dropped {dropped} chunks that a run with another model or chunk size had embedded")
+            known = self._reuse(journal, changes)
             self._split(journal, chunker)
-            resumed, chunks = journal.vector_count(), journal.chunk_count()
+            resumed, chunks = journal.vector_count() - known, journal.chunk_count()
             info = CollectionInfo(
                 **settings,
                 dimension=encoder.dimension,
@@ -215,32 +264,32 @@ class _Build:
                 chunks=chunks + journal.kept_chunk_count(),
                 version=version,
                 # Chunks that stay have none if an earlier version wrote them.
-                draws=DRAWS if changes is None else (existing or {}).get("draws", 0),
+                draws=self.target.draws if changes is None else (existing or {}).get("draws", 0),
             )
-            if self.judge and resumed < chunks:
+            missing = chunks - resumed - known
+            if self.judge and missing:
                 self.judge(self._planned(journal, info, folder / JOURNAL))
-            units, update = journal.make_units(), changes is not None
-            embedded = with_progress(self._embed(journal, units), "embedding", chunks - resumed)
-            if self.target.place.folder is None:
+            units, update, unwritten = journal.make_units(), changes is not None, None
+            embedded = with_progress(self._embed(journal, units), "embedding", missing)
+            if isinstance(self.target, Collection) and self.target.folder is None:
                 write(self.target, self.target.place, journal, info, update, embedded)
             else:
                 for rows, vectors in embedded:
                     journal.add_vectors(rows, vectors)
-                write_folder(self.target, journal, info, update, units, folder / "chroma")
+                unwritten = Unwritten(self.target, folder, info, update, units)
         seconds = time.monotonic() - started
-        return IndexReport(info, True, surveyed, seconds, changes, chunks - resumed, resumed)
+        return IndexReport(info, True, surveyed, seconds, changes, missing, resumed), unwritten
 
     def _whole(self, replace: bool) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata; None without one, or to `replace` a damaged one.
 
         Raises StoreError for a damaged one otherwise. What an earlier version built gets its hashes recorded.
         """
-        existing, folder = self.target.metadata(), self.target.place.folder
-        if folder is None or CollectionInfo.from_metadata(existing) is None:
+        existing = self.target.metadata()
+        if CollectionInfo.from_metadata(existing) is None:
             return existing
         try:
-            if not check_content(folder, self.target.name):
-                record_content(folder, self.target.name)
+            self.target.check_content()
         except StoreError:
             if not replace:
                 raise
@@ -258,23 +307,24 @@ class _Build:
         """Return the changes to the existing collection, None to write it from scratch; raises StoreError."""
         if existing is None:
             return None
-        why = "of another embedder or chunk size, or one that search.index did not build"
+        changes = None
         if is_alike:
             changes = journal.compare(self.target.chunks())
             # On a server, the collection may be one that an interrupted run has written in part.
-            if existing.get(BEING_WRITTEN) == version or 2 * changes.kept >= changes.existing:
+            if existing.get(BEING_WRITTEN) == version or changes.is_update:
                 return changes
-            why = (
-                f"of other content, only {changes.kept} of its {changes.existing} documents are the same in "
-                f"{self.corpus.source}"
-            )
         if not replace:
-            raise StoreError(
-                f"{self.target.place} already holds a collection {self.target.name!r} {why}: set "
-                "replace=true (or --replace) to rebuild it, or choose another collection name"
-            )
+            raise needs_replace(self.target, changes, self.corpus)
         journal.forget_existing()
         return None
+
+    def _reuse(self, journal: IndexJournal, changes: Changes | None) -> int:
+        """Have the journal hold what is not changed in place; return how many vectors the index gave it."""
+        if changes is None or isinstance(self.target, Collection):
+            return 0
+        count = journal.reuse(self.target.embedded())
+        journal.forget_existing()
+        return count
 
     def _split(self, journal: IndexJournal, chunker: Chunker) -> None:
         """Split the documents that are not in the journal yet; one at a time is in memory."""
@@ -297,9 +347,9 @@ class _Build:
         """What is to be embedded, and the size of the index with the chunks that stay, taken for as long."""
         chunks = journal.chunk_count()
         every, missing = journal.text_bytes()
-        size = IndexSize(info.chunks, info.dimension, every * info.chunks // chunks)
+        size = self.target.size(info.chunks, info.dimension, every * info.chunks // chunks)
         left = chunks - journal.vector_count()
-        return Planned(size, left, missing, self.encoder.operations, path)
+        return Planned(size, left, missing, self.encoder.operations, path.stat().st_size)
 
     def _embed(self, journal: IndexJournal, units: int) -> Embedded:
         """Yield the chunks that lack vectors, with their vectors, a unit at a time."""
@@ -313,3 +363,34 @@ class _Build:
             for start in range(0, len(rows), TOGETHER):
                 some = rows[start : start + TOGETHER]
                 yield some, self.encoder.encode_passages([row.passage for row in some])
+
+
+def as_settings(encoder: Embedder, chunking: Chunking) -> dict[str, Any]:
+    """Return what the chunks and vectors depend on, apart from the documents, as a collection records it."""
+    return {
+        "embedder": encoder.name,
+        "revision": encoder.revision,
+        "chunk_tokens": chunking.tokens,
+        "chunk_overlap": chunking.overlap,
+        "schema_version": SCHEMA_VERSION,
+    }
+
+
+def version_of(surveyed: Survey, chunking: Chunking) -> str:
+    """Return `CollectionInfo.version` of an index of these documents."""
+    content = json.dumps([surveyed.version, chunking.tokens, chunking.overlap, SCHEMA_VERSION])
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def needs_replace(target: object, changes: Changes | None, corpus: Corpus) -> StoreError:
+    """The error for an existing index of other content, or (without changes) of other settings."""
+    why = "of another embedder or chunk size, or one that search.index did not build"
+    if changes is not None:
+        why = (
+            f"of other content, only {changes.kept} of its {changes.existing} documents are the same in "
+            f"{corpus.source}"
+        )
+    return StoreError(
+        f"{target} exists already and is {why}: set replace=true (or --replace) to rebuild it, or choose "
+        "another name or folder"
+    )

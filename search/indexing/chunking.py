@@ -23,7 +23,7 @@ from search.embedders import Embedder
 from search.indexing.boundaries import LINE_END, Boundaries, Cut, Span
 from search.sources.document import Document
 from search.sources.faults import CorpusError
-from search.store import passage_text
+from search.stored_index import passage_text
 
 # A change to how texts are split must also raise `search.store.SCHEMA_VERSION`.
 

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,31 @@ from chromadb.errors import ChromaError
 from tqdm import tqdm
 
 from ops.files import publish
-from search.content import record_content
+from search.content import check_content, record_content
 from search.embedders import model_identity
 from search.indexing.journal import PROGRESS, IndexJournal, Row
-from search.place import DATABASE_FILE, ChromaPlace, StoreError, connect
+from search.indexing.size import IndexSize
+from search.place import (
+    DATABASE_FILE,
+    ChromaPlace,
+    StoreError,
+    connect,
+    other_shards,
+    shard_counts,
+    shards_in,
+)
 from search.store import (
     BEING_WRITTEN,
+    DRAW,
+    DRAWS,
     HNSW,
     SYNC_THRESHOLD,
-    CollectionInfo,
     collection_names,
+    draw_of,
     set_sync_threshold,
     sync_threshold,
 )
+from search.stored_index import CollectionInfo
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
 """What the chunks and vectors of a collection depend on, apart from its documents: names in its metadata."""
@@ -48,13 +60,42 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection by name in a Chroma; it need not exist yet."""
+    """A collection by name in a Chroma; it need not exist yet.
+
+    `shard` and `whole` are those of `CollectionInfo`, for one of several shards.
+    """
 
     place: ChromaPlace
     name: str
+    shard: str = ""
+    whole: str = ""
 
     def __str__(self) -> str:
         return f"collection {self.name!r} in {self.place}"
+
+    @property
+    def folder(self) -> Path | None:
+        """The Chroma folder; None of a server."""
+        return self.place.folder
+
+    @property
+    def draws(self) -> int:
+        """The `CollectionInfo.draws` of a collection that is written from scratch."""
+        return DRAWS
+
+    def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
+        """Return what a collection of so many chunks takes."""
+        return IndexSize(chunks, dimension, text_bytes)
+
+    def is_as_asked(self) -> bool:
+        """Whether the existing collection is of the same whole, for a shard."""
+        return (self.metadata() or {}).get("whole", "") == self.whole
+
+    def check_content(self) -> None:
+        """Raise StoreError if a folder's collection is damaged; what an earlier version built gets hashes."""
+        folder = self.place.folder
+        if folder is not None and not check_content(folder, self.name):
+            record_content(folder, self.name)
 
     def metadata(self) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata, None without one; raises StoreError for no Chroma."""
@@ -62,9 +103,14 @@ class Collection:
         if folder is not None and not (folder / DATABASE_FILE).is_file():
             if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
                 return None
+            if found := shards_in(folder):
+                raise other_shards(folder, min(found), 1)
             raise StoreError(f"{folder} exists and is not a Chroma folder: choose another --chroma-path")
         with connect(self.place) as client:
-            if self.name not in collection_names(client):
+            names = collection_names(client)
+            if found := shard_counts(names, self.name):
+                raise other_shards(f"{self.name!r} in {self.place}", min(found), 1)
+            if self.name not in names:
                 return None
             return client.get_collection(self.name, embedding_function=None).metadata or {}
 
@@ -81,30 +127,37 @@ class Collection:
                     yield key, str(metadata.get("doc_id", key)), metadata.get("doc_digest"), int(parts)
                 offset += len(ids)
 
+    def write_folder(
+        self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
+    ) -> None:
+        """Write the collection to `work` from the journal's vectors, and rename it to the target's folder.
 
-def write_folder(
-    target: Collection, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
-) -> None:
-    """Write the collection to `work` from the journal's vectors, and rename it to the target's folder.
+        With `update` the existing collection is changed where it differs, else it is written from scratch.
+        """
+        folder = self.place.folder
+        assert folder is not None
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here
+        if (folder / DATABASE_FILE).is_file():
+            with connect(folder) as client:
+                others = set(collection_names(client)) - {self.name}
+            if update or others:
+                shutil.copytree(folder, work)
+        stored = (journal.embedded(unit) for unit in range(units))
+        embedded = with_progress(stored, "writing", journal.chunk_count())
+        write(self, ChromaPlace.parse(work), journal, info, update, embedded)
+        # Opened once more, it writes what was waiting for its threshold: else each service would insert it.
+        with connect(work) as client:
+            client.get_collection(self.name, embedding_function=None).get(limit=1, include=["embeddings"])
+        record_content(work, self.name)
+        publish(work, folder)
 
-    With `update` the existing collection is changed where it differs, else it is written from scratch.
-    """
-    folder = target.place.folder
-    assert folder is not None
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here
-    if (folder / DATABASE_FILE).is_file():
-        with connect(folder) as client:
-            others = set(collection_names(client)) - {target.name}
-        if update or others:
-            shutil.copytree(folder, work)
-    stored = (journal.embedded(unit) for unit in range(units))
-    embedded = with_progress(stored, "writing", journal.chunk_count())
-    write(target, ChromaPlace.parse(work), journal, info, update, embedded)
-    # Opened once more, it writes what was waiting for its threshold: else each service would insert it.
-    with connect(work) as client:
-        client.get_collection(target.name, embedding_function=None).get(limit=1, include=["embeddings"])
-    record_content(work, target.name)
-    publish(work, folder)
+
+def collection_at(chroma_path: ChromaPlace | Path | str, collection: str) -> Collection:
+    """Return the collection to write; raises StoreError for what is no Chroma's address."""
+    place = ChromaPlace.parse(chroma_path)
+    if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
+        place = replace(place, folder=place.folder.resolve())
+    return Collection(place, collection)
 
 
 def write(
@@ -119,10 +172,13 @@ def write(
 
     A server that stays up keeps the last vectors in its queue until it is started again.
     """
+    info = replace(info, shard=target.shard, whole=target.whole)
     threshold = sync_threshold(journal.chunk_count())
     page = FOLDER_PAGE if place.folder else SERVER_PAGE
     kept = (*SETTINGS, "draws")
     mark = {name: getattr(info, name) for name in kept} | {BEING_WRITTEN: info.version}
+    if target.whole:
+        mark |= {"shard": target.shard, "whole": target.whole}
     with connect(place, create=True) as client:
         if not update and target.name in collection_names(client):
             client.delete_collection(target.name)
@@ -148,7 +204,7 @@ def write(
                     ids=[row.id for row in some_rows],
                     embeddings=vectors[start : start + page],
                     documents=[row.text for row in some_rows],
-                    metadatas=[row.metadata() for row in some_rows],
+                    metadatas=[row.metadata() | {DRAW: draw_of(row.id)} for row in some_rows],
                 )
         if (written := handle.count()) != info.chunks:
             raise StoreError(

@@ -29,7 +29,7 @@ from search.sources.corpus import Corpus, Reading
 from search.sources.document import Document
 from search.sources.faults import CorpusError, Fault
 from search.sources.files import KINDS
-from search.store import DRAW, draw_of, passage_text
+from search.stored_index import passage_text
 
 CACHE_KIB = 64 * 1024
 UNIT = 256
@@ -84,14 +84,13 @@ class Row:
         """The text to embed, without the passage prefix."""
         return passage_text(self.title, self.text)
 
-    def metadata(self) -> dict[str, str | int]:
-        """Return the metadata that Chroma stores next to the text."""
+    def metadata(self) -> dict[str, str]:
+        """Return what an index keeps of the chunk next to its text."""
         return {
             "title": self.title,
             "doc_id": self.document,
             "doc_digest": self.digest,
             "chunk": f"{self.part}/{self.parts}",
-            DRAW: draw_of(self.id),
         }
 
 
@@ -121,6 +120,11 @@ class Changes:
     changed: int = 0
     removed: int = 0
 
+    @property
+    def is_update(self) -> bool:
+        """Whether at least half of the documents stay: else it is probably another corpus."""
+        return 2 * self.kept >= self.existing
+
 
 class IndexJournal:
     """The journal in the SQLite file at `path`, created if missing; what earlier runs embedded is kept.
@@ -133,11 +137,11 @@ class IndexJournal:
         self._db = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}", uri=True, isolation_level=None
         )
+        self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         if read_only:
             return
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         with self.transaction():
             is_new = not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone()
             of_a_run = ("source", "existing", "kept", "unsplit", "units")
@@ -234,6 +238,25 @@ class IndexJournal:
         with self.transaction():
             self._db.execute("DELETE FROM kept")
             self._db.execute("DELETE FROM existing")
+
+    def reuse(self, embedded: Iterable[tuple[Sequence[str], np.ndarray]]) -> int:
+        """Take over chunks of documents that stay unchanged, with their vectors; return how many.
+
+        A chunk is its document, digest, part, parts, id, title and text.
+        """
+        count = 0
+        with self.transaction():
+            kept = "INSERT OR IGNORE INTO chunks (document, digest, part, parts, id, title, text) "
+            for chunk, vector in embedded:
+                row = self._db.execute(
+                    f"{kept} SELECT ?, ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM kept WHERE document = ?)",
+                    (*chunk, chunk[0]),
+                )
+                if row.rowcount:
+                    blob = vector.astype("<f4").tobytes()
+                    self._db.execute("INSERT INTO vectors VALUES (?, ?)", (row.lastrowid, blob))
+                    count += 1
+        return count
 
     def stale_chunks(self) -> Iterator[str]:
         """Yield the ids of existing chunks to delete."""

@@ -9,7 +9,6 @@ Arithmetic only; each constant says where it was measured. From some thousand ch
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from search.store import HNSW
 
@@ -97,6 +96,35 @@ class IndexSize:
 
 
 @dataclass(frozen=True)
+class ShardedSize(IndexSize):
+    """An index in `shards` alike, of which `writers` are inserted at once."""
+
+    shards: int
+    writers: int
+
+    @property
+    def _at_once(self) -> int:
+        return min(self.writers, self.shards)
+
+    @property
+    def building_bytes(self) -> int:
+        """Memory of the processes that insert at once, each a shard."""
+        return super().building_bytes * self._at_once // self.shards
+
+    @property
+    def journal_bytes(self) -> int:
+        """The journals of all shards at their largest, and the corpus cut into a file for each."""
+        return super().journal_bytes + self.text_bytes
+
+    @property
+    def graph_seconds(self) -> tuple[float, float]:
+        """Seconds to insert the vectors: low if what is inserted at once takes no longer, high if it does."""
+        each = IndexSize(self.chunks // self.shards, self.dimension, self.text_bytes // self.shards)
+        low, high = each.graph_seconds
+        return self.shards * low / self._at_once, self.shards * high
+
+
+@dataclass(frozen=True)
 class Planned:
     """What a build is about to do: embed `chunks` chunks, of so many `text_bytes`, for an index of `size`."""
 
@@ -105,8 +133,8 @@ class Planned:
     text_bytes: int
     operations: int
     """Floating-point operations of the embedder for a token."""
-    journal: Path
-    """Where what is embedded is kept, some of it perhaps already."""
+    there: int
+    """Bytes of it that the disk holds already."""
 
     def embedding_seconds(self, speed: float) -> float:
         """Seconds to embed at `speed` floating-point operations a second."""

@@ -37,7 +37,7 @@ from typing import Generic, TypeVar, cast
 
 import numpy as np
 
-from search.place import StoreUnavailable
+from search.errors import StoreUnavailable
 from search.serving.encoders import EncodeFailed, EncoderDied, EncoderPool
 from search.serving.metrics import Metrics
 

@@ -25,7 +25,7 @@ from search.serving.batching import Batcher, BatchLimits, Query, Unavailable
 from search.serving.cache import ResultCache, fold
 from search.serving.encoders import CANARY, EncoderPool
 from search.serving.metrics import Metrics
-from search.store import Store
+from search.stored_index import StoredIndex
 
 
 class Hits(NamedTuple):
@@ -64,7 +64,7 @@ class ServiceLimits:
 
 
 class Retrieval:
-    """Answers queries from one collection. `folds`: the model allows `search.serving.cache.fold`.
+    """Answers queries from one index. `folds`: the model allows `search.serving.cache.fold`.
 
     Create and use it in one event loop. Raises Unavailable if a retry may help, any other exception for a
     query that the model or the index fails on.
@@ -72,7 +72,7 @@ class Retrieval:
 
     def __init__(
         self,
-        store: Store,
+        store: StoredIndex,
         encoders: EncoderPool,
         metrics: Metrics,
         limits: ServiceLimits | None = None,

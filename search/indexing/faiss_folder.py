@@ -1,0 +1,170 @@
+"""A FAISS index in a folder of its own, written from the journal of an index build.
+
+    build_target(corpus, FaissFolder(Path("outputs/corpus/faiss"), "flat"), EmbedderSpec("packaged-minilm"))
+
+The folder has the index (`index.faiss`), its passages (`corpus.jsonl`, line i for row i) with where their
+lines begin, and a record of how it was built with both files' hashes, written last. An index is not changed
+in place: an update writes all files again and replaces the folder. What a flat or HNSW index holds of
+unchanged documents is not embedded again; a PQ index holds codes, so that all of its corpus is.
+
+FAISS holds an index in memory until it is written: a flat one all vectors, 4 bytes a number.
+"""
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import msgspec
+import numpy as np
+
+from ops.files import publish
+from search.errors import StoreError
+from search.faiss_place import CORPUS_FILE, INDEX_FILE, RECORD, FaissFiles
+from search.indexing.collection import with_progress
+from search.indexing.faiss_size import CODES, CONSTRUCTION, LINKS, FaissSize, code_bytes, lists_of, sample_of
+from search.indexing.journal import IndexJournal, Row
+from search.jsonl_passages import JsonlPassages
+from search.stored_index import CollectionInfo
+
+
+@dataclass(frozen=True)
+class FaissFolder:
+    """A folder with one FAISS index of a kind; it need not exist yet."""
+
+    folder: Path
+    kind: str = "flat"
+
+    def __str__(self) -> str:
+        return f"the FAISS index in {self.folder}"
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.folder.name
+
+    @property
+    def draws(self) -> int:
+        """None: rows are drawn by their number."""
+        return 0
+
+    @property
+    def files(self) -> FaissFiles:
+        """Its files, whether they exist or not."""
+        return FaissFiles(self.folder / INDEX_FILE, self.folder / CORPUS_FILE)
+
+    def metadata(self) -> Mapping[str, Any] | None:
+        """Return how the index was built, None without one; raises StoreError for another folder."""
+        record = self.files.read_record()
+        if record is not None:
+            return record.info.to_metadata()
+        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+            return None
+        raise StoreError(
+            f"{self.folder} exists and is no FAISS index that was built here (no {RECORD}): choose another "
+            "faiss.path, or another index= for what it is"
+        )
+
+    def size(self, chunks: int, dimension: int, text_bytes: int) -> FaissSize:
+        """Return what an index of so many chunks takes."""
+        return FaissSize(chunks, dimension, text_bytes, self.kind)
+
+    def is_as_asked(self) -> bool:
+        """Whether the existing index is of this kind."""
+        record = self.files.read_record()
+        return record is not None and record.kind == self.kind
+
+    def check_content(self) -> None:
+        """Raise StoreError if the existing files are not those that were recorded."""
+        self.files.check_content()
+
+    def chunks(self) -> Iterator[tuple[str, str, str | None, int]]:
+        """Yield of each existing chunk: id, document, the document's digest and its number of chunks."""
+        with self.files.corpus.open("rb") as lines:
+            for line in lines:
+                found = msgspec.json.decode(line)
+                yield (
+                    found["id"],
+                    found["doc_id"],
+                    found["doc_digest"],
+                    int(found["chunk"].rpartition("/")[2]),
+                )
+
+    def embedded(self) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Yield of each existing chunk what a journal keeps of it, with its vector; nothing of a PQ index.
+
+        A chunk is its document, digest, part, parts, id, title and text.
+        """
+        record = self.files.read_record()
+        if record is None or record.kind not in ("flat", "hnsw"):
+            return
+        index = faiss.read_index(str(self.files.index), faiss.IO_FLAG_MMAP_IFC)
+        with self.files.corpus.open("rb") as lines:
+            for row, line in enumerate(lines):
+                found = msgspec.json.decode(line)
+                names = [found[name] for name in ("id", "title", "text")]
+                part, _, parts = found["chunk"].partition("/")
+                yield (
+                    [found["doc_id"], found["doc_digest"], part, parts, *names],
+                    np.asarray(index.reconstruct(row)),
+                )
+
+    def write_folder(
+        self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
+    ) -> None:
+        """Write the files to `work` from the journal's vectors, and rename it to the target's folder."""
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here
+        work.mkdir()
+        files = FaissFiles(work / INDEX_FILE, work / CORPUS_FILE)
+        index = _empty(self.kind, journal, info, units)
+        stored = (journal.embedded(unit) for unit in range(units))
+        with files.corpus.open("wb") as lines:
+            for rows, vectors in with_progress(stored, "writing", journal.chunk_count()):
+                lines.writelines(msgspec.json.encode(_line(row)) + b"\n" for row in rows)
+                index.add(vectors)
+        if index.ntotal != info.chunks:
+            raise StoreError(
+                f"{self} would hold {index.ntotal} chunks and should hold {info.chunks}: run it again"
+            )
+        faiss.write_index(index, str(files.index))
+        JsonlPassages(files.corpus).close()  # which finds where its lines begin
+        files.write_record(info, self.kind)
+        publish(work, self.folder)
+
+
+def _line(row: Row) -> dict[str, str]:
+    return {"id": row.id, "title": row.title, "text": row.text, **row.metadata()}
+
+
+def _empty(kind: str, journal: IndexJournal, info: CollectionInfo, units: int) -> Any:
+    """An index without vectors; raises StoreError if there are too few to train one."""
+    index: Any
+    if kind == "flat":
+        return faiss.IndexFlatIP(info.dimension)
+    if kind == "hnsw":
+        index = faiss.IndexHNSWFlat(info.dimension, LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = CONSTRUCTION
+        return index
+    if info.chunks < CODES:
+        raise StoreError(
+            f"indexing.kind=ivfpq needs {CODES} chunks to be trained on, and the corpus has {info.chunks}: "
+            "it is for corpora that do not fit into memory; use flat"
+        )
+    coarse, count = faiss.IndexFlatIP(info.dimension), lists_of(info.chunks)
+    index = faiss.IndexIVFPQ(
+        coarse, info.dimension, count, code_bytes(info.dimension), 8, faiss.METRIC_INNER_PRODUCT
+    )
+    for clustering in (index.cp, index.pq.cp):
+        clustering.min_points_per_centroid = 1  # a small sample is no reason for lines on stderr
+    index.train(_sample(journal, units, sample_of(info.chunks)))
+    return index
+
+
+def _sample(journal: IndexJournal, units: int, size: int) -> np.ndarray:
+    """Return at least `size` vectors, of units that are spread evenly over the corpus, or all."""
+    each = max(len(journal.embedded(0)[0]), 1)
+    chosen = np.unique(np.linspace(0, units - 1, min(units, math.ceil(size / each))).astype(int))
+    return np.concatenate([journal.embedded(int(unit))[1] for unit in chosen])

@@ -1,0 +1,259 @@
+"""Index a corpus in shards, each built and resumed by itself (`search.indexing.build`).
+
+    layout = ShardLayout.parse(["chromadb"], "wiki", 4)
+    build_shards("corpus.jsonl", Shards(layout), EmbedderSpec("packaged-minilm"))
+
+The corpus is surveyed as a whole, which finds its faults and duplicates, and cut into a file for each shard.
+Then one shard after the other is embedded here, into its journal, while processes of their own insert the
+earlier ones (`search.indexing.writers`). On a server each shard is written as it is embedded. A shard that is
+finished stays as it is; of the others a killed build resumes what is in their journals.
+
+Each shard records the version of the whole, so that shards of two versions, as an update leaves them that is
+cut off, are not taken for one index.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from search.embedders import EmbedderSpec
+from search.indexing.build import (
+    Build,
+    IndexReport,
+    as_settings,
+    build_target,
+    encoder_of,
+    naming_a_full_disk,
+    needs_replace,
+    target_folder,
+    version_of,
+)
+from search.indexing.chunking import Chunking
+from search.indexing.collection import Collection, collection_at, settings_of
+from search.indexing.journal import Changes, IndexJournal
+from search.indexing.size import IndexSize, Planned, ShardedSize
+from search.indexing.writers import Writers
+from search.place import StoreError
+from search.shard_layout import ShardLayout, shard_of
+from search.sharded_store import whole_of
+from search.sources.corpus import Corpus
+from search.store import BEING_WRITTEN
+from search.stored_index import CollectionInfo
+
+if TYPE_CHECKING:
+    from search.indexing.faiss_folder import FaissFolder
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of an index, which need not exist yet; `writers` of them are inserted at once."""
+
+    layout: ShardLayout
+    writers: int = 2
+
+    def __str__(self) -> str:
+        return str(self.layout)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder with all shards; None of a server, and of several places."""
+        return self.layout.folder
+
+    def collections(self, whole: str = "") -> list[Collection]:
+        """Return the shards as collections, of that version of the whole."""
+        targets = []
+        for number in range(self.layout.shards):
+            place, name = self.layout.place(number)
+            if place.folder is not None:  # resolved, as in `collection_at`
+                place = changed(place, folder=place.folder.resolve())
+            targets.append(Collection(place, name, f"{number}/{self.layout.shards}", whole))
+        return targets
+
+    def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
+        """Return what an index of so many chunks takes."""
+        return ShardedSize(chunks, dimension, text_bytes, self.layout.shards, self.writers)
+
+
+def chroma_target(
+    paths: Sequence[str | Path], collection: str, shards: int = 1, writers: int = Shards.writers
+) -> Collection | Shards:
+    """Return one collection to write, or its shards; raises StoreError as `ShardLayout.parse`."""
+    layout = ShardLayout.parse(paths, collection, shards)
+    return collection_at(layout.places[0], collection) if shards == 1 else Shards(layout, writers)
+
+
+def build(
+    source: Corpus | Path | str,
+    target: "Collection | FaissFolder | Shards",
+    embedder: EmbedderSpec,
+    **how: Any,
+) -> IndexReport:
+    """Index a corpus in whatever kind of index; arguments and errors are those of `build_shards`."""
+    if isinstance(target, Shards):
+        return build_shards(source, target, embedder, **how)
+    return build_target(source, target, embedder, **how)
+
+
+def build_shards(
+    source: Corpus | Path | str,
+    target: Shards,
+    embedder: EmbedderSpec,
+    *,
+    replace: bool = False,
+    chunking: Chunking | None = None,
+    workers: int = 1,
+    judge: Callable[[Planned], object] | None = None,
+) -> IndexReport:
+    """Index a corpus in shards, as `build_target` does in one collection; raises the same.
+
+    StoreError also if the index is there in another number of shards, or a shard would be empty. `judge` is
+    called once, with what the whole takes by the first shard that is to be embedded.
+    """
+    started = time.monotonic()
+    target.layout.check_count()
+    chunking = chunking or Chunking()
+    corpus = source if isinstance(source, Corpus) else Corpus(source)
+
+    def judge_whole(number: int, planned: Planned) -> None:
+        nonlocal judge
+        if judge is not None:
+            once, judge = judge, None
+            once(_planned(target, number, planned, sum(map(_bytes_of, [folder, *_folders(targets)]))))
+
+    with target_folder(target) as folder, naming_a_full_disk():
+        encoder = encoder_of(embedder, workers)
+        with closing(IndexJournal(folder / "survey.sqlite3")) as journal:
+            surveyed = journal.survey(corpus)
+            targets = target.collections(version_of(surveyed, chunking))
+            is_same = settings_of(as_settings(encoder, chunking))
+            if (info := _unchanged(targets, is_same, replace)) is not None:
+                return IndexReport(info, False, surveyed, time.monotonic() - started)
+            changes = None if replace else _check_update(target, targets, is_same, journal, corpus)
+            parts = _cut(journal, corpus, target.layout, folder)
+        reports = []
+        with ExitStack() as held, Writers(target.writers) as writers:
+            for number, (one, part) in enumerate(zip(targets, parts, strict=True)):
+                judged = partial(judge_whole, number)
+                shard = Build(Corpus(part), one, embedder, encoder, chunking, workers, judged)
+                # Whatever differs may be replaced: the whole has been checked.
+                report, unwritten = shard.embed(held.enter_context(target_folder(one)), replace=True)
+                reports.append(report)
+                part.unlink()
+                name = target.layout.label(number)
+                print(f"{name}: {report.embedded} chunks embedded, {report.resumed} resumed", flush=True)
+                if unwritten:
+                    writers.start(name, unwritten)
+    return IndexReport(
+        changed(whole_of([report.info for report in reports]), version=targets[0].whole),
+        True,
+        surveyed,
+        time.monotonic() - started,
+        changes,
+        sum(report.embedded for report in reports),
+        sum(report.resumed for report in reports),
+    )
+
+
+def _unchanged(
+    targets: Sequence[Collection], settings: Mapping[str, Any], replace: bool
+) -> CollectionInfo | None:
+    """How the index is recorded if all shards are complete and as asked; None otherwise.
+
+    Raises StoreError for one that is damaged, unless it may be replaced.
+    """
+    infos = []
+    for one in targets:
+        metadata = one.metadata()
+        info = CollectionInfo.from_metadata(metadata)
+        if info is None or (info.shard, info.whole) != (one.shard, one.whole):
+            return None
+        if settings_of(metadata or {}) != settings:
+            return None
+        infos.append(info)
+    try:
+        for one in targets:
+            one.check_content()
+    except StoreError:
+        if not replace:
+            raise
+        return None
+    return whole_of(infos)
+
+
+def _check_update(
+    target: Shards,
+    targets: Sequence[Collection],
+    settings: Mapping[str, Any],
+    journal: IndexJournal,
+    corpus: Corpus,
+) -> Changes | None:
+    """Raise StoreError unless what is there may be brought up to date; return the changes, None to nothing.
+
+    Asked of the whole before any shard is written: one shard alone may differ more than the others.
+    """
+    there = {one: metadata for one in targets if (metadata := one.metadata()) is not None}
+    if not there:
+        return None
+    if any(settings_of(metadata) != settings for metadata in there.values()):
+        raise needs_replace(target, None, corpus)
+    for one, metadata in there.items():
+        if BEING_WRITTEN not in metadata:
+            one.check_content()
+    changes = journal.compare(chain.from_iterable(one.chunks() for one in there))
+    is_resumed = any(
+        BEING_WRITTEN in metadata and metadata.get("whole") == one.whole for one, metadata in there.items()
+    )
+    if not (changes.is_update or is_resumed):
+        raise needs_replace(target, changes, corpus)
+    return changes
+
+
+def _cut(journal: IndexJournal, corpus: Corpus, layout: ShardLayout, folder: Path) -> list[Path]:
+    """Write the surveyed documents to a file for each shard; raises StoreError if one would be empty."""
+    journal.forget_existing()  # or those that stay would be left out
+    journal.select_unsplit()
+    parts = [folder / f"{layout.label(number)}.jsonl" for number in range(layout.shards)]
+    counts = [0] * layout.shards
+    with ExitStack() as stack:
+        files = [stack.enter_context(part.open("w", encoding="ascii")) for part in parts]
+        for document, _ in stack.enter_context(closing(journal.read_unsplit(corpus))):
+            number = shard_of(document.id, layout.shards)
+            record = {name: getattr(document, name) for name in ("id", "title", "text", "markdown")}
+            files[number].write(json.dumps(record) + "\n")
+            counts[number] += 1
+    if 0 in counts:
+        raise StoreError(
+            f"{layout.label(counts.index(0))} would be empty, as {corpus.source} has {sum(counts)} "
+            "documents: set fewer chroma.shards (or --shards)"
+        )
+    return parts
+
+
+def _planned(target: Shards, number: int, of_one: Planned, there: int) -> Planned:
+    """What the whole takes, by the first shard to be embedded: a hash has made them alike."""
+    shards, left, size = target.layout.shards, target.layout.shards - number, of_one.size
+    return Planned(
+        target.size(shards * size.chunks, size.dimension, shards * size.text_bytes),
+        left * of_one.chunks,
+        left * of_one.text_bytes,
+        of_one.operations,
+        there,
+    )
+
+
+def _folders(targets: Sequence[Collection]) -> Iterator[Path]:
+    """The folders of shards, and those that they are built in."""
+    for one in targets:
+        if one.folder is not None:
+            yield from (one.folder, one.folder.with_name(f".{one.folder.name}.building"))
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
