@@ -46,7 +46,7 @@ def healthy_at(port: int) -> Iterator[None]:
 def outside(port: int, logs: Path) -> OutsideSpec:
     """Watched so closely that it is called silent after a second."""
     url = f"http://127.0.0.1:{port}"
-    check = HealthCheck(url=f"{url}/health", every_s=0.1, timeout_s=1.0, silent_s=0.2)
+    check = HealthCheck(url=f"{url}/health", every_s=0.1, timeout_s=20.0, silent_s=0.2)
     return OutsideSpec(name="retrieval", url=url, liveness=check, logs=logs)
 
 

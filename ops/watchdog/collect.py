@@ -46,6 +46,7 @@ def service_facts(services: Iterable[Service | OutsideService]) -> list[ServiceF
         if service.monitor:
             health = service.monitor.health
         else:
+            assert isinstance(service, Service)  # one that runs elsewhere is watched from the first moment
             health = Health(problem=service.probe(), silent_since=service.started)
         silent_s = time.monotonic() - health.silent_since
         name, counters = service.spec.name, dict(health.counters)

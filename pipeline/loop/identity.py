@@ -15,7 +15,7 @@ from data.benchmarks import HUB_PREFIX, split_name
 from pipeline.fingerprint import (
     fingerprint,
     fingerprint_checkpoint,
-    fingerprint_collection,
+    fingerprint_index,
     fingerprint_model,
 )
 from pipeline.overrides import for_stage, key_of, leaf_values
@@ -58,7 +58,7 @@ def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
     """Content identity of everything that a stage reads; None for what is not there (yet)."""
     if stage == "merge":
         return {"run": checkpoint_identity(config.source)}
-    collection = fingerprint_collection(config.chroma.path, config.chroma.collection)
+    collection = fingerprint_index(config)
     if stage == "solver":
         return {
             "train": identity(config.data.train_files),
