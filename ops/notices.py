@@ -17,7 +17,7 @@ CHECKPOINT_KIND, ALARM_KIND = "checkpoint", "alarm"
 
 _LEVELS: dict[str, Level] = {
     **dict.fromkeys(("crash", "hung", "stall", "end"), "error"),
-    **dict.fromkeys(("restart", "out_of_time", ALARM_KIND), "warning"),
+    **dict.fromkeys(("restart", "silent", "out_of_time", ALARM_KIND), "warning"),
 }
 _HIDDEN = ("cost",)
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")

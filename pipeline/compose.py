@@ -25,7 +25,8 @@ from ops.files import atomic_write
 from ops.notices import plain
 from ops.resources.gpu import gpus_here
 from ops.versions import installed_versions
-from pipeline.overrides import check_overrides, for_stage, key_of, leaf_values
+from pipeline.overrides import OverrideError, check_overrides, for_stage, key_of, leaf_values
+from pipeline.settings.retrieval import OF_OWN_SERVICE
 from pipeline.settings.schema import schema_of
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
@@ -117,6 +118,11 @@ def evaluated_model(environment: str | None, checkpoints: str, iteration: int, b
     return base_model if environment else solver_export(checkpoints, iteration, base_model)
 
 
+def retrieval_url(retrieval: DictConfig) -> str:
+    """Where a run's searches go, from the settings `retrieval`: the service at `url`, else the run's own."""
+    return str(retrieval.url or f"http://{retrieval.host}:{retrieval.port}").rstrip("/")
+
+
 # For the config files: arithmetic, what this machine has, and where iterations leave things.
 OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
@@ -131,6 +137,7 @@ OmegaConf.register_new_resolver("plain_name", plain_name, replace=True)
 OmegaConf.register_new_resolver("verl_config", verl_config, replace=True)
 OmegaConf.register_new_resolver("fast_cpu_dtype", fast_cpu_dtype, replace=True)
 OmegaConf.register_new_resolver("share", lambda whole, parts: -(-whole // max(parts, 1)), replace=True)
+OmegaConf.register_new_resolver("retrieval_url", retrieval_url, replace=True)
 OmegaConf.register_new_resolver("reward_workers", reward_workers, replace=True)
 OmegaConf.register_new_resolver("ray_cpus", ray_cpus, replace=True)
 OmegaConf.register_new_resolver("cores", lambda: len(os.sched_getaffinity(0)), replace=True)
@@ -166,6 +173,7 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
         groups = [o for o in overrides if o.startswith(("hardware=", "model=", "compute=", "env="))]
         check_overrides([*groups, *ignored], CONFIG_DIR, "challenger", schema_of("challenger"))
     config = check_overrides(overrides, CONFIG_DIR, stage, schema)
+    _refuse_own_service(config, stage, overrides)
     with open_dict(config):
         for name, path in config.paths.items():
             config.paths[name] = os.path.abspath(path)
@@ -177,6 +185,27 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
                 rollout.engine_kwargs, {rollout.name: config.rollout.server_args}
             )
     return config
+
+
+def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]) -> None:
+    """Refuse what can only be meant for a retrieval service of the run's own next to `retrieval.url`."""
+    if (url := OmegaConf.select(config, "retrieval.url")) is None:
+        return
+    if stage == "serve_search":
+        raise OverrideError(
+            f"retrieval.url={url}: serve-search starts a service, and this one runs already: leave it out"
+        ).of("retrieval.url=")
+    if stage == "preview" and config.source is not None:
+        raise OverrideError(
+            f"retrieval.url={url}: a preview with source= searches the index that it makes of a sample: "
+            "leave one of the two out"
+        ).of("retrieval.url=")
+    for override in overrides:
+        if (key := key_of(override)) in OF_OWN_SERVICE:
+            raise OverrideError(
+                f"{override!r}: with retrieval.url={url} no service is started here that would read {key}: "
+                "leave one of the two out"
+            ).of(override)
 
 
 def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:

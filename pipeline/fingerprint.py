@@ -2,7 +2,8 @@
 
 A file or folder is identified by its content, whatever its path and time; a hub model by its id and the
 revision in the local cache; an index by the documents and the embedder it was built from; a checkpoint by the
-first and last MiB of its files, instead of hundreds of gigabytes. Nothing here uses the network.
+first and last MiB of its files, instead of hundreds of gigabytes. Nothing here uses the network, but to ask
+the server of an index.
 """
 
 import hashlib
@@ -12,7 +13,10 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from omegaconf import DictConfig
 
+from pipeline.indices import index_of
+from search.served import ask_index
 from search.stored_index import Index
 
 _EDGE_BYTES = 2**20
@@ -61,6 +65,16 @@ def fingerprint_model(model: str) -> str:
         raise FileNotFoundError(f"there is no model at {model}") from None
     # …/snapshots/REVISION/config.json
     return f"{model}@{Path(config).parent.name}" if isinstance(config, str) else model
+
+
+def fingerprint_index(config: DictConfig) -> str:
+    """Fingerprint of the index that a stage searches, at `retrieval.url` or where the config has it.
+
+    The same index has the same one in both places. Raises StoreError or ServiceUnusable.
+    """
+    if config.retrieval.url is not None:
+        return ask_index(config.retrieval.url.rstrip("/")).fingerprint
+    return fingerprint_collection(index_of(config))
 
 
 def fingerprint_collection(index: Index) -> str:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from search.wire import Passage, read_token
+from search.wire import Passage, read_token, token_advice
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
@@ -151,7 +151,7 @@ class SearchClient:
             # A 422 is about the queries if its message names them; topk is set in the configuration.
             if status == 413 or (status == 422 and "queries" in detail):
                 raise SearchRefused(message, detail)
-            raise SearchRequestError(message)
+            raise SearchRequestError(f"{message}: {token_advice()}" if status == 401 else message)
         try:
             result = response.json()["result"]
             answered = len(result)

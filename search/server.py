@@ -4,13 +4,14 @@
     python -m search.server --chroma-path http://one:8000 http://two:8000 --collection wiki --shards 4
     python -m search.server --faiss-path e5_Flat.index --faiss-corpus wiki-18.jsonl --embedder …/e5-base-v2
 
-Endpoints: `POST /retrieve` (see `search.wire`), `GET /health` (200 when a canary query has been answered),
-`GET /metrics` (Prometheus text), `GET /docs`. Its parts are in `search.serving`.
+Endpoints: `POST /retrieve` (see `search.wire`), `GET /index` (how the collection was built, see
+`search.served`), `GET /health` (200 when a canary query has been answered), `GET /metrics` (Prometheus text),
+`GET /docs`. Its parts are in `search.serving`.
 
 * `--help` describes the flags. On `cuda` several encoders take turns on the GPUs; without a cache there is no
   single flight either.
 * A bearer token is required if RETRIEVAL_TOKEN is set in the environment; there is no flag for it, because
-  anyone on the machine can read a command line.
+  anyone on the machine can read a command line. Without one it listens on this machine only.
 * It refuses to start, with exit code 2 and one line, if the index is not as it was published
   (`check_content`), the embedder does not fit it, the port is taken, or anything else is wrong. If the index
   is not ready (a folder that is missing or cut off, a Chroma server that does not answer) it waits,
@@ -53,7 +54,7 @@ from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
 from search.sharded_store import chroma_index
 from search.stored_index import Index, StoredIndex
-from search.wire import TOKEN_VARIABLE, read_token
+from search.wire import LOOPBACK, TOKEN_VARIABLE, read_token
 
 DRAIN_S = 7.0
 """Less than the ten seconds between SIGTERM and SIGKILL that supervisors usually leave."""
@@ -168,10 +169,6 @@ async def _serve(
         batch = BatchLimits(args.max_batch, args.max_queue, args.window_ms / 1000)
         limits = ServiceLimits(cache_bytes=args.cache_mb << 20, batch=batch)
         retrieval = Retrieval(store, encoders, metrics, limits, folds=encoders.model.folds)
-        if token is None and args.host not in ("127.0.0.1", "::1", "localhost"):
-            log.warning(
-                "anyone who can reach %s can use it: set %s to require a token", args.host, TOKEN_VARIABLE
-            )
         config = configure(RetrievalApp(retrieval, token, args.access_log))
         listen(listener)
         print(f"serving {store.info.documents} documents of {store.name!r} with {spec.name}", flush=True)
@@ -260,6 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger("search").setLevel(os.environ.get("DRZERO_LOG_LEVEL", "INFO").upper())
     except (TokenUnusable, ValueError) as error:
         parser().error(str(error))
+    if token is None and args.host not in LOOPBACK:
+        parser().error(f"--host {args.host}: other machines may reach it there, so set {TOKEN_VARIABLE}")
     setproctitle("drzero: retrieval")
     logging.basicConfig(format="%(levelname)s:     %(message)s")
 

@@ -12,6 +12,8 @@ MAX_TOPK = 100
 """The maximum number of passages per query."""
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
 """The environment variable with the bearer token."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The addresses at which a server may listen without a token."""
 
 
 class Passage(TypedDict):
@@ -32,6 +34,12 @@ class ScoredPassage(TypedDict):
 def read_token() -> str | None:
     """Return the bearer token of the environment, if any; raises TokenUnusable if it cannot be sent."""
     return bearer_of(TOKEN_VARIABLE)
+
+
+def token_advice() -> str:
+    """Return what to do about a service that has answered 401; no token is in it."""
+    known = "its token" if read_token() is None else "its own token, which is another than the one there"
+    return f"set {TOKEN_VARIABLE} to {known}"
 
 
 def make_passage(title: str, text: str) -> Passage:

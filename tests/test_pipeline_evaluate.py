@@ -121,7 +121,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
             health_url=f"http://127.0.0.1:{config.retrieval.port}/health",
         )
 
-    monkeypatch.setattr(evaluate, "retrieval_spec", spec)
+    monkeypatch.setattr(evaluate, "search_spec", spec)
 
 
 Compose = Callable[..., DictConfig]
@@ -322,7 +322,7 @@ def test_with_every_answer_there_no_service_is_started(
     script = start_script(right)
     run_evaluate(compose(script))
     before = report_of(compose(script))
-    monkeypatch.setattr(evaluate, "retrieval_spec", lambda config: pytest.fail("a service was started"))
+    monkeypatch.setattr(evaluate, "search_spec", lambda config: pytest.fail("a service was started"))
     run_evaluate(compose(script))
     assert report_of(compose(script)) == before
 

@@ -57,7 +57,7 @@ def test_settings_import_nothing_heavy() -> None:
         ("retrieval.topkk=3", "'retrieval.topk'"),
         ("+retrieval.topkk=3", "'retrieval.topk'"),
         ("++retrieval.topkk=3", "'retrieval.topk'"),
-        ("+retrieval.url=http://x", "Keys of 'retrieval': retrieval.host"),
+        ("+retrieval.address=http://x", "Keys of 'retrieval': retrieval.url"),
         ("retrieval={topk: 3, prot: 1}", "'retrieval.port'"),
         ("+watchdog.limits.saving=9", "'watchdog.limits.save'"),
         ("retrieval.topk=101", "retrieval.topk is 101, not a whole number at least 1 and at most 100"),

@@ -138,7 +138,7 @@ def test_health_names_the_served_collection(http: httpx.Client) -> None:
 
 
 def test_docs_describe_retrieve(http: httpx.Client) -> None:
-    assert list(http.get("/openapi.json").json()["paths"]) == ["/health", "/metrics", "/retrieve"]
+    assert list(http.get("/openapi.json").json()["paths"]) == ["/index", "/health", "/metrics", "/retrieve"]
 
 
 def test_the_docs_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:

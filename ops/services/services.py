@@ -6,7 +6,8 @@
 
 A crash is detected by the next `check`, a hang within 20 seconds (`ops.services.health`). A service that has
 restarts left is then restarted on the same port, after a pause that doubles each time; its clients retry
-within their own deadlines. Otherwise the run ends with an error (`ops.process.child.ChildError`).
+within their own deadlines. Otherwise the run ends with an error (`ops.process.child.ChildError`). A service
+that runs elsewhere is only watched (`ops.services.outside`).
 """
 
 import os
@@ -26,6 +27,7 @@ from ops.process.logs import EVENTS_FILE, EventLog
 from ops.process.tree import descendants
 from ops.resources.cgroup import OomWatch
 from ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask
+from ops.services.outside import OutsideService, OutsideSpec
 
 _LOG_AFTER_S = 30.0
 """When a service that is still not ready is first mentioned; then each time after twice as long."""
@@ -41,6 +43,10 @@ class ServiceSpec(Command):
     """How it is watched once it is ready; by default `health_url` is probed."""
     restarts: int = 0
     """How often in a series of crashes or hangs it is restarted."""
+
+
+AnySpec = ServiceSpec | OutsideSpec
+"""A service that a run needs: its own, or one that runs elsewhere."""
 
 
 class ServiceDied(ChildError):
@@ -119,14 +125,18 @@ class ServiceGroup:
     """
 
     def __init__(
-        self, specs: Iterable[ServiceSpec], grace_s: float = 10.0, events: EventLog | None = None
+        self, specs: Iterable[AnySpec], grace_s: float = 10.0, events: EventLog | None = None
     ) -> None:
         """Between SIGTERM and SIGKILL a service has `grace_s`; `events` are by default next to the logs."""
-        self._specs = tuple(specs)
+        given = tuple(specs)
+        self._specs = [spec for spec in given if isinstance(spec, ServiceSpec)]
+        self._outside_specs = [spec for spec in given if isinstance(spec, OutsideSpec)]
         self._grace_s = grace_s
-        logs = [spec.log_path.parent / EVENTS_FILE for spec in self._specs]
-        self.events = events or EventLog(logs[0] if logs else None)
+        logs = [spec.log_path.parent if isinstance(spec, ServiceSpec) else spec.logs for spec in given]
+        self.events = events or EventLog(logs[0] / EVENTS_FILE if logs else None)
         self.services: list[Service] = []
+        self.outside: list[OutsideService] = []
+        """Those that run elsewhere."""
         self._restarts: Counter[str] = Counter()
         """In a series of failures, by name."""
         self._again_at: dict[str, float] = {}
@@ -146,6 +156,7 @@ class ServiceGroup:
             orders = (signal.SIGTERM, signal.SIGHUP)
             self._handlers = {signum: signal.signal(signum, leave) for signum in orders}
         try:
+            self.outside += [OutsideService(spec, self.events) for spec in self._outside_specs]
             for spec in self._specs:
                 text = f"starting (at most {spec.startup_budget_s:.0f} s)"
                 self.events.add("start", spec.name, text, log=str(spec.log_path))
@@ -165,8 +176,10 @@ class ServiceGroup:
         """Detect what has crashed or hung: restart it if it has restarts left.
 
         Else raises ServiceDied, ServiceHung (no answer to its probes for too long), or ServiceNotReady (not
-        within its start-up budget).
+        within its start-up budget). Of one that runs elsewhere it is only written down.
         """
+        for outside in self.outside:
+            outside.check()
         for place, service in enumerate(self.services):
             name = service.spec.name
             if name in self._again_at:
@@ -193,6 +206,8 @@ class ServiceGroup:
             service = self.services.pop()
             service.stop()
             self.events.add("stopped", service.spec.name, "stopped")
+        while self.outside:
+            self.outside.pop().close()
         self._oom.close()
         while self._handlers:
             signal.signal(*self._handlers.popitem())

@@ -14,6 +14,7 @@ from ops.process.child import Child
 from ops.process.logs import looks_like_error
 from ops.process.tree import STOPPED, descendants
 from ops.services.health import Health
+from ops.services.outside import OutsideService
 from ops.services.services import Service
 from ops.watchdog.diagnosis import ServiceFact
 from ops.watchdog.stacks import Stack, dump_stacks
@@ -38,13 +39,14 @@ def run_stacks(
     return dump_stacks(wanted, deadline_s, native)
 
 
-def service_facts(services: Iterable[Service]) -> list[ServiceFact]:
+def service_facts(services: Iterable[Service | OutsideService]) -> list[ServiceFact]:
     """The health of each service."""
     facts = []
     for service in services:
         if service.monitor:
             health = service.monitor.health
         else:
+            assert isinstance(service, Service)  # one that runs elsewhere is watched from the first moment
             health = Health(problem=service.probe(), silent_since=service.started)
         silent_s = time.monotonic() - health.silent_since
         name, counters = service.spec.name, dict(health.counters)

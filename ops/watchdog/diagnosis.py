@@ -17,6 +17,7 @@ from ops.causes import Cause, find_cause
 from ops.flow.snapshot import Snapshot, WaitsOn, far_end, undrained
 from ops.flow.workers import OpenCall, Worker, ages, call_point, open_calls
 from ops.process.tree import STOPPED
+from ops.services.outside import SILENT
 from ops.watchdog.collectives import call, compare, is_in_distributed, place_of
 from ops.watchdog.movement import Stall
 from ops.watchdog.stacks import Frame, Stack, Thread, minorities
@@ -367,7 +368,7 @@ def _starvation(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosi
 
 def _who_starves(situation: Situation, landmarks: Landmarks, calls: Sequence[OpenCall]) -> tuple[str, str]:
     """The culprit, and the reason in words: a service that does not work, else what holds everything up."""
-    for state in ("dead", "hung", "starting", "away", "failing", "busy"):
+    for state in ("dead", "hung", SILENT, "starting", "away", "failing", "busy"):
         for service in situation.services:
             if service.state == state:
                 what = "works, but its dependency does not answer" if state == "away" else f"is {state}"
@@ -386,8 +387,17 @@ def _who_starves(situation: Situation, landmarks: Landmarks, calls: Sequence[Ope
 
 
 def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """A service hangs, a log shows a known cause, or the driver takes nothing from a queue."""
+    """A service hangs or is silent, a log shows a known cause, or the driver takes nothing from a queue."""
     for service in situation.services:
+        if service.state == SILENT:
+            since = "" if service.silent_s is None else f" for {service.silent_s:.0f} s"
+            yield Diagnosis(
+                "silent service",
+                service.name,
+                f"{service.name} runs elsewhere and has not answered{since}: {service.problem}",
+                (),
+                "see to it where it runs; this run neither starts nor ends it",
+            )
         if service.state == "hung":
             since = "" if service.silent_s is None else f" for {service.silent_s:.0f} s"
             problem = f": {service.problem}" if service.problem else ""

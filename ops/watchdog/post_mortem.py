@@ -22,9 +22,12 @@ from ops.flow.monitor import FLOW_FILE
 from ops.flow.summary import summarise
 from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, begins_start, read_json_lines
 from ops.resources.sampler import SAMPLES_FILE
+from ops.services.outside import SILENT
 from ops.watchdog.collect import error_lines
 
 _RESUMES = "rerun it: it resumes at its last checkpoint"
+_FAILURES = {"crash", "hung", SILENT}
+"""Events of services."""
 
 Record = dict[str, Any]
 
@@ -65,7 +68,7 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     if stopped := next((event for event in events if event["kind"] == OUT_OF_TIME), None):
         advice = "rerun it with more time: it resumes from there"
         death = Death("out of time", str(stopped["text"]), advice=advice)
-    elif blamed := _blamed(events):
+    elif blamed := _blamed(events, ended_well):
         death = _from_event(blamed, errors, causes, events)
     elif ended_well:
         death = Death("finished", "the run ended without an error")
@@ -106,13 +109,16 @@ def _of_last_start(events: list[Record]) -> list[Record]:
     return events[begins:]
 
 
-def _blamed(events: Sequence[Record]) -> Record | None:
-    """The event that ended the run: a service's if it never came back, a stall if nothing moved after it."""
-    blamed = None
+def _blamed(events: Sequence[Record], ended_well: bool) -> Record | None:
+    """The event that ended the run: a service's if it never came back, a stall if nothing moved after it.
+
+    A run may end well without a service that runs elsewhere.
+    """
+    blamed, of_services = None, _FAILURES - {SILENT} if ended_well else _FAILURES
     for place, event in enumerate(events):
         kind, later = event["kind"], events[place + 1 :]
         is_back = any(e["kind"] == "ready" and e["component"] == event["component"] for e in later)
-        if (kind in ("crash", "hung") and not is_back) or (kind == "exit" and event.get("code")):
+        if (kind in of_services and not is_back) or (kind == "exit" and event.get("code")):
             return event
         if kind == "stall" and not any(e["kind"] in ("progress", "exit") for e in later):
             blamed = event
@@ -129,13 +135,11 @@ def _from_event(
     component, sentence = str(event["component"]), str(event["text"])
     own = errors.get(component, [])
     line, cause = first_cause([*own, sentence], causes) or (None, None)
-    if event["kind"] in ("crash", "hung"):
+    if event["kind"] in _FAILURES:
         sentence = f"{component} {sentence}"
     if cause and cause.name not in sentence:
         sentence += f"; cause: {cause.name}"
-    failures = [
-        f"{e['kind']} of {e['component']}: {e['text']}" for e in events if e["kind"] in ("crash", "hung")
-    ]
+    failures = [f"{e['kind']} of {e['component']}: {e['text']}" for e in events if e["kind"] in _FAILURES]
     return Death(
         "stalled" if event["kind"] == "stall" else "failed",
         sentence,

@@ -211,7 +211,7 @@ class Watchdog(threading.Thread):
             step=beat.step,
             stall=stall,
             stacks=stacks,
-            services=collect.service_facts(self._services.services),
+            services=collect.service_facts([*self._services.services, *self._services.outside]),
             workers=read_workers(self.plan.progress, now, self.sampler.pids),
             errors=collect.first_errors(self._children(), self._log_sizes[0][1]),
             flow=self.plan.flow(),

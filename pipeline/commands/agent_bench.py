@@ -48,7 +48,7 @@ from pipeline.compose import compose_stage, resolve, write_resolved
 from pipeline.errors import CheckError
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.endpoint import base_of, served_name, served_names
-from pipeline.stages.services import choose_ports, retrieval_spec
+from pipeline.stages.services import choose_ports, search_spec
 from pipeline.tasks import load_taskset, rows_of
 
 _NAME = "agent-bench"
@@ -196,7 +196,7 @@ def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[AgentClas
         rows = rows_of(taskset, "eval", _size(config), config.data.seed)
         items = [{"id": row.id, "data": dict(row.data)} for row in rows]
         if taskset.needs_retrieval:
-            services = ServiceGroup([retrieval_spec(config)])
+            services = ServiceGroup([search_spec(config)])
     with services:
         yield agent, items
 

@@ -29,10 +29,10 @@ from omegaconf import DictConfig
 
 from ops.errors import RunFailed
 from ops.process.lock import HeldLock
-from ops.services.services import ServiceGroup, ServiceSpec
+from ops.services.services import AnySpec, ServiceGroup
 from pipeline.commands.check_trainer import Hop, check_with_trainer, read_hops
 from pipeline.commands.trial import prepared, stage_services
-from pipeline.compose import compose_stage
+from pipeline.compose import compose_stage, retrieval_url
 from pipeline.errors import CheckError
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import completions_url, served_agent
@@ -144,7 +144,7 @@ def run_with_trainer(arguments: Sequence[str]) -> None:
             print_hops(hops, f"{stage}: one prompt, no update")
 
 
-def run_probes(config: DictConfig, specs: Sequence[ServiceSpec], question: ProbeQuestion, stage: str) -> None:
+def run_probes(config: DictConfig, specs: Sequence[AnySpec], question: ProbeQuestion, stage: str) -> None:
     """Start the services, run the probes, stop the services, and print the probes, failed or not."""
     probes = Probes()
     try:
@@ -255,13 +255,15 @@ async def probe_stage(config: DictConfig, stage: str, question: ProbeQuestion, p
 async def probe_search(config: DictConfig, queries: list[str], name: str, probes: Probes) -> None:
     """One search through the run's own client."""
     retrieval = config.retrieval
-    address = f"http://{retrieval.host}:{retrieval.port}"
+    address = retrieval_url(retrieval)
     client = SearchClient(address, topk=retrieval.topk, deadline_s=retrieval.deadline_s)
     started = time.monotonic()
     try:
         results = await client.retrieve(queries)
     except (SearchUnavailable, SearchRequestError) as error:
         todo = "Read retrieval.log; check retrieval.port, and with `drzero serve-search` the index alone"
+        if retrieval.url is not None:
+            todo = "Check retrieval.url and RETRIEVAL_TOKEN; read the service's log where it runs"
         raise probes.fail(name, f"retrieval ({address})", started, str(error), todo) from error
     finally:
         await client.aclose()

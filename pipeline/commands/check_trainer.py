@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ops.errors import RunFailed
 from ops.flow.workers import Worker, finished, read_workers
 from ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
-from ops.services.services import ServiceSpec
+from ops.services.services import AnySpec
 from pipeline.commands.trial import HEARTBEATS, VALIDATED, run_trial
 from pipeline.stages.flow import COUNTERS_FILE
 from pipeline.stages.watch import PROGRESS
@@ -56,7 +56,7 @@ class Hop:
     ok: bool = True
 
 
-def check_with_trainer(config: DictConfig, specs: Sequence[ServiceSpec]) -> list[Hop]:
+def check_with_trainer(config: DictConfig, specs: Sequence[AnySpec]) -> list[Hop]:
     """Run one prompt of a prepared config through its trainer; returns the hops, which a failure also leaves.
 
     Raises what `run_trial` raises, and HopMissing.

@@ -8,6 +8,7 @@ printed, and a line for another terminal that asks it something.
 
 import json
 import shlex
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,15 @@ def run_serve_search(config: DictConfig) -> None:
     # With nothing next to it, what the service logs is for the console.
     with ServiceGroup([replace(retrieval_spec(config), relays=True)]) as services:
         url = address(config.retrieval.host, config.retrieval.port)
-        say("serve-search", f"{url} answers; {url}/docs describes it, Ctrl-C ends it. In another terminal:")
+        with_token = read_token() is not None
+        asks = f"it asks for the token in {TOKEN_VARIABLE}" if with_token else "it asks for no token"
+        say("serve-search", f"{url} answers, {asks}; {url}/docs describes it, Ctrl-C ends it")
+        say(
+            "serve-search",
+            f"runs search it by retrieval.url={outside_address(config.retrieval)}, and you by:",
+        )
         # Alone on its line, so that it can be copied.
-        print(f"\n{curl_line(url, config.retrieval.topk, with_token=read_token() is not None)}\n", flush=True)
+        print(f"\n{curl_line(url, config.retrieval.topk, with_token=with_token)}\n", flush=True)
         while True:
             services.check()
             time.sleep(0.5)
@@ -42,6 +49,12 @@ def address(host: str, port: int) -> str:
     """Where a service that binds this host and port is asked from this machine."""
     host = _EVERY.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def outside_address(retrieval: DictConfig) -> str:
+    """Where runs ask a service: of one that binds every address of this machine, by the machine's name."""
+    host = socket.gethostname() if retrieval.host in _EVERY else retrieval.host
+    return address(host, retrieval.port)
 
 
 def curl_line(url: str, topk: int, *, with_token: bool) -> str:

@@ -15,10 +15,9 @@ from data.benchmarks import HUB_PREFIX, split_name
 from pipeline.fingerprint import (
     fingerprint,
     fingerprint_checkpoint,
-    fingerprint_collection,
+    fingerprint_index,
     fingerprint_model,
 )
-from pipeline.indices import index_of
 from pipeline.overrides import for_stage, key_of, leaf_values
 from pipeline.settings import verl
 from pipeline.settings.schema import schema_of
@@ -59,7 +58,7 @@ def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
     """Content identity of everything that a stage reads; None for what is not there (yet)."""
     if stage == "merge":
         return {"run": checkpoint_identity(config.source)}
-    collection = fingerprint_collection(index_of(config))
+    collection = fingerprint_index(config)
     if stage == "solver":
         return {
             "train": identity(config.data.train_files),

@@ -58,7 +58,7 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
 
 def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
     """An embedder on CUDA needs a GPU, the training's or, on this machine, any."""
-    used = {"retrieval.device": ctx.searches, "indexing.device": ctx.stage in ("prepare_data", "preview")}
+    used = {"retrieval.device": ctx.embeds, "indexing.device": ctx.stage in ("prepare_data", "preview")}
     for key in (key for key, is_used in used.items() if is_used):
         on_cuda = str(OmegaConf.select(ctx.config, key)).startswith("cuda")
         if on_cuda and not ctx.machine.gpus and not (ctx.machine.is_local and gpus_here()):

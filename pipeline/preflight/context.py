@@ -74,12 +74,22 @@ class CheckContext:
 
     @property
     def searches(self) -> bool:
-        """Whether the retrieval service runs."""
+        """Whether the stage searches the corpus."""
         if self.plays:
             with suppress(EnvironmentUnusable):  # `check_environment` reports it
                 return self.taskset().needs_retrieval
             return False
-        return self.stage not in ("merge", "prepare_data", "serve_model", "compare_rollouts")
+        return self.stage not in ("merge", "prepare_data", "serve_model", "compare_rollouts", "flow_test")
+
+    @property
+    def serves_search(self) -> bool:
+        """Whether the run starts a retrieval service of its own."""
+        return self.searches and self.config.retrieval.url is None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the embedding model is loaded: by the run's service, or to compare questions."""
+        return self.serves_search or self.stage in ("synthesize", "preview")
 
     def sees(self, root: str) -> bool:
         """Whether files below `paths.{root}` can be read from here; a volume of another machine cannot."""

@@ -17,20 +17,25 @@ from ops.watchdog.stacks import why_unreadable
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
 from pipeline.preflight.memory_ledger import trained, width
-from search.wire import TOKEN_VARIABLE
+from search.wire import LOOPBACK, TOKEN_VARIABLE
 
 
 def check_ports(ctx: CheckContext) -> Iterator[Finding]:
     """A configured port must be free, and each service must have its own."""
     config = ctx.config
-    services = [name for name, used in (("retrieval", ctx.searches), ("solver", ctx.serves_model)) if used]
+    used = {"retrieval": ctx.serves_search, "solver": ctx.serves_model}
+    services = [name for name, is_used in used.items() if is_used]
     ports = {name: config[name].port for name in services if config[name].port is not None}
     if len(ports) == 2 and ports["retrieval"] == ports["solver"]:
         why = f"retrieval.port and solver.port are both {ports['solver']}"
         yield error("solver.port", why, "choose two ports, or none")
     for name in services:
         host = config[name].host
-        if host not in ("127.0.0.1", "localhost", "::1"):
+        if host not in LOOPBACK and name == "retrieval":
+            if bearer_of(TOKEN_VARIABLE) is None:
+                why = f"the retrieval service would listen at {host}, where other machines may reach it"
+                yield error("retrieval.host", why, f"set {TOKEN_VARIABLE}, or use 127.0.0.1")
+        elif host not in LOOPBACK:
             yield warning(
                 f"{name}.host",
                 f"the {name} service will listen at {host}, where other machines may reach it without a "

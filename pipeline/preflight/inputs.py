@@ -61,8 +61,13 @@ def partition_rows(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def check_prompts(ctx: CheckContext) -> None:
-    """The iteration's partition must have prompts, a sample of them about documents of the collection."""
+    """The iteration's partition must have prompts, a sample of them about documents of the collection.
+
+    A service that runs elsewhere finds passages and no documents: `check_outside_search` compares indexes.
+    """
     config, rows = ctx.config, partition_rows(ctx.config)
+    if config.retrieval.url is not None:
+        return
     shown = [row["extra_info"] for row in rows[:: max(1, len(rows) // _SAMPLED)]]
     texts = {info["doc_id"]: info["document"] for info in shown}
     if foreign := _foreign(config, texts):
@@ -218,7 +223,8 @@ def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
     """The questions to ask, in the order of `benchmarks`.
 
     Raises DataError for what cannot be read, PreflightFailed for questions about another corpus: a sample of
-    the documents that they name must be in the collection. Published benchmarks name none.
+    the documents that they name must be in the collection, if it is not a service's that runs elsewhere.
+    Published benchmarks name none.
     """
     if not config.benchmarks:
         raise DataError(f"benchmarks is empty, so there is nothing to ask. {_NAME_OTHERS}")
@@ -231,7 +237,7 @@ def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
         questions += found
         sample = found[:: max(1, len(found) // _SAMPLED)]
         named = sorted({doc_id for question in sample for doc_id in question.doc_ids})
-        if named and (foreign := _missing(config, named)):
+        if named and config.retrieval.url is None and (foreign := _missing(config, named)):
             raise refusal(
                 "benchmarks",
                 f"the questions in {source} are about other documents than those of {index_of(config)} "

@@ -201,7 +201,7 @@ def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
         yield error(
             "machine" if machine.is_local else "compute.memory",
             f"the run takes {wanted:.0f} GiB of host memory ({listed})",
-            "ask for more, serve the index from another machine (chroma.path=http://…), or offload less "
+            "ask for more, serve the index from another machine (retrieval.url=…), or offload less "
             f"({_ACTOR}.fsdp_config.optimizer_offload=false)",
             value=f"{machine.host_gib:.0f} GiB",
         )

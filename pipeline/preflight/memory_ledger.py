@@ -311,15 +311,15 @@ def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -
     return items
 
 
-def _searches(config: DictConfig) -> bool:
-    """Whether a retrieval service runs: in an environment, other than the search of a corpus, none does."""
+def _serves_search(config: DictConfig) -> bool:
+    """Whether a retrieval service runs here: none in an environment other than the search of a corpus."""
     environment = config.get("environment")
-    return not (environment and environment.name)
+    return not (environment and environment.name) and config.retrieval.url is None
 
 
 def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
     """Encoder processes on the GPU that has most of them; they are assigned round-robin."""
-    if not _searches(config) or not str(config.retrieval.device).startswith("cuda"):
+    if not _serves_search(config) or not str(config.retrieval.device).startswith("cuda"):
         return {}
     is_spread = str(config.retrieval.device) == "cuda"
     on_one = math.ceil(config.retrieval.encoders / gpus) if is_spread else config.retrieval.encoders
@@ -332,7 +332,7 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
     Of a FAISS index each query reads much, of a flat one all: the whole file has to stay in memory, though it
     is mapped.
     """
-    if not _searches(config):
+    if not _serves_search(config):
         return {}
     on_gpu = str(config.retrieval.device).startswith("cuda")
     each = SMALL_EMBEDDER_GIB if config.retrieval.embedder == PACKAGED_EMBEDDER else EMBEDDER_GIB

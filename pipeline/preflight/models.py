@@ -162,7 +162,7 @@ def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
 def check_hub(ctx: CheckContext) -> Iterator[Finding]:
     """One finding for all models that are to come from a hub that does not answer; a warning per licence."""
     models = ctx.models()
-    if ctx.searches or (ctx.stage == "prepare_data" and ctx.config.source is not None):
+    if ctx.embeds or (ctx.stage == "prepare_data" and ctx.config.source is not None):
         models["retrieval.embedder"] = str(ctx.config.retrieval.embedder)
     keys: dict[str, str] = {}
     for key, model in models.items():

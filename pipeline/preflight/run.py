@@ -32,6 +32,7 @@ from pipeline.preflight import (
     inputs,
     memory,
     models,
+    outside_search,
     queues,
     ray_cluster,
     server_arguments,
@@ -111,9 +112,13 @@ _MACHINE = (
     Check(environment.check_secrets, "secrets"),
     Check(environment.check_files_visible, "paths"),
 )
-_SEARCH = (
+_OWN_INDEX = (
     Check(data.check_index, "chroma.path", reads="corpus"),
     Check(index_size.check_served_index, "chroma.path", reads="corpus"),
+)
+_OUTSIDE_SEARCH = Check(outside_search.check_outside_search, "retrieval.url")
+_SEARCH = (
+    *_OWN_INDEX,
     Check(models.check_embedder, "retrieval.embedder"),
     Check(environment.check_ports, "retrieval.port"),
 )
@@ -210,8 +215,10 @@ _PLAYED_IN_EVALUATE = (
 
 def _checks_of(ctx: CheckContext) -> list[Check]:
     checks = _PLAYED_IN_EVALUATE if ctx.stage == "evaluate" and ctx.plays else _CHECKS[ctx.stage]
-    searches = _SEARCH if ctx.plays and ctx.searches else ()
-    return sorted((*checks, *searches), key=lambda check: not check.explains)
+    checks += _SEARCH if ctx.plays and ctx.searches else ()
+    if ctx.searches and not ctx.serves_search:
+        checks = (*(check for check in checks if check not in _OWN_INDEX), _OUTSIDE_SEARCH)
+    return sorted(checks, key=lambda check: not check.explains)
 
 
 def preflight(

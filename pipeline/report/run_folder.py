@@ -35,7 +35,7 @@ Kind = Literal["training", "preview", "synthesize", "evaluate", "merge", "loop"]
 
 MANIFEST = "manifest.json"
 _MARKS = (f"{RESOLVED}.yaml", "logs", "heartbeats.jsonl", "dumps", "metrics", "report.json", MANIFEST, RESULT)
-_SERIOUS = {"crash", "hung", "restart", "stall", "exit", OUT_OF_TIME, "end", ALARM_KIND}
+_SERIOUS = {"crash", "hung", "silent", "restart", "stall", "exit", OUT_OF_TIME, "end", ALARM_KIND}
 
 Record = dict[str, Any]
 

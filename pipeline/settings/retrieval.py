@@ -7,6 +7,14 @@ from pipeline.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, ke
 
 MAX_TOPK = 100
 """As `search.wire.MAX_TOPK`: the service refuses a query that asks for more."""
+OF_OWN_SERVICE = tuple(
+    f"retrieval.{name}"
+    for name in (
+        *("host", "port", "encoders", "threads", "max_batch", "window_ms", "max_queue", "cache_mb"),
+        *("access_log", "startup_budget_s", "restarts"),
+    )
+)
+"""What only a service that the run starts itself reads."""
 
 
 @dataclass
@@ -65,6 +73,13 @@ class Faiss:
 class Retrieval:
     """The retrieval service."""
 
+    url: str | None = key(
+        None,
+        "Address of a retrieval service that runs already, such as https://search.example.com: the run "
+        "searches there and starts none of its own. It is asked which index it serves; its token is in the "
+        "environment variable RETRIEVAL_TOKEN.",
+        pattern=(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", "http(s)://HOST[:PORT] without a user or a query"),
+    )
     host: str = key("127.0.0.1", "Address to bind; only this machine can reach the default.")
     port: int | None = key(
         None, "Port; null takes 8000 when it is free, else any free one.", low=1024, high=65535

@@ -25,8 +25,8 @@ from ops.bearer import MODEL_KEY
 from ops.console import has_live_terminal, say
 from ops.errors import OutOfTime, RunFailed
 from ops.process.logs import OUT_OF_TIME
-from ops.services.services import ServiceGroup, ServiceSpec
-from pipeline.compose import write_resolved
+from ops.services.services import AnySpec, ServiceGroup
+from pipeline.compose import retrieval_url, write_resolved
 from pipeline.settings.schema import schema_of
 from pipeline.stages.result import RESULT
 from search.client import SearchClient, SearchRequestError
@@ -112,9 +112,7 @@ async def served_agent(
     `key_variable` names that server's key (`ops.bearer`): by default the stage's own server's.
     """
     solver, retrieval = config.solver, config.retrieval
-    search = SearchClient(
-        f"http://{retrieval.host}:{retrieval.port}", topk=retrieval.topk, deadline_s=retrieval.deadline_s
-    )
+    search = SearchClient(retrieval_url(retrieval), topk=retrieval.topk, deadline_s=retrieval.deadline_s)
     wording = {"prompt_form": config.prompts.form} if issubclass(kind, SolverAgent) else {}
     agent = kind(
         url,
@@ -142,7 +140,7 @@ async def served_agent(
 
 def with_services(
     config: DictConfig,
-    specs: Sequence[ServiceSpec],
+    specs: Sequence[AnySpec],
     journal: Path,
     play: Callable[[ServiceGroup], Coroutine[Any, Any, list[Failed[Job]]]],
 ) -> list[Failed[Job]]:

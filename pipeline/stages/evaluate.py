@@ -26,8 +26,7 @@ from ops.files import atomic_write
 from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
-from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
-from pipeline.indices import index_of
+from pipeline.fingerprint import fingerprint, fingerprint_index, fingerprint_model
 from pipeline.preflight.inputs import load_questions
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import (
@@ -42,7 +41,7 @@ from pipeline.stages.conversations import (
 from pipeline.stages.endpoint import key_variable, served_name
 from pipeline.stages.result import write_result
 from pipeline.stages.scores import ANSWERS, REPORT, evaluation_table, score_all
-from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, search_spec, solver_spec
 from pipeline.tables import console
 from verl_ext.artefacts import announce
 from verl_ext.method.answers import exact_match, f1
@@ -108,7 +107,7 @@ def answer_conditions(config: DictConfig, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "benchmarks": [fingerprint(benchmark_file(source)) for source in config.benchmarks],
-        "collection": fingerprint_collection(index_of(config)),
+        "collection": fingerprint_index(config),
     } | journal_settings(config, "evaluate")
 
 
@@ -159,7 +158,7 @@ def _ask_missing(
                 description="evaluate",
             )
 
-    specs = [retrieval_spec(config), *([] if config.endpoint else [solver_spec(config)])]
+    specs = [search_spec(config), *([] if config.endpoint else [solver_spec(config)])]
     failed = with_services(config, specs, journal.path, play)
     check_failed_share(failed, len(questions), config.run.max_failed_share)
     return failed

@@ -30,7 +30,7 @@ from pipeline.stages.environment_scores import EnvironmentScore, environment_tab
 from pipeline.stages.evaluate import Served, check_model
 from pipeline.stages.result import write_result
 from pipeline.stages.scores import ANSWERS, REPORT
-from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, search_spec, solver_spec
 from pipeline.tables import console
 from pipeline.tasks import limits_of, load_taskset, rows_of
 from verl_ext.artefacts import announce
@@ -122,7 +122,7 @@ def _play_missing(
         finally:
             await agent.aclose()
 
-    specs = [retrieval_spec(config)] if taskset.needs_retrieval else []
+    specs = [search_spec(config)] if taskset.needs_retrieval else []
     specs += [] if config.endpoint else [solver_spec(config)]
     failed = with_services(config, specs, journal.path, play)
     check_failed_share(failed, len(rows), config.run.max_failed_share)

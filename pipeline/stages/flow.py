@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from ops.console import detail
 from ops.flow.monitor import FLOW_FILE, FlowMonitor, FlowTimes
 from ops.flow.sources import QueueMetrics, Source, counters_source, service_source, workers_source
+from pipeline.compose import retrieval_url
 from pipeline.stages.watch import PROGRESS, WAITS_ON
 
 COUNTERS_FILE = "flow_counters.json"
@@ -54,9 +55,9 @@ def flow_monitor(
         workers_source(folder / PROGRESS, calls, since, WORK),
     ]
     retrieval, solver, flow = config.retrieval, config.solver, config.flow
-    if services and not plays:  # what an environment searches is one of its own calls
-        url = f"http://{retrieval.host}:{retrieval.port}/metrics"
-        sources.append(service_source("retrieval queue", url, _RETRIEVAL))
+    # What an environment searches is one of its own calls; the queue of a service elsewhere has others' too.
+    if services and not plays and retrieval.url is None:
+        sources.append(service_source("retrieval queue", f"{retrieval_url(retrieval)}/metrics", _RETRIEVAL))
     # The solver stage has no solver server: its own policy is the solver.
     if services and config.method == "hrpo":
         url = f"http://{solver.host}:{solver.port}/metrics"

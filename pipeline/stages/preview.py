@@ -35,8 +35,7 @@ from ops.files import atomic_write, write_jsonl
 from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
-from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
-from pipeline.indices import index_of
+from pipeline.fingerprint import fingerprint, fingerprint_index, fingerprint_model
 from pipeline.preflight.inputs import gate_questions
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import (
@@ -53,7 +52,7 @@ from pipeline.stages.prepare_data import corpus_of, prepare_data
 from pipeline.stages.preview_report import preview_report, print_preview, question_rows
 from pipeline.stages.preview_sample import sample_corpus
 from pipeline.stages.result import FOUND, RESULT, SAMPLES, write_result
-from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, search_spec, solver_spec
 from pipeline.stages.synthesize import REPORT, Row, Sample, gates_of, sample_record, sample_seed
 from verl_ext.artefacts import announce
 from verl_ext.method.chat_endpoint import ChatEndpoint
@@ -100,7 +99,7 @@ def run_preview(config: DictConfig) -> None:
         conditions = {
             "model": player.identity,
             "prompts": fingerprint(prompts),
-            "collection": fingerprint_collection(index_of(config)),
+            "collection": fingerprint_index(config),
         } | journal_settings(config, "preview")
         with Journal(folder / SAMPLES, conditions) as journal, Journal(folder / FAILURES, conditions) as lost:
             _play_missing(config, player, rows, journal, lost)
@@ -169,7 +168,7 @@ def _play_missing(
     say("preview", f"{len(rows)} questions, {len(missing)} of them still to ask, {tries}, {player.shown}")
     if not missing:
         return
-    specs = [retrieval_spec(config), *([] if player.endpoint else [solver_spec(config, _SERVICE)])]
+    specs = [search_spec(config), *([] if player.endpoint else [solver_spec(config, _SERVICE)])]
     play = partial(play_questions, config, player, prompts_by_index(rows), missing, journal, lost)
     failed = with_services(config, specs, journal.path, play)
     for reason, times in Counter(failure.reason for failure in failed).most_common(3):

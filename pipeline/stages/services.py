@@ -10,8 +10,9 @@ from omegaconf import DictConfig, open_dict
 from ops.bearer import MODEL_KEY, bearer_of
 from ops.process.ports import PortTaken, reserve_port
 from ops.services.health import HealthCheck
-from ops.services.services import ServiceSpec
-from pipeline.compose import process_env, resolve
+from ops.services.outside import OutsideSpec
+from ops.services.services import AnySpec, ServiceSpec
+from pipeline.compose import process_env, resolve, retrieval_url
 from pipeline.indices import places_of
 from pipeline.preflight.run import require
 from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_arguments
@@ -20,6 +21,8 @@ from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
 
 RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
 """The default ports, used if they are free and no port is set."""
+INDEX_AWAY = 424
+"""As `search.serving.app.INDEX_UNAVAILABLE`."""
 
 
 def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
@@ -35,13 +38,15 @@ def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
 def choose_ports(config: DictConfig) -> None:
     """Fill in `retrieval.port` and `solver.port`: as set, else the default one, else any free one.
 
+    A retrieval service that runs elsewhere has its own.
     Raises PortTaken for a port that is set and in use, or set for both services.
     """
     retrieval, solver = config.retrieval, config.solver
     if retrieval.port is not None and retrieval.port == solver.port:
         raise PortTaken(f"retrieval.port and solver.port are both {solver.port}: choose two ports, or none")
     with open_dict(config):
-        retrieval.port = _port(retrieval.port, RETRIEVAL_PORT, retrieval.host, other=solver.port)
+        if retrieval.url is None:
+            retrieval.port = _port(retrieval.port, RETRIEVAL_PORT, retrieval.host, other=solver.port)
         solver.port = _port(solver.port, SOLVER_PORT, solver.host, other=retrieval.port)
 
 
@@ -52,10 +57,19 @@ def _port(asked: int | None, usual: int, host: str, other: int | None) -> int:
     return reserve_port(asked, host)
 
 
+def search_spec(config: DictConfig) -> AnySpec:
+    """The service that a run searches: the one at `retrieval.url`, else its own."""
+    if config.retrieval.url is None:
+        return retrieval_spec(config)
+    url = retrieval_url(config.retrieval)
+    # Its counters are those of all runs that it serves, so they show nothing of this one.
+    check = HealthCheck(url=f"{url}/health", away=INDEX_AWAY)
+    return OutsideSpec(name="retrieval", url=url, liveness=check, logs=Path(config.run.dir) / "logs")
+
+
 def retrieval_spec(config: DictConfig) -> ServiceSpec:
     """The retrieval service over the run's index."""
-    retrieval = config.retrieval
-    url = f"http://{retrieval.host}:{retrieval.port}"
+    retrieval, url = config.retrieval, retrieval_url(config.retrieval)
     return ServiceSpec(
         name="retrieval",
         command=(
@@ -72,7 +86,7 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
         health_url=f"{url}/health",
         liveness=HealthCheck(
             url=f"{url}/health",  # a canary search
-            away=424,  # search.serving.app.INDEX_UNAVAILABLE
+            away=INDEX_AWAY,
             metrics_url=f"{url}/metrics",
             work=("retrieval_index_seconds_count", "retrieval_cache_hits_total"),
         ),

@@ -35,8 +35,7 @@ from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.services.services import ServiceGroup
 from pipeline.checkpoints.export import export_policy
-from pipeline.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
-from pipeline.indices import index_of
+from pipeline.fingerprint import fingerprint, fingerprint_index, fingerprint_model
 from pipeline.preflight.inputs import gate_questions, gate_settings, partition_rows
 from pipeline.preflight.tokenizers import load_chat_tokenizer
 from pipeline.stages.conversations import (
@@ -52,7 +51,7 @@ from pipeline.stages.endpoint import chat_endpoint, identity_of, request_lines, 
 from pipeline.stages.examples import print_examples
 from pipeline.stages.open_book import OpenBook, check_open_book
 from pipeline.stages.result import RESULT, SAMPLES, write_result
-from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, search_spec, solver_spec
 from pipeline.tables import console, new_table
 from search.embedders import Embedder, EmbedderSpec
 from verl_ext.artefacts import announce
@@ -99,7 +98,7 @@ def run_synthesize(config: DictConfig) -> None:
             missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
             drawn = f"{total} samples, {len(missing)} of them still to draw"
             print(f"{len(rows)} prompts, {drawn}, {challenger.shown}")
-            specs = [retrieval_spec(config), *([] if challenger.endpoint else [solver_spec(config, SERVICE)])]
+            specs = [search_spec(config), *([] if challenger.endpoint else [solver_spec(config, SERVICE)])]
             play = partial(
                 play_samples,
                 config,
@@ -159,7 +158,7 @@ def journal_identity(config: DictConfig, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "prompts": fingerprint(Path(config.data.train_files)),
-        "collection": fingerprint_collection(index_of(config)),
+        "collection": fingerprint_index(config),
     } | settings
 
 

@@ -22,7 +22,7 @@ from environments.row import Row
 from environments.taskset import Taskset
 from ops.files import atomic_path
 from pipeline.checkpoints.export import export_policy
-from pipeline.stages.services import retrieval_spec
+from pipeline.stages.services import search_spec
 from pipeline.stages.training import finish, prepare, train
 from pipeline.tasks import load_taskset, rows_of
 
@@ -47,7 +47,7 @@ def run_train(config: DictConfig) -> None:
     """
     taskset = load_taskset(config)
     config = prepare_environment(config, taskset)
-    train(config, [retrieval_spec(config)] if taskset.needs_retrieval else [])
+    train(config, [search_spec(config)] if taskset.needs_retrieval else [])
     finish(config, {"export": export_policy(config, Path(config.run.dir))})
 
 

@@ -24,7 +24,7 @@ from ops.process.child import Command
 from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog
-from ops.services.services import ServiceGroup, ServiceSpec
+from ops.services.services import AnySpec, ServiceGroup
 from ops.supervisor import NothingDone, Stalled, run_supervised
 from pipeline.checkpoints.export import export_policy
 from pipeline.checkpoints.resume import choose_start, start_step
@@ -34,7 +34,7 @@ from pipeline.preflight.data import use_train_for_missing_val
 from pipeline.stages.flow import flow_monitor
 from pipeline.stages.recorder import flight_recorder
 from pipeline.stages.result import write_result
-from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
+from pipeline.stages.services import check_and_resolve, search_spec, solver_spec
 from pipeline.stages.summary import print_summary
 from pipeline.stages.watch import PROGRESS, watch_plan, watched_env
 from pipeline.view.follow import following
@@ -57,14 +57,14 @@ def run_challenger(config: DictConfig) -> None:
     Raises PreflightFailed before anything starts, else what `train` raises.
     """
     config = prepare(config, "challenger")
-    train(config, [retrieval_spec(config), solver_spec(config)])
+    train(config, [search_spec(config), solver_spec(config)])
     finish(config, {"export": export_policy(config, Path(config.run.dir))})
 
 
 def run_solver(config: DictConfig) -> None:
     """As `run_challenger`, for the solver: with its validations, and without an export."""
     config = prepare(config, "solver")
-    train(config, [retrieval_spec(config)])
+    train(config, [search_spec(config)])
     finish(config, {})
 
 
@@ -77,7 +77,7 @@ def prepare(config: DictConfig, stage: str) -> DictConfig:
     return config
 
 
-def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
+def train(config: DictConfig, services: Sequence[AnySpec]) -> None:
     """Train to `trainer.total_training_steps`, the last validation included; does nothing if already done.
 
     `config` is resolved and checked. Raises AlreadyRunning when another process has this run, OutOfTime when

@@ -32,7 +32,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "retrieval answers garbage",
         r"is no retrieval service: it answered|answered \d+ of \d+ queries",
-        "something else listens on retrieval.port, or its index is broken: query it with curl, restart it",
+        "something else listens on retrieval.port or at retrieval.url, or its index is broken: query it with "
+        "curl, restart it",
         culprit="retrieval",
     ),
     Cause(
@@ -45,7 +46,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "retrieval does not answer",
         r"SearchUnavailable|/retrieve did not answer",
-        "read retrieval.log; more room: retrieval.encoders, retrieval.max_queue, retrieval.deadline_s",
+        "read retrieval.log, with retrieval.url where it runs; more room: retrieval.encoders, "
+        "retrieval.max_queue, retrieval.deadline_s",
         culprit="retrieval",
     ),
     Cause(

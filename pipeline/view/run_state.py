@@ -32,6 +32,7 @@ _STATES = {
     "restart": "restarting",
     "crash": "dead",
     "hung": "hung",
+    "silent": "silent",
     "stopped": "stopped",
     "exit": "ended",
 }

@@ -4,11 +4,11 @@
 
 `POST /retrieve` is a plain ASGI function, because at a thousand requests a second each further layer costs as
 much as the answer's JSON; `RetrieveRequest` both validates it and describes it in the OpenAPI document. The
-other paths are FastAPI's: `GET /health`, `/metrics`, `/docs`, `/openapi.json`.
+other paths are FastAPI's: `GET /index`, `/health`, `/metrics`, `/docs`, `/openapi.json`.
 
-With a token, `/retrieve` requires it (`Authorization: Bearer …`). The other paths stay open: load balancers,
-supervisors and Prometheus have no token, these paths show nothing of the corpus, and all health checks
-together cost one query at a time.
+With a token, `/retrieve` and `/index` require it (`Authorization: Bearer …`). The other paths stay open: load
+balancers, supervisors and Prometheus have no token, these paths show nothing of the corpus, and all health
+checks together cost one query at a time.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response, Security
+from fastapi import FastAPI, Request, Response, Security, params
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
@@ -51,6 +51,7 @@ INDEX_UNAVAILABLE = 424
 CLIENT_GONE = 499
 """As nginx logs a client that closed its connection before the answer; it is not sent."""
 _CLOSE = (b"connection", b"close")
+_TOKEN_NEEDED = "a bearer token is needed"
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -98,7 +99,7 @@ class RetrievalApp:
         self._credentials = None if token is None else f"Bearer {token}".encode()
         self._access_log = access_log
         self._passages_held = 0
-        self._rest = _rest(retrieval, with_token=token is not None)
+        self._rest = _rest(retrieval, self._is_known, with_token=token is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -213,6 +214,10 @@ class RetrievalApp:
         lists = (hits.scored() if request.return_scores else hits.plain() for hits in found)
         return b'{"result":[%b]}' % b",".join(lists)
 
+    def _is_known(self, credentials: bytes) -> bool:
+        """Whether an Authorization header has the token, compared in constant time, or none is needed."""
+        return self._credentials is None or hmac.compare_digest(credentials, self._credentials)
+
     def _admit(self, scope: Scope) -> None:
         """Raise Refused for a bad token, while draining, and for a body that is announced as too long."""
         length, credentials = 0, b""
@@ -221,8 +226,8 @@ class RetrievalApp:
                 length = int(value)
             elif name == b"authorization":
                 credentials = value
-        if self._credentials is not None and not hmac.compare_digest(credentials, self._credentials):
-            raise Refused(401, "a bearer token is needed", (b"www-authenticate", b"Bearer"))
+        if not self._is_known(credentials):
+            raise Refused(401, _TOKEN_NEEDED, (b"www-authenticate", b"Bearer"))
         if self.retrieval.draining:
             raise _busy("the server is shutting down", 1, _CLOSE)
         if length > MAX_BODY_BYTES:
@@ -273,6 +278,8 @@ def _plain(error: Exception) -> str:
 
 # --- the paths that are not performance-critical, and the documentation ---
 
+_REASON_401 = "No bearer token, or a wrong one"
+
 
 class Answer(TypedDict):
     """Body of an answer to `POST /retrieve`: one list per query, best first."""
@@ -280,9 +287,20 @@ class Answer(TypedDict):
     result: list[list[Passage | ScoredPassage]]
 
 
-def _rest(retrieval: Retrieval, with_token: bool) -> FastAPI:
+def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: bool) -> FastAPI:
     # Its /docs loads nothing from elsewhere: a search service may be where no network is.
     app = FastAPIOffline(title="Dr. Zero retrieval", redoc_url=None)
+    store, needs_token = retrieval.store, {401: _REASON_401} if with_token else {}
+
+    def described() -> dict[str, str | int | bool]:
+        return {"collection": store.name, **store.info.to_metadata()}
+
+    @app.get("/index", responses=_failures(needs_token), dependencies=_security(with_token))
+    async def index(request: Request) -> Response:
+        """Return the name of the served collection and how it was built."""
+        if not is_known(request.headers.get("authorization", "").encode("latin-1")):
+            return JSONResponse({"detail": _TOKEN_NEEDED}, 401, {"WWW-Authenticate": "Bearer"})
+        return JSONResponse(described())
 
     @app.get(
         "/health",
@@ -303,10 +321,7 @@ def _rest(retrieval: Retrieval, with_token: bool) -> FastAPI:
             reason = str(error) if isinstance(error, Unavailable) else _plain(error)
             status = INDEX_UNAVAILABLE if isinstance(error, IndexUnavailable) else 503
             return JSONResponse({"detail": reason}, status, {"Retry-After": "1"})
-        if with_token:
-            return JSONResponse({"status": "ok"})
-        store = retrieval.store
-        return JSONResponse({"status": "ok", "collection": store.name, **store.info.to_metadata()})
+        return JSONResponse({"status": "ok", **({} if with_token else described())})
 
     @app.get("/metrics", response_class=Response)
     async def metrics(_: Request) -> Response:
@@ -328,7 +343,7 @@ def _describe_retrieve(app: FastAPI, with_token: bool) -> None:
         503: "Overloaded, shutting down, or without its index; Retry-After gives the seconds to wait",
     }
     if with_token:
-        reasons[401] = "No bearer token, or a wrong one"
+        reasons[401] = _REASON_401
     _, schemas = msgspec.json.schema_components([RetrieveRequest])
     body = {"required": True, "content": {"application/json": {"schema": schemas["RetrieveRequest"]}}}
 
@@ -338,11 +353,16 @@ def _describe_retrieve(app: FastAPI, with_token: bool) -> None:
         response_model=Answer,
         responses=_failures(reasons),
         openapi_extra={"requestBody": body},
-        dependencies=[Security(HTTPBearer(auto_error=False))] if with_token else [],
+        dependencies=_security(with_token),
     )
     async def retrieve() -> None:
         """Return the nearest passages of each query."""
         raise AssertionError("for the OpenAPI document only")
+
+
+def _security(with_token: bool) -> list[params.Depends]:
+    """What the OpenAPI document says of the token; it is compared elsewhere."""
+    return [Security(HTTPBearer(auto_error=False))] if with_token else []
 
 
 def _failures(reasons: dict[int, str]) -> dict[int | str, dict[str, Any]]:
