@@ -202,7 +202,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
     begun: list[str] = []
     modes: list[str] = []
 
-    def run(main: Command, services: ServiceGroup, plan: Any) -> int:
+    def run(main: Command, services: ServiceGroup, plan: Any, nodes: None) -> int:
         begun.append(main.env["VERL_FILE_LOGGER_PATH"])
         Path(main.env["VERL_FILE_LOGGER_PATH"]).touch()
         modes.append(config.trainer.resume_mode)
@@ -222,7 +222,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
             "run": {"dir": str(tmp_path), "name": "run"},
             "trainer": trainer,
             "watchdog": watchdog | more,
-            "machine": {"device": "cpu"},
+            "machine": {"device": "cpu", "nodes": 1, "ray_address": None},
             "actor_rollout_ref": {"rollout": {"name": "reference"}},
             "process_env": {},
             "log_level": "INFO",

@@ -72,9 +72,10 @@ class Landmarks:
 
     def who(self, stack: Stack) -> str:
         """A process for a reader: which rank, else its name and pid."""
+        there = f" on {stack.node}" if stack.node else ""
         if found := re.search(self.ranks, stack.title):
-            return found.group()
-        return f"{self.role(stack)} (pid {stack.pid})"
+            return f"{found.group()}{there}"
+        return f"{self.role(stack)} (pid {stack.pid}{there})"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class Situation:
     """Where the samples are; None without a flow monitor."""
     disk_free_gb: float | None = None
     oom_kills: int = 0
+    unseen: Sequence[str] = ()
+    """What could not be read of other nodes, a line each."""
 
 
 @dataclass(frozen=True)
