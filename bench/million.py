@@ -176,6 +176,8 @@ def write_faiss(folder: Path, vectors: int, kind: str) -> None:
     else:
         coarse, code = faiss.IndexFlatIP(DIMENSION), code_bytes(DIMENSION)
         index = faiss.IndexIVFPQ(coarse, DIMENSION, lists_of(vectors), code, 8, faiss.METRIC_INNER_PRODUCT)
+        for clustering in (index.cp, index.pq.cp):
+            clustering.min_points_per_centroid = 1  # a small sample is no reason for lines on stderr
         index.train(
             np.concatenate(
                 [page for _, page in islice(pages(folder.parent, vectors), -(-sample_of(vectors) // PAGE))]

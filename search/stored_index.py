@@ -1,6 +1,6 @@
 """What an index is to its service, whichever back end stores it.
 
-    with closing(index.open()) as store:     # `search.store.ChromaIndex` or `search.faiss_store.FaissIndex`
+    with closing(index.open()) as store:     # a `ChromaIndex`, `ShardedIndex` or `FaissIndex`
         store.check_embedder(embedder)
         store.query(embeddings, topk=3)
 
