@@ -150,7 +150,7 @@ def test_preflight_shows_which_index_a_fitting_service_has(
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("chroma.collection", "news", f"serves collection '{COLLECTION}'"),
+        ("chroma.collection", "news", f"serves '{COLLECTION}'"),
         ("retrieval.embedder", "intfloat/e5-large-v2", "built with packaged-minilm"),
     ],
 )

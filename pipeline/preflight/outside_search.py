@@ -1,17 +1,17 @@
 """Checks of a retrieval service that runs elsewhere (`retrieval.url`): it must serve what the run expects.
 
 The run's prompts, questions and answers are about one index, and the service may serve any. What it says of
-its own is compared with `chroma.collection`, `retrieval.embedder` and, where `chroma.path` is a folder here,
-with the version of that index.
+its own is compared with the index's name, with `retrieval.embedder` and, where that index is a folder here,
+with its version.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from ops.bearer import bearer_of
 from ops.services.health import HealthCheck, ask
 from pipeline.compose import retrieval_url
+from pipeline.indices import index_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, note, warning
 from search.embedders import model_identity
@@ -55,21 +55,21 @@ def _token_in_the_clear(url: str) -> Iterator[Finding]:
 
 
 def _differences(ctx: CheckContext, served: ServedIndex) -> Iterator[Finding]:
-    chroma, embedder = ctx.config.chroma, ctx.config.retrieval.embedder
-    if served.collection != chroma.collection:
-        why = f"the service serves collection {served.collection!r}, and chroma.collection is"
-        fix = f"set chroma.collection={served.collection} if it is the one, or correct the address"
-        yield error("chroma.collection", f"{why} {chroma.collection!r}", fix)
+    index, embedder = index_of(ctx.config), ctx.config.retrieval.embedder
+    if served.collection != index.name:
+        key = "chroma.collection" if ctx.config.index == "chroma" else index.setting
+        why = f"the service serves {served.collection!r}, and this run's index is {index.name!r}"
+        yield error(key, why, f"name {served.collection!r} here if it is the one, or correct the address")
     if model_identity(served.embedder) != model_identity(embedder):
         why = f"the service's index was built with {served.embedder}, but retrieval.embedder is {embedder}"
         yield error(
             "retrieval.embedder", why, f"set retrieval.embedder={served.embedder}, or correct the address"
         )
-    if Path(chroma.path).is_dir() and (own := ctx.collection_info()).version != served.version:
+    if index.folder and index.folder.is_dir() and (own := ctx.index_info()).version != served.version:
         yield error(
             _KEY,
             f"the service's index has {served.documents:,} documents, version {served.version[:12]}, and the "
-            f"one at chroma.path={chroma.path} {own.documents:,}, version {own.version[:12]}: prompts made "
-            "from one are not about the other",
-            "restart the service on the present index, or set chroma.path to the one that it serves",
+            f"one of {index.setting} {own.documents:,}, version {own.version[:12]}: prompts made from one "
+            "are not about the other",
+            f"restart the service on the present index, or set {index.setting} to the one that it serves",
         )
