@@ -191,6 +191,19 @@ def test_with_too_little_time_it_is_not_begun(
     assert not (tmp_path / "corpus").exists()
 
 
+def test_an_index_in_shards_gives_the_prompts_of_one_collection(prepared: Prepared, tmp_path: Path) -> None:
+    shown = []
+    for shards in (1, 2):
+        corpus = tmp_path / str(shards)
+        assert main(["prepare-data", *arguments(prepared, corpus), f"chroma.shards={shards}"]) == 0
+        shown.append([read_parquet(file).to_pylist() for file in sorted((corpus / "data").glob("*.parquet"))])
+    assert shown[0] == shown[1]
+    assert sorted(path.name for path in (tmp_path / "2" / "chromadb").iterdir()) == [
+        "shard-00-of-02",
+        "shard-01-of-02",
+    ]
+
+
 def foreign_index(folder: Path, documents: list[dict[str, Any]], vectors: np.ndarray) -> str:
     """A collection as another tool makes it: Chroma's own distance, texts without titles; its overrides."""
     with connect(folder, create=True) as client:
