@@ -118,7 +118,8 @@ _REGION = re.compile(rf"({'|'.join(_REGIONS)})(-[a-z0-9]+)*")
 
 def compute_names() -> list[str]:
     """The files of `config/compute/` that describe a machine on Modal."""
-    return sorted(path.stem for path in (CONFIG / "compute").glob("*.yaml") if path.stem != "local")
+    files = (CONFIG / "compute").glob("*.yaml")
+    return sorted(path.stem for path in files if "provider: modal\n" in path.read_text(encoding="utf-8"))
 
 
 def load_compute(name: str) -> Compute:

@@ -6,6 +6,7 @@ Hydra composes once, in this process; the trainer reads the resolved file (`--co
 composes again, so that what was checked is what runs.
 """
 
+import ipaddress
 import os
 import re
 import shlex
@@ -33,6 +34,8 @@ WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
 """The stages that run in any environment."""
 RESOLVED = "resolved"
 """Name of the resolved config in a run's folder."""
+CPUS_A_GPU = 3
+"""Ray's CPUs that veRL 0.9.1 reserves with each GPU that trains, on the GPU's own node."""
 
 
 def fast_cpu_dtype(engine: str) -> str:
@@ -67,19 +70,43 @@ def verl_config() -> str:
     return f"file://{Path(found.origin).parent / 'trainer' / 'config'}"
 
 
-def ray_cpus(*, _root_: DictConfig) -> int | None:
-    """The CPUs that Ray must count, or veRL 0.9.1 waits for ever, without a word, for its placement group.
+def joins_cluster(config: DictConfig) -> bool:
+    """Whether a training connects to a Ray that runs already, instead of starting one of its own."""
+    return config.machine.ray_address is not None or config.machine.nodes > 1
 
-    They are logical: Ray binds no process to any. Reserved are 3 for each GPU that trains
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine knows a host by that address; of `HOST:PORT` the port is ignored."""
+    host = address.rpartition(":")[0] if address.count(":") == 1 or address.startswith("[") else address
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def cpus_reserved(config: DictConfig) -> int:
+    """The CPUs that Ray must count on all nodes, or veRL 0.9.1 waits for ever for its placement group.
+
+    They are logical: Ray binds no process to any. Reserved are CPUS_A_GPU for each GPU that trains
     (ResourcePoolManager), 2 for each that only samples (RolloutReplica), 1 for the transfer queue's
     controller and for each of its storage units; 4 are left, because every other actor and task needs one to
-    be placed. None for several machines: they are a Ray cluster of the user's, which counts its own.
+    be placed.
     """
-    trainer, rollout = _root_.trainer, _root_.actor_rollout_ref.rollout
-    if trainer.nnodes > 1:
-        return None
-    units = _root_.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    return 3 * trainer.n_gpus_per_node + 2 * rollout.nnodes * rollout.n_gpus_per_node + 1 + units + 4
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    training = CPUS_A_GPU * trainer.n_gpus_per_node * trainer.nnodes
+    return training + 2 * rollout.nnodes * rollout.n_gpus_per_node + 1 + units + 4
+
+
+def own_ray(value: Any, *, _root_: DictConfig) -> Any:
+    """`value` for a Ray of the run's own; null for one that it joins, which takes no sizes from who joins."""
+    return None if joins_cluster(_root_) else value
+
+
+def ray_beyond_loopback(*, _root_: DictConfig) -> int:
+    """1 where Ray's own servers must be reached from other machines, else 0: they listen on 127.0.0.1."""
+    address = _root_.machine.ray_address
+    return int(address is not None and not is_loopback(address))
 
 
 def reward_workers(questions: Any, attempts: int) -> int:
@@ -132,7 +159,12 @@ OmegaConf.register_new_resolver("verl_config", verl_config, replace=True)
 OmegaConf.register_new_resolver("fast_cpu_dtype", fast_cpu_dtype, replace=True)
 OmegaConf.register_new_resolver("share", lambda whole, parts: -(-whole // max(parts, 1)), replace=True)
 OmegaConf.register_new_resolver("reward_workers", reward_workers, replace=True)
-OmegaConf.register_new_resolver("ray_cpus", ray_cpus, replace=True)
+OmegaConf.register_new_resolver("ray_cpus", lambda *, _root_: cpus_reserved(_root_), replace=True)
+OmegaConf.register_new_resolver(
+    "ray_address", lambda *, _root_: _root_.machine.ray_address or "local", replace=True
+)
+OmegaConf.register_new_resolver("own_ray", own_ray, replace=True)
+OmegaConf.register_new_resolver("ray_beyond_loopback", ray_beyond_loopback, replace=True)
 OmegaConf.register_new_resolver("cores", lambda: len(os.sched_getaffinity(0)), replace=True)
 
 

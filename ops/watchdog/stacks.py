@@ -45,7 +45,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Stack:
-    """One process; `failure` is the reason if there are no threads."""
+    """One process."""
 
     pid: int
     component: str
@@ -55,6 +55,9 @@ class Stack:
     """The kernel's letter: T is stopped (t by a debugger), D waits for a disk, Z has ended uncollected."""
     threads: tuple[Thread, ...] = ()
     failure: str | None = None
+    """The reason if there are no threads."""
+    node: str = ""
+    """The node of a cluster that it runs on, where that was asked; empty for this machine."""
 
     @property
     def main(self) -> tuple[Frame, ...]:

@@ -79,6 +79,8 @@ def run_flow_test(config: DictConfig, need: Need) -> None:
     Raises CheckError for a fault that the mode cannot have, ChildFailed when the load itself fails, and
     FlowFailed when there was a symptom or a stall, those of a provoked fault included.
     """
+    # Queues are tested on this machine alone, whatever cluster the run is for.
+    config.machine.nodes, config.machine.ray_address = 1, None
     config = resolve(config)
     fit_to_mode(config)
     with open_dict(config):

@@ -107,9 +107,10 @@ def _rollout_parallel(ctx: CheckContext, devices: int) -> Iterator[Finding]:
             f"{devices} devices (trainer.n_gpus_per_node × nnodes) cannot be divided into engines of {group}",
             f"set {key} to a divisor of {devices}",
         )
-    elif group > ctx.config.trainer.n_gpus_per_node:
-        why = f"an engine of {group} GPUs spans several machines"
-        yield warning(key, why, "keep an engine within one machine")
+    elif ctx.config.trainer.n_gpus_per_node % group:
+        why = f"an engine of {group} GPUs would span machines of {ctx.config.trainer.n_gpus_per_node}"
+        fix = f"set {key} to a divisor of {ctx.config.trainer.n_gpus_per_node}"
+        yield error(key, why, fix)
     yield from _heads(ctx, ctx.config.actor_rollout_ref.model.path, key, tp)
     if devices % (sp := sequence_parallel(ctx.config)):
         key = f"{_ACTOR}.ulysses_sequence_parallel_size"

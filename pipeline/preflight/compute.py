@@ -21,23 +21,21 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     prepares = ctx.stage == "prepare_data"
     wanted = config.machine.gpus if config.machine.device != "cpu" and not prepares else 0
     yield from _embedder_device(ctx)
-    if config.machine.nodes > 1 and not wanted:
-        why = "training processes on a CPU are all on one machine"
-        yield error("machine.nodes", why, "set machine.nodes=1; machine.gpus is the number of processes")
     if wanted and (machine.is_local or ctx.starting):
         yield from _gpus_here(ctx, wanted)
+    if wanted and compute.count is not None and compute.count != wanted:
+        why = f"the hardware profile wants {wanted} GPUs (machine.gpus), and this machine has {compute.count}"
+        fix = f"choose another compute= or hardware=, or set machine.gpus={compute.count}"
+        yield error("compute.count", why, fix)
     if machine.is_local:
         return
-    if wanted and machine.gpus != wanted:
-        why = f"the hardware profile wants {wanted} GPUs (machine.gpus), and this machine has {machine.gpus}"
-        fix = f"choose another compute= or hardware=, or set machine.gpus={machine.gpus}"
-        yield error("compute.count", why, fix)
     if machine.gpus and not wanted and not prepares:
         why = f"{machine.gpus} × {compute.type} would be paid for and not used: machine.device is cpu"
         yield error("compute.type", why, "use compute=cpu, or hardware=single_gpu")
-    if machine.nodes > 1:
-        fix = "set machine.nodes=1, or use compute=local"
-        yield error("machine.nodes", "a call on Modal is one machine", fix)
+    for key, is_asked in (("nodes", machine.nodes > 1), ("ray_address", config.machine.ray_address)):
+        if is_asked:
+            fix = "set machine.nodes=1, or use machines of your own (compute=2x8xh100, docs/scale.md)"
+            yield error(f"machine.{key}", "a call on Modal is one machine", fix)
     if compute.timeout is not None and not 0 < compute.timeout <= 86400:
         yield error("compute.timeout", "Modal ends a call after 1 to 86400 seconds", "set it to 86400")
     elif compute.timeout is not None and compute.timeout < FIRST_BUILD_S:

@@ -25,7 +25,7 @@ class Machine:
     host_gib: float | None
     """Host memory; None if it is neither declared nor readable from here."""
     usd_per_hour: float = 0.0
-    """Price of all machines; 0 for a local one."""
+    """Price of all machines; 0 for a local one whose `compute` names no GPU to hire."""
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} × {self.gpu.name}" if self.gpu else "no GPU"
@@ -41,18 +41,20 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
     compute, declared = config.compute, config.machine
     is_local = compute.provider == "local"
     host_gib = compute.memory / 1024 if compute.memory else None
+    hired = known_gpu("compute.type", compute.type)
     price = 0.0
+    if not is_local or hired:
+        one = usd_per_hour(hired, compute.count or 0, compute.cpu or 0, host_gib or 0.0, compute.region)
+        price = declared.nodes * one
     if is_local:
         uses_gpus = declared.device != "cpu"
-        gpu = known_gpu("machine.gpu", declared.gpu) if uses_gpus else None
+        gpu = hired or known_gpu("machine.gpu", declared.gpu) if uses_gpus else None
         gpus = declared.gpus if uses_gpus else 0
         is_here = starting or gpus_here() >= gpus
         if host_gib is None and is_here:
             host_gib = memory_limit() / 2**30
     else:
-        gpu, gpus, is_here = known_gpu("compute.type", compute.type), compute.count or 0, starting
-        one = usd_per_hour(gpu, gpus, compute.cpu or 0, host_gib or 0.0, compute.region)
-        price = declared.nodes * one
+        gpu, gpus, is_here = hired, compute.count or 0, starting
     return Machine(is_local, is_here, gpu, gpus if gpu else 0, declared.nodes, host_gib, price)
 
 

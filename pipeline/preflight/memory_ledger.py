@@ -254,7 +254,10 @@ def logits_bytes(config: DictConfig) -> int:
 
 
 def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
-    """The ledger of one GPU of a training stage; `solver` is the opponent's model, in a challenger's run."""
+    """The ledger of one GPU of a training stage; `solver` is the opponent's model, in a challenger's run.
+
+    Of several machines it is a GPU of the head, which has the services as well.
+    """
     assert machine.gpu is not None
     capacity, fsdp = machine.gpu.memory_gib, config.actor_rollout_ref.actor.fsdp_config
     others = {"contexts": 2 * CONTEXT_GIB}
@@ -335,13 +338,13 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
 
 
 def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
-    """The ledger of a CPU machine's memory: everything of a training stage at once."""
+    """The ledger of a CPU machine's memory, of several the head's: everything of a training stage at once."""
     of_each = rollout_server(config, shape).host_items() | actor_activations(config, shape, number_bytes=4)
     items = {"processes": PROCESSES_GIB} | {name: gib * config.machine.gpus for name, gib in of_each.items()}
     items |= retrieval_in_host_memory(config)
     if config.method == "hrpo":
         items |= solver_server(config, solver).host_items()
-    items |= actor_state(config, shape, 1)
+    items |= actor_state(config, shape, machine.nodes)
     return Ledger(machine.host_gib or 0.0, {"training": items})
 
 

@@ -1,15 +1,19 @@
-"""Checks of the Ray that veRL starts: CPUs against veRL's placement group, object store against /dev/shm."""
+"""Checks of the Ray that veRL starts: CPUs against veRL's placement group, object store against /dev/shm.
+
+Of one that the run joins: `cluster.py`.
+"""
 
 import os
 import shutil
 from collections.abc import Iterator
 
-from pipeline.compose import ray_cpus
+from pipeline.compose import cpus_reserved, joins_cluster
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error, warning
 from pipeline.preflight.memory_ledger import width
 
 _CPUS, _STORE = "ray_kwargs.ray_init.num_cpus", "ray_kwargs.ray_init.object_store_memory"
+_SIZES = "the run joins a Ray cluster of your own, and Ray lets nobody who joins one set its size"
 _SHM = "/dev/shm"
 _RAY_INSISTS = 10**10
 """Bytes from which on Ray refuses an object store that /dev/shm cannot hold (REQUIRE_SHM_SIZE_THRESHOLD)."""
@@ -17,10 +21,14 @@ _RAY_INSISTS = 10**10
 
 def check_cpus(ctx: CheckContext) -> Iterator[Finding]:
     """Ray must count as many CPUs as veRL reserves, or the trainer waits for ever without a word."""
-    counted, needed = ctx.config.ray_kwargs.ray_init.num_cpus, ray_cpus(_root_=ctx.config)
+    counted, needed = ctx.config.ray_kwargs.ray_init.num_cpus, cpus_reserved(ctx.config)
+    if joins_cluster(ctx.config):
+        if counted is not None:
+            yield error(_CPUS, _SIZES, f"set {_CPUS}=null")
+        return
     if counted is None and ctx.starting:
         counted = os.cpu_count()
-    if needed is None or counted is None or counted >= needed:
+    if counted is None or counted >= needed:
         return
     why = f"Ray would count {counted} CPUs, and veRL waits for ever for the {needed} that it reserves"
     yield error(_CPUS, why, "leave it as it is in the recipe: these CPUs are logical")
@@ -31,9 +39,8 @@ def check_object_store(ctx: CheckContext) -> Iterator[Finding]:
     config, wanted = ctx.config, ctx.config.ray_kwargs.ray_init.get("object_store_memory")
     if wanted is None:
         return
-    if config.trainer.nnodes > 1:
-        why = "several machines are a Ray cluster of your own, and Ray lets nobody who joins one set its size"
-        yield error(_STORE, why, f"set {_STORE}=null")
+    if joins_cluster(config):
+        yield error(_STORE, _SIZES, f"set {_STORE}=null, and --object-store-memory of `ray start`")
         return
     rollout, shape = config.actor_rollout_ref.rollout, ctx.shape(config.actor_rollout_ref.model.path)
     weights = config.trainer.n_gpus_per_node * width(rollout.dtype) * shape.parameters if shape else 0

@@ -27,13 +27,19 @@ class Machine:
 
     gpu: str | None = key("H100", "Its GPU, by a name in pipeline/rates.py; null for a machine without one.")
     gpus: int = key(8, "GPUs per machine that a stage uses; on a CPU, training processes.", low=1)
-    nodes: int = key(1, "Machines.", low=1)
+    nodes: int = key(1, "Machines; more than one are a Ray cluster (ray_address, docs/scale.md).", low=1)
+    ray_address: str | None = key(
+        None,
+        "The Ray cluster that a training joins, by the head's address as the other nodes have it; null "
+        "starts a Ray of its own, on this machine alone.",
+        pattern=(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):\d{1,5}", "HOST:PORT"),
+    )
     device: str = key("cuda", "torch device of models: cuda, or cpu.", choices=("cuda", "cpu", "npu"))
 
 
 @dataclass
 class Compute:
-    """The machine at hand by default, whatever hardware= says it is; it costs nothing."""
+    """The machine at hand by default, whatever hardware= says it is; it is free unless type names a GPU."""
 
     provider: str = key("local", "Where stages run.", choices=("local", "modal"))
     hardware: str | None = key(
@@ -41,7 +47,7 @@ class Compute:
     )
     type: str | None = key(
         None,
-        "GPU type by Modal's names (pipeline/rates.py); null for none, or on your own machine.",
+        "GPU type by Modal's names (pipeline/rates.py); null for none, or on a machine that costs nothing.",
         pace=True,
     )
     count: int | None = key(None, "GPUs.", low=0)
