@@ -222,7 +222,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
             "run": {"dir": str(tmp_path), "name": "run"},
             "trainer": trainer,
             "watchdog": watchdog | more,
-            "machine": {"device": "cpu"},
+            "machine": {"device": "cpu", "nodes": 1, "ray_address": None},
             "actor_rollout_ref": {"rollout": {"name": "reference"}},
             "process_env": {},
             "log_level": "INFO",

@@ -9,7 +9,7 @@
 Heartbeats are appended: `{"time": unix seconds, "step": 3, "phase": "rollout"}`.
 
 Waits are needed because a stack dump shows threads but no suspended coroutine. Each worker process keeps one
-file, `$DRZERO_PROGRESS_DIR/PID.json`, rewritten every second; without the variable nothing is written:
+file, `$DRZERO_PROGRESS_DIR/HOST-PID.json`, rewritten every second; without the variable nothing is written:
 
     {"time": …, "pid": …, "title": …, "done": {"search": 12}, "failed": {"search": 1},
      "causes": {"search": {"ReadTimeout: …": 1}}, "seconds": {"search": 1.8},
@@ -82,7 +82,8 @@ def progress() -> Progress:
 @functools.cache
 def _progress_of(pid: int) -> Progress:
     folder = os.environ.get(DIRECTORY_VARIABLE)
-    return Progress(Path(folder) / f"{pid}.json" if folder else None)
+    # Several nodes share the folder, and each counts its processes from 1.
+    return Progress(Path(folder) / f"{os.uname().nodename}-{pid}.json" if folder else None)
 
 
 class Progress:

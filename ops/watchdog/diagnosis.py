@@ -71,9 +71,10 @@ class Landmarks:
 
     def who(self, stack: Stack) -> str:
         """A process for a reader: which rank, else its name and pid."""
+        there = f" on {stack.node}" if stack.node else ""
         if found := re.search(self.ranks, stack.title):
-            return found.group()
-        return f"{self.role(stack)} (pid {stack.pid})"
+            return f"{found.group()}{there}"
+        return f"{self.role(stack)} (pid {stack.pid}{there})"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,10 @@ class Situation:
     """Where the samples are; None without a flow monitor."""
     disk_free_gb: float | None = None
     oom_kills: int = 0
+    unseen: Sequence[str] = ()
+    """What could not be read of other nodes, a line each."""
+    lost: Sequence[str] = ()
+    """Nodes that have left the cluster."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,10 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
 
 
 def _dead_or_stopped(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    if situation.lost:
+        lost = ", ".join(situation.lost)
+        sentence = f"node {lost} has left the Ray cluster, and the others wait for it"
+        yield Diagnosis("lost node", lost, sentence, advice="start its Ray again, then rerun to resume")
     for service in situation.services:
         if service.state == "dead":
             error = situation.errors.get(service.name)

@@ -49,7 +49,10 @@ def grouped(stacks: Sequence[Stack], landmarks: Landmarks) -> list[str]:
     """A line for all processes at the same place, the most common place first."""
     lines = []
     for group in group_stacks(stacks):
-        who = ", ".join(f"{landmarks.role(stack)} {stack.pid}" for stack in group[:8])
+        who = ", ".join(
+            f"{landmarks.role(stack)} {stack.pid}{f' on {stack.node}' if stack.node else ''}"
+            for stack in group[:8]
+        )
         more = f" and {len(group) - 8} more" if len(group) > 8 else ""
         lines.append(f"{len(group)} × `{group[0].main[0]}`: {who}{more}")
     return lines
@@ -124,13 +127,18 @@ def _resources(samples: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _stacks(situation: Situation, landmarks: Landmarks) -> Iterator[str]:
+    if situation.unseen or any(stack.node for stack in situation.stacks):
+        yield "## Other nodes"
+        yield "Stacks are those of all nodes; resources and memory are sampled on the run's own alone."
+        yield _bullets(situation.unseen)
     yield "## Stacks, grouped"
     yield _bullets(grouped(situation.stacks, landmarks))
     yield "## All stacks"
     if not situation.stacks:
         yield "no Python process was found"
     for stack in situation.stacks:
-        yield f"### {stack.component}, pid {stack.pid}, state {stack.state}"
+        there = f" on {stack.node}" if stack.node else ""
+        yield f"### {stack.component}, pid {stack.pid}{there}, state {stack.state}"
         yield f"`{stack.title[:160]}`"
         threads = [
             f"Thread {thread.name} ({'active' if thread.active else 'idle'})\n"

@@ -16,6 +16,7 @@ system and the GPU driver itself, so the supervisor calls `warn_if_stuck` to not
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -40,6 +41,17 @@ _DUMP_S = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """What could be read of a run's processes that are not below this supervisor."""
+
+    stacks: tuple[Stack, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """What could not be read, and why, a line each."""
+    lost: tuple[str, ...] = ()
+    """Nodes that have left the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WatchPlan(Signs):
     """How a run is watched, as data: where its movement shows, and what a stall leads to."""
 
@@ -56,6 +68,8 @@ class WatchPlan(Signs):
     """The folder of the run where those dumps are kept."""
     must_begin: bool = True
     """Whether an end without an error and without any phase but the start is a failure."""
+    elsewhere: Callable[[float, bool], Elsewhere] = lambda deadline_s, native: Elsewhere()
+    """Reads stacks on the nodes of a cluster: within how many seconds, and with C frames or not."""
 
 
 class Watchdog(threading.Thread):
@@ -182,7 +196,9 @@ class Watchdog(threading.Thread):
             collect.trigger_flight_recorders(self.plan.recorder)
         pids = {child.spec.name: child.pid for child in self._children()}
         stacks = collect.run_stacks(pids, _DUMP_S, self.plan.native)
-        situation = self._situation(now, stall, stacks)
+        there = self.plan.elsewhere(_DUMP_S, self.plan.native)
+        situation = self._situation(now, stall, [*stacks, *there.stacks])
+        situation = replace(situation, unseen=there.unseen, lost=there.lost)
         diagnosis = diagnose(situation, self.plan.landmarks)
         self.report = self._write(situation, diagnosis, time.monotonic() - began, "stall")
         if self.plan.recorder and self.plan.flight:
@@ -212,7 +228,9 @@ class Watchdog(threading.Thread):
             stall=stall,
             stacks=stacks,
             services=collect.service_facts(self._services.services),
-            workers=read_workers(self.plan.progress, now, self.sampler.pids),
+            workers=read_workers(
+                self.plan.progress, now, {*self.sampler.pids, *(stack.pid for stack in stacks)}
+            ),
             errors=collect.first_errors(self._children(), self._log_sizes[0][1]),
             flow=self.plan.flow(),
             disk_free_gb=disk_free_gb(self.plan.folder),

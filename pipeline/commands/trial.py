@@ -19,13 +19,12 @@ from ops.process.lock import HeldLock
 from ops.process.logs import EVENTS_FILE, EventLog
 from ops.services.services import ServiceGroup, ServiceSpec
 from ops.supervisor import run_supervised
-from pipeline.compose import write_resolved
 from pipeline.errors import CheckError
 from pipeline.stages.flow import COUNTERS_FILE, flow_monitor
 from pipeline.stages.recorder import flight_recorder
 from pipeline.stages.services import retrieval_spec, solver_spec
 from pipeline.stages.train import prepare_environment
-from pipeline.stages.training import prepare, trainer_command
+from pipeline.stages.training import prepare, trainer_command, write_for_trainer
 from pipeline.stages.watch import PROGRESS, watch_plan
 from pipeline.tasks import load_taskset
 from verl_ext.checkpoints import saved_step
@@ -64,7 +63,7 @@ def run_trial(config: DictConfig, specs: Sequence[ServiceSpec], change: Callable
     with HeldLock(folder / "lock"):
         _clear(folder)
         change(config)
-        write_resolved(config)
+        write_for_trainer(config, folder)
         events = EventLog(folder / "logs" / EVENTS_FILE)
         with (
             ServiceGroup(specs, events=events) as services,

@@ -25,13 +25,14 @@ from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog
 from ops.services.services import ServiceGroup, ServiceSpec
-from ops.supervisor import NothingDone, Stalled, run_supervised
+from ops.supervisor import ChildFailed, NothingDone, Stalled, run_supervised
 from pipeline.checkpoints.export import export_policy
 from pipeline.checkpoints.resume import choose_start, start_step
-from pipeline.compose import RESOLVED, verl_env, write_resolved
+from pipeline.compose import RESOLVED, joins_cluster, verl_env, write_resolved
 from pipeline.metrics import metrics_path, read_metrics, spent_tokens
 from pipeline.preflight.data import use_train_for_missing_val
 from pipeline.stages.flow import flow_monitor
+from pipeline.stages.nodes import nodes_of, raise_if_lost, share_environment
 from pipeline.stages.recorder import flight_recorder
 from pipeline.stages.result import write_result
 from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
@@ -82,7 +83,7 @@ def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
 
     `config` is resolved and checked. Raises AlreadyRunning when another process has this run, OutOfTime when
     the stop time ends it at a checkpoint, Collapsed when `collapse.policy` does, or ended the last start at
-    the one that this would resume, ServiceDied or ChildFailed when a part of the run ends.
+    the one that this would resume, ServiceDied, ChildFailed or NodeLost when a part of the run ends.
     """
     folder, steps = Path(config.run.dir), config.trainer.total_training_steps
     with HeldLock(folder / "lock"):
@@ -94,7 +95,7 @@ def train(config: DictConfig, services: Sequence[ServiceSpec]) -> None:
             return
         _refuse_to_resume_a_collapse(config, folder)
         require_time(config.run.name, START_S)
-        write_resolved(config)
+        write_for_trainer(config, folder)
         events = EventLog(folder / "logs" / EVENTS_FILE)
         try:
             with following(config), ServiceGroup(services, events=events) as group:
@@ -108,6 +109,7 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
     """Run the trainer to its end; the stall action `resume` restarts a stalled one from its checkpoint."""
     resumes = config.watchdog.resumes if config.watchdog.policy == "resume" else 0
     for left in range(resumes, -1, -1):
+        nodes = nodes_of(config)
         try:
             # A restarted trainer counts from zero, so each start has a monitor of its own.
             with flow_monitor(config) as flow, flight_recorder(folder) as recorder:
@@ -119,6 +121,9 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
             # Starting up may have taken all the time left.
             _raise_if_ended_early(config, folder, services)
             raise
+        except ChildFailed as failed:
+            raise_if_lost(config, nodes, failed, services.events)
+            raise
         except Stalled as stalled:
             if not left:
                 raise
@@ -128,7 +133,14 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
             config.trainer.resume_mode = "auto"
         _tidy(folder, start_step(config))
         _plan_validation(config, folder)
-        write_resolved(config)
+        write_for_trainer(config, folder)
+
+
+def write_for_trainer(config: DictConfig, folder: Path) -> None:
+    """Write what the trainer reads; for a Ray that runs already with the environment of its workers."""
+    if joins_cluster(config):
+        share_environment(config, trainer_env(config, folder))
+    write_resolved(config)
 
 
 def _raise_if_ended_early(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
@@ -207,9 +219,6 @@ def _plan_validation(config: DictConfig, folder: Path) -> None:
 
 def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> Command:
     """veRL's trainer on the resolved config in `folder`; `recorder` is `flight_recorder`'s environment."""
-    root, rollout = str(Path(__file__).resolve().parents[2]), config.actor_rollout_ref.rollout
-    is_sglang_on_cpu = rollout.name == "sglang" and config.machine.device == "cpu"
-    engine = cpu.environment(rollout.tensor_model_parallel_size) if is_sglang_on_cpu else {}
     return Command(
         name="trainer",
         command=(
@@ -219,20 +228,27 @@ def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str
             *("hydra.run.dir=" + str(folder / "logs"), "hydra.output_subdir=null", "hydra/job_logging=none"),
         ),
         log_path=folder / "logs" / "trainer.log",
-        env={
-            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            # Ray's usage reports would be the only thing that leaves the machine.
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "TENSORBOARD_DIR": str(folder / "tensorboard"),
-            "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
-            "WANDB_DIR": str(folder),
-            "WANDB_MODE": os.environ.get("WANDB_MODE")
-            or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
-            **engine,
-            **watched_env(config),
-            **recorder,
-            **verl_env(config),
-        },
+        env={**trainer_env(config, folder), **recorder},
     )
+
+
+def trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
+    """What every process of the trainer needs in its environment; no secret is among it."""
+    root, rollout = str(Path(__file__).resolve().parents[2]), config.actor_rollout_ref.rollout
+    is_sglang_on_cpu = rollout.name == "sglang" and config.machine.device == "cpu"
+    engine = cpu.environment(rollout.tensor_model_parallel_size) if is_sglang_on_cpu else {}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Ray's usage reports would be the only thing that leaves the machine.
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
+        "WANDB_DIR": str(folder),
+        "WANDB_MODE": os.environ.get("WANDB_MODE")
+        or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
+        **engine,
+        **watched_env(config),
+        **verl_env(config),
+    }

@@ -4,6 +4,7 @@ plan = watch_plan(config, flow)         # config: a resolved training config; fl
 run_supervised(trainer, services, plan=plan)
 """
 
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +14,8 @@ from ops.flow.monitor import FLOW_FILE, FlowMonitor
 from ops.watchdog.diagnosis import Landmarks
 from ops.watchdog.movement import Patience
 from ops.watchdog.watchdog import WatchPlan
+from pipeline.compose import process_env
+from pipeline.stages.nodes import read_elsewhere
 from pipeline.stages.recorder import FLIGHT, recorder_folder
 
 PROGRESS = "progress"
@@ -128,6 +131,9 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
         streams=(folder / FLOW_FILE,),
         recorder=recorder_folder(folder),
         flight=folder / FLIGHT,
+        elsewhere=partial(
+            read_elsewhere, config.machine.ray_address, config.machine.nodes, process_env(config)
+        ),
         must_begin=not OmegaConf.select(config, "trainer.val_only", default=False),
     )
 
