@@ -1,0 +1,44 @@
+"""A Ray cluster of two real nodes on loopback: two raylets, each with a logical GPU of its own.
+
+    with two_nodes() as cluster:
+        …                       # cluster.address is what machine.ray_address takes
+        cluster.kill_second()   # as a machine that has gone
+
+By Ray's own class for that: `ray start --address` refuses to join where Ray listens on loopback alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+_EACH = {"num_cpus": 12, "num_gpus": 1, "object_store_memory": 200_000_000, "include_dashboard": False}
+
+
+class TwoNodes:
+    """The cluster, while it is up."""
+
+    def __init__(self) -> None:
+        self.ray = Cluster(initialize_head=True, head_node_args=_EACH)
+        self.address: str = self.ray.address
+        self.start_second()
+
+    def start_second(self) -> None:
+        """Start the second node, also once it has been killed."""
+        self._second: Any = self.ray.add_node(**_EACH)
+        self.second_id: str = self._second.node_id
+
+    def kill_second(self) -> None:
+        """End every process of the second node."""
+        self.ray.remove_node(self._second, allow_graceful=False)
+
+
+@contextmanager
+def two_nodes() -> Iterator[TwoNodes]:
+    """Start both nodes, and end whatever is left of them."""
+    cluster = TwoNodes()
+    try:
+        yield cluster
+    finally:
+        cluster.ray.shutdown()
