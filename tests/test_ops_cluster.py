@@ -95,6 +95,10 @@ def test_the_processes_of_both_nodes_are_read_and_told_apart(cluster: TwoNodes, 
     there = read_elsewhere(cluster.address, 2, dict(os.environ), 30.0, native=False)
     ranks = [stack for stack in there.stacks if "WorkerDict" in stack.title]
     assert len({stack.node for stack in ranks}) == len(ranks) == 2
+    assert all(
+        any(frame.name == "wait_for_peers" for t in stack.threads for frame in t.frames) for stack in ranks
+    )
+    assert (there.unseen, there.lost) == ((), ())
 
 
 def test_a_killed_node_is_named_and_counts_again_once_it_is_back(cluster: TwoNodes) -> None:
