@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ops.causes import Cause, first_cause
+from ops.cluster.watch import NOTICED_S, NodeLost, NodeWatch
 from ops.process.child import Child, ChildError, Command, describe_exit
 from ops.process.logs import OUT_OF_TIME, EventLog
 from ops.services.services import ServiceGroup
@@ -36,17 +37,22 @@ class Stalled(ChildError):
 
 
 def run_supervised(
-    main: Command, services: ServiceGroup, grace_s: float = 15.0, plan: WatchPlan | None = None
+    main: Command,
+    services: ServiceGroup,
+    grace_s: float = 15.0,
+    plan: WatchPlan | None = None,
+    nodes: NodeWatch | None = None,
 ) -> int:
     """Run `main` to its end inside an entered `services` group and return its exit code, 0.
 
     However this function ends (success, failure, Ctrl-C, SIGTERM), the command's whole process tree has ended
     then, `grace_s` seconds after SIGTERM at the latest. The services are left to their group. With a `plan`
-    the run is watched for stalls (`ops.watchdog.watchdog`).
+    the run is watched for stalls (`ops.watchdog.watchdog`), with `nodes` for lost ones.
 
     Raises Unfinished (exit code 75), ChildFailed (any other but 0), NothingDone (0 before its first phase,
     where the plan requires one) or Stalled (where the plan's stall action is not `report`); and what
-    `ServiceGroup.check` raises: the command is then stopped, as its results could not be trusted.
+    `ServiceGroup.check` and `NodeWatch.check` raise: the command is then stopped, as its results could not be
+    trusted.
     """
     events = services.events
     child = Child(main, grace_s)
@@ -54,7 +60,10 @@ def run_supervised(
     watchdog = Watchdog(plan, services, child, events) if plan else None
     own_cpu_s = time.process_time()
     try:
-        return _until_its_end(child, services, watchdog)
+        return _until_its_end(child, services, watchdog, nodes)
+    except NodeLost as lost:
+        events.add("end", main.name, lost.text, culprit=lost.culprit, advice=lost.advice)
+        raise
     except BaseException as error:
         from_outside = {"from_outside": True} if isinstance(error, KeyboardInterrupt | SystemExit) else {}
         events.add("end", main.name, _how_it_ended(error), **from_outside)
@@ -92,27 +101,26 @@ def _how_it_ended(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -> int:
-    name = child.spec.name
+def _until_its_end(
+    child: Child, services: ServiceGroup, watchdog: Watchdog | None, nodes: NodeWatch | None
+) -> int:
     while True:
         code = child.poll()
         if code == 0:
-            services.events.add("exit", name, "ended without an error", code=0)
-            if watchdog and watchdog.plan.must_begin and not watchdog.has_begun():
-                raise NothingDone(
-                    f"{name!r} ended without an error and without a single step: its data may be "
-                    "empty, its last step already behind it, or an exception was swallowed on the way",
-                    child,
-                )
+            _end_well(child, services, watchdog)
             return 0
         services.check()  # first: a command that fails because its service died is not the cause
+        if nodes:
+            nodes.check()
         if code is not None:
             time.sleep(1.0)  # a service whose end made the command fail may be detected a moment later
             services.check()
             if code == os.EX_TEMPFAIL:
-                text = f"{name!r} stopped before its work was done; a rerun resumes it"
-                services.events.add(OUT_OF_TIME, name, text)
+                text = f"{child.spec.name!r} stopped before its work was done; a rerun resumes it"
+                services.events.add(OUT_OF_TIME, child.spec.name, text)
                 raise Unfinished(text, child)
+            if nodes:
+                nodes.check(NOTICED_S)
             raise _failed(child, code, services, watchdog)
         if watchdog:
             watchdog.warn_if_stuck()
@@ -123,6 +131,17 @@ def _until_its_end(child: Child, services: ServiceGroup, watchdog: Watchdog | No
                 child,
             )
         time.sleep(0.25)
+
+
+def _end_well(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -> None:
+    name = child.spec.name
+    services.events.add("exit", name, "ended without an error", code=0)
+    if watchdog and watchdog.plan.must_begin and not watchdog.has_begun():
+        raise NothingDone(
+            f"{name!r} ended without an error and without a single step: its data may be "
+            "empty, its last step already behind it, or an exception was swallowed on the way",
+            child,
+        )
 
 
 def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog | None) -> ChildFailed:

@@ -1,4 +1,4 @@
-"""What a training adds on a Ray cluster: its workers' environment, and what it says of lost nodes."""
+"""What a training adds on a Ray cluster: its workers' environment, and the processes of all nodes."""
 
 from pathlib import Path
 
@@ -70,18 +70,10 @@ def test_processes_of_two_nodes_are_grouped_together_and_told_apart() -> None:
     assert line.startswith("2 × ") and "7 on 10.0.0.1" in line and "7 on 10.0.0.2" in line
 
 
-def test_a_stall_with_a_node_gone_names_the_node_and_not_the_ranks_that_wait() -> None:
-    situation = Situation(
-        phase="update", step=3, stall=STALL, stacks=[rank(0, "10.0.0.1")], lost=["10.0.0.2 (gpu-2)"]
-    )
-    found = diagnose(situation, Landmarks())
-    assert (found.pattern, found.culprit) == ("lost node", "10.0.0.2 (gpu-2)")
-
-
 def test_a_cluster_that_does_not_answer_is_a_line_of_the_page() -> None:
-    there = read_elsewhere("127.0.0.1:1", 2, {}, 1.0, native=False)
+    there = read_elsewhere("127.0.0.1:1", {}, 1.0, native=False)
     assert there.stacks == () and "did not answer" in there.unseen[0]
 
 
 def test_a_run_without_a_cluster_has_nothing_elsewhere() -> None:
-    assert read_elsewhere(None, 1, {}, 1.0, native=False).unseen == ()
+    assert read_elsewhere(None, {}, 1.0, native=False).unseen == ()

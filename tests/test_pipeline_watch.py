@@ -202,7 +202,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
     begun: list[str] = []
     modes: list[str] = []
 
-    def run(main: Command, services: ServiceGroup, plan: Any) -> int:
+    def run(main: Command, services: ServiceGroup, plan: Any, nodes: None) -> int:
         begun.append(main.env["VERL_FILE_LOGGER_PATH"])
         Path(main.env["VERL_FILE_LOGGER_PATH"]).touch()
         modes.append(config.trainer.resume_mode)

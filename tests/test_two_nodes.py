@@ -13,12 +13,15 @@ from chaos import beat
 from conftest import Prepared
 from data_order import unbroken_order
 from search_parts import wait_for
-from stage_run import RUN_LIMIT_S, Run, dumped_order, run_stage
+from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, dumped_order, run_stage
 from two_nodes import TwoNodes, two_nodes
 from watch import Watch
 
+from ops.cluster.cluster import ask_cluster
+
 pytestmark = [
     pytest.mark.slow("two raylets, and three starts of the trainer"),
+    pytest.mark.matrix,
     pytest.mark.timeout(4 * RUN_LIMIT_S),
 ]
 STEPS = 2
@@ -83,7 +86,14 @@ def on_two(arguments: list[str], cluster: TwoNodes) -> list[str]:
 
 def test_a_run_whose_node_is_killed_stops_and_names_it(killed: Run) -> None:
     assert killed.code == 1
-    assert "node 127.0.0.1 (" in killed.err and "has left the Ray cluster" in killed.err
+    assert "node 127.0.0.1 (" in killed.err and "is lost" in killed.err
+
+
+def test_nothing_of_it_is_left_on_the_other_node(killed: Run, cluster: TwoNodes) -> None:
+    assert_nothing_left(killed)
+    assert (
+        ask_cluster(cluster.address, "facts", {"marker": "", "salt": "a", "variables": []}).free["gpu"] == 1
+    )
 
 
 def test_the_run_resumes_on_the_cluster_once_the_node_is_back(two: Run) -> None:

@@ -31,6 +31,20 @@ _RELEASED_S = 15.0
 def main(arguments: Sequence[str]) -> None:
     """Print what the cluster answers."""
     address, question = arguments[0], arguments[1] if len(arguments) > 1 else None
+    connect(address)
+    if question == "facts":
+        _wait_for_release()
+    all_of, free = ray.cluster_resources(), ray.available_resources()
+    whole = {name.lower(): all_of.get(name, 0.0) for name in ("CPU", "GPU")}
+    print(json.dumps(whole | {f"free_{name.lower()}": free.get(name, 0.0) for name in ("CPU", "GPU")}))
+    nodes = about_nodes()
+    answers = _answers(nodes, question, json.loads(arguments[2])) if question else {}
+    for node in nodes:
+        print(json.dumps(node | answers.get(node["id"], {})))
+
+
+def connect(address: str) -> None:
+    """Connect this process; what runs in its name on the nodes imports this project."""
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     # Ray would take the environment's address where the two differ.
     os.environ.pop("RAY_ADDRESS", None)
@@ -40,15 +54,6 @@ def main(arguments: Sequence[str]) -> None:
         logging_level=logging.ERROR,
         runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
-    if question == "facts":
-        _wait_for_release()
-    all_of, free = ray.cluster_resources(), ray.available_resources()
-    whole = {name.lower(): all_of.get(name, 0.0) for name in ("CPU", "GPU")}
-    print(json.dumps(whole | {f"free_{name.lower()}": free.get(name, 0.0) for name in ("CPU", "GPU")}))
-    nodes = [_about(node) for node in ray.nodes()]
-    answers = _answers(nodes, question, json.loads(arguments[2])) if question else {}
-    for node in nodes:
-        print(json.dumps(node | answers.get(node["id"], {})))
 
 
 def _wait_for_release() -> None:
@@ -60,16 +65,19 @@ def _wait_for_release() -> None:
         time.sleep(0.5)
 
 
-def _about(node: dict[str, Any]) -> dict[str, Any]:
-    resources = node["Resources"]
-    return {
-        "id": node["NodeID"],
-        "address": node["NodeManagerAddress"],
-        "host": node["NodeManagerHostname"],
-        "alive": node["Alive"],
-        "cpu": resources.get("CPU", 0.0),
-        "gpu": resources.get("GPU", 0.0),
-    }
+def about_nodes() -> list[dict[str, Any]]:
+    """What `ops.cluster.cluster.Node` has of each node, those that Ray remembers included."""
+    return [
+        {
+            "id": node["NodeID"],
+            "address": node["NodeManagerAddress"],
+            "host": node["NodeManagerHostname"],
+            "alive": node["Alive"],
+            "cpu": node["Resources"].get("CPU", 0.0),
+            "gpu": node["Resources"].get("GPU", 0.0),
+        }
+        for node in sorted(ray.nodes(), key=lambda node: node["NodeID"])
+    ]
 
 
 def _answers(

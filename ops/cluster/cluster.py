@@ -66,14 +66,14 @@ def ask_cluster(
 
     `env` is added to the environment of the process that asks.
     """
-    if fault := _unreachable(address):
+    if fault := unreachable(address):
         return Cluster(fault=fault)
     asked = [question, json.dumps(arguments or {})] if question else []
     ended = run_apart((sys.executable, "-m", "ops.cluster.ask", address, *asked), limit_s, env)
     return read_cluster(ended.out, ended.fault)
 
 
-def _unreachable(address: str) -> str | None:
+def unreachable(address: str) -> str | None:
     """Why nothing can be asked there; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:

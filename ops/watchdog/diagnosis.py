@@ -107,8 +107,6 @@ class Situation:
     oom_kills: int = 0
     unseen: Sequence[str] = ()
     """What could not be read of other nodes, a line each."""
-    lost: Sequence[str] = ()
-    """Nodes that have left the cluster."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +179,6 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
 
 
 def _dead_or_stopped(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    if situation.lost:
-        lost = ", ".join(situation.lost)
-        sentence = f"node {lost} has left the Ray cluster, and the others wait for it"
-        yield Diagnosis("lost node", lost, sentence, advice="start its Ray again, then rerun to resume")
     for service in situation.services:
         if service.state == "dead":
             error = situation.errors.get(service.name)

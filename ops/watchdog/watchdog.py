@@ -47,8 +47,6 @@ class Elsewhere:
     stacks: tuple[Stack, ...] = ()
     unseen: tuple[str, ...] = ()
     """What could not be read, and why, a line each."""
-    lost: tuple[str, ...] = ()
-    """Nodes that have left the cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +196,7 @@ class Watchdog(threading.Thread):
         stacks = collect.run_stacks(pids, _DUMP_S, self.plan.native)
         there = self.plan.elsewhere(_DUMP_S, self.plan.native)
         situation = self._situation(now, stall, [*stacks, *there.stacks])
-        situation = replace(situation, unseen=there.unseen, lost=there.lost)
+        situation = replace(situation, unseen=there.unseen)
         diagnosis = diagnose(situation, self.plan.landmarks)
         self.report = self._write(situation, diagnosis, time.monotonic() - began, "stall")
         if self.plan.recorder and self.plan.flight:

@@ -131,9 +131,8 @@ def _look(run: RunFolder, stage: int) -> _Look:
         roots = components_of(stage)
     except psutil.Error:
         raise CheckError(f"{folder} has ended just now: `drzero diagnose {folder}` has how") from None
-    address, nodes = (run.setting(f"machine.{key}") for key in ("ray_address", "nodes"))
     env = {name: str(value) for name, value in (run.setting("process_env") or {}).items()}
-    there = read_elsewhere(address, nodes or 1, env, _DEADLINE_S, native=False)
+    there = read_elsewhere(run.setting("machine.ray_address"), env, _DEADLINE_S, native=False)
     stacks = [*run_stacks(roots, _DEADLINE_S, native=False, stage=stage), *there.stacks]
     failures = [stack.failure for stack in stacks if stack.failure]
     if failures and not any(stack.threads for stack in stacks):
@@ -154,7 +153,6 @@ def _look(run: RunFolder, stage: int) -> _Look:
         errors={name: line for name, log in logs.items() if (line := first_error(*log)) is not None},
         disk_free_gb=disk_free_gb(folder),
         unseen=there.unseen,
-        lost=there.lost,
     )
     # A stage that only asks has no main command: what it does, it does in its own process.
     return _Look(state, situation, replace(LANDMARKS, driver=main or STAGE), stall)

@@ -1,6 +1,6 @@
 """Checks of the Ray that veRL starts: CPUs against veRL's placement group, object store against /dev/shm.
 
-Of one that the run joins: `cluster.py`.
+Of one that the run joins: `nodes.py`.
 """
 
 import os

@@ -1,30 +1,24 @@
-"""A training on a Ray cluster that it joins: its environment for the workers, and lost nodes by name.
+"""A training on a Ray cluster that it joins: its environment for the workers, and a watch on its nodes.
 
 Workers of a Ray of the run's own inherit the trainer's environment. Those of a cluster have that of `ray
 start` on their node, so Ray is asked to add the trainer's.
 """
 
 import os
-import time
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
 
-from ops.cluster.cluster import Node, ask_cluster, stacks_of
-from ops.errors import RunFailed
-from ops.process.logs import EventLog
-from ops.supervisor import ChildFailed
+from ops.cluster.cluster import ask_cluster, stacks_of
+from ops.cluster.watch import NodeWatch, follower
 from ops.watchdog.watchdog import Elsewhere
 from pipeline.compose import joins_cluster, process_env
 
 _OURS = "DRZERO_"
 """Variables by which a stage is told its stop time, or where to announce what is complete."""
-_LOST_AFTER = (0.0, 10.0, 20.0)
-"""Seconds before each question for lost nodes: Ray itself notices one that is gone by its silence."""
-
-
-class NodeLost(RunFailed):
-    """A node has left the cluster while the trainer ran on it."""
 
 
 def share_environment(config: DictConfig, environment: Mapping[str, str]) -> None:
@@ -37,46 +31,29 @@ def share_environment(config: DictConfig, environment: Mapping[str, str]) -> Non
         config.ray_kwargs.ray_init.runtime_env.env_vars = {**ours, **environment}
 
 
-def nodes_of(config: DictConfig) -> list[Node]:
-    """The nodes of the cluster that the run joins; none for a Ray of its own."""
+@contextmanager
+def node_watch(config: DictConfig) -> Iterator[NodeWatch | None]:
+    """A watch on the nodes of the cluster that the run joins; None for a Ray of its own."""
     if not joins_cluster(config):
-        return []
-    return ask_cluster(config.machine.ray_address, env=process_env(config)).alive
-
-
-def raise_if_lost(config: DictConfig, before: Sequence[Node], failed: ChildFailed, events: EventLog) -> None:
-    """Raise NodeLost if one of the nodes `before` is why the trainer has failed; else return."""
-    if not before:
+        yield None
         return
-    address = config.machine.ray_address
-    for pause_s in _LOST_AFTER:
-        time.sleep(pause_s)
-        cluster = ask_cluster(address, env=process_env(config))
-        if cluster.fault is not None:
-            text, node = f"the head of the Ray cluster ({address}) is gone: {cluster.fault}", address
-        elif lost := [node for node in before if node.id not in {one.id for one in cluster.alive}]:
-            node = ", ".join(map(str, lost))
-            text = f"node {node} has left the Ray cluster"
-        else:
-            continue
-        advice = f"start its Ray again (`ray start --address={address}`), then rerun to resume"
-        events.add("end", "trainer", text, pattern="lost node", culprit=node, advice=advice)
-        raise NodeLost(f"{text}; {advice}. {failed}") from failed
+    address, log = config.machine.ray_address, Path(config.run.dir) / "logs" / "nodes.log"
+    # On this machine's disk: the supervisor must not wait for a file system that nodes share.
+    with tempfile.TemporaryDirectory(prefix="drzero-nodes-") as folder:
+        seen = Path(folder) / "seen.json"
+        command = follower(address, seen, log, process_env(config))
+        with NodeWatch(address, config.machine.nodes, command, seen) as nodes:
+            yield nodes
 
 
-def read_elsewhere(
-    address: str | None, nodes: int, env: Mapping[str, str], deadline_s: float, native: bool
-) -> Elsewhere:
-    """Where a run's processes stand on the `nodes` of the cluster that it has joined; nothing without one."""
+def read_elsewhere(address: str | None, env: Mapping[str, str], deadline_s: float, native: bool) -> Elsewhere:
+    """Where a run's processes stand on the nodes of the cluster that it has joined; nothing without one."""
     if address is None:
         return Elsewhere()
     cluster = ask_cluster(address, "stacks", {"deadline_s": deadline_s, "native": native}, env=env)
     if cluster.fault is not None:
         return Elsewhere(unseen=(f"the Ray cluster did not answer: {cluster.fault}",))
-    # Ray remembers nodes that have gone and come back.
-    gone = [node for node in cluster.nodes if not node.alive] if len(cluster.alive) < nodes else []
     return Elsewhere(
         stacks=tuple(stack for node in cluster.alive for stack in stacks_of(node)),
         unseen=tuple(f"node {node}: {node.fault}" for node in cluster.alive if node.fault),
-        lost=tuple(dict.fromkeys(map(str, gone))),
     )

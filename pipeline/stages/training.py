@@ -25,14 +25,14 @@ from ops.process.leftovers import remove_temporaries
 from ops.process.lock import HeldLock
 from ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog
 from ops.services.services import ServiceGroup, ServiceSpec
-from ops.supervisor import ChildFailed, NothingDone, Stalled, run_supervised
+from ops.supervisor import NothingDone, Stalled, run_supervised
 from pipeline.checkpoints.export import export_policy
 from pipeline.checkpoints.resume import choose_start, start_step
 from pipeline.compose import RESOLVED, joins_cluster, verl_env, write_resolved
 from pipeline.metrics import metrics_path, read_metrics, spent_tokens
 from pipeline.preflight.data import use_train_for_missing_val
 from pipeline.stages.flow import flow_monitor
-from pipeline.stages.nodes import nodes_of, raise_if_lost, share_environment
+from pipeline.stages.nodes import node_watch, share_environment
 from pipeline.stages.recorder import flight_recorder
 from pipeline.stages.result import write_result
 from pipeline.stages.services import check_and_resolve, retrieval_spec, solver_spec
@@ -109,20 +109,20 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
     """Run the trainer to its end; the stall action `resume` restarts a stalled one from its checkpoint."""
     resumes = config.watchdog.resumes if config.watchdog.policy == "resume" else 0
     for left in range(resumes, -1, -1):
-        nodes = nodes_of(config)
         try:
             # A restarted trainer counts from zero, so each start has a monitor of its own.
-            with flow_monitor(config) as flow, flight_recorder(folder) as recorder:
+            with (
+                flow_monitor(config) as flow,
+                flight_recorder(folder) as recorder,
+                node_watch(config) as nodes,
+            ):
                 trainer = trainer_command(config, folder, recorder)
-                run_supervised(trainer, services, plan=watch_plan(config, flow))
+                run_supervised(trainer, services, plan=watch_plan(config, flow), nodes=nodes)
             _raise_if_ended_early(config, folder, services)
             return
         except NothingDone:
             # Starting up may have taken all the time left.
             _raise_if_ended_early(config, folder, services)
-            raise
-        except ChildFailed as failed:
-            raise_if_lost(config, nodes, failed, services.events)
             raise
         except Stalled as stalled:
             if not left:

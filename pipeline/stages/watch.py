@@ -131,9 +131,7 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
         streams=(folder / FLOW_FILE,),
         recorder=recorder_folder(folder),
         flight=folder / FLIGHT,
-        elsewhere=partial(
-            read_elsewhere, config.machine.ray_address, config.machine.nodes, process_env(config)
-        ),
+        elsewhere=partial(read_elsewhere, config.machine.ray_address, process_env(config)),
         must_begin=not OmegaConf.select(config, "trainer.val_only", default=False),
     )
 
