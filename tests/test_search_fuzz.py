@@ -19,7 +19,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis
 
 
 def test_every_path_is_described(described: schemathesis.BaseSchema) -> None:
-    assert set(described.raw_schema["paths"]) == {"/retrieve", "/health", "/metrics"}
+    assert set(described.raw_schema["paths"]) == {"/retrieve", "/index", "/health", "/metrics"}
 
 
 # schemathesis' own pytest plugin does not work under pytest 9; its strategies and checks do.
@@ -38,6 +38,6 @@ def test_requests_that_fit_the_description_are_answered_and_others_refused(
     check()
 
 
-@pytest.mark.parametrize("path", ["/health", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/index", "/metrics"])
 def test_the_other_paths_answer_as_described(described: schemathesis.BaseSchema, path: str) -> None:
     described[path]["GET"].Case().call_and_validate(timeout=60)

@@ -15,6 +15,7 @@ from pipeline.fingerprint import fingerprint_collection
 from search.client import SearchRequestError
 from search.served import ServiceAway, ServiceUnusable, ask_index
 from search.server import main
+from search.store import ChromaIndex
 from search.wire import TOKEN_VARIABLE
 
 TOKEN = "sesame-4711"
@@ -44,7 +45,7 @@ def test_with_the_token_it_describes_its_index_as_whoever_opens_it_would(
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     served = ask_index(url)
     assert (served.collection, served.embedder, served.documents) == (COLLECTION, SPEC.name, len(PASSAGES))
-    assert served.fingerprint == fingerprint_collection(chroma, COLLECTION)
+    assert served.fingerprint == fingerprint_collection(ChromaIndex(chroma, COLLECTION))
 
 
 @pytest.mark.parametrize(
