@@ -30,7 +30,10 @@ def test_one_shard_is_the_index_of_before(tmp_path: Path) -> None:
 
 def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_names() -> None:
     config = composed(
-        "serve_search", "chroma.shards=3", 'chroma.path=["http://127.0.0.1:1","http://127.0.0.1:2"]'
+        "serve_search",
+        "retrieval.port=8123",
+        "chroma.shards=3",
+        'chroma.path=["http://127.0.0.1:1","http://127.0.0.1:2"]',
     )
     layout = ShardLayout.parse(["http://127.0.0.1:1", "http://127.0.0.1:2"], "corpus", 3)
     words = retrieval_spec(config).command

@@ -262,6 +262,7 @@ def run_and_die(folder: Path, spec: EmbedderSpec) -> None:
     index(folder, spec)
 
 
+@pytest.mark.slow("a process that loads an embedder of its own")
 def test_a_build_that_is_killed_takes_its_processes_with_it_and_is_repeated(
     tmp_path: Path, built: Path, spec: EmbedderSpec
 ) -> None:
