@@ -78,7 +78,11 @@ def test_every_name_that_modal_has_for_a_gpu_is_known(name: str) -> None:
 
 
 def test_ones_own_machine_costs_nothing(base: DictConfig, tmp_path: Path) -> None:
-    assert of(base, tmp_path, compute__provider="local").usd_per_hour == 0
+    assert of(base, tmp_path, compute__provider="local", compute__type=None).usd_per_hour == 0
+
+
+def test_hired_machines_that_one_runs_on_oneself_have_their_price(base: DictConfig, tmp_path: Path) -> None:
+    assert of(base, tmp_path, compute__provider="local").usd_per_hour == of(base, tmp_path).usd_per_hour > 0
 
 
 def test_without_an_earlier_run_the_step_time_is_assumed_and_a_range(
