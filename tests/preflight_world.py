@@ -128,7 +128,7 @@ def _compose_as_a_run(stage: str, overrides: list[str]) -> DictConfig:
 
 def _is_plain(override: str, base: Any) -> bool:
     key, _, value = override.partition("=")
-    if key in ALIASES:
+    if key in ALIASES or key == "retrieval.url":  # next to which other keys are refused
         return False
     if not value or (CONFIG_DIR / key).is_dir() or value.count("[") != value.count("]"):
         return False
