@@ -8,7 +8,7 @@ import pytest
 
 from examples.one_question import EMBEDDER, Player, main
 from search.embedders import Embedder
-from search.index import build_index
+from search.indexing.build import build_index
 from search.store import open_collection
 from verl_ext.method.trajectory import SearchCall
 
