@@ -112,7 +112,7 @@ class TestHeldByAJob:
         ranks = [stack for stack in there.stacks if "WorkerDict" in stack.title]
         assert len({stack.node for stack in ranks}) == len(ranks) == 2
         for stack in ranks:
-            assert "wait_for_peers" in {frame.name for frame in stack.main}, stack
+            assert "WorkerDict.wait_for_peers" in {frame.name for frame in stack.main}, stack
         assert there.unseen == ()
 
 

@@ -70,7 +70,7 @@ def test_a_node_that_has_left_is_named_with_its_address_and_what_to_do(nodes: No
         nodes.check()
     assert str(raised.value) == (
         "node 10.0.0.2 (gpu, 22222222) is lost: it gives Ray no sign of life; start Ray there again "
-        "(`ray stop --force` and `ray start --address=10.0.0.1:6379`), then rerun to resume"
+        "(docs/scale.md), then rerun to resume"
     )
 
 

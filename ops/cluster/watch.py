@@ -23,7 +23,9 @@ from ops.errors import RunFailed
 from ops.process.child import Child, Command
 
 NOTICED_S = 30.0
-"""Within this Ray has noticed a node that is gone: its workers' connections break sooner (15 s measured)."""
+"""Within this Ray has noticed a killed raylet (16 s measured): its workers' connections break sooner."""
+
+_ADVICE = "start Ray {} (docs/scale.md), then rerun to resume"
 
 
 class NodeLost(RunFailed):
@@ -72,21 +74,18 @@ class NodeWatch:
         if not self._needed and len(alive) < self._at_least:
             there = ", ".join(map(str, alive)) or "none"
             text = f"the Ray cluster has {len(alive)} of {self._at_least} nodes: {there}"
-            raise self._lost(text, self._address)
+            raise NodeLost(text, self._address, _ADVICE.format("on the others"))
         self._needed = self._needed or alive
         if gone := [node for node in self._needed if node.id not in {one.id for one in alive}]:
             names = ", ".join(map(str, gone))
-            raise self._lost(f"node {names} is lost: it gives Ray no sign of life", f"node {names}")
+            text = f"node {names} is lost: it gives Ray no sign of life"
+            raise NodeLost(text, f"node {names}", _ADVICE.format("there again"))
 
     def _follow_again(self) -> None:
         """Another follower in the place of one that has ended; two without an answer are the head's fault."""
         if not self._seen.exists():
             why = self._child.tail[-1] if self._child.tail else "it ended without a word"
             text = f"the head of the Ray cluster ({self._address}) does not answer: {why}"
-            raise self._lost(text, self._address)
+            raise NodeLost(text, self._address, _ADVICE.format("there again"))
         self._seen.unlink()
         self._child = Child(self._command)
-
-    def _lost(self, text: str, culprit: str) -> NodeLost:
-        again = f"`ray stop --force` and `ray start --address={self._address}`"
-        return NodeLost(text, culprit, f"start Ray there again ({again}), then rerun to resume")
