@@ -22,7 +22,12 @@ from pipeline.compose import compose_stage, resolve
 from pipeline.preflight.nodes import judge_size
 from pipeline.stages.nodes import read_elsewhere
 
-pytestmark = [pytest.mark.slow("starts two raylets"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow("starts two raylets"),
+    pytest.mark.timeout(900),
+    # Ray gives a raylet 30 s to start: too little next to other work.
+    pytest.mark.matrix,
+]
 
 JOB = """
 import os, pathlib, sys, time
