@@ -33,6 +33,7 @@ from search.jsonl_passages import JsonlPassages, StoredPassage
 from search.stored_index import (
     SAME_VECTOR_COSINE,
     CollectionInfo,
+    another_version,
     check_records,
     cosine_again,
     other_embedder,
@@ -216,11 +217,7 @@ class FaissStore:
             raise StoreUnavailable(str(error)) from error
         if opened.info != self.info:
             opened.close()
-            now, served = opened.info.version[:12], self.info.version[:12]
-            raise StoreUnavailable(
-                f"the index {self.files} is another version now ({now}, and {served} is served): restart the "
-                "server to serve it"
-            )
+            raise another_version(f"the index {self.files}", opened.info, self.info)
         self._opened.close()
         self._opened = opened
         return opened

@@ -50,6 +50,7 @@ from search.stored_index import (
     SAME_VECTOR_COSINE,
     SCHEMA_VERSION,
     CollectionInfo,
+    another_version,
     check_records,
     cosine_again,
     other_embedder,
@@ -381,11 +382,7 @@ class Store:
                 raise StoreUnavailable(f"{what}: {plain(error)}") from error
             if opened.info != self.info:
                 opened.release()
-                now, served = opened.info.version[:12], self.info.version[:12]
-                raise StoreUnavailable(
-                    f"collection {self.name!r} in {self.place} is another version now ({now}, and {served} "
-                    "is served): restart the server to serve it"
-                )
+                raise another_version(f"collection {self.name!r} in {self.place}", opened.info, self.info)
             self._opened = opened
             self.collection = opened.collection
         try:

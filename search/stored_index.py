@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from search.embedders import Embedder, model_identity
-from search.errors import StoreError
+from search.errors import StoreError, StoreUnavailable
 from search.wire import ScoredPassage
 
 # Raised when what is written changes, or how texts are split: older collections must then be rebuilt.
@@ -161,4 +161,12 @@ def other_embedder(
     return StoreError(
         f"{index} was built with another embedder than {embedder.name!r}: {what} {stored!r}, not {ours!r}. "
         f"Serve it with --embedder {info.embedder}, or index it again"
+    )
+
+
+def another_version(index: str, now: CollectionInfo, served: CollectionInfo) -> StoreUnavailable:
+    """The error for an index that was replaced while it is served."""
+    return StoreUnavailable(
+        f"{index} is another version now ({now.version[:12]}, and {served.version[:12]} is served): restart "
+        "the server to serve it"
     )

@@ -15,10 +15,12 @@ from pathlib import Path
 import httpx
 import numpy as np
 import psutil
+import pytest
 from conftest import unused_port
 
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.build import build_index
+from search.wire import TOKEN_VARIABLE
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
 COLLECTION = "wiki"
@@ -114,6 +116,19 @@ class Server:
     def errors(self) -> str:
         """Its stderr so far."""
         return os.pread(self._errors.fileno(), 1 << 24, 0).decode()
+
+
+@contextmanager
+def serving_with_token(chroma: Path, token: str) -> Iterator[str]:
+    """Yield the address of a server that asks for a token, which only its own environment has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN_VARIABLE, token)
+        server = Server(chroma)
+    try:
+        server.wait_healthy()
+        yield server.url
+    finally:
+        server.end()
 
 
 @contextmanager

@@ -11,7 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from search_parts import COLLECTION, PASSAGES, QUESTIONS, SPEC, Server, build_collection, read_metric, serving
+from search_parts import (
+    COLLECTION,
+    PASSAGES,
+    QUESTIONS,
+    SPEC,
+    build_collection,
+    read_metric,
+    serving,
+    serving_with_token,
+)
 
 from ops.process.logs import EVENTS_FILE, read_json_lines
 from ops.services.outside import OutsideSpec
@@ -43,14 +52,8 @@ def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(chroma: Path) -> Iterator[str]:
     """The address of a service that asks for a token."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(TOKEN_VARIABLE, TOKEN)
-        server = Server(chroma)
-    try:
-        server.wait_healthy()
-        yield server.url
-    finally:
-        server.end()
+    with serving_with_token(chroma, TOKEN) as url:
+        yield url
 
 
 @functools.cache

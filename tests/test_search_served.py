@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import unused_port
-from search_parts import COLLECTION, PASSAGES, SPEC, Server, build_collection
+from search_parts import COLLECTION, PASSAGES, SPEC, build_collection, serving_with_token
 from test_search_client import retrieve
 from test_search_client import serving as scripted
 
@@ -29,14 +29,8 @@ def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(chroma: Path) -> Iterator[str]:
     """A service that asks for a token."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(TOKEN_VARIABLE, TOKEN)
-        server = Server(chroma)
-    try:
-        server.wait_healthy()
-        yield server.url
-    finally:
-        server.end()
+    with serving_with_token(chroma, TOKEN) as url:
+        yield url
 
 
 def test_with_the_token_it_describes_its_index_as_whoever_opens_it_would(
