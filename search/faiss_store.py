@@ -7,9 +7,8 @@ It answers from indices that `search.indexing` built and, unchanged, from those 
 of FAISS over unit vectors whose row i is line i of the corpus. Such an index records no embedder: the caller
 names it, and `check_embedder` embeds a stored passage again.
 
-The files are memory-mapped (`IO_FLAG_MMAP_IFC`, which flat, HNSW and IVF indices support), so an index is
-open at once and several services of a machine share its pages. What is mapped is never read after its file
-was changed: a query compares the files' state first, and an index that was replaced by another is refused
+The files are memory-mapped (`search.faiss_file`). What is mapped is never read after its file was
+changed: a query compares the files' state first, and an index that was replaced by another is refused
 until the process is restarted, as in `search.store`.
 """
 
@@ -28,6 +27,7 @@ import numpy as np
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.faiss_device import on_device
+from search.faiss_file import map_index
 from search.faiss_place import FaissFiles, find_files
 from search.jsonl_passages import JsonlPassages, StoredPassage
 from search.stored_index import (
@@ -319,7 +319,7 @@ def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
 def _read(files: FaissFiles) -> Any:
     """Map the index; raises StoreError for a file that is none, or is cut off."""
     try:
-        return faiss.read_index(str(files.index), faiss.IO_FLAG_MMAP_IFC)
+        return map_index(files.index)
     except RuntimeError as error:
         reason = str(error).rpartition("Error: ")[2] or str(error)
         raise StoreNotReady(

@@ -23,6 +23,7 @@ import numpy as np
 
 from ops.files import publish
 from search.errors import StoreError
+from search.faiss_file import map_index
 from search.faiss_place import CORPUS_FILE, INDEX_FILE, RECORD, FaissFiles
 from search.indexing.collection import with_progress
 from search.indexing.faiss_size import CODES, CONSTRUCTION, LINKS, FaissSize, code_bytes, lists_of, sample_of
@@ -101,7 +102,7 @@ class FaissFolder:
         record = self.files.read_record()
         if record is None or record.kind not in ("flat", "hnsw"):
             return
-        index = faiss.read_index(str(self.files.index), faiss.IO_FLAG_MMAP_IFC)
+        index = map_index(self.files.index)
         with self.files.corpus.open("rb") as lines:
             for row, line in enumerate(lines):
                 found = msgspec.json.decode(line)
