@@ -165,6 +165,8 @@ def arguments(name: str, work: Path, hardware: str, batch: int) -> list[str]:
     return [
         *(f"hardware={hardware}", "model=demo-policy", "retrieval.embedder=packaged-minilm"),
         *(f"run.name={name}", f"rollout={piece.engine}", f"data.train_batch_size={batch}"),
+        # A profile's disk is for a model 20 times as large; nobody follows a bench on Weights & Biases.
+        *("run.min_free_gb=10", "trainer.logger=[file,tensorboard]"),
         *(f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}"),
         *(["trainer.val_before_train=false", "trainer.test_freq=-1"] if piece.stage == "solver" else []),
         *(*solver, *roots(work), *piece.overrides),

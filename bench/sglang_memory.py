@@ -127,15 +127,13 @@ class SGLang:
         tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
         return sum(each.numel() * each.element_size() for each in tensors.values()) / GIB
 
-    def tokens(self, config: Any, weights: float, free: float, share: float) -> tuple[int, int]:
-        """Bytes of a token's cache, and the tokens that fit, if so many GiB are free after its own context.
-
-        For the group of the last `loaded`.
-        """
+    def tokens(self, config: Any, tp: int, weights: float, free: float, share: float) -> tuple[int, int]:
+        """Bytes of a token's cache, and the tokens that fit, if so many GiB are free after its context."""
         from sglang.srt.model_executor import model_runner_kv_cache_mixin as mixin
         from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+        self.as_rank_of(tp)
         # What the GPU would answer once the weights are loaded.
         mixin.get_available_gpu_memory = lambda *args, **kwargs: free - weights
         runner = SimpleNamespace(
@@ -191,16 +189,16 @@ def cases(sglang: SGLang, machine: str, hardware: str, model: str) -> tuple[int,
     Where the profile has the reference engine, both are SGLang over one GPU all the same.
     """
     words = [f"hardware={hardware}", f"compute={machine}", f"model={model}"]
-    if hardware != "8xh100":
-        words += ["rollout=sglang", "solver.tp_size=1"]
     config = resolve(compose_plain("challenger", words))
+    if config.actor_rollout_ref.rollout.name != "sglang":
+        config = resolve(compose_plain("challenger", [*words, "rollout=sglang", "solver.tp_size=1"]))
     shape = KNOWN[Path(config.base_model).name.lower()]
     ledger = training_ledger(config, declared_machine(config, starting=False), shape, shape)
     of_both = []
     for server in (rollout_server(config, shape), solver_server(config, shape)):
         own, weights = sglang.loaded(model, shape, server.tp)
         share = ledger.phases["rollout"][server.share_item]
-        cell, tokens = sglang.tokens(own, weights, share / server.share, server.share)
+        cell, tokens = sglang.tokens(own, server.tp, weights, share / server.share, server.share)
         fit = max(0, int((share - server.weights_gib) / server.kv_gib(1)))
         of_both.append(Case((server.weights_gib, weights), (server.kv_gib(1) * GIB, cell), (fit, tokens)))
     return server.tp, of_both[0], of_both[1]

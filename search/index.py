@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ops.errors import UserError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
+from search.indexing.build import BuildOptions
 from search.indexing.chunking import Chunking
 from search.indexing.collection import Collection
 from search.indexing.faiss_folder import FaissFolder
@@ -64,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Corpus(args.source, args.source_collection),
             target,
             EmbedderSpec(args.embedder, args.device),
-            replace=args.replace,
-            chunking=Chunking(args.chunk_tokens, args.chunk_overlap),
-            workers=args.workers,
+            BuildOptions(args.replace, Chunking(args.chunk_tokens, args.chunk_overlap), args.workers),
         )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -204,6 +204,23 @@ def test_an_index_in_shards_gives_the_prompts_of_one_collection(prepared: Prepar
     ]
 
 
+def test_what_was_embedded_alone_gives_the_prompts_of_one_run(
+    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["prepare-data", *arguments(prepared, tmp_path / "parts")]
+    assert main([*command, "indexing.embed_only=true"]) == 0
+    assert "embedded and not written" in capsys.readouterr().out
+    assert not (tmp_path / "parts" / "chromadb").exists() and not (tmp_path / "parts" / "data").exists()
+    assert main(command) == 0
+    assert "60 chunks had been embedded by an earlier run" in capsys.readouterr().out
+    assert main(["prepare-data", *arguments(prepared, tmp_path / "one")]) == 0
+    shown = [
+        [read_parquet(file).to_pylist() for file in sorted((tmp_path / run / "data").glob("*.parquet"))]
+        for run in ("parts", "one")
+    ]
+    assert shown[0] == shown[1]
+
+
 def foreign_index(folder: Path, documents: list[dict[str, Any]], vectors: np.ndarray) -> str:
     """A collection as another tool makes it: Chroma's own distance, texts without titles; its overrides."""
     with connect(folder, create=True) as client:

@@ -672,9 +672,9 @@ def test_questions_of_a_benchmark_file_are_kept_out(
 def test_near_duplicates_are_found_by_the_runs_embedder(finished: Run, config: DictConfig) -> None:
     config.gates.near_duplicates, config.gates.near_duplicate_cosine = True, 0.99
     folder = judge_again(config, finished)
-    tables = [pq.read_table(folder / name) for name in ("train.parquet", "val.parquet")]
+    # The model knows one question, which a draw may garble; a single pair leaves none to validate on.
+    tables = [pq.read_table(path) for path in folder.glob("*.parquet")]
     accepted = [row["extra_info"]["question"] for table in tables for row in table.to_pylist()]
-    # The model knows one question, which a draw may garble.
     assert accepted.count("Who came?") == 1
     report = json.loads((folder / "report.json").read_text())
     assert report["gates"]["near_duplicates"]["refused"] > 0

@@ -17,7 +17,7 @@ from tiny_embedder import save_tiny_embedder
 
 import search.indexing.build
 from search.embedders import Embedder, EmbedderSpec
-from search.indexing.build import IndexReport, Unwritten, build_index
+from search.indexing.build import BuildOptions, IndexReport, Unwritten, build_index
 from search.indexing.chunking import Chunking
 from search.indexing.journal import IndexJournal
 from search.indexing.shards import Shards, build_shards
@@ -50,7 +50,9 @@ def target_in(folder: Path) -> Shards:
 
 
 def index(folder: Path, spec: EmbedderSpec, **how: Any) -> IndexReport:
-    return build_shards(folder / "corpus.jsonl", target_in(folder), spec, chunking=CHUNKING, **how)
+    return build_shards(
+        folder / "corpus.jsonl", target_in(folder), spec, BuildOptions(chunking=CHUNKING, **how)
+    )
 
 
 def contents(folder: Path) -> list[Any]:
@@ -163,6 +165,20 @@ def test_what_the_whole_takes_is_judged_once(tmp_path: Path, spec: EmbedderSpec)
     ((planned,)) = plans
     assert planned.size.chunks == planned.chunks >= DOCUMENTS
     assert not list(tmp_path.rglob("*.sqlite3"))
+
+
+def test_what_was_embedded_alone_is_written_by_the_next_build(
+    built: Path, spec: EmbedderSpec, encoded: list[str], tmp_path: Path
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    first = index(tmp_path, spec, embed_only=True)
+    assert (first.is_written, first.embedded) == (False, len(encoded))
+    assert not list(tmp_path.rglob("chroma.sqlite3"))
+    second = index(tmp_path, spec)
+    assert (second.is_written, second.resumed) == (True, len(encoded))
+    assert contents(tmp_path) == contents(built)
+    assert index(tmp_path, spec, embed_only=True).built is False
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
 def test_more_shards_than_the_documents_fill_are_refused(tmp_path: Path, spec: EmbedderSpec) -> None:

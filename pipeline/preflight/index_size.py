@@ -89,7 +89,7 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
     size = planned.size
     for why, fix in _lacking(config, size, planned.there):
         raise refusal("source", why, fix)
-    low_s, high_s = size.graph_seconds
+    low_s, high_s = (0.0, 0.0) if config.indexing.embed_only else size.graph_seconds
     speeds = _speeds(config, machine)
     if speeds is not None:
         fast, slow = (planned.embedding_seconds(speed) for speed in speeds)
@@ -124,17 +124,20 @@ def _lacking(config: DictConfig, size: IndexSize, there: int) -> Iterator[tuple[
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     disk, memory = shutil.disk_usage(place).free, memory_limit()
     smaller = "index a part of the corpus"
-    if (needed := size.disk_while_building - there) / FACTOR > disk:
+    embeds_only = config.indexing.embed_only
+    needed = (size.journal_bytes if embeds_only else size.disk_while_building) - there
+    if needed / FACTOR > disk:
         yield (
-            f"building {size.chunks:,} chunks takes about {gib(needed)} of disk, and {place} has {gib(disk)} "
-            "free",
+            f"{'embedding' if embeds_only else 'building'} {size.chunks:,} chunks takes about {gib(needed)} "
+            f"of disk, and {place} has {gib(disk)} free",
             f"make room, choose another place ({index.setting}=…), or {smaller}",
         )
-    if size.building_bytes / FACTOR > memory:
+    if not embeds_only and size.building_bytes / FACTOR > memory:
         yield (
             f"building {size.chunks:,} chunks takes about {gib(size.building_bytes)} of memory, and this "
             f"machine has {gib(memory)}",
-            f"build it on a larger machine, {_SMALLER_BUILT[config.index]}, or {smaller}",
+            "build it on a larger machine (indexing.embed_only=true embeds it here), "
+            f"{_SMALLER_BUILT[config.index]}, or {smaller}",
         )
 
 

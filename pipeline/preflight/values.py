@@ -89,6 +89,8 @@ def check_values(ctx: CheckContext) -> Iterator[Finding]:
             Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap)
         except ChunkingError as refused:
             yield error("indexing.chunk_overlap", str(refused), "change one of the two")
+    if ctx.stage == "prepare_data" and config.indexing.embed_only and config.source is None:
+        yield error("indexing.embed_only", "there is no corpus to embed", "name one: source=…")
     for key in ("data.train_files", "data.val_files"):
         # veRL would read several files as one; our checks and manifests know the one they were given.
         if OmegaConf.is_list(OmegaConf.select(config, key)):

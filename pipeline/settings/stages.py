@@ -204,6 +204,12 @@ class Indexing:
         "the cluster that RAY_ADDRESS names, else on this one.",
         low=1,
     )
+    embed_only: bool = key(
+        False,
+        "The corpus is embedded, and no index written: the vectors wait in a folder next to it. The same "
+        "command without this writes index and prompts, on another machine of the same disk as well: embed "
+        "where a GPU is, build where memory is.",
+    )
     writers: int = key(
         2,
         "Shards (chroma.shards) that are inserted at once, each by a process; their memory adds up.",

@@ -7,6 +7,7 @@
     drzero prepare-data source=papers.jsonl hold_out=[questions.jsonl]    # none from an evaluated document
     drzero prepare-data source=papers.jsonl compute=8xh100    # for that machine: its embedder
     drzero prepare-data source=wiki.jsonl chroma.shards=4     # an index in four collections
+    drzero prepare-data source=wiki.jsonl indexing.embed_only=true    # on a GPU; then without it, elsewhere
 
 A prompt is made of one entry of the index: a document, or one chunk of a long document, which `doc_id` then
 names. Lengths are counted with the embedder's tokenizer, by which chunks were cut, so that a prompt shows a
@@ -39,7 +40,7 @@ from pipeline.preflight.machine import declared_machine
 from pipeline.preflight.run import require
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
-from search.indexing.build import IndexReport
+from search.indexing.build import BuildOptions, IndexReport
 from search.indexing.chunking import Chunking, document_of
 from search.indexing.shards import build
 from search.sources.corpus import Corpus
@@ -55,7 +56,17 @@ _LEAST_S = 120.0
 def run_prepare_data(config: DictConfig) -> None:
     """Check, index and write the prompts; raises PreflightFailed, or what `prepare_data` raises."""
     require(config, "prepare_data")
-    prepare_data(config)
+    if config.indexing.embed_only:
+        embed_corpus(config)
+    else:
+        prepare_data(config)
+
+
+def embed_corpus(config: DictConfig) -> None:
+    """Embed the source for an index that another run writes; raises as `prepare_data`."""
+    require_time("prepare-data", _LEAST_S)
+    config = resolve(config)
+    _build_index(config, corpus_of(config), EmbedderSpec(config.retrieval.embedder, config.indexing.device))
 
 
 def prepare_data(
@@ -174,10 +185,13 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
                 corpus,
                 target_of(config),
                 embedder,
-                replace=config.replace,
-                chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
-                workers=config.indexing.workers,
-                judge=lambda planned: say("index", require_room(planned, config, machine)),
+                BuildOptions(
+                    replace=config.replace,
+                    chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
+                    workers=config.indexing.workers,
+                    judge=lambda planned: say("index", require_room(planned, config, machine)),
+                    embed_only=config.indexing.embed_only,
+                ),
             )
     except OutOfTime:
         # What is embedded so far is in the journal next to it.

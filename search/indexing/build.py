@@ -9,7 +9,8 @@ build can be repeated at any time:
 - Documents were added, changed or removed: only new and changed ones are embedded; removed ones are deleted.
 - Fewer than half of the existing documents are unchanged, or the embedder or the chunk sizes differ: that is
   probably another corpus under the same name, and needs `replace`.
-- The last run was killed: what it embedded is reused from its journal (`search.indexing.journal`).
+- The last run was killed, or was to embed alone (`BuildOptions.embed_only`): what it embedded is reused from
+  its journal (`search.indexing.journal`).
 
 A folder is built next to its place and renamed into it when complete, so readers see the old collection or
 the new one. Embedding comes first, into the journal; Chroma is written in one pass afterwards, and from the
@@ -31,7 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from itertools import islice
 from pathlib import Path
@@ -71,11 +72,29 @@ _DOCUMENTS_IN_PART = "{l_bar}{bar}| {n:.2f}/{total} docs [{elapsed}<{remaining}]
 
 
 @dataclass(frozen=True)
+class BuildOptions:
+    """How an index is built.
+
+    `replace` permits replacing a collection of another corpus, embedder or chunk size (see the module's
+    docstring); `workers` above 1 embeds in that many processes, through Ray. `judge` is called before
+    anything is embedded, and may raise to refuse it. With `embed_only` the build ends when all vectors are in
+    its journal next to the index: a build without it, also on another machine, writes the index from there.
+    """
+
+    replace: bool = False
+    chunking: Chunking = field(default_factory=Chunking)
+    workers: int = 1
+    judge: Callable[[Planned], object] | None = None
+    embed_only: bool = False
+
+
+@dataclass(frozen=True)
 class IndexReport:
     """The result of a build: `built` is False if the collection was already up to date.
 
-    `embedded` counts the chunks that this run embedded, `resumed` those it reused from an interrupted one;
-    `seconds` is the whole build's wall clock.
+    `embedded` counts the chunks that this run embedded, `resumed` those it reused from an earlier one that
+    was interrupted or embedded alone; `seconds` is the whole build's wall clock. `is_written` is False if the
+    vectors wait in the journal.
     """
 
     info: CollectionInfo
@@ -85,6 +104,7 @@ class IndexReport:
     changes: Changes | None = None
     embedded: int = 0
     resumed: int = 0
+    is_written: bool = True
 
     def __str__(self) -> str:
         info, changes = self.info, self.changes
@@ -100,9 +120,11 @@ class IndexReport:
                 f"{changes.kept} unchanged; {self.embedded} chunks embedded"
             )
         if self.resumed:
-            parts.append(f"{self.resumed} chunks had been embedded by an interrupted run")
+            parts.append(f"{self.resumed} chunks had been embedded by an earlier run")
         if self.survey.duplicates:
             parts.append(f"{self.survey.duplicates} duplicates skipped")
+        if not self.is_written:
+            parts.append("embedded and not written: a run without embed_only writes the index")
         return "; ".join(parts)
 
 
@@ -115,40 +137,30 @@ def build_index(
     replace: bool = False,
     chunking: Chunking | None = None,
     workers: int = 1,
-    judge: Callable[[Planned], object] | None = None,
 ) -> IndexReport:
-    """Index a corpus as `collection` in a Chroma, whose other collections are kept.
+    """Index a corpus as `collection` in a Chroma, whose other collections are kept (`BuildOptions`).
 
-    `replace` permits replacing a collection of another corpus, embedder or chunk size (see the module's
-    docstring); `workers` above 1 embeds in that many processes, through Ray. `judge` is called before
-    anything is embedded, and may raise to refuse it. Raises CorpusError for a bad corpus,
-    EmbedderError for a model that cannot be loaded, AlreadyWriting if another build is writing the index, and
-    StoreError if `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
+    Raises CorpusError for a bad corpus, EmbedderError for a model that cannot be loaded, AlreadyWriting if
+    another build is writing the index, and StoreError if `chroma_path` is no Chroma, `replace` is needed, or
+    the disk is full.
     """
-    target = collection_at(chroma_path, collection)
-    return build_target(
-        source, target, embedder, replace=replace, chunking=chunking, workers=workers, judge=judge
-    )
+    options = BuildOptions(replace, chunking or Chunking(), workers)
+    return build_target(source, collection_at(chroma_path, collection), embedder, options)
 
 
 def build_target(
     source: Corpus | Path | str,
     target: "Collection | FaissFolder",
     embedder: EmbedderSpec,
-    *,
-    replace: bool = False,
-    chunking: Chunking | None = None,
-    workers: int = 1,
-    judge: Callable[[Planned], object] | None = None,
+    options: BuildOptions | None = None,
 ) -> IndexReport:
-    """Index a corpus in either back end, as `build_index` does in Chroma; raises the same."""
-    started = time.monotonic()
-    with target_folder(target) as folder, naming_a_full_disk():
+    """Index a corpus in either back end; raises as `build_index`, and what `options.judge` raises."""
+    started, options = time.monotonic(), options or BuildOptions()
+    with target_folder(target, options.embed_only) as folder, naming_a_full_disk():
         corpus = source if isinstance(source, Corpus) else Corpus(source)
-        encoder = encoder_of(embedder, workers)
-        build = Build(corpus, target, embedder, encoder, chunking or Chunking(), workers, judge)
-        report, unwritten = build.embed(folder, replace)
-        if unwritten:
+        encoder = encoder_of(embedder, options.workers)
+        report, unwritten = Build(corpus, target, embedder, encoder, options).embed(folder)
+        if unwritten and report.is_written:
             unwritten.write()
         return changed(report, seconds=time.monotonic() - started)
 
@@ -181,10 +193,11 @@ class Place(Protocol):
 
 
 @contextmanager
-def target_folder(target: Place) -> Iterator[Path]:
+def target_folder(target: Place, is_kept: bool = False) -> Iterator[Path]:
     """Yield the folder to work in: for a folder next to it, and kept if the build fails after embedding.
 
-    A server's collection holds the finished units itself, so that a temporary folder is enough.
+    With `is_kept` vectors stay in it if it ends well, too. A server's collection holds the finished units
+    itself, so that a temporary folder is enough.
     """
     if target.folder is None:
         with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
@@ -195,13 +208,18 @@ def target_folder(target: Place) -> Iterator[Path]:
         try:
             yield folder
         except BaseException:
-            has_vectors = False  # also in a journal that is damaged, or was killed before it had tables
-            with suppress(sqlite3.Error), closing(IndexJournal(folder / JOURNAL, read_only=True)) as journal:
-                has_vectors = journal.vector_count() > 0
-            if not has_vectors:
+            if not _has_vectors(folder):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        if not (is_kept and _has_vectors(folder)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_vectors(folder: Path) -> bool:
+    """Whether a journal holds any; not one that is damaged, or whose run was killed before it had tables."""
+    with suppress(sqlite3.Error), closing(IndexJournal(folder / JOURNAL, read_only=True)) as journal:
+        return journal.vector_count() > 0
+    return False
 
 
 @dataclass(frozen=True)
@@ -228,27 +246,30 @@ class Build:
     target: "Collection | FaissFolder"
     spec: EmbedderSpec
     encoder: Embedder
-    chunking: Chunking
-    workers: int
-    judge: Callable[[Planned], object] | None
+    options: BuildOptions
 
-    def embed(self, folder: Path, replace: bool) -> tuple[IndexReport, Unwritten | None]:
+    def embed(self, folder: Path) -> tuple[IndexReport, Unwritten | None]:
         """Build in `folder` up to the journal with all vectors, on a server all; return what is left to do.
 
-        The report's `seconds` are those of this part.
+        The report's `seconds` are those of this part. Raises StoreError for a server if it is to embed alone.
         """
         started = time.monotonic()
+        is_on_a_server = isinstance(self.target, Collection) and self.target.folder is None
+        if is_on_a_server and self.options.embed_only:
+            raise StoreError(
+                f"{self.target} is written as it is embedded: leave out indexing.embed_only, or name a folder"
+            )
         with closing(IndexJournal(folder / JOURNAL)) as journal:
             surveyed = journal.survey(self.corpus)
-            existing = self._whole(replace)
-            encoder, chunking = self.encoder, self.chunking
+            existing = self._whole()
+            encoder, chunking = self.encoder, self.options.chunking
             settings, version = as_settings(encoder, chunking), version_of(surveyed, chunking)
             is_alike = settings_of(existing or {}) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
             if info and is_alike and info.version == version and self.target.is_as_asked():
                 return IndexReport(info, False, surveyed, time.monotonic() - started), None
             # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
-            changes = self._compare(journal, existing, is_alike, version, replace)
+            changes = self._compare(journal, existing, is_alike, version)
             chunker = Chunker(encoder, chunking)
             if dropped := journal.use_settings(settings_of(settings)):
                 print(f"dropped {dropped} chunks that a run with another model or chunk size had embedded")
@@ -267,21 +288,21 @@ class Build:
                 draws=self.target.draws if changes is None else (existing or {}).get("draws", 0),
             )
             missing = chunks - resumed - known
-            if self.judge and missing:
-                self.judge(self._planned(journal, info, folder / JOURNAL))
+            if self.options.judge and missing:
+                self.options.judge(self._planned(journal, info, folder / JOURNAL))
             units, update, unwritten = journal.make_units(), changes is not None, None
             embedded = with_progress(self._embed(journal, units), "embedding", missing)
-            if isinstance(self.target, Collection) and self.target.folder is None:
+            if isinstance(self.target, Collection) and is_on_a_server:
                 write(self.target, self.target.place, journal, info, update, embedded)
             else:
                 for rows, vectors in embedded:
                     journal.add_vectors(rows, vectors)
                 unwritten = Unwritten(self.target, folder, info, update, units)
-        seconds = time.monotonic() - started
-        return IndexReport(info, True, surveyed, seconds, changes, missing, resumed), unwritten
+        seconds, is_written = time.monotonic() - started, not self.options.embed_only
+        return IndexReport(info, True, surveyed, seconds, changes, missing, resumed, is_written), unwritten
 
-    def _whole(self, replace: bool) -> Mapping[str, Any] | None:
-        """Return the existing collection's metadata; None without one, or to `replace` a damaged one.
+    def _whole(self) -> Mapping[str, Any] | None:
+        """Return the existing collection's metadata; None without one, or for a damaged one to be replaced.
 
         Raises StoreError for a damaged one otherwise. What an earlier version built gets its hashes recorded.
         """
@@ -291,7 +312,7 @@ class Build:
         try:
             self.target.check_content()
         except StoreError:
-            if not replace:
+            if not self.options.replace:
                 raise
             return None
         return existing
@@ -302,7 +323,6 @@ class Build:
         existing: Mapping[str, Any] | None,
         is_alike: bool,
         version: str,
-        replace: bool,
     ) -> Changes | None:
         """Return the changes to the existing collection, None to write it from scratch; raises StoreError."""
         if existing is None:
@@ -313,7 +333,7 @@ class Build:
             # On a server, the collection may be one that an interrupted run has written in part.
             if existing.get(BEING_WRITTEN) == version or changes.is_update:
                 return changes
-        if not replace:
+        if not self.options.replace:
             raise needs_replace(self.target, changes, self.corpus)
         journal.forget_existing()
         return None
@@ -353,10 +373,10 @@ class Build:
 
     def _embed(self, journal: IndexJournal, units: int) -> Embedded:
         """Yield the chunks that lack vectors, with their vectors, a unit at a time."""
-        if self.workers > 1:
+        if self.options.workers > 1:
             from search.indexing.distributed import embed_with_ray
 
-            yield from embed_with_ray(journal, units, self.spec, self.workers)
+            yield from embed_with_ray(journal, units, self.spec, self.options.workers)
             return
         for unit in range(units):
             rows = journal.unembedded(unit)

@@ -14,7 +14,7 @@ cut off, are not taken for one index.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from search.embedders import EmbedderSpec
 from search.indexing.build import (
     Build,
+    BuildOptions,
     IndexReport,
     as_settings,
     build_target,
@@ -35,7 +36,6 @@ from search.indexing.build import (
     target_folder,
     version_of,
 )
-from search.indexing.chunking import Chunking
 from search.indexing.collection import Collection, collection_at, settings_of
 from search.indexing.journal import Changes, IndexJournal
 from search.indexing.size import IndexSize, Planned, ShardedSize
@@ -93,32 +93,28 @@ def build(
     source: Corpus | Path | str,
     target: "Collection | FaissFolder | Shards",
     embedder: EmbedderSpec,
-    **how: Any,
+    options: BuildOptions,
 ) -> IndexReport:
-    """Index a corpus in whatever kind of index; arguments and errors are those of `build_shards`."""
+    """Index a corpus in whatever kind of index; raises as `build_shards`."""
     if isinstance(target, Shards):
-        return build_shards(source, target, embedder, **how)
-    return build_target(source, target, embedder, **how)
+        return build_shards(source, target, embedder, options)
+    return build_target(source, target, embedder, options)
 
 
 def build_shards(
     source: Corpus | Path | str,
     target: Shards,
     embedder: EmbedderSpec,
-    *,
-    replace: bool = False,
-    chunking: Chunking | None = None,
-    workers: int = 1,
-    judge: Callable[[Planned], object] | None = None,
+    options: BuildOptions | None = None,
 ) -> IndexReport:
     """Index a corpus in shards, as `build_target` does in one collection; raises the same.
 
-    StoreError also if the index is there in another number of shards, or a shard would be empty. `judge` is
-    called once, with what the whole takes by the first shard that is to be embedded.
+    StoreError also if the index is there in another number of shards, or a shard would be empty.
+    `options.judge` is called once, with what the whole takes by the first shard that is to be embedded.
     """
-    started = time.monotonic()
+    options = options or BuildOptions()
+    started, judge = time.monotonic(), options.judge
     target.layout.check_count()
-    chunking = chunking or Chunking()
     corpus = source if isinstance(source, Corpus) else Corpus(source)
 
     def judge_whole(number: int, planned: Planned) -> None:
@@ -128,27 +124,28 @@ def build_shards(
             once(_planned(target, number, planned, sum(map(_bytes_of, [folder, *_folders(targets)]))))
 
     with target_folder(target) as folder, naming_a_full_disk():
-        encoder = encoder_of(embedder, workers)
+        encoder = encoder_of(embedder, options.workers)
         with closing(IndexJournal(folder / "survey.sqlite3")) as journal:
             surveyed = journal.survey(corpus)
-            targets = target.collections(version_of(surveyed, chunking))
-            is_same = settings_of(as_settings(encoder, chunking))
-            if (info := _unchanged(targets, is_same, replace)) is not None:
+            targets = target.collections(version_of(surveyed, options.chunking))
+            is_same = settings_of(as_settings(encoder, options.chunking))
+            if (info := _unchanged(targets, is_same, options.replace)) is not None:
                 return IndexReport(info, False, surveyed, time.monotonic() - started)
-            changes = None if replace else _check_update(target, targets, is_same, journal, corpus)
+            changes = None if options.replace else _check_update(target, targets, is_same, journal, corpus)
             parts = _cut(journal, corpus, target.layout, folder)
         reports = []
         with ExitStack() as held, Writers(target.writers) as writers:
             for number, (one, part) in enumerate(zip(targets, parts, strict=True)):
-                judged = partial(judge_whole, number)
-                shard = Build(Corpus(part), one, embedder, encoder, chunking, workers, judged)
                 # Whatever differs may be replaced: the whole has been checked.
-                report, unwritten = shard.embed(held.enter_context(target_folder(one)), replace=True)
+                its_options = changed(options, replace=True, judge=partial(judge_whole, number))
+                shard = Build(Corpus(part), one, embedder, encoder, its_options)
+                its_folder = held.enter_context(target_folder(one, options.embed_only))
+                report, unwritten = shard.embed(its_folder)
                 reports.append(report)
                 part.unlink()
                 name = target.layout.label(number)
                 print(f"{name}: {report.embedded} chunks embedded, {report.resumed} resumed", flush=True)
-                if unwritten:
+                if unwritten and report.is_written:
                     writers.start(name, unwritten)
     return IndexReport(
         changed(whole_of([report.info for report in reports]), version=targets[0].whole),
@@ -158,6 +155,7 @@ def build_shards(
         changes,
         sum(report.embedded for report in reports),
         sum(report.resumed for report in reports),
+        all(report.is_written for report in reports),
     )
 
 
