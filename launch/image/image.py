@@ -49,7 +49,7 @@ CACHE = "/cache"
 SOURCE = (
     *("config", "data", "environments", "examples", "launch", "ops", "pipeline", "policies", "search"),
     "verl_ext",
-    *("modal_train.py", "pyproject.toml", "constraints.txt", "constraints-gpu.txt"),
+    *("modal_train.py", "modal_search.py", "pyproject.toml", "constraints.txt", "constraints-gpu.txt"),
 )
 """The parts of the checkout that a container gets."""
 ENVIRONMENT = {

@@ -25,8 +25,9 @@ What it does as Modal does, with Modal's documentation for it:
 - Cores, memory, retries, time-outs, regions and names beyond Modal's limits are refused (`functions.py`).
 - The client has modal, PyYAML and python-dotenv, and no other package (`client.py`).
 
-What it does not do: build images, run `Image.run_function`, classes, web functions, generators, schedules,
-`modal deploy`, sandboxes, GPUs, commits in the background, or limits on the number of containers. Results
+What it does not do: build images, run `Image.run_function`, classes, generators, schedules, sandboxes, GPUs,
+commits in the background, or limits on the number of containers. A web function is declared, and gets an
+address at which nobody answers; `modal deploy` declares an app, whose functions then wait for calls. Results
 expire when a test says so (`plane.expire`). A request without a handler is refused with its name.
 
 A mount path such as `/corpus` cannot exist here, so a container gets its folder in the environment

@@ -56,6 +56,11 @@ class AppHandlers:
         self._state.apps[app.id] = app
         return api_pb2.AppCreateResponse(app_id=app.id, app_page_url=f"http://127.0.0.1/apps/{app.id}")
 
+    async def AppGetByDeploymentName(
+        self, request: api_pb2.AppGetByDeploymentNameRequest, caller: Caller
+    ) -> api_pb2.AppGetByDeploymentNameResponse:
+        return api_pb2.AppGetByDeploymentNameResponse()  # each deployment is the first of its name
+
     async def AppPublish(
         self, request: api_pb2.AppPublishRequest, caller: Caller
     ) -> api_pb2.AppPublishResponse:

@@ -39,13 +39,15 @@ class FunctionHandlers:
         data = request.function_data
         definitions = [ranked.function for ranked in data.ranked_functions] or [request.function]
         first = definitions[0]
-        if first.is_class or first.webhook_config.type or first.is_server:
+        if first.is_class or first.is_server:
             raise GRPCError(
                 Status.UNIMPLEMENTED,
-                f"{first.function_name}: the plane has plain functions, no classes or servers",
+                f"{first.function_name}: the plane has functions, no classes or servers of containers",
             )
         _check(first)
         function = self._declare(request.app_id, request.existing_function_id, first)
+        if first.webhook_config.type:
+            function.handle.web_url = f"https://{first.function_name}.modal.invalid"
         function.definitions = definitions
         ranked = [
             api_pb2.FunctionData.RankedFunction(rank=rank, function=definition)
@@ -108,6 +110,8 @@ class FunctionHandlers:
             nonpreemptible=first.scheduler_placement.nonpreemptible,
             cloud=first.cloud_provider_str or None,
             max_containers=scaling or None,
+            min_containers=first.autoscaler_settings.min_containers or first.warm_pool_size or None,
+            web_server_port=first.webhook_config.web_server_port or None,
         )
 
     def _volumes(self, mounts: Any) -> dict[str, MountedVolume]:

@@ -136,6 +136,8 @@ class FunctionSpec:
     nonpreemptible: bool
     cloud: str | None
     max_containers: int | None
+    min_containers: int | None
+    web_server_port: int | None
 
     @property
     def gpu(self) -> tuple[str, int] | None:
