@@ -5,6 +5,7 @@
 FAISS is loaded where it is used: a run with Chroma has no use for it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from omegaconf import DictConfig, ListConfig
 
 from search.indexing.collection import Collection
 from search.indexing.shards import Shards, chroma_target
+from search.place import ChromaPlace
+from search.quota import Quota
 from search.sharded_store import chroma_index
 from search.stored_index import Index
 
@@ -19,10 +22,12 @@ if TYPE_CHECKING:
     from search.indexing.faiss_folder import FaissFolder
 
 
-def places_of(config: DictConfig) -> list[str]:
-    """The folders or addresses that chroma.path names."""
-    path = config.chroma.path
-    return list(map(str, path)) if isinstance(path, (list, ListConfig)) else [str(path)]
+def places_of(config: DictConfig) -> list[ChromaPlace]:
+    """The folders or addresses that chroma.path names; raises StoreError for what cannot be meant."""
+    path, quota = config.chroma.path, config.chroma.quota
+    paths = path if isinstance(path, (list, ListConfig)) else [path]
+    allowed = Quota(quota.page, quota.reads)
+    return [replace(ChromaPlace.parse(str(each)), quota=allowed) for each in paths]
 
 
 def index_of(config: DictConfig) -> Index:

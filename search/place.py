@@ -15,7 +15,7 @@ import struct
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from chromadb.errors import ChromaError
 
 from search.errors import StoreError, StoreNotReady
 from search.faiss_place import is_faiss
+from search.quota import Quota
 
 DATABASE_FILE = "chroma.sqlite3"
 API_KEY_VARIABLE = "CHROMA_API_KEY"
@@ -59,6 +60,7 @@ class ChromaPlace:
     tls: bool = False
     tenant: str = DEFAULT_TENANT
     database: str = DEFAULT_DATABASE
+    quota: Quota = field(default=Quota(), compare=False)
 
     @classmethod
     def parse(cls, text: "str | Path | ChromaPlace") -> "ChromaPlace":

@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -45,7 +46,8 @@ from setproctitle import setproctitle
 from ops.bearer import TokenUnusable
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
-from search.place import plain
+from search.place import ChromaPlace, plain
+from search.quota import Quota
 from search.serving.app import RetrievalApp
 from search.serving.batching import BatchLimits
 from search.serving.connections import Connection
@@ -203,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--faiss-path", help="FAISS index: a file, or a folder as built by search.index")
     add("--collection", help="collection of the Chroma to serve")
     add("--shards", type=_at_least(1), default=1, help="shards of the collection (default: %(default)s)")
+    add("--chroma-reads", type=_at_least(1), help="queries to a Chroma server at once (default: any number)")
     add("--faiss-corpus", help="JSONL of the index's passages (default: the one next to it)")
     add("--lines-folder", type=Path, help="where its line offsets go if its own folder is read-only")
     add(
@@ -241,7 +244,9 @@ def index_of(args: argparse.Namespace) -> Index:
     if args.faiss_path is None:
         if args.collection is None:
             raise StoreError("a Chroma has collections: name one with --collection")
-        return chroma_index(args.chroma_path, args.collection, args.shards)
+        quota = Quota(reads=args.chroma_reads)
+        places = [replace(ChromaPlace.parse(path), quota=quota) for path in args.chroma_path]
+        return chroma_index(places, args.collection, args.shards)
     from search.faiss_store import FaissIndex  # an index of Chroma needs no FAISS
 
     return FaissIndex(

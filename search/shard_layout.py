@@ -33,7 +33,7 @@ class ShardLayout:
     shards: int
 
     @classmethod
-    def parse(cls, paths: Sequence[str | Path], collection: str, shards: int) -> "ShardLayout":
+    def parse(cls, paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int) -> "ShardLayout":
         """Read folders or addresses; raises StoreError for what is none, and for more of them than shards."""
         places = tuple(map(ChromaPlace.parse, paths))
         if not 0 < len(set(places)) == len(places) <= shards:

@@ -19,7 +19,7 @@ import numpy as np
 
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
-from search.place import DATABASE_FILE
+from search.place import DATABASE_FILE, ChromaPlace
 from search.shard_layout import ShardLayout
 from search.store import DRAWS, ChromaIndex, Store, draw_from, iter_documents
 from search.stored_index import CollectionInfo
@@ -105,7 +105,7 @@ class ShardedIndex:
 
 
 def chroma_index(
-    paths: Sequence[str | Path], collection: str, shards: int = 1
+    paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1
 ) -> "ChromaIndex | ShardedIndex":
     """Return the index in one collection, or in shards; raises StoreError as `ShardLayout.parse`."""
     layout = ShardLayout.parse(paths, collection, shards)

@@ -45,6 +45,7 @@ from search.place import (
     plain,
     shard_counts,
 )
+from search.quota import Quota
 from search.stored_index import (
     DISTANCE,
     SAME_VECTOR_COSINE,
@@ -89,8 +90,6 @@ _DRAWN_TOGETHER = 2000
 _DRAWN_IDS = 5000
 """Ids that are drawn at a time: for each question by metadata Chroma looks at every record of a collection,
 some 0.2 µs each, so a few large questions are better than many small ones."""
-# What a server returns in one answer: Chroma Cloud's quota is 300 records.
-_SERVER_PAGE = 250
 
 
 def sync_threshold(vectors: int) -> int:
@@ -110,7 +109,7 @@ def set_sync_threshold(collection: chromadb.Collection, threshold: int) -> None:
 def collection_names(client: ClientAPI) -> list[str]:
     """Return the names of a Chroma's collections, sorted."""
     names: list[str] = []
-    while page := client.list_collections(limit=_SERVER_PAGE, offset=len(names)):
+    while page := client.list_collections(limit=Quota.page, offset=len(names)):
         names += [collection.name for collection in page]
     return sorted(names)
 
@@ -137,7 +136,7 @@ def iter_documents(
     string.
     """
     place = ChromaPlace.parse(place)
-    batch = batch if place.folder else min(batch, _SERVER_PAGE)
+    batch = batch if place.folder else min(batch, place.quota.page)
     # The empty name is a temporary database, which SQLite moves to disk once it outgrows a cache of some MiB.
     with connect(place) as client, closing(sqlite3.connect("")) as database:
         handle = get_collection(client, place, collection)
@@ -191,7 +190,7 @@ def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iter
     """Yield the documents of several collections, in the order that one with all of them would give."""
     rng = random.Random(f"{seed}/draws")
     draws = rng.sample(range(DRAWS), DRAWS)
-    pages = [2 * _DRAWN_IDS if place.folder else _SERVER_PAGE for place, _ in collections]
+    pages = [2 * _DRAWN_IDS if place.folder else place.quota.page for place, _ in collections]
     with ExitStack() as stack:
         handles = [
             get_collection(stack.enter_context(connect(place)), place, name) for place, name in collections
@@ -206,7 +205,7 @@ def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iter
                 for key in _with_draws(handle, some, pages[number])
             )
             rng.shuffle(found)
-            yield from _documents(handles, iter(found), _SERVER_PAGE)
+            yield from _documents(handles, iter(found), min(place.quota.page for place, _ in collections))
 
 
 def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> list[str]:
@@ -347,11 +346,12 @@ class Store:
             with self._lock:
                 opened = self._ready()
             try:
-                found = opened.collection.query(
-                    query_embeddings=vectors,
-                    n_results=wanted,
-                    include=["documents", "metadatas", "distances"],
-                )
+                with self.place.quota.reading(self.place.text):
+                    found = opened.collection.query(
+                        query_embeddings=vectors,
+                        n_results=wanted,
+                        include=["documents", "metadatas", "distances"],
+                    )
                 # Checked afterwards: a writer marks the collection first, so one that is unmarked now was not
                 # being changed during the query.
                 if opened.is_unchanged():

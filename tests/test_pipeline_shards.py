@@ -1,16 +1,23 @@
 """What the stages make of chroma.shards and of several places."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
 from pipeline.compose import compose_stage, resolve
-from pipeline.indices import index_of, target_of
+from pipeline.indices import index_of, places_of, target_of
 from pipeline.overrides import OverrideError
+from pipeline.preflight.finding import PreflightFailed
+from pipeline.preflight.index_size import require_room
+from pipeline.preflight.machine import declared_machine
 from pipeline.stages.services import retrieval_spec
 from search.errors import StoreError
 from search.indexing.shards import Shards
+from search.indexing.size import IndexSize, Planned
+from search.place import ChromaPlace
+from search.quota import Quota
 from search.server import index_of as served
 from search.server import parser
 from search.shard_layout import ShardLayout
@@ -39,6 +46,28 @@ def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_n
     words = retrieval_spec(config).command
     assert index_of(config) == ShardedIndex(layout)
     assert served(parser().parse_args(words[words.index("--chroma-path") :])) == ShardedIndex(layout)
+
+
+def test_a_servers_quotas_are_those_of_the_config() -> None:
+    quotas = ("chroma.quota.reads=10", "chroma.quota.page=300")
+    config = composed("serve_search", "retrieval.port=8123", "chroma.path=http://one:1", *quotas)
+    (place,) = places_of(config)
+    assert place.quota == Quota(page=300, reads=10)
+    words = retrieval_spec(config).command
+    opened = served(parser().parse_args(words[words.index("--chroma-path") :]))
+    assert isinstance(opened, ChromaIndex) and isinstance(opened.path, ChromaPlace)
+    assert opened.path.quota.reads == 10
+
+
+@pytest.mark.parametrize(("shards", "fits"), [(1, False), (4, False), (5, True)])
+def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(shards: int, fits: bool) -> None:
+    limits = ("chroma.path=http://one:1", f"chroma.shards={shards}", "chroma.quota.records=5000000")
+    config = composed("prepare_data", *limits)
+    size = IndexSize(21_000_000, 1024, 21_000_000 * 650)
+    planned = Planned(size, size.chunks, size.text_bytes, 1, 0)
+    refused = nullcontext() if fits else pytest.raises(PreflightFailed, match=r"chroma\.shards=5")
+    with refused:
+        require_room(planned, config, declared_machine(config, starting=True))
 
 
 def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ The arithmetic is `search.indexing.size`. What takes more than there is by more 
 the run would end after all has been embedded.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ CORE_SPEEDS = (60e9, 20e9)
 """Operations a second of a core that embeds in float32; the packaged embedder was measured at 39e9."""
 GPU_SHARES = (0.3, 0.05)
 """Of a GPU's bfloat16 peak, assumed: no GPU has been measured."""
+_UNEVEN = 1.01
+"""Records of the largest shard by the mean one, for shards of more than 100,000 by hash."""
 _SMALLER_SERVED = {
     "chroma": "it from another one (chroma.path=http://…)",
     "faiss": "one of codes (indexing.kind=ivfpq)",
@@ -87,6 +90,8 @@ def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
 def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
     """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit."""
     size = planned.size
+    if config.index == "chroma" and index_of(config).folder is None:
+        _require_quota(config, size.chunks)
     for why, fix in _lacking(config, size, planned.there):
         raise refusal("source", why, fix)
     low_s, high_s = (0.0, 0.0) if config.indexing.embed_only else size.graph_seconds
@@ -106,6 +111,15 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
         low, high = (seconds / 3600 * machine.usd_per_hour for seconds in (low_s, high_s))
         line += f", ${low:,.2f} to ${high:,.2f} on the declared machine"
     return line
+
+
+def _require_quota(config: DictConfig, chunks: int) -> None:
+    """Raise PreflightFailed if a collection of the servers would have more records than it may."""
+    most, shards = config.chroma.quota.records, config.chroma.shards
+    if most is None or chunks / shards <= most:
+        return
+    why = f"{chunks:,} chunks are {math.ceil(chunks / shards):,} a collection, and it may have {most:,}"
+    raise refusal("chroma.quota.records", why, f"chroma.shards={math.ceil(_UNEVEN * chunks / most)}")
 
 
 def gib(size: float) -> str:

@@ -348,7 +348,7 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
 def index_files(config: DictConfig) -> Iterator[Path]:
     """The files of this machine that the retrieval service keeps in memory."""
     if config.index == "chroma":
-        for place in places_of(config):
+        for place in map(str, places_of(config)):
             if "://" not in place:  # shards are folders with a Chroma each
                 yield from Path(place).glob("*/*/*.bin" if config.chroma.shards > 1 else "*/*.bin")
         return

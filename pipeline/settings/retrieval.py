@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, key
+from pipeline.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, group, key
 
 MAX_TOPK = 100
 """As `search.wire.MAX_TOPK`: the service refuses a query that asks for more."""
@@ -15,6 +15,25 @@ OF_OWN_SERVICE = tuple(
     )
 )
 """What only a service that the run starts itself reads."""
+
+
+@dataclass
+class ChromaQuota:
+    """What a Chroma server allows; a folder has no quotas."""
+
+    records: int | None = key(
+        None,
+        "Records that a collection may have: an index that would need more is refused before anything is "
+        "embedded, with the chroma.shards that fit. Chroma Cloud's default is 5000000.",
+        low=1,
+    )
+    reads: int | None = key(
+        None,
+        "Queries that are sent to one server at once, of all shards together; others wait. Chroma Cloud's "
+        "default is 10.",
+        low=1,
+    )
+    page: int = key(250, "Records of one call that writes or reads. Chroma Cloud's default is 300.", low=1)
 
 
 @dataclass
@@ -38,6 +57,7 @@ class Chroma:
         high=99,
         results=CONVERSING,
     )
+    quota: ChromaQuota = group(ChromaQuota)
 
 
 @dataclass

@@ -100,8 +100,11 @@ def _index_words(config: DictConfig) -> tuple[str, ...]:
     """The index that the retrieval service opens."""
     if config.index == "chroma":
         chroma = config.chroma
-        places = ("--chroma-path", *places_of(config), "--collection", chroma.collection)
-        return (*places, *(["--shards", str(chroma.shards)] if chroma.shards > 1 else []))
+        return (
+            *("--chroma-path", *map(str, places_of(config)), "--collection", chroma.collection),
+            *(["--shards", str(chroma.shards)] if chroma.shards > 1 else []),
+            *(["--chroma-reads", str(chroma.quota.reads)] if chroma.quota.reads else []),
+        )
     faiss = config.faiss
     return (
         *("--faiss-path", faiss.path, "--lines-folder", config.paths.corpus),

@@ -40,9 +40,8 @@ from search.stored_index import CollectionInfo
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
 """What the chunks and vectors of a collection depend on, apart from its documents: names in its metadata."""
-# Records per call. Chroma Cloud accepts and returns at most 300; a folder accepts 5,461.
-SERVER_PAGE = 300
 FOLDER_PAGE = 1000
+"""Records of a call; a folder accepts 5,461, a server what its quota says."""
 
 Embedded = Iterator[tuple[list[Row], np.ndarray]]
 """Chunks with their vectors (n, dimension), a unit at a time."""
@@ -116,7 +115,7 @@ class Collection:
 
     def chunks(self) -> Iterator[tuple[str, str, str | None, int]]:
         """Yield of each existing chunk: id, document, the document's digest and its number of chunks."""
-        page_size = FOLDER_PAGE if self.place.folder else SERVER_PAGE
+        page_size = FOLDER_PAGE if self.place.folder else self.place.quota.page
         with connect(self.place) as client:
             handle = client.get_collection(self.name, embedding_function=None)
             offset = 0
@@ -174,7 +173,7 @@ def write(
     """
     info = replace(info, shard=target.shard, whole=target.whole)
     threshold = sync_threshold(journal.chunk_count())
-    page = FOLDER_PAGE if place.folder else SERVER_PAGE
+    page = FOLDER_PAGE if place.folder else place.quota.page
     kept = (*SETTINGS, "draws")
     mark = {name: getattr(info, name) for name in kept} | {BEING_WRITTEN: info.version}
     if target.whole:

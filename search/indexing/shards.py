@@ -40,7 +40,7 @@ from search.indexing.collection import Collection, collection_at, settings_of
 from search.indexing.journal import Changes, IndexJournal
 from search.indexing.size import IndexSize, Planned, ShardedSize
 from search.indexing.writers import Writers
-from search.place import StoreError
+from search.place import ChromaPlace, StoreError
 from search.shard_layout import ShardLayout, shard_of
 from search.sharded_store import whole_of
 from search.sources.corpus import Corpus
@@ -82,7 +82,7 @@ class Shards:
 
 
 def chroma_target(
-    paths: Sequence[str | Path], collection: str, shards: int = 1, writers: int = Shards.writers
+    paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1, writers: int = Shards.writers
 ) -> Collection | Shards:
     """Return one collection to write, or its shards; raises StoreError as `ShardLayout.parse`."""
     layout = ShardLayout.parse(paths, collection, shards)
