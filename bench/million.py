@@ -295,8 +295,9 @@ def table(args: argparse.Namespace, records: dict[str, dict[str, float]]) -> Ite
 
 
 def main() -> None:
-    """Measure the cases that have no record yet, print the table, and write it to bench/README.md."""
+    """Measure those of the cases that have no record yet; write the table of all that have."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="to measure (default: all)")
     parser.add_argument("--vectors", type=int, default=1_000_000)
     parser.add_argument(
         "--folder", type=Path, required=True, help="of the indices, one at a time, and records"
@@ -320,8 +321,10 @@ def main() -> None:
     records: dict[str, dict[str, float]] = {}
     for name in CASES:
         path = args.folder / f"{name}-{args.vectors}.json"
-        if not path.exists():
+        if not path.exists() and name in (args.cases or CASES):
             atomic_write(path, json.dumps(measure(args, name)))
+        if not path.exists():
+            continue
         records[name] = json.loads(path.read_text(encoding="utf-8"))
         print(list(table(args, {name: records[name]}))[-1], flush=True)
     if not args.dry:

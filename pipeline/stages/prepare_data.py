@@ -66,7 +66,8 @@ def embed_corpus(config: DictConfig) -> None:
     """Embed the source for an index that another run writes; raises as `prepare_data`."""
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
-    _build_index(config, corpus_of(config), EmbedderSpec(config.retrieval.embedder, config.indexing.device))
+    embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
+    _build_index(config, corpus_of(config), embedder, embed_only=True)
 
 
 def prepare_data(
@@ -176,7 +177,9 @@ def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
         _announce_index(config)
 
 
-def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> IndexReport:
+def _build_index(
+    config: DictConfig, corpus: Corpus, embedder: EmbedderSpec, embed_only: bool = False
+) -> IndexReport:
     """Index the corpus; raises PreflightFailed, before anything is embedded, for one that cannot fit."""
     machine = declared_machine(config, starting=True)
     try:
@@ -190,7 +193,7 @@ def _build_index(config: DictConfig, corpus: Corpus, embedder: EmbedderSpec) -> 
                     chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
                     workers=config.indexing.workers,
                     judge=lambda planned: say("index", require_room(planned, config, machine)),
-                    embed_only=config.indexing.embed_only,
+                    embed_only=embed_only,
                 ),
             )
     except OutOfTime:
