@@ -3,11 +3,13 @@
     modal run modal_search.py        # preflight on that machine: index, embedder, memory
     modal deploy modal_search.py     # start it; prints its address
     modal run --detach modal_train.py --action challenger retrieval.url=https://….modal.run …
+    modal app rollover dr-zero-search    # a new container, which reads the index that there is now
     modal app stop dr-zero-search    # it costs by the hour until then
 
 Machine and settings are a run file, config/runs/search.yaml or what DRZERO_SEARCH_FILE names. The index is
-that of the corpus volume (`modal_train.py --action prepare-data`), as it was when the container started:
-deploy again to serve a newer one. Requests carry the token RETRIEVAL_TOKEN of `.env`.
+that of the corpus volume (`modal_train.py --action prepare-data`), as it was when the container started.
+Requests carry RETRIEVAL_TOKEN, which is in `.env` or the environment. With EXPERIMENTER set, volumes and the
+app's name end in it.
 
 At the client this file needs what modal_train.py needs.
 """
@@ -24,36 +26,38 @@ from dotenv import dotenv_values
 
 from launch.compute import MODAL_LIMIT_S, Compute
 from launch.errors import LaunchError
-from launch.image.image import ImageExtras, cpu_image
+from launch.image.image import SOURCE, ImageExtras, cpu_image
 from launch.runfile import read_runfile
-from launch.search_service import PORT, described, start, words_here
-from launch.secrets import dotenv_secret
+from launch.search_service import PORT, START_S, described, start, words_here
 from launch.volumes import MOUNTS, volume_names
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = {**{key: value or "" for key, value in dotenv_values(ROOT / ".env").items()}, **os.environ}
 FILE = ENVIRONMENT.get("DRZERO_SEARCH_FILE") or "config/runs/search.yaml"
-START_S = 1800
-"""Until its port is open: Chroma reads its index into memory first, and a model may be downloaded."""
+KEYS = ("RETRIEVAL_TOKEN", "HF_TOKEN", "CHROMA_API_KEY")
+"""What the service may need of `.env`; its container answers the internet, and gets nothing else."""
 SEARCHES = 1000
 """Requests at once; the service itself batches them, and refuses what is beyond `retrieval.max_queue`."""
 
 
-def _plan() -> tuple[Compute, list[str], ImageExtras, dict[str, str]]:
+def _plan() -> tuple[Compute, list[str], modal.Image, dict[str, str]]:
     try:
+        if Path(FILE).parts[0] not in SOURCE:
+            raise LaunchError(f"DRZERO_SEARCH_FILE={FILE}: a container reads it too: put it under config/")
         file = read_runfile(FILE)
         machine, words = described(file, FILE, ENVIRONMENT.get("RETRIEVAL_TOKEN"))
         extras = ImageExtras(**{part: tuple(items) for part, items in file.image.items()})
-        return machine, words, extras, volume_names(ENVIRONMENT)
+        return machine, words, cpu_image(extras), volume_names(ENVIRONMENT)
     except LaunchError as error:
         print(f"modal_search: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-MACHINE, WORDS, EXTRAS, NAMES = _plan()
-app = modal.App("dr-zero-search")
+MACHINE, WORDS, IMAGE, NAMES = _plan()
+NAME = NAMES["corpus"].replace("corpus", "search", 1)
+app = modal.App(NAME)
 _shared: dict[str, Any] = {
-    "image": cpu_image(EXTRAS),
+    "image": IMAGE,
     "cpu": float(MACHINE.cpu),
     "memory": MACHINE.memory,
     "region": MACHINE.region,
@@ -61,7 +65,7 @@ _shared: dict[str, Any] = {
         MOUNTS[kind]: modal.Volume.from_name(NAMES[kind], create_if_missing=True)
         for kind in ("corpus", "cache")
     },
-    "secrets": [dotenv_secret(ROOT)],
+    "secrets": [modal.Secret.from_dict({key: ENVIRONMENT.get(key, "") for key in KEYS})],
     # A container imports this file too, without the `.env`.
     "env": {
         **{key: ENVIRONMENT.get(key, "") for key in ("EXPERIMENTER", "EXPERIMENT_NAME")},
@@ -70,8 +74,11 @@ _shared: dict[str, Any] = {
 }
 
 
-# One container: each would read the index, and has its own cache.
-@app.function(min_containers=1, max_containers=1, timeout=MODAL_LIMIT_S, **_shared)
+# One container: each would read the index, and has its own cache. `modal run` checks, and starts none.
+STAYS = 0 if sys.argv[1:2] == ["run"] else 1
+
+
+@app.function(min_containers=STAYS, max_containers=1, timeout=MODAL_LIMIT_S, **_shared)
 @modal.concurrent(max_inputs=SEARCHES)
 @modal.web_server(PORT, startup_timeout=START_S)
 def search() -> None:
@@ -91,5 +98,5 @@ def check() -> int:
 def main() -> None:
     """`modal run modal_search.py`."""
     size, usd = f"{MACHINE.cpu:g} cores, {MACHINE.memory:,} MiB", MACHINE.usd_per_hour
-    print(f"[search] {size}: ${usd:.2f} an hour once it is deployed")
+    print(f"[search] {NAME}: {size}, ${usd:.2f} an hour once it is deployed")
     raise SystemExit(check.remote())

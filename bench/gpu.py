@@ -1,4 +1,4 @@
-"""The recipe on one GPU, in under ten minutes: does each training stage run, how fast, with how much memory.
+"""The recipe on one GPU, piece by piece: does each training stage run, how fast, with how much memory.
 
     python -m bench.gpu --work outputs/gpu                          # what is not done yet, then the page
     python -m bench.gpu --work outputs/gpu reference-solver         # one piece
@@ -7,7 +7,7 @@
 A piece is one command of the project in a process of its own, on the demo world and the packaged model: a
 short solver or challenger run on one of the two rollout engines, or the solver run on stock veRL, without our
 trainer. A finished piece has a record in the work folder and is not run again, so that the script can be cut
-at any time and continued. `--page docs/gpu.md` writes the tables of all records.
+at any time and continued. `--page outputs/gpu/page.md` writes all records' tables; docs/gpu.md has some.
 """
 
 import argparse
@@ -263,7 +263,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("outputs/gpu"))
     parser.add_argument("--hardware", default="single_gpu", help="a profile of config/hardware")
     parser.add_argument("--batch", type=int, default=16, help="prompts a step")
-    parser.add_argument("--page", type=Path, help="write the tables here, e.g. docs/gpu.md")
+    parser.add_argument("--page", type=Path, help="write the tables here, e.g. outputs/gpu/page.md")
     args = parser.parse_args()
     work = args.work.resolve()
     records = work / "records"

@@ -295,9 +295,11 @@ def table(args: argparse.Namespace, records: dict[str, dict[str, float]]) -> Ite
 
 
 def main() -> None:
-    """Measure those of the cases that have no record yet; write the table of all that have."""
+    """Measure the cases that were named and have no record; write the table of all records."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="to measure (default: all)")
+    parser.add_argument(
+        "cases", nargs="*", choices=[[], *CASES], metavar="CASE", help=f"of {', '.join(CASES)} (default: all)"
+    )
     parser.add_argument("--vectors", type=int, default=1_000_000)
     parser.add_argument(
         "--folder", type=Path, required=True, help="of the indices, one at a time, and records"

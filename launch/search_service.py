@@ -23,7 +23,11 @@ from launch.volumes import place
 
 PORT = 8000
 """Of the service in its container; Modal has it answer at an address of its own, over TLS."""
+START_S = 1800
+"""Until it answers: Chroma reads its index into memory first, and a model may be downloaded."""
 _USED = ("compute", "overrides", "image")
+_OF_RUNS = ("max_usd", "timeout", "retries")
+"""Keys of a machine that are limits of a run; a service stays until its app is stopped."""
 
 
 def described(file: RunFile, path: str, token: str | None) -> tuple[Compute, list[str]]:
@@ -33,6 +37,9 @@ def described(file: RunFile, path: str, token: str | None) -> tuple[Compute, lis
     """
     if not token:
         raise LaunchError("RETRIEVAL_TOKEN is not set: the service's address is public; put one into .env")
+    limits = [key for key in _OF_RUNS if isinstance(file.compute, dict) and key in file.compute]
+    if limits:
+        raise LaunchError(f"{path}: compute.{limits[0]}: a service has none; it stays until it is stopped")
     others = [key for key, value in vars(file).items() if value and key not in _USED]
     if others:
         raise LaunchError(f"{path}: {others[0]}: a retrieval service has {', '.join(_USED)} alone")
@@ -46,8 +53,10 @@ def words_here(words: Sequence[str], port: int = PORT) -> list[str]:
     """The overrides of the service, with the folders and the address of this container."""
     logs = Path(tempfile.gettempdir()) / "search"
     return [
-        *(f"paths.corpus={place('corpus')}", f"paths.checkpoints={logs}", *words),
-        *("retrieval.host=0.0.0.0", f"retrieval.port={port}"),
+        *(f"paths.corpus={place('corpus')}", f"paths.checkpoints={logs}"),
+        *(f"retrieval.startup_budget_s={START_S}", *words),
+        # Modal replaces a container whose port was closed once, so the service is not started again in it.
+        *("retrieval.host=0.0.0.0", f"retrieval.port={port}", "retrieval.restarts=0"),
     ]
 
 

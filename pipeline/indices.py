@@ -27,7 +27,9 @@ def places_of(config: DictConfig) -> list[ChromaPlace]:
     path, quota = config.chroma.path, config.chroma.quota
     paths = path if isinstance(path, (list, ListConfig)) else [path]
     allowed = Quota(quota.page, quota.reads)
-    return [replace(ChromaPlace.parse(str(each)), quota=allowed) for each in paths]
+    places = [ChromaPlace.parse(str(each)) for each in paths]
+    # A folder has no quotas.
+    return [place if place.folder else replace(place, quota=allowed) for place in places]
 
 
 def index_of(config: DictConfig) -> Index:

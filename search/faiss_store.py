@@ -320,7 +320,7 @@ def _read(files: FaissFiles) -> Any:
     """Map the index; raises StoreError for a file that is none, or is cut off."""
     try:
         return map_index(files.index)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         reason = str(error).rpartition("Error: ")[2] or str(error)
         raise StoreNotReady(
             f"{files} is no FAISS index, or is cut off ({reason}): copy, download or build it again"

@@ -65,7 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             Corpus(args.source, args.source_collection),
             target,
             EmbedderSpec(args.embedder, args.device),
-            BuildOptions(args.replace, Chunking(args.chunk_tokens, args.chunk_overlap), args.workers),
+            BuildOptions(
+                replace=args.replace,
+                chunking=Chunking(args.chunk_tokens, args.chunk_overlap),
+                workers=args.workers,
+            ),
         )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -19,7 +19,7 @@ _semaphores: dict[tuple[str, int], threading.BoundedSemaphore] = {}
 
 @dataclass(frozen=True)
 class Quota:
-    """Records of a call that reads or writes, and queries at once; None is no limit."""
+    """Records of a call that writes an index or pages over one, and queries at once; None is no limit."""
 
     page: int = 250
     reads: int | None = None

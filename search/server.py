@@ -244,9 +244,10 @@ def index_of(args: argparse.Namespace) -> Index:
     if args.faiss_path is None:
         if args.collection is None:
             raise StoreError("a Chroma has collections: name one with --collection")
-        quota = Quota(reads=args.chroma_reads)
-        places = [replace(ChromaPlace.parse(path), quota=quota) for path in args.chroma_path]
-        return chroma_index(places, args.collection, args.shards)
+        places, quota = map(ChromaPlace.parse, args.chroma_path), Quota(reads=args.chroma_reads)
+        # A folder has no quotas.
+        allowed = [place if place.folder else replace(place, quota=quota) for place in places]
+        return chroma_index(allowed, args.collection, args.shards)
     from search.faiss_store import FaissIndex  # an index of Chroma needs no FAISS
 
     return FaissIndex(

@@ -70,6 +70,28 @@ def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(sha
         require_room(planned, config, declared_machine(config, starting=True))
 
 
+def test_a_quota_counts_the_largest_shard_and_not_the_mean_one() -> None:
+    config = composed(
+        "prepare_data", "chroma.path=http://one:1", "chroma.shards=4", "chroma.quota.records=5000000"
+    )
+    size = IndexSize(20_000_000, 384, 20_000_000 * 650)
+    with pytest.raises(PreflightFailed, match=r"up to 5,050,000 a collection"):
+        require_room(
+            Planned(size, size.chunks, size.text_bytes, 1, 0), config, declared_machine(config, starting=True)
+        )
+
+
+def test_folders_have_no_quotas(tmp_path: Path) -> None:
+    limits = (
+        f"chroma.path={tmp_path}",
+        "chroma.quota.reads=1",
+        "chroma.quota.records=1",
+        "chroma.quota.page=1",
+    )
+    (place,) = places_of(composed("serve_search", "retrieval.port=8123", *limits))
+    assert place.quota == Quota()
+
+
 def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path: Path) -> None:
     config = composed("prepare_data", "chroma.shards=4", "indexing.writers=3", f"chroma.path={tmp_path}")
     assert target_of(config) == Shards(ShardLayout.parse([str(tmp_path)], "corpus", 4), 3)

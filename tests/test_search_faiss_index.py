@@ -49,7 +49,9 @@ def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Pa
 def index(
     source: Path, folder: Path, spec: EmbedderSpec, kind: str = "flat", replace: bool = False
 ) -> IndexReport:
-    return build_target(source, FaissFolder(folder, kind), spec, BuildOptions(replace, CHUNKING))
+    return build_target(
+        source, FaissFolder(folder, kind), spec, BuildOptions(replace=replace, chunking=CHUNKING)
+    )
 
 
 def contents(folder: Path) -> list[bytes]:

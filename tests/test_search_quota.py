@@ -40,7 +40,7 @@ class Counted:
         with self._lock:
             self._inside += 1
             self.most = max(self.most, self._inside)
-        time.sleep(0.002)
+        time.sleep(0.002)  # a chance for more than may to be seen
         yield
         with self._lock:
             self._inside -= 1
@@ -108,4 +108,4 @@ def test_an_index_on_a_server_is_written_and_asked_within_its_quota(
     with closing(ShardedIndex(layout).open()) as store, ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: store.query(vectors, 3), range(8)))
     assert answers[1:] == answers[:-1]
-    assert counted.most == READS
+    assert counted.most <= READS

@@ -174,7 +174,9 @@ def test_what_was_embedded_alone_is_written_by_the_next_build(
     first = index(tmp_path, spec, embed_only=True)
     assert (first.is_written, first.embedded) == (False, len(encoded))
     assert not list(tmp_path.rglob("chroma.sqlite3"))
-    second = index(tmp_path, spec)
+    plans: list[Planned] = []
+    second = index(tmp_path, spec, judge=plans.append)
+    assert [planned.chunks for planned in plans] == [0]  # once, of the whole, with nothing left to embed
     assert (second.is_written, second.resumed) == (True, len(encoded))
     assert contents(tmp_path) == contents(built)
     assert index(tmp_path, spec, embed_only=True).built is False

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from ops.resources.cgroup import memory_limit
 from ops.resources.gpu import gpus_here
-from pipeline.indices import index_of, target_of
+from pipeline.indices import index_of, places_of, target_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.cost import hours
 from pipeline.preflight.finding import Finding, error, refusal
@@ -83,18 +83,21 @@ def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
             text_bytes += file.path.stat().st_size if file.path.suffix.lower() not in COMPRESSED else 0
     chunks = text_bytes // (TOKEN_BYTES * config.indexing.chunk_tokens)
     size = target.size(chunks, LEAST_DIMENSION, text_bytes)
-    for why, fix in _lacking(config, size, 0):
+    embeds_only = ctx.stage == "prepare_data" and config.indexing.embed_only
+    for why, fix in _lacking(config, size, 0, embeds_only):
         yield error("source", f"by the size of its files {why}", fix)
 
 
-def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
-    """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit."""
+def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_only: bool = False) -> str:
+    """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit.
+
+    With `embeds_only` this machine needs room for its vectors alone.
+    """
     size = planned.size
-    if config.index == "chroma" and index_of(config).folder is None:
-        _require_quota(config, size.chunks)
-    for why, fix in _lacking(config, size, planned.there):
+    _require_quota(config, size.chunks)
+    for why, fix in _lacking(config, size, planned.there, embeds_only):
         raise refusal("source", why, fix)
-    low_s, high_s = (0.0, 0.0) if config.indexing.embed_only else size.graph_seconds
+    low_s, high_s = (0.0, 0.0) if embeds_only else size.graph_seconds
     speeds = _speeds(config, machine)
     if speeds is not None:
         fast, slow = (planned.embedding_seconds(speed) for speed in speeds)
@@ -103,8 +106,11 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
         f"{size.chunks:,} chunks of {size.text_bytes // size.chunks:,} bytes, {planned.chunks:,} of them to "
         f"embed, {size.dimension} numbers a vector: about {gib(size.serving_bytes)} of memory to serve and "
         f"{gib(size.building_bytes)} to build, {gib(size.disk_bytes)} of disk and "
-        f"{gib(size.journal_bytes)} more while building, {hours(low_s)} to {hours(high_s)}"
+        f"{gib(size.journal_bytes)} more while building"
     )
+    if speeds is None and embeds_only:
+        return f"{line}; how long its embedding takes is not known of this GPU"
+    line += f", {hours(low_s)} to {hours(high_s)}"
     if speeds is None:
         line += " without the embedding (unknown GPU)"
     if machine.usd_per_hour:
@@ -114,12 +120,14 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine) -> str:
 
 
 def _require_quota(config: DictConfig, chunks: int) -> None:
-    """Raise PreflightFailed if a collection of the servers would have more records than it may."""
-    most, shards = config.chroma.quota.records, config.chroma.shards
-    if most is None or chunks / shards <= most:
+    """Raise PreflightFailed if a collection of a Chroma server would have more records than it may."""
+    if config.index != "chroma" or all(place.folder for place in places_of(config)):
         return
-    why = f"{chunks:,} chunks are {math.ceil(chunks / shards):,} a collection, and it may have {most:,}"
-    raise refusal("chroma.quota.records", why, f"chroma.shards={math.ceil(_UNEVEN * chunks / most)}")
+    most, shards = config.chroma.quota.records, config.chroma.shards
+    needed = chunks if shards == 1 else math.ceil(_UNEVEN * chunks / shards)
+    if most is not None and needed > most:
+        why = f"{chunks:,} chunks are up to {needed:,} a collection, and it may have {most:,}"
+        raise refusal("chroma.quota.records", why, f"chroma.shards={math.ceil(_UNEVEN * chunks / most)}")
 
 
 def gib(size: float) -> str:
@@ -127,7 +135,7 @@ def gib(size: float) -> str:
     return f"{size / GIB:,.3g} GiB"
 
 
-def _lacking(config: DictConfig, size: IndexSize, there: int) -> Iterator[tuple[str, str]]:
+def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool) -> Iterator[tuple[str, str]]:
     """What the machine that builds has too little of for the configured index: why, and what to do.
 
     `there` are bytes of the journal, which the disk holds already. A Chroma server has a machine of its own.
@@ -138,7 +146,6 @@ def _lacking(config: DictConfig, size: IndexSize, there: int) -> Iterator[tuple[
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     disk, memory = shutil.disk_usage(place).free, memory_limit()
     smaller = "index a part of the corpus"
-    embeds_only = config.indexing.embed_only
     needed = (size.journal_bytes if embeds_only else size.disk_while_building) - there
     if needed / FACTOR > disk:
         yield (

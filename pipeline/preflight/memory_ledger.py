@@ -347,13 +347,13 @@ def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
 
 def index_files(config: DictConfig) -> Iterator[Path]:
     """The files of this machine that the retrieval service keeps in memory."""
-    if config.index == "chroma":
-        for place in map(str, places_of(config)):
-            if "://" not in place:  # shards are folders with a Chroma each
-                yield from Path(place).glob("*/*/*.bin" if config.chroma.shards > 1 else "*/*.bin")
-        return
     with suppress(StoreError):  # `check_index` reports it
-        yield find_files(config.faiss.path, config.faiss.corpus).index
+        if config.index == "faiss":
+            yield find_files(config.faiss.path, config.faiss.corpus).index
+            return
+        for place in places_of(config):
+            if place.folder is not None:  # shards are folders with a Chroma each
+                yield from place.folder.glob("*/*/*.bin" if config.chroma.shards > 1 else "*/*.bin")
 
 
 def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:

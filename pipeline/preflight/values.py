@@ -19,6 +19,7 @@ from pipeline.overrides import key_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error
 from pipeline.settings.key import FLOATS, Key, Limits, is_plain
+from search.errors import StoreError
 
 
 def _rule(name: str, kind: Any, **limits: Any) -> Key:
@@ -89,8 +90,8 @@ def check_values(ctx: CheckContext) -> Iterator[Finding]:
             Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap)
         except ChunkingError as refused:
             yield error("indexing.chunk_overlap", str(refused), "change one of the two")
-    if ctx.stage == "prepare_data" and config.indexing.embed_only and config.source is None:
-        yield error("indexing.embed_only", "there is no corpus to embed", "name one: source=…")
+    if ctx.stage == "prepare_data" and config.indexing.embed_only:
+        yield from _embedding_alone(config)
     for key in ("data.train_files", "data.val_files"):
         # veRL would read several files as one; our checks and manifests know the one they were given.
         if OmegaConf.is_list(OmegaConf.select(config, key)):
@@ -99,6 +100,18 @@ def check_values(ctx: CheckContext) -> Iterator[Finding]:
         return
     for rule in RULES:
         yield from _judge(rule, OmegaConf.select(config, rule.name))
+
+
+def _embedding_alone(config: DictConfig) -> Iterator[Finding]:
+    from pipeline.indices import places_of
+
+    key = "indexing.embed_only"
+    if config.source is None:
+        yield error(key, "there is no corpus to embed", "name one: source=…")
+    with contextlib.suppress(StoreError):  # `check_index` reports it
+        if config.index == "chroma" and not all(place.folder for place in places_of(config)):
+            why = "a Chroma server is written as it is embedded"
+            yield error(key, why, "leave it out, or set chroma.path to a folder")
 
 
 def _judge(rule: Key, value: Any) -> Iterator[Finding]:

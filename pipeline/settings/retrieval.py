@@ -33,7 +33,11 @@ class ChromaQuota:
         "default is 10.",
         low=1,
     )
-    page: int = key(250, "Records of one call that writes or reads. Chroma Cloud's default is 300.", low=1)
+    page: int = key(
+        250,
+        "Records of one call that writes an index, or pages over one. Chroma Cloud's default is 300.",
+        low=1,
+    )
 
 
 @dataclass

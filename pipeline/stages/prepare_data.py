@@ -192,7 +192,7 @@ def _build_index(
                     replace=config.replace,
                     chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
                     workers=config.indexing.workers,
-                    judge=lambda planned: say("index", require_room(planned, config, machine)),
+                    judge=lambda planned: say("index", require_room(planned, config, machine, embed_only)),
                     embed_only=embed_only,
                 ),
             )
@@ -201,7 +201,8 @@ def _build_index(
         _announce_index(config)
         raise
     say("index", str(report))
-    _announce_index(config)
+    if report.is_written:
+        _announce_index(config)
     return report
 
 

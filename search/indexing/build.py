@@ -77,8 +77,9 @@ class BuildOptions:
 
     `replace` permits replacing a collection of another corpus, embedder or chunk size (see the module's
     docstring); `workers` above 1 embeds in that many processes, through Ray. `judge` is called before
-    anything is embedded, and may raise to refuse it. With `embed_only` the build ends when all vectors are in
-    its journal next to the index: a build without it, also on another machine, writes the index from there.
+    anything is embedded, or written from an earlier run's vectors, and may raise to refuse it. With
+    `embed_only` the build ends when all vectors are in its journal next to the index: a build without it, on
+    another machine as well, writes the index from there.
     """
 
     replace: bool = False
@@ -288,7 +289,8 @@ class Build:
                 draws=self.target.draws if changes is None else (existing or {}).get("draws", 0),
             )
             missing = chunks - resumed - known
-            if self.options.judge and missing:
+            # Also what an earlier run has embedded on another machine: this one has to have room for it.
+            if self.options.judge and (missing or resumed):
                 self.options.judge(self._planned(journal, info, folder / JOURNAL))
             units, update, unwritten = journal.make_units(), changes is not None, None
             embedded = with_progress(self._embed(journal, units), "embedding", missing)

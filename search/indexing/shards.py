@@ -110,7 +110,7 @@ def build_shards(
     """Index a corpus in shards, as `build_target` does in one collection; raises the same.
 
     StoreError also if the index is there in another number of shards, or a shard would be empty.
-    `options.judge` is called once, with what the whole takes by the first shard that is to be embedded.
+    `options.judge` is called once, with what the whole takes by the first shard that is not yet written.
     """
     options = options or BuildOptions()
     started, judge = time.monotonic(), options.judge
