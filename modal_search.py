@@ -29,7 +29,7 @@ from launch.errors import LaunchError
 from launch.image.image import SOURCE, ImageExtras, cpu_image
 from launch.runfile import read_runfile
 from launch.search_service import PORT, START_S, described, start, words_here
-from launch.volumes import MOUNTS, volume_names
+from launch.volumes import MOUNTS, search_name, volume_names
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = {**{key: value or "" for key, value in dotenv_values(ROOT / ".env").items()}, **os.environ}
@@ -46,7 +46,7 @@ def _plan() -> tuple[Compute, list[str], modal.Image, dict[str, str]]:
             raise LaunchError(f"DRZERO_SEARCH_FILE={FILE}: a container reads it too: put it under config/")
         file = read_runfile(FILE)
         machine, words = described(file, FILE, ENVIRONMENT.get("RETRIEVAL_TOKEN"))
-        extras = ImageExtras(**{part: tuple(items) for part, items in file.image.items()})
+        extras = ImageExtras.of(file.image)
         return machine, words, cpu_image(extras), volume_names(ENVIRONMENT)
     except LaunchError as error:
         print(f"modal_search: {error}", file=sys.stderr)
@@ -54,7 +54,7 @@ def _plan() -> tuple[Compute, list[str], modal.Image, dict[str, str]]:
 
 
 MACHINE, WORDS, IMAGE, NAMES = _plan()
-NAME = NAMES["corpus"].replace("corpus", "search", 1)
+NAME = search_name(NAMES)
 app = modal.App(NAME)
 _shared: dict[str, Any] = {
     "image": IMAGE,

@@ -72,8 +72,7 @@ def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
                 f"--config-path {path}: an app function reads it in a container, which has no more of the "
                 "checkout than config/ and the code: put it under config/, or use --action"
             )
-        image = read_runfile(path).image
-        extras = ImageExtras(**{part: tuple(items) for part, items in image.items()})
+        extras = ImageExtras.of(read_runfile(path).image)
         extras = with_packages_of(request.env if request else None, extras)
         # Defined here already, so that a mistake in the additions is one line.
         cpu_image(extras)

@@ -323,10 +323,10 @@ def main() -> None:
     records: dict[str, dict[str, float]] = {}
     for name in CASES:
         path = args.folder / f"{name}-{args.vectors}.json"
-        if not path.exists() and name in (args.cases or CASES):
-            atomic_write(path, json.dumps(measure(args, name)))
         if not path.exists():
-            continue
+            if name not in (args.cases or CASES):
+                continue
+            atomic_write(path, json.dumps(measure(args, name)))
         records[name] = json.loads(path.read_text(encoding="utf-8"))
         print(list(table(args, {name: records[name]}))[-1], flush=True)
     if not args.dry:

@@ -53,7 +53,16 @@ def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
 
 def claims_name(names: Mapping[str, str]) -> str:
     """Name of the Dict with the claims of the runs on these volumes."""
-    return names["checkpoints"].replace("checkpoints", "claims", 1)
+    return _next_to(names, "claims")
+
+
+def search_name(names: Mapping[str, str]) -> str:
+    """Name of the app that serves the index of these volumes (`modal_search.py`)."""
+    return _next_to(names, "search")
+
+
+def _next_to(names: Mapping[str, str], what: str) -> str:
+    return names["corpus"].replace("corpus", what, 1)
 
 
 def place(kind: str) -> Path:

@@ -5,7 +5,6 @@
 FAISS is loaded where it is used: a run with Chroma has no use for it.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,7 @@ def places_of(config: DictConfig) -> list[ChromaPlace]:
     path, quota = config.chroma.path, config.chroma.quota
     paths = path if isinstance(path, (list, ListConfig)) else [path]
     allowed = Quota(quota.page, quota.reads)
-    places = [ChromaPlace.parse(str(each)) for each in paths]
-    # A folder has no quotas.
-    return [place if place.folder else replace(place, quota=allowed) for place in places]
+    return [ChromaPlace.parse(str(each)).within(allowed) for each in paths]
 
 
 def index_of(config: DictConfig) -> Index:

@@ -15,7 +15,7 @@ import struct
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -86,6 +86,10 @@ class ChromaPlace:
 
     def __str__(self) -> str:
         return self.text
+
+    def within(self, quota: Quota) -> "ChromaPlace":
+        """The place under a server's quota; a folder has none."""
+        return self if self.folder else replace(self, quota=quota)
 
     @property
     def url(self) -> str:

@@ -34,7 +34,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -244,10 +243,9 @@ def index_of(args: argparse.Namespace) -> Index:
     if args.faiss_path is None:
         if args.collection is None:
             raise StoreError("a Chroma has collections: name one with --collection")
-        places, quota = map(ChromaPlace.parse, args.chroma_path), Quota(reads=args.chroma_reads)
-        # A folder has no quotas.
-        allowed = [place if place.folder else replace(place, quota=quota) for place in places]
-        return chroma_index(allowed, args.collection, args.shards)
+        quota = Quota(reads=args.chroma_reads)
+        places = [ChromaPlace.parse(path).within(quota) for path in args.chroma_path]
+        return chroma_index(places, args.collection, args.shards)
     from search.faiss_store import FaissIndex  # an index of Chroma needs no FAISS
 
     return FaissIndex(

@@ -17,6 +17,7 @@ Imported at the client: nothing but modal, the standard library, and light modul
 import functools
 import os
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,6 +77,11 @@ class ImageExtras:
     """Local files and folders; relative paths start at the working directory."""
     alone: tuple[str, ...] = ()
     """Packages without what they declare that they need."""
+
+    @classmethod
+    def of(cls, image: Mapping[str, Iterable[str]]) -> "ImageExtras":
+        """Those of a run file's `image`."""
+        return cls(**{part: tuple(items) for part, items in image.items()})
 
 
 def with_packages_of(env: str | None, extras: ImageExtras) -> ImageExtras:

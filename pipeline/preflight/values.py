@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.indices import places_of
 from pipeline.overrides import key_of
 from pipeline.preflight.context import CheckContext
 from pipeline.preflight.finding import Finding, error
@@ -103,8 +104,6 @@ def check_values(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _embedding_alone(config: DictConfig) -> Iterator[Finding]:
-    from pipeline.indices import places_of
-
     key = "indexing.embed_only"
     if config.source is None:
         yield error(key, "there is no corpus to embed", "name one: source=…")

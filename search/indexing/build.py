@@ -161,7 +161,7 @@ def build_target(
         corpus = source if isinstance(source, Corpus) else Corpus(source)
         encoder = encoder_of(embedder, options.workers)
         report, unwritten = Build(corpus, target, embedder, encoder, options).embed(folder)
-        if unwritten and report.is_written:
+        if unwritten:
             unwritten.write()
         return changed(report, seconds=time.monotonic() - started)
 
@@ -299,7 +299,8 @@ class Build:
             else:
                 for rows, vectors in embedded:
                     journal.add_vectors(rows, vectors)
-                unwritten = Unwritten(self.target, folder, info, update, units)
+                if not self.options.embed_only:
+                    unwritten = Unwritten(self.target, folder, info, update, units)
         seconds, is_written = time.monotonic() - started, not self.options.embed_only
         return IndexReport(info, True, surveyed, seconds, changes, missing, resumed, is_written), unwritten
 

@@ -145,7 +145,7 @@ def build_shards(
                 part.unlink()
                 name = target.layout.label(number)
                 print(f"{name}: {report.embedded} chunks embedded, {report.resumed} resumed", flush=True)
-                if unwritten and report.is_written:
+                if unwritten:
                     writers.start(name, unwritten)
     return IndexReport(
         changed(whole_of([report.info for report in reports]), version=targets[0].whole),
