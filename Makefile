@@ -128,18 +128,18 @@ diagnose: setup ## What ended or stalled a run, from its folder: ARGS="outputs/c
 	$(BIN)/drzero diagnose $(ARGS)
 
 chaos: setup ## Kill the loop at every stage, again and again, and check that it recovers (an hour)
-	$(BIN)/python tests/chaos.py $(ARGS)
+	PYTHONPATH=tests/parts $(BIN)/python tests/chaos.py $(ARGS)
 
 chaos-ops: setup ## Break a run's parts one by one, and check what the watchdog says of each
-	$(BIN)/python tests/chaos_ops.py $(ARGS)
+	PYTHONPATH=tests/parts $(BIN)/python tests/chaos_ops.py $(ARGS)
 
 # Reports are opened in a browser where one is on the path: apt-get install chromium.
 compat: setup ## The pinned SGLang, Inspect AI's log format, a report in Chromium, the images' versions (needs a network)
 	DRZERO_COMPAT=1 $(BIN)/python -m pytest -q tests/compat $(ARGS)
-	$(BIN)/python -m launch.image.check
+	$(BIN)/python -m drzero.launch.image.check
 
 image-proof: setup ## The GPU image's packages, installed and imported without a GPU (9 GB): ARGS="--python PATH"
-	$(BIN)/python -m launch.image.proof $(ARGS)
+	$(BIN)/python -m drzero.launch.image.proof $(ARGS)
 
 serve-search: setup ## The retrieval service alone: ARGS="chroma.path=my/chromadb"
 	$(BIN)/drzero serve-search $(ARGS)
@@ -160,7 +160,7 @@ agent-bench: setup ## An agent of your own before it trains: ARGS="my_agent.py:M
 docs: .venv-docs/.ready ## The docs as a site in build/site; a broken link, or a page that loads from elsewhere, ends the build
 	rm -rf build/pages build/site
 	mkdir -p build/pages
-	cp --parents README.md CONTRIBUTING.md LICENSE docs/* */README.md policies/*/README.md environments/*/*/README.md examples/*.py build/pages
+	cp --parents README.md CONTRIBUTING.md LICENSE docs/* */README.md drzero/policies/*/README.md environments/*/*/README.md examples/*.py build/pages
 	.venv-docs/bin/zensical build --clean --strict
 	! grep -rE '<(script|link|img|iframe)[^>]* (src|href)="?(https?:)?//' --include='*.html' build/site
 	@echo 'Open build/site/index.html, or with its search: $(PYTHON) -m http.server -b 127.0.0.1 -d build/site 8000'

@@ -24,12 +24,12 @@ from typing import Any
 import modal
 from dotenv import dotenv_values
 
-from launch.compute import MODAL_LIMIT_S, Compute
-from launch.errors import LaunchError
-from launch.image.image import SOURCE, ImageExtras, cpu_image
-from launch.runfile import read_runfile
-from launch.search_service import PORT, START_S, described, start, words_here
-from launch.volumes import MOUNTS, search_name, volume_names
+from drzero.launch.compute import MODAL_LIMIT_S, Compute
+from drzero.launch.errors import LaunchError
+from drzero.launch.image.image import SOURCE, ImageExtras, cpu_image
+from drzero.launch.runfile import read_runfile
+from drzero.launch.search_service import PORT, START_S, described, start, words_here
+from drzero.launch.volumes import MOUNTS, search_name, volume_names
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = {**{key: value or "" for key, value in dotenv_values(ROOT / ".env").items()}, **os.environ}
@@ -89,9 +89,9 @@ def search() -> None:
 @app.function(timeout=START_S, **_shared)
 def check() -> int:
     """Preflight the service on its machine; its exit code."""
-    from launch.container import run_module
+    from drzero.launch.container import run_module
 
-    return run_module("pipeline.cli", ["preflight", "serve-search", *words_here(WORDS)])
+    return run_module("drzero.cli", ["preflight", "serve-search", *words_here(WORDS)])
 
 
 @app.local_entrypoint()

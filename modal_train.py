@@ -8,10 +8,10 @@
     modal run modal_train.py::train --config-path config/runs/bfcl.yaml --gpu-type H100
     modal run modal_train.py::evaluate --env wordle --model Qwen/Qwen2.5-0.5B-Instruct --num-examples 50
 
-The command line is parsed and merged with run file and environment (launch.request), a CPU container prepares
-the data and runs `drzero preflight`, and only then the machine is requested. The call on that machine is the
-whole supervised run (launch.container): it commits the volume as it goes and starts the next call when its
-time is up. The terminal only reports. docs/modal.md has the details.
+The command line is parsed and merged with run file and environment (drzero.launch.request), a CPU container
+prepares the data and runs `drzero preflight`, and only then the machine is requested. The call on that
+machine is the whole supervised run (drzero.launch.container): it commits the volume as it goes and starts
+the next call when its time is up. The terminal only reports. docs/modal.md has the details.
 
 At the client this file needs nothing but modal, pyyaml, python-dotenv and the standard library.
 """
@@ -27,8 +27,8 @@ from typing import Any
 import modal
 from dotenv import dotenv_values
 
-from launch.actions import find_action
-from launch.arguments import (
+from drzero.launch.actions import find_action
+from drzero.launch.arguments import (
     Words,
     of_function,
     parse,
@@ -36,16 +36,16 @@ from launch.arguments import (
     split_overrides,
     words_of_modal_run,
 )
-from launch.claims import Claims
-from launch.client import run_download, run_logs, run_upload
-from launch.compute import MODAL_LIMIT_S
-from launch.errors import LaunchError
-from launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image, with_packages_of
-from launch.request import Request, resolve
-from launch.runfile import read_runfile
-from launch.secrets import NAMED, dotenv_secret, named_secrets
-from launch.stacks import answering, run_stacks
-from launch.volumes import MOUNTS, claims_name, volume_names
+from drzero.launch.claims import Claims
+from drzero.launch.client import run_download, run_logs, run_upload
+from drzero.launch.compute import MODAL_LIMIT_S
+from drzero.launch.errors import LaunchError
+from drzero.launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image, with_packages_of
+from drzero.launch.request import Request, resolve
+from drzero.launch.runfile import read_runfile
+from drzero.launch.secrets import NAMED, dotenv_secret, named_secrets
+from drzero.launch.stacks import answering, run_stacks
+from drzero.launch.volumes import MOUNTS, claims_name, volume_names
 
 ROOT = Path(__file__).resolve().parent
 DOTENV = dotenv_values(ROOT / ".env")
@@ -124,11 +124,11 @@ if PLANNED is None or (find_action(PLANNED.action).is_job and resolve(PLANNED).c
     @app.function(image=gpu_image(EXTRAS), cpu=4, memory=16384, timeout=ASK_TIMEOUT_S, **_shared)
     def check_gpu_image() -> int:
         """The CPU half of the smoke test, in the image for GPUs."""
-        return _module("launch.image.container_check", ["gpu"])
+        return _module("drzero.launch.image.container_check", ["gpu"])
 
 
 def _module(module: str, words: list[str]) -> int:
-    from launch.container import run_module
+    from drzero.launch.container import run_module
 
     _reload()
     try:
@@ -147,7 +147,7 @@ def _module(module: str, words: list[str]) -> int:
 
 def _run(request: Request) -> dict[str, Any]:
     """One call: the stage under supervision, and the next call if its time is up."""
-    from launch.container import run_job
+    from drzero.launch.container import run_job
 
     mine = modal.current_function_call_id() or ""
     if (other := CLAIMS.take(request, mine, app.app_id)) != mine:
@@ -246,15 +246,15 @@ def _check(request: Request) -> None:
     if request.action == "smoke" and _check_container(request):
         raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was requested")
     for stage, *words in request.preparations:
-        if on_cpu.remote("pipeline.cli", [stage, *ROOTS, *words]):
+        if on_cpu.remote("drzero.cli", [stage, *ROOTS, *words]):
             raise LaunchError(f"drzero {stage} failed (see above); no machine was requested")
     if request.preflight:
         stage, *words = request.checked
-        if on_cpu.remote("pipeline.cli", ["preflight", stage, *ROOTS, *words]):
+        if on_cpu.remote("drzero.cli", ["preflight", stage, *ROOTS, *words]):
             raise LaunchError("preflight found errors (see above); no machine was requested")
         # GPUs cost the same while they wait for a download.
         fetches = request.compute.type and request.loads_a_model
-        if fetches and on_cpu.remote("pipeline.cli", ["fetch-models", stage, *ROOTS, *words]):
+        if fetches and on_cpu.remote("drzero.cli", ["fetch-models", stage, *ROOTS, *words]):
             raise LaunchError("a model could not be fetched (see above); no machine was requested")
 
 
@@ -262,7 +262,7 @@ def _check_container(request: Request) -> int:
     """Exit code of the CPU half of the smoke test, in the image of the GPU half."""
     if request.compute.type:
         return int(_with(check_gpu_image, request.secrets).remote())
-    return int(_with(ask, request.secrets).remote("launch.image.container_check", ["cpu"]))
+    return int(_with(ask, request.secrets).remote("drzero.launch.image.container_check", ["cpu"]))
 
 
 @app.local_entrypoint()
@@ -300,13 +300,13 @@ def _act(words: Words) -> None:
         return
     verb, *rest = request.command
     if verb == "status":
-        code = ask.remote("launch.status", [])
+        code = ask.remote("drzero.launch.status", [])
     elif verb == "diagnose":
-        code = ask.remote("pipeline.cli", ["diagnose", f"{{checkpoints}}/{rest[0]}"])
+        code = ask.remote("drzero.cli", ["diagnose", f"{{checkpoints}}/{rest[0]}"])
     elif verb == "preflight":
-        code = _with(ask, _secrets()).remote("pipeline.cli", ["preflight", rest[0], *ROOTS, *rest[1:]])
+        code = _with(ask, _secrets()).remote("drzero.cli", ["preflight", rest[0], *ROOTS, *rest[1:]])
     else:
-        code = ask.remote("pipeline.cli", [verb, *ROOTS, *rest])
+        code = ask.remote("drzero.cli", [verb, *ROOTS, *rest])
     if code:
         raise SystemExit(code)
 

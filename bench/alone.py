@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from bench.retrieval_world import QUERIES_FILE, Queries
+from search.chroma.store import Store, open_collection
 from search.embedders import Embedder, EmbedderSpec
-from search.store import Store, open_collection
 
 BATCHES = (1, 8, 32, 64, 128, 256)
 COLLECTION = "bench"

@@ -18,12 +18,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from ops.notices import notice_of
-from ops.process.logs import EVENTS_FILE, append_json_lines, read_json_lines
-from ops.resources.sampler import SAMPLES_FILE
-from pipeline.compose import RESOLVED
-from pipeline.view.run_state import RunFacts, RunFiles, shown_time
-from pipeline.view.screen import screen
+from drzero.ops.notices import notice_of
+from drzero.ops.process.logs import EVENTS_FILE, append_json_lines, read_json_lines
+from drzero.ops.resources.sampler import SAMPLES_FILE
+from drzero.recipe.compose import RESOLVED
+from drzero.runs.view.run_state import RunFacts, RunFiles, shown_time
+from drzero.runs.view.screen import screen
 
 _WIDTH, _HEIGHT = 100, 30
 _TIMED = (f"logs/{EVENTS_FILE}", "heartbeats.jsonl", SAMPLES_FILE)

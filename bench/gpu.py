@@ -30,10 +30,10 @@ from bench.machine import machine
 from data.benchmarks import load_benchmark
 from data.parquet_io import training_row, write_training_rows
 from data.solver_rows import SOURCE, TRAIN, VAL
-from ops.files import atomic_write
-from pipeline.compose import compose_stage
-from pipeline.metrics import is_training, read_metrics
-from pipeline.preflight.run import preflight
+from drzero.ops.files import atomic_write
+from drzero.preflight.run import preflight
+from drzero.recipe.compose import compose_stage
+from drzero.recipe.metrics import is_training, read_metrics
 from verl_ext.method.prompts import solver_messages
 
 STEPS = 3
@@ -175,7 +175,7 @@ def arguments(name: str, work: Path, hardware: str, batch: int) -> list[str]:
 
 def drzero(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the project, its output passed on and kept."""
-    command = [sys.executable, "-m", "pipeline.cli", *words]
+    command = [sys.executable, "-m", "drzero.cli", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         lines = []
         for line in process.stdout or ():

@@ -3,7 +3,7 @@
     python -m bench.house                      # this checkout
     python -m bench.house ef11530 .            # before and after: git revisions or directories
     python -m bench.house ef11530 . --configs  # composes the configs too (needs the environment, 10 s each)
-    python -m bench.house --once pipeline/loop # the private functions there that are used once, by line
+    python -m bench.house --once drzero/loop # the private functions there that are used once, by line
 
 Prints a Markdown table next to the same measures of four public code bases. The library is what ships: tests,
 bench and config are left out.
@@ -27,9 +27,9 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("verl_ext", "search", "data", "pipeline", "ops", "launch", "policies")
-LAUNCHER = "modal_train.py"
-BOXED = ("pipeline", "ops")
+ROOMS = ("verl_ext", "search", "data", "environments", "drzero")
+LAUNCHERS = ("modal_train.py", "modal_search.py")
+BOXED = ("drzero", "search", "verl_ext")
 """Rooms whose inner imports are counted."""
 DIALECT = ("told", "tell", "look", "anew", "beside", "whoever", "goes on")
 """Words to avoid: the field says log, report, poll, again, next to, caller, resumes."""
@@ -126,7 +126,7 @@ def read_library(checkout: Path) -> list[Module]:
     """The library's files that are not empty, in order of their paths."""
     in_rooms = chain.from_iterable(sorted((checkout / room).rglob("*.py")) for room in ROOMS)
     modules = []
-    for path in (*in_rooms, checkout / LAUNCHER):
+    for path in (*in_rooms, *(checkout / name for name in LAUNCHERS)):
         if path.is_file() and (text := path.read_text(encoding="utf-8")).strip():
             modules.append(Module(path.relative_to(checkout), text, ast.parse(text)))
     return modules
@@ -242,7 +242,7 @@ _COUNT_KEYS = """
 import json, sys
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
-from pipeline.compose import compose_stage, verl_config
+from drzero.recipe.compose import compose_stage, verl_config
 
 def keys(node, prefix=""):
     for name in node:

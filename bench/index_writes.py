@@ -4,12 +4,13 @@
     python -m bench.index_writes --vectors 100000 --dimension 384 --dry
 
 Each case runs in its own process: random unit vectors, each with a text of 200 characters, go into a folder
-collection with the parameters of new collections (`search.store.HNSW`), a thousand at a time, as an index
-build writes them; then it is opened once with Chroma's own threshold, which writes what still waits. Counted
-are the bytes that the process passed to `write` (wchar of /proc/self/io; write_bytes depends on what the page
-cache has sent to the disk by then, and is 0 for a folder in memory), the seconds, the peak of its memory
-beyond that before the first vector, and what the folder holds in the end. The last column is what, without
-that opening, a service would spend at each of its starts: inserting the vectors that wait in SQLite's queue.
+collection with the parameters of new collections (`search.chroma.store.HNSW`), a thousand at a time, as an
+index build writes them; then it is opened once with Chroma's own threshold, which writes what still waits.
+Counted are the bytes that the process passed to `write` (wchar of /proc/self/io; write_bytes depends on
+what the page cache has sent to the disk by then, and is 0 for a folder in memory), the seconds, the peak of
+its memory beyond that before the first vector, and what the folder holds in the end. The last column is
+what, without that opening, a service would spend at each of its starts: inserting the vectors that wait in
+SQLite's queue.
 """
 
 import argparse
@@ -29,8 +30,8 @@ from chromadb.config import Settings
 
 from bench.gates import replace_section
 from bench.machine import machine
+from search.chroma.store import HNSW, SYNC_THRESHOLD, set_sync_threshold, sync_threshold
 from search.indexing.collection import FOLDER_PAGE
-from search.store import HNSW, SYNC_THRESHOLD, set_sync_threshold, sync_threshold
 
 README = Path(__file__).parent / "README.md"
 TITLE = "## Writing an index"

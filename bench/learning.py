@@ -22,11 +22,11 @@ from typing import Any
 
 from scipy import stats
 
-from pipeline.loop.changes import SeedsChange, benchmarks_over_seeds, by_benchmark, gains_over_seeds
-from pipeline.loop.score_report import last_of_all, read_answers
-from pipeline.metrics import Steps, is_training, read_metrics
-from pipeline.report.charts import Spec, scores_chart, step_axis, to_png
-from pipeline.stages.scores import LEVEL, Records
+from drzero.loop.changes import SeedsChange, benchmarks_over_seeds, by_benchmark, gains_over_seeds
+from drzero.loop.score_report import last_of_all, read_answers
+from drzero.recipe.metrics import Steps, is_training, read_metrics
+from drzero.runs.report.charts import Spec, scores_chart, step_axis, to_png
+from drzero.stages.scores import LEVEL, Records
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ import numpy as np
 
 from bench.gates import replace_section
 from bench.machine import machine
-from ops.files import atomic_path, atomic_write
+from drzero.ops.files import atomic_path, atomic_write
 from search.stored_index import CollectionInfo, Index
 
 README = Path(__file__).parent / "README.md"
@@ -132,10 +132,10 @@ def info_of(vectors: int, shard: str = "") -> CollectionInfo:
 
 def write_chroma(folder: Path, vectors: int, shards: int, number: int) -> None:
     """Write one collection, or a shard of it, as an index build does."""
+    from search.chroma.location import connect
+    from search.chroma.shard_layout import ShardLayout, shard_of
+    from search.chroma.store import HNSW, SYNC_THRESHOLD, set_sync_threshold, sync_threshold
     from search.indexing.collection import FOLDER_PAGE
-    from search.place import connect
-    from search.shard_layout import ShardLayout, shard_of
-    from search.store import HNSW, SYNC_THRESHOLD, set_sync_threshold, sync_threshold
 
     layout = ShardLayout.parse([folder], NAME, shards)
     place, name = layout.place(number) if shards > 1 else (layout.places[0], NAME)
@@ -163,9 +163,9 @@ def write_faiss(folder: Path, vectors: int, kind: str) -> None:
     """Write an index of FAISS with its corpus, as an index build does."""
     import faiss
 
-    from search.faiss_place import CORPUS_FILE, INDEX_FILE, FaissFiles
+    from search.faiss.jsonl_passages import JsonlPassages
+    from search.faiss.location import CORPUS_FILE, INDEX_FILE, FaissFiles
     from search.indexing.faiss_size import CONSTRUCTION, LINKS, code_bytes, lists_of, sample_of
-    from search.jsonl_passages import JsonlPassages
 
     folder.mkdir()
     files = FaissFiles(folder / INDEX_FILE, folder / CORPUS_FILE)
@@ -223,11 +223,11 @@ def asked(folder: Path, case: Case, truth: np.ndarray) -> dict[str, float]:
 
 def _index(folder: Path, case: Case) -> Index:
     if case.shards:
-        from search.sharded_store import chroma_index
+        from search.chroma.sharded_store import chroma_index
 
         return chroma_index([folder], NAME, case.shards)
-    from pipeline.settings.retrieval import Faiss
-    from search.faiss_store import FaissIndex
+    from drzero.recipe.settings.retrieval import Faiss
+    from search.faiss.store import FaissIndex
 
     return FaissIndex(folder, None, folder, Faiss.ef_search, Faiss.nprobe, "cpu")
 

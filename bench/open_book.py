@@ -15,10 +15,10 @@ from pathlib import Path
 from bench.gates import ALL_FAULTS, README, replace_section
 from bench.machine import machine
 from bench.planted_faults import clean_pairs
-from pipeline.compose import compose_stage, resolve
-from pipeline.stages.demo import prepare_demo_models
-from pipeline.stages.open_book import check_open_book
-from pipeline.stages.services import choose_ports
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.stages.demo import prepare_demo_models
+from drzero.stages.open_book import check_open_book
+from drzero.stages.services import choose_ports
 
 TITLE = "## The gate open_book"
 

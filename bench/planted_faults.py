@@ -1,8 +1,8 @@
 """Faults planted into clean pairs of the demo world: for each gate those it should catch, and some it cannot.
 
 Clean pairs come from chains of known facts, each with the trajectory of a challenger that follows the chain
-(policies/demonstrations.py). A `Fault` turns clean pairs into faulty ones; `FILE_FAULTS` damage the rows of a
-written solver file. Used by bench/gates.py and, on fewer pairs, by the tests.
+(drzero/policies/demonstrations.py). A `Fault` turns clean pairs into faulty ones; `FILE_FAULTS` damage the
+rows of a written solver file. Used by bench/gates.py and, on fewer pairs, by the tests.
 """
 
 import random
@@ -16,7 +16,7 @@ from typing import Any
 from data.demo_world import Chain, World, compose_question, generate_world
 from data.pairs import Pair, pair_of
 from data.world_language import RELATIONS
-from policies.demonstrations import make_demonstrations, world_retriever
+from drzero.policies.demonstrations import make_demonstrations, world_retriever
 from verl_ext.method.answers import contains_answer
 from verl_ext.method.passages import format_passages
 from verl_ext.method.tool_calls import parse_tool_calls

@@ -26,8 +26,8 @@ import numpy as np
 
 from bench.gates import replace_section
 from bench.machine import machine
-from search.place import connect
-from search.store import DRAW, draw_documents, draw_of, iter_documents
+from search.chroma.location import connect
+from search.chroma.store import DRAW, draw_documents, draw_of, iter_documents
 
 README = Path(__file__).parent / "README.md"
 TITLE = "## Drawing documents for prompts"

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.retrieval_world import QUERIES_FILE, Queries
+from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
-from search.store import open_collection
 
 SAME_SCORE = 0.02
 """Half precision in the server moves a score by 1e-2; the answer to another query is 0.1 off and more."""

@@ -4,7 +4,7 @@
     python -m bench.scale --run outputs/checkpoints/demo     # a run of this machine, next to its simulation
 
 No GPU is needed and none is asked. A step's parts are those of the estimate that preflight prints
-(`pipeline.preflight.cost`), an index's sizes those of `search.indexing.size`; added here is what only counts
+(`drzero.preflight.cost`), an index's sizes those of `search.indexing.size`; added here is what only counts
 at scale: a rollout never ends before its longest conversation does, machines exchange weights over a network,
 and searches need a service that answers as many as the engines ask. Every number is a range, low and high, of
 the assumptions below; tables show its geometric mean and its ends. `--run` says how far that is from a run.
@@ -20,15 +20,15 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from bench.gates import replace_section
-from pipeline.compose import compose_stage, resolve
-from pipeline.metrics import read_metrics
-from pipeline.preflight.context import CheckContext, Readings
-from pipeline.preflight.cost import STARTUP_S, Range, hours, step_parts
-from pipeline.preflight.index_size import CORE_SPEEDS, GPU_SHARES
-from pipeline.preflight.machine import declared_machine
-from pipeline.preflight.memory import stage_ledger
-from pipeline.preflight.model_shape import ModelShape
-from pipeline.rates import GPUS
+from drzero.preflight.context import CheckContext, Readings
+from drzero.preflight.cost import STARTUP_S, Range, hours, step_parts
+from drzero.preflight.index_size import CORE_SPEEDS, GPU_SHARES
+from drzero.preflight.machine import declared_machine
+from drzero.preflight.memory import stage_ledger
+from drzero.preflight.model_shape import ModelShape
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.metrics import read_metrics
+from drzero.recipe.rates import GPUS
 from search.indexing.size import TOKEN_BYTES, IndexSize
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 import yaml
 
-from pipeline.compose import CONFIG_DIR, compose_plain, resolve
-from pipeline.preflight.machine import declared_machine
-from pipeline.preflight.memory_ledger import GIB, rollout_server, solver_server, training_ledger
-from pipeline.preflight.model_shape import KNOWN, ModelShape, config_of
-from pipeline.preflight.sglang_memory import captured, kept_gib, outside_gib
-from pipeline.rates import GPUS
+from drzero.preflight.machine import declared_machine
+from drzero.preflight.memory_ledger import GIB, rollout_server, solver_server, training_ledger
+from drzero.preflight.model_shape import KNOWN, ModelShape, config_of
+from drzero.preflight.sglang_memory import captured, kept_gib, outside_gib
+from drzero.recipe.compose import CONFIG_DIR, compose_plain, resolve
+from drzero.recipe.rates import GPUS
 from verl_ext.sglang.cpu import environment, refusal_on_cpu
 
 ALLOWED = 0.01

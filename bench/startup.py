@@ -40,7 +40,7 @@ def commands(corpus: str | None, checkpoints: str) -> dict[str, tuple[list[str],
 def cpu_seconds(arguments: list[str]) -> float:
     """User and system seconds of one command and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "pipeline.cli", *arguments], capture_output=True, check=False)
+    subprocess.run([sys.executable, "-m", "drzero.cli", *arguments], capture_output=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -27,10 +27,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from bench.gates import README, replace_section
 from bench.machine import machine
-from ops.services.services import ServiceGroup
-from pipeline.compose import compose_stage, resolve, verl_env, write_resolved
-from pipeline.stages.demo import prepare_demo
-from pipeline.stages.services import choose_ports, retrieval_spec, solver_spec
+from drzero.ops.services.services import ServiceGroup
+from drzero.recipe.compose import compose_stage, resolve, verl_env, write_resolved
+from drzero.stages.demo import prepare_demo
+from drzero.stages.services import choose_ports, retrieval_spec, solver_spec
 
 TITLE = "## Streamed reward"
 FOLDER = Path(__file__).parent.parent / "outputs" / "bench" / "streamed"

@@ -27,9 +27,9 @@ from statistics import fmean
 from typing import Any
 
 from bench.machine import machine
+from drzero.ops.versions import pinned
 from environments.registry import find
 from environments.taskset import Taskset
-from ops.versions import pinned
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams

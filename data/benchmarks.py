@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from data.errors import DataError
 from data.parquet_io import arrow_faults
 from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, Row, has, plain, read_row
-from ops.hub import hub_fault
+from drzero.ops.hub import hub_fault
 from search.sources.files import SourceFile
 from search.sources.records import READERS, Bad
 

@@ -32,7 +32,7 @@ from data.world_language import (
     invented_word,
     say,
 )
-from ops.files import write_jsonl
+from drzero.ops.files import write_jsonl
 from verl_ext.method.answers import contains_answer
 
 Split = Literal["run", "warmstart"]

@@ -1,6 +1,6 @@
 """Errors of the data package, for bad files, rows and settings."""
 
-from ops.errors import UserError
+from drzero.ops.errors import UserError
 
 
 class DataError(UserError):

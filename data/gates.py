@@ -36,7 +36,7 @@ from verl_ext.method.format_score import hop_fault, retrieved_passages
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Which gates are on, and their thresholds: the config's `gates`, whose ranges pipeline/settings has."""
+    """Which gates are on, and their thresholds: the config's `gates`, whose ranges drzero/settings has."""
 
     evidence: bool = True
     hops: bool = True

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.errors import DataError
-from ops.files import atomic_path
+from drzero.ops.files import atomic_path
 
 AGENT_NAME = "search_agent"
 ABILITY = "fact-reasoning"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data.challenger_prompts import LeftOut, PrepareReport, in_words
-from ops.files import atomic_write
+from drzero.ops.files import atomic_write
 from search.indexing.build import IndexReport
 
 FILE = "quality.json"

@@ -20,7 +20,7 @@ from data.pairing import check_pairing
 from data.pairs import Pair
 from data.parquet_io import read_parquet, training_row, write_training_rows
 from data.selection import Rejection, prompts_by_index
-from ops.files import write_jsonl
+from drzero.ops.files import write_jsonl
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, solver_messages
 
 TRAIN, VAL, REJECTS = "train.parquet", "val.parquet", "rejects.jsonl"

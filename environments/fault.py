@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ops.errors import UserError
+from drzero.ops.errors import UserError
 
 
 class EnvironmentFault(Exception):

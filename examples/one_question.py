@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from data.demo_world import generate_world, write_world
-from pipeline.stages.demo import prepare_demo_models
+from drzero.stages.demo import prepare_demo_models
+from search.chroma.store import Store, open_collection
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from search.indexing.build import build_index
-from search.store import Store, open_collection
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams

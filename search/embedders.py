@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ops.errors import UserError
-from ops.hub import hub_fault
+from drzero.ops.errors import UserError
+from drzero.ops.hub import hub_fault
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

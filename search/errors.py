@@ -1,6 +1,6 @@
 """What can be wrong with an index: for a user to mend, for a start to wait for, for a query to try again."""
 
-from ops.errors import UserError
+from drzero.ops.errors import UserError
 
 
 class StoreError(UserError):

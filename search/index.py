@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ops.errors import UserError
+from drzero.ops.errors import UserError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
 from search.indexing.build import BuildOptions
 from search.indexing.chunking import Chunking

@@ -5,8 +5,8 @@
     python -m search.server --faiss-path e5_Flat.index --faiss-corpus wiki-18.jsonl --embedder …/e5-base-v2
 
 Endpoints: `POST /retrieve` (see `search.wire`), `GET /index` (how the collection was built, see
-`search.served`), `GET /health` (200 when a canary query has been answered), `GET /metrics` (Prometheus text),
-`GET /docs`. Its parts are in `search.serving`.
+`search.index_info`), `GET /health` (200 when a canary query has been answered), `GET /metrics` (Prometheus
+text), `GET /docs`. Its parts are in `search.serving`.
 
 * `--help` describes the flags. On `cuda` several encoders take turns on the GPUs; without a cache there is no
   single flight either.
@@ -17,7 +17,7 @@ Endpoints: `POST /retrieve` (see `search.wire`), `GET /index` (how the collectio
   is not ready (a folder that is missing or cut off, a Chroma server that does not answer) it waits,
   `INDEX_WAIT_S` seconds at most, and logs that: a supervisor that restarts it meanwhile must not take that
   for a failure.
-* If the index is replaced (see `search.store`), it answers 503 until it is restarted.
+* If the index is replaced (see `search.chroma.store`), it answers 503 until it is restarted.
 * SIGTERM drains it: new requests get 503, open ones are answered for `DRAIN_S` seconds at most, then it exits
   with code 0, even if an encoder or the index hangs.
 * DRZERO_LOG_LEVEL is the minimum level of the lines on stderr (INFO); DEBUG adds the traceback of a refusal.
@@ -42,18 +42,18 @@ import uvicorn
 import uvloop
 from setproctitle import setproctitle
 
-from ops.bearer import TokenUnusable
+from drzero.ops.bearer import TokenUnusable
+from search.chroma.location import ChromaPlace, plain
+from search.chroma.quota import Quota
+from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
-from search.place import ChromaPlace, plain
-from search.quota import Quota
 from search.serving.app import RetrievalApp
 from search.serving.batching import BatchLimits
 from search.serving.connections import Connection
 from search.serving.encoders import EncoderPool, PooledEmbedder
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
-from search.sharded_store import chroma_index
 from search.stored_index import Index, StoredIndex
 from search.wire import LOOPBACK, TOKEN_VARIABLE, read_token
 
@@ -246,7 +246,7 @@ def index_of(args: argparse.Namespace) -> Index:
         quota = Quota(reads=args.chroma_reads)
         places = [ChromaPlace.parse(path).within(quota) for path in args.chroma_path]
         return chroma_index(places, args.collection, args.shards)
-    from search.faiss_store import FaissIndex  # an index of Chroma needs no FAISS
+    from search.faiss.store import FaissIndex  # an index of Chroma needs no FAISS
 
     return FaissIndex(
         args.faiss_path, args.faiss_corpus, args.lines_folder, args.ef_search, args.nprobe, args.faiss_device

@@ -51,7 +51,8 @@ class CollectionInfo:
     normalised: bool = True
     schema_version: int = SCHEMA_VERSION
     draws: int = 0
-    """`search.store.DRAWS` if each record of a Chroma has its `draw`; those of other tools and of earlier
+    """`search.chroma.store.DRAWS` if each record of a Chroma has its `draw`; those of other tools and of
+    earlier
     versions have none."""
     shard: str = ""
     """Of a shard its number and how many there are, such as 0/4."""

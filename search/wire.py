@@ -6,7 +6,7 @@ one list per query; an item is a `Passage`, or a `ScoredPassage` if `return_scor
 
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 
-from ops.bearer import bearer_of
+from drzero.ops.bearer import bearer_of
 
 MAX_TOPK = 100
 """The maximum number of passages per query."""

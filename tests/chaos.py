@@ -8,7 +8,7 @@ left to finish. A kill is SIGKILL, to the supervisor alone or to its whole proce
 true in the end: the loop completes; nothing of a killed run is left; accepted and rejected rows hold each
 prompt exactly once; no sample or answer was drawn twice; the trainers went on from their last checkpoints
 with the data of an undisturbed run; no temporary file is left. The suite runs a short form
-(tests/test_pipeline_evolve.py).
+(tests/loop/test_evolve.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from watch import Watch
 
-from pipeline.loop.evolve import LOOP_VARIABLE
+from drzero.loop.evolve import LOOP_VARIABLE
 from verl_ext.checkpoints import saved_step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -167,7 +167,7 @@ class Loop:
     """One loop under attack."""
 
     def __init__(self, arguments: Sequence[str], checkpoints: Path) -> None:
-        self._command = [sys.executable, "-m", "pipeline.cli", "evolve", *arguments]
+        self._command = [sys.executable, "-m", "drzero.cli", "evolve", *arguments]
         self.checkpoints = checkpoints
         self.output = checkpoints.parent / f"{checkpoints.name}.out"
 

@@ -8,7 +8,7 @@ Most scenarios are a small run of real parts (tests/faults): the retrieval serve
 server with a tiny model, a driver that beats heartbeats and waits for a rollout worker, gloo ranks. Two are
 the challenger itself with a tiny model. Phases have shorter limits than the shipped ones; what a stall's goal
 counts is the time after its limit. After each: no process, port or temporary file may be left. The suite runs
-a short form (tests/test_ops_faults.py).
+a short form (tests/ops/test_ops_faults.py).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from faults.arrangement import (
 from rich.console import Console
 from rich.table import Table
 
-from ops.process.logs import read_json_lines
-from ops.services.services import ServiceGroup
-from ops.watchdog.movement import Patience
+from drzero.ops.process.logs import read_json_lines
+from drzero.ops.services.services import ServiceGroup
+from drzero.ops.watchdog.movement import Patience
 
 DEAD_S, HUNG_S, SILENT_S = 5.0, 20.0, 60.0
 """Goals: a dead process, a hung service, no progress after its limit."""
@@ -199,7 +199,7 @@ def challenger(strike: Callable[[psutil.Process], None] | None, *overrides: str)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "out").open("w") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.cli", "challenger", *arguments],
+                [sys.executable, "-m", "drzero.cli", "challenger", *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=Path(__file__).resolve().parent.parent,

@@ -39,9 +39,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from data.demo_world import generate_world, write_world
-from ops.hub import hub_fault
-from pipeline.cli import main
-from pipeline.preflight.model_shape import _fetch_config
+from drzero.cli import main
+from drzero.ops.hub import hub_fault
+from drzero.preflight.model_shape import _fetch_config
 
 # An example takes long where two workers share two cores with a training run; that is no failure. Every
 # run draws new examples, so 50 see what 100 do, in two runs.
@@ -70,15 +70,15 @@ StartPeer = Callable[..., Peer]
 LANES = (
     (
         "test_modal_loop.py",
-        "test_pipeline_evolve.py",
-        "test_pipeline_solver.py",
-        "test_pipeline_challenger.py",
+        "test_evolve.py",
+        "test_solver.py",
+        "test_challenger.py",
         "test_modal_stages.py",
     ),
     (
         "test_modal_runs.py",
-        "test_pipeline_synthesize.py",
-        "test_pipeline_merge.py",
+        "test_synthesize.py",
+        "test_merge.py",
     ),
 )
 

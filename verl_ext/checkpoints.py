@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 
-from ops.files import atomic_write
+from drzero.ops.files import atomic_write
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _SAVING = ".saving"

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ops.files import atomic_write
+from drzero.ops.files import atomic_write
 
 NOTE = "ended_early.json"
 """The note's file in a run's folder."""

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from ops.bearer import MODEL_KEY
+from drzero.ops.bearer import MODEL_KEY
 from search.client import SearchClient
 from verl_ext.method.open_book import open_book_messages
 from verl_ext.method.question_score import score_question

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ops.errors import OutOfTime, UserError
+from drzero.ops.errors import OutOfTime, UserError
 
 STOP_VARIABLE = "DRZERO_STOP_AT"
 STEP_FACTOR = 1.2

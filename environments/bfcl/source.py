@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from drzero.ops.errors import UserError
+from drzero.ops.files import open_regular
+from drzero.ops.versions import pinned
 from environments.fault import EnvironmentUnusable
 from environments.row import Split
-from ops.errors import UserError
-from ops.files import open_regular
-from ops.versions import pinned
 
 Task: TypeAlias = Mapping[str, Any]
 """A question as BFCL has it (`id`, `question`, `function` or `involved_classes`, …), with its `category` and

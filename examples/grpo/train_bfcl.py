@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     overrides = [one for one in arguments if one != "--cpu"]
     machine, training = (CPU, REHEARSAL) if rehearsed else (GPU, TRAINING)
     evaluation = [*TASKS, *machine, *(["num_examples=8"] if rehearsed else EVALUATION)]
-    drzero = [sys.executable, "-m", "pipeline.cli"]
+    drzero = [sys.executable, "-m", "drzero.cli"]
     for command in (
         [*drzero, "evaluate", *evaluation, f"run.name={BEFORE}"],
         [*drzero, "train", *TASKS, *machine, *training, f"run.name={RUN}", *overrides],

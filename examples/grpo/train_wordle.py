@@ -36,9 +36,9 @@ TRAINING = [
 
 def main(overrides: Sequence[str]) -> int:
     """Run the steps in order; each resumes where it was cut off, and does nothing where it is done."""
-    drzero = [sys.executable, "-m", "pipeline.cli"]
+    drzero = [sys.executable, "-m", "drzero.cli"]
     for command in (
-        [sys.executable, "-m", "policies.wordle"],
+        [sys.executable, "-m", "drzero.policies.wordle"],
         [*drzero, "evaluate", *EVALUATION, f"run.name={BEFORE}"],
         [*drzero, "train", *TRAINING, *overrides],
         [*drzero, "evaluate", *EVALUATION, f"run.name={AFTER}", f"solver.model_path={FOLDER}/{RUN}_hf"],

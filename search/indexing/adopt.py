@@ -14,11 +14,11 @@ from typing import Any
 import chromadb
 import numpy as np
 
-from search.content import record_content
+from search.chroma.content import record_content
+from search.chroma.location import ChromaPlace, StoreError, connect
+from search.chroma.store import BEING_WRITTEN, get_collection, iter_documents
 from search.embedders import Embedder, EmbedderSpec
-from search.place import ChromaPlace, StoreError, connect
 from search.sources.document import Document
-from search.store import BEING_WRITTEN, get_collection, iter_documents
 from search.stored_index import SAME_VECTOR_COSINE, CollectionInfo, passage_text
 
 SAMPLE = 100

@@ -40,7 +40,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tqdm import tqdm
 
-from ops.files import recover, sole_writer, work_folder
+from drzero.ops.files import recover, sole_writer, work_folder
+from search.chroma.location import ChromaPlace, StoreError
+from search.chroma.store import BEING_WRITTEN
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.chunking import Chunk, Chunker, Chunking
 from search.indexing.collection import (
@@ -53,10 +55,8 @@ from search.indexing.collection import (
 )
 from search.indexing.journal import PROGRESS, Changes, IndexJournal, Survey
 from search.indexing.size import Planned
-from search.place import ChromaPlace, StoreError
 from search.sources.corpus import Corpus
 from search.sources.document import Document
-from search.store import BEING_WRITTEN
 from search.stored_index import SCHEMA_VERSION, CollectionInfo
 
 if TYPE_CHECKING:  # it loads FAISS, of which Chroma has no use

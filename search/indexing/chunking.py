@@ -25,7 +25,7 @@ from search.sources.document import Document
 from search.sources.faults import CorpusError
 from search.stored_index import passage_text
 
-# A change to how texts are split must also raise `search.store.SCHEMA_VERSION`.
+# A change to how texts are split must also raise `search.chroma.store.SCHEMA_VERSION`.
 
 # Text of more characters per token than this is split without counting: a bound on memory.
 CHARACTERS_PER_TOKEN = 64

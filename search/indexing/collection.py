@@ -11,12 +11,9 @@ import numpy as np
 from chromadb.errors import ChromaError
 from tqdm import tqdm
 
-from ops.files import publish
-from search.content import check_content, record_content
-from search.embedders import model_identity
-from search.indexing.journal import PROGRESS, IndexJournal, Row
-from search.indexing.size import IndexSize
-from search.place import (
+from drzero.ops.files import publish
+from search.chroma.content import check_content, record_content
+from search.chroma.location import (
     DATABASE_FILE,
     ChromaPlace,
     StoreError,
@@ -25,7 +22,7 @@ from search.place import (
     shard_counts,
     shards_in,
 )
-from search.store import (
+from search.chroma.store import (
     BEING_WRITTEN,
     DRAW,
     DRAWS,
@@ -36,6 +33,9 @@ from search.store import (
     set_sync_threshold,
     sync_threshold,
 )
+from search.embedders import model_identity
+from search.indexing.journal import PROGRESS, IndexJournal, Row
+from search.indexing.size import IndexSize
 from search.stored_index import CollectionInfo
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")

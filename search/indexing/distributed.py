@@ -26,9 +26,9 @@ import numpy as np
 import ray
 from ray.util import ActorPool
 
+from search.chroma.location import StoreError
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.journal import IndexJournal, Row
-from search.place import StoreError
 
 OBJECT_STORE_BYTES = 512 * 2**20
 

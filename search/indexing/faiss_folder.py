@@ -21,14 +21,14 @@ import faiss
 import msgspec
 import numpy as np
 
-from ops.files import publish
+from drzero.ops.files import publish
 from search.errors import StoreError
-from search.faiss_file import map_index
-from search.faiss_place import CORPUS_FILE, INDEX_FILE, RECORD, FaissFiles
+from search.faiss.jsonl_passages import JsonlPassages
+from search.faiss.location import CORPUS_FILE, INDEX_FILE, RECORD, FaissFiles
+from search.faiss.mapped_file import map_index
 from search.indexing.collection import with_progress
 from search.indexing.faiss_size import CODES, CONSTRUCTION, LINKS, FaissSize, code_bytes, lists_of, sample_of
 from search.indexing.journal import IndexJournal, Row
-from search.jsonl_passages import JsonlPassages
 from search.stored_index import CollectionInfo
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from search.indexing.size import GROWTH, IndexSize
 
 KINDS = ("flat", "hnsw", "ivfpq")
-# As Chroma's graphs here (search/store.py), which bench/hnsw.py measured: both are of the same algorithm.
+# As Chroma's graphs here (search/chroma/store.py), which bench/hnsw.py measured: both are of the same
+# algorithm.
 LINKS, CONSTRUCTION = 32, 200
 CODES = 256
 """Values of a byte of a PQ code, each with a centroid of its own."""

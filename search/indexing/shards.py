@@ -23,6 +23,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from search.chroma.location import ChromaPlace, StoreError
+from search.chroma.shard_layout import ShardLayout, shard_of
+from search.chroma.sharded_store import whole_of
+from search.chroma.store import BEING_WRITTEN
 from search.embedders import EmbedderSpec
 from search.indexing.build import (
     Build,
@@ -40,11 +44,7 @@ from search.indexing.collection import Collection, collection_at, settings_of
 from search.indexing.journal import Changes, IndexJournal
 from search.indexing.size import IndexSize, Planned, ShardedSize
 from search.indexing.writers import Writers
-from search.place import ChromaPlace, StoreError
-from search.shard_layout import ShardLayout, shard_of
-from search.sharded_store import whole_of
 from search.sources.corpus import Corpus
-from search.store import BEING_WRITTEN
 from search.stored_index import CollectionInfo
 
 if TYPE_CHECKING:

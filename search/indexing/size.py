@@ -10,7 +10,7 @@ Arithmetic only; each constant says where it was measured. From some thousand ch
 import math
 from dataclasses import dataclass
 
-from search.store import HNSW
+from search.chroma.store import HNSW
 
 FACTOR = 1.5
 """How far the sizes may be from a real index's, which depend on its texts and ids."""

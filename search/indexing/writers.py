@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 from setproctitle import setproctitle
 
-from ops.process.keeper import die_with
+from drzero.ops.process.keeper import die_with
+from search.chroma.location import StoreError
 from search.indexing.build import JOURNAL, Unwritten
 from search.indexing.journal import PROGRESS
-from search.place import StoreError
 
 # Not forked: this process has threads, of torch and Chroma.
 _PROCESSES = multiprocessing.get_context("spawn")

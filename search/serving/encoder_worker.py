@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 from setproctitle import setproctitle
 
-from ops.process.keeper import die_with
+from drzero.ops.process.keeper import die_with
 from search.embedders import Embedder, EmbedderError
 from search.serving.encoders import CANARY, EncodeFailed, EncodeRequest, LoadRequest, ModelInfo
 

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from search.place import DATABASE_FILE, ChromaPlace, connect
+from search.chroma.location import DATABASE_FILE, ChromaPlace, connect
+from search.chroma.store import collection_names, iter_documents
 from search.sources.decoding import UTF8, Encoding
 from search.sources.document import Document, Origin
 from search.sources.faults import CorpusError, Fault, Faults
@@ -30,7 +31,6 @@ from search.sources.files import KINDS, RECORDS, SourceFile, files_of, is_glob
 from search.sources.hub import fetch_data_set, is_data_set
 from search.sources.records import READERS, Bad
 from search.sources.texts import read_document
-from search.store import collection_names, iter_documents
 
 OnBad = Literal["stop", "skip"]
 _EXAMPLES = 3

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.errors import UserError
+from drzero.ops.errors import UserError
 from search.sources.document import Origin
 
 SHOWN_PLACES = 5

@@ -17,7 +17,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from ops.files import open_regular
+from drzero.ops.files import open_regular
 from search.sources.decoding import Encoding, encoding_of
 
 RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")

@@ -9,7 +9,7 @@ read (its README is no document), of one without them its texts.
 import re
 from pathlib import Path
 
-from ops.hub import hub_fault
+from drzero.ops.hub import hub_fault
 from search.sources.faults import CorpusError
 from search.sources.files import COMPRESSED, RECORDS, TEXTS
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ops.files import open_regular
+from drzero.ops.files import open_regular
 from search.sources.decoding import Encoding
 from search.sources.files import open_text, read_text
 

@@ -16,7 +16,7 @@ import pytest
 from made_run import challenger_row, challenger_run, event, lines, loop_run
 from other_environment import environment
 
-from pipeline.report.write import write_report
+from drzero.runs.report.write import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if not os.environ.get("DRZERO_COMPAT") or CHROMIUM is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.image.pins import SGLANG_IMAGE
+from drzero.launch.image.pins import SGLANG_IMAGE
 from verl_ext.server_arguments import sglang_arguments
 from verl_ext.sglang.compat import NEEDS, PINNED, Need
 from verl_ext.sglang.read_arguments import read_arguments

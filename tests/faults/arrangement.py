@@ -15,17 +15,17 @@ from pathlib import Path
 
 import psutil
 
-from ops.process.child import ChildError, Command
-from ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
-from ops.process.ports import reserve_port
-from ops.resources.sampler import SAMPLES_FILE
-from ops.services.health import HealthCheck
-from ops.services.services import ServiceGroup, ServiceSpec
-from ops.supervisor import run_supervised
-from ops.watchdog.diagnosis import Landmarks
-from ops.watchdog.movement import Patience
-from ops.watchdog.watchdog import WatchPlan
-from pipeline.stages.watch import CAUSES
+from drzero.ops.process.child import ChildError, Command
+from drzero.ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
+from drzero.ops.process.ports import reserve_port
+from drzero.ops.resources.sampler import SAMPLES_FILE
+from drzero.ops.services.health import HealthCheck
+from drzero.ops.services.services import ServiceGroup, ServiceSpec
+from drzero.ops.supervisor import run_supervised
+from drzero.ops.watchdog.diagnosis import Landmarks
+from drzero.ops.watchdog.movement import Patience
+from drzero.ops.watchdog.watchdog import WatchPlan
+from drzero.stages.watch import CAUSES
 
 HERE = Path(__file__).resolve().parent
 LIMITS = Patience(cold_start_s=8, floor_s=8, factor=2, fixed={"start-up": 60, "done": 8})

@@ -16,7 +16,7 @@ import fake_cuda
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.compose import compose_stage, resolve, write_resolved
+from drzero.recipe.compose import compose_stage, resolve, write_resolved
 
 MICRO_BATCH = 300
 """Tokens."""
@@ -69,7 +69,7 @@ def without_content() -> None:
 
     FSDPEngine.initialize = initialize
     AutoModelForCausalLM.from_pretrained = classmethod(from_pretrained)
-    # The real one reads where sequences end from the positions (tests/test_gpu_update.py).
+    # The real one reads where sequences end from the positions (tests/verl_ext/test_gpu_update.py).
     monkey_patch._flash_attention_forward = lambda query, *_, **__: query * 1
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import fake_cuda
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.compose import compose_stage, resolve, write_resolved
+from drzero.recipe.compose import compose_stage, resolve, write_resolved
 
 
 class Launched(Exception):
@@ -72,7 +72,7 @@ def main() -> None:
     from sglang.srt.utils import common
     from verl.workers.rollout.sglang_rollout import async_sglang_server  # noqa: F401
 
-    from pipeline.stages.services import solver_spec
+    from drzero.stages.services import solver_spec
 
     del os.environ["SGLANG_USE_CPU_ENGINE"]
     fake_cuda.stand_in()

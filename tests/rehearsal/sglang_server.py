@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ops.process.ports import reserve_port
-from pipeline.compose import compose_stage, resolve
-from pipeline.stages.services import solver_spec
+from drzero.ops.process.ports import reserve_port
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.stages.services import solver_spec
 
 STARTS_WITHIN_S = 600
 

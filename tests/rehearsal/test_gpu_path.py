@@ -17,8 +17,8 @@ from solver_rows import solver_row
 
 from bench.sglang_memory import FAMILIES
 from data.parquet_io import write_training_rows
-from pipeline.compose import compose_plain, compose_stage, resolve, verl_env
-from pipeline.preflight.model_shape import ModelShape, config_of, load_shape
+from drzero.preflight.model_shape import ModelShape, config_of, load_shape
+from drzero.recipe.compose import compose_plain, compose_stage, resolve, verl_env
 
 ROOT = Path(__file__).parent.parent.parent
 MODELS = {

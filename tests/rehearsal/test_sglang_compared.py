@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sglang_server import serving
 
-from pipeline.cli import main
+from drzero.cli import main
 
 pytestmark = [pytest.mark.slow("starts SGLang"), pytest.mark.timeout(900)]
 

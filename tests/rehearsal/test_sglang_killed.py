@@ -20,7 +20,7 @@ from watch import Watch
 from verl_ext.checkpoints import saved_step
 
 pytestmark = [
-    pytest.mark.slow("starts SGLang three times; `test_ops_diagnosis.py`, `test_ops_faults.py`: other parts"),
+    pytest.mark.slow("starts SGLang three times; `test_diagnosis.py`, `test_ops_faults.py`: other parts"),
     pytest.mark.timeout(3 * RUN_LIMIT_S),
     pytest.mark.matrix,
 ]

@@ -18,8 +18,8 @@ from actor_steps import Row, actor_config, make_steps, training_row
 from sglang_server import serving
 
 from data.demo_world import generate_world
-from pipeline.stages.demo import POLICY_NAME, prepare_demo_models
-from policies.demonstrations import make_demonstrations, world_retriever
+from drzero.policies.demonstrations import make_demonstrations, world_retriever
+from drzero.stages.demo import POLICY_NAME, prepare_demo_models
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import load_model
 from verl_ext.engine.sampling import SamplingParams

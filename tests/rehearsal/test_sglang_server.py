@@ -11,9 +11,9 @@ import pytest
 from sglang_server import serving
 from transformers import AutoTokenizer
 
-from launch.image.pins import GPU_PINS
-from pipeline.compose import compose_stage, resolve
-from pipeline.stages.services import solver_spec
+from drzero.launch.image.pins import GPU_PINS
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.stages.services import solver_spec
 from search.client import Passage
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import solver_messages

@@ -34,9 +34,9 @@ from setproctitle import setproctitle
 from starlette.requests import ClientDisconnect
 from transformers import PreTrainedTokenizerBase
 
+from drzero.ops.bearer import MODEL_KEY, bearer_headers
+from drzero.ops.disconnect import unless_gone
 from environments.call import FORMS
-from ops.bearer import MODEL_KEY, bearer_headers
-from ops.disconnect import unless_gone
 from verl_ext.engine.api_answers import Job, chat_job, completion_job, error_body
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, Refused, refusal
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine

@@ -30,7 +30,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from ops.bearer import bearer_headers, without_token
+from drzero.ops.bearer import bearer_headers, without_token
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.served_model import NOT_LET_IN, ServerUnavailable, SolverServerError, not_let_in
 from verl_ext.method.tool_calls import parse_call, parse_tool_calls

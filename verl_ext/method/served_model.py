@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import httpx
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from ops.bearer import bearer_headers, bearer_of, without_token
-from ops.errors import UserError
+from drzero.ops.bearer import bearer_headers, bearer_of, without_token
+from drzero.ops.errors import UserError
 from verl_ext.method.chat import turn_end_id
 from verl_ext.telemetry import waiting
 

@@ -1,6 +1,6 @@
 """The `environment` loop: veRL's rollout of any environment (veRL 0.9.1).
 
-A row of the training file names its environment and task (`pipeline.stages` writes it); `verl_ext.episodes`
+A row of the training file names its environment and task (`drzero.stages` writes it); `verl_ext.episodes`
 plays it over veRL's own server manager, and the score is the environment's: no reward function is called.
 Each branch that the player returns becomes a row; one without a score is invalid, as a search row is whose
 service failed: it is left out of the update and counted.

@@ -4,7 +4,7 @@
 
 One version is pinned (constraints-gpu.txt): the one that veRL is made for. Three parts of a run depend on
 SGLang's internals, which move from version to version: veRL's rollout server, the command line that starts
-the solver's server (pipeline/stages/services.py), and the requests to that server
+the solver's server (drzero/stages/services.py), and the requests to that server
 (verl_ext/method/search_agent.py). `NEEDS` lists the names they use. Tests compare it with veRL's and our own
 code; `make compat` compares it with the published wheel. An installed SGLang that lacks one is refused.
 """
@@ -17,7 +17,7 @@ from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
-from ops.versions import pinned
+from drzero.ops.versions import pinned
 from verl_ext.sglang.source import Source
 
 PINNED = pinned("sglang", gpu=True)
@@ -97,7 +97,7 @@ NEEDS: tuple[Need, ...] = (
         *("route", ROLLOUT),
         "/flush_cache /release_memory_occupation /resume_memory_occupation /update_weights_from_tensor",
     ),
-    # The solver's server and its health (pipeline/stages/services.py).
+    # The solver's server and its health (drzero/stages/services.py).
     *_needs(
         *("argument", SERVER),
         "model_path dtype tp_size dp_size mem_fraction_static context_length log_level enable_metrics "

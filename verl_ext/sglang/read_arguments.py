@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ops.files import atomic_write
+from drzero.ops.files import atomic_write
 from verl_ext.server_arguments import TABLE, Argument
 from verl_ext.sglang.compat import PINNED
 from verl_ext.sglang.source import Source

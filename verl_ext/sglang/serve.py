@@ -10,7 +10,7 @@ as SGLang has it.
 import os
 import sys
 
-from ops.bearer import MODEL_KEY, bearer_of
+from drzero.ops.bearer import MODEL_KEY, bearer_of
 
 
 class Hidden(str):

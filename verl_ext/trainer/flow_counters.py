@@ -2,9 +2,10 @@
 
 Only the trainer's driver knows both ends: what it submitted, and what `sample` returned or evicted
 (`verl_ext.trainer.flow` calls the counters there). What is in between is in TransferQueue, whose keys and
-tags are listed here. veRL counts groups (prompts); the file counts samples, `rollouts_per_prompt` to a group.
-It has the form that `ops.flow.sources` reads; its flow points are `prompts` (pending or running), `buffer`
-(finished or failed), `trainer` (taken, not judged yet), `TransferQueue` (rows, if bounded) and `validation`.
+tags are listed here. veRL counts groups (prompts); the file counts samples, `rollouts_per_prompt` to a
+group. It has the form that `drzero.ops.flow.sources` reads; its flow points are `prompts` (pending or
+running), `buffer` (finished or failed), `trainer` (taken, not judged yet), `TransferQueue` (rows, if
+bounded) and `validation`.
 """
 
 import math

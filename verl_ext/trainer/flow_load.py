@@ -31,7 +31,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.utils import tensordict_utils as tu
 
-from ops.files import atomic_write
+from drzero.ops.files import atomic_write
 from verl_ext.telemetry import waiting
 from verl_ext.trainer.flow_speed import SPEED_FILE, FullSpeed, Load, made_row
 

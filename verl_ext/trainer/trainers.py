@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
-from ops.notices import ALARM_KIND
+from drzero.ops.notices import ALARM_KIND
 from verl_ext.method.grpo import group_advantages, hop_balanced
 from verl_ext.method.hrpo import hop_advantages
 from verl_ext.trainer import step_metrics

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 from verifiers.v1.clients.client import SESSION_ID_HEADER
 
-from verl_ext.verifiers.seat import Refused, Seat, generate_response
+from verl_ext.verifiers.session import Refused, Seat, generate_response
 
 _LARGEST_REQUEST = 64 << 20
 """Bytes: a million ids are some 7 MB."""

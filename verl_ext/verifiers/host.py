@@ -20,7 +20,7 @@ from typing import Any
 from environments.fault import EnvironmentFault, one_line
 from environments.row import Row
 from environments.verifiers.taskset import VerifiersTaskset
-from verl_ext.verifiers.seat import Clock
+from verl_ext.verifiers.session import Clock
 
 _TO_STOP_S = 3.0
 """For an episode that is cancelled; a thread that does not get to it in this time is blocked."""

@@ -25,7 +25,7 @@ from verl_ext.token_drift import token_drift
 from verl_ext.verifiers.endpoint import endpoint
 from verl_ext.verifiers.host import host_of
 from verl_ext.verifiers.renderer import renderer_config
-from verl_ext.verifiers.seat import Asked, Clock, Seat
+from verl_ext.verifiers.session import Asked, Clock, Seat
 
 _MODEL = "policy"
 """The model's name towards the library."""

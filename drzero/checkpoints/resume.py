@@ -1,0 +1,116 @@
+"""Chooses the checkpoint that a training run starts from: its own last one, the last iteration's, or none.
+
+veRL loads a checkpoint unchecked: shards of another model end in pages of shape errors, of another number of
+devices in a missing file, and a missing step folder in a silent start from scratch. Here each of these is one
+sentence, before anything starts.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from drzero.checkpoints.reading import read_json, read_settings
+from drzero.ops.console import say
+from drzero.recipe.errors import CheckError
+from drzero.recipe.settings.schema import run_keys
+from verl_ext.checkpoints import TRACKER, is_whole, saved_step, shard_count, step_folder
+
+_IDENTITY = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size")
+"""Fields of a model's config that distinguish it from another model."""
+_FROM_BASE = "set continue_from=null to start from base_model"
+
+
+def choose_start(config: DictConfig) -> None:
+    """Check the checkpoint that a training run will start from; set `trainer.resume_…` for another run's.
+
+    With `trainer.resume_mode=auto` it is the run's own last one, else that of `continue_from` (a key of the
+    challenger), else none. Raises CheckError if the run cannot resume it.
+    """
+    checkpoint = find_start(config)
+    if checkpoint is not None and checkpoint.parent != Path(config.run.dir):
+        step = int(checkpoint.name.rpartition("_")[2])
+        say("challenger", f"continuing from {checkpoint}: the first step is {step + 1}")
+        config.trainer.resume_mode = "resume_path"
+        config.trainer.resume_from_path = str(checkpoint)
+
+
+def find_start(config: DictConfig) -> Path | None:
+    """The checkpoint that a training run will start from; raises CheckError for one that cannot be used."""
+    if config.trainer.resume_mode != "auto":
+        return None
+    folder = Path(config.run.dir)
+    if not saved_step(folder):
+        return None if config.get("continue_from") is None else _last_runs_checkpoint(config)
+    for key, was in (read_settings(folder, run_keys()) or {}).items():
+        if was != (now := OmegaConf.select(config, key)):
+            raise CheckError(
+                f"{folder} holds a run with {key}={was}, and this one has {now}: set another run.name "
+                f"(in a loop: --from {folder.name})"
+            )
+    checkpoint = step_folder(folder, saved_step(folder))
+    check_checkpoint(checkpoint, config, "set another run.name to start from scratch")
+    return checkpoint
+
+
+def start_step(config: DictConfig) -> int | None:
+    """The step at which the settings say that a run starts; None if that is its last checkpoint's."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        named = re.fullmatch(r"global_step_(\d+)", Path(str(trainer.resume_from_path)).name)
+        return int(named[1]) if named else None
+    return 0 if trainer.resume_mode == "disable" else None
+
+
+def _last_runs_checkpoint(config: DictConfig) -> Path:
+    source = Path(config.continue_from)
+    step, steps = saved_step(source), config.trainer.total_training_steps
+    if not step:
+        raise CheckError(
+            f"continue_from: there is no checkpoint in {source}: train the last iteration's challenger "
+            f"first (in a loop: --from {source.name}), or {_FROM_BASE}"
+        )
+    if step >= steps:
+        raise CheckError(
+            f"continue_from: {source} is at step {step} already and trainer.total_training_steps={steps} "
+            "counts from the first iteration on: raise it, or steps_per_iteration as that run had it"
+        )
+    checkpoint = step_folder(source, step)
+    check_checkpoint(checkpoint, config, _FROM_BASE)
+    return checkpoint
+
+
+def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> None:
+    """Raise CheckError unless a step folder is complete, of the run's model and for its number of devices.
+
+    `otherwise` names the setting with which the run starts without it.
+    """
+    otherwise += f" (in a loop: --from {checkpoint.parent.name})"
+    if not is_whole(checkpoint):
+        raise CheckError(
+            f"{checkpoint} is recorded as the last checkpoint, but it is missing or incomplete: restore it, "
+            f"remove {TRACKER} next to it to resume from the newest whole one, or {otherwise}"
+        )
+    actor, path = checkpoint / "actor", config.actor_rollout_ref.model.path
+    saved = read_json(actor / "huggingface" / "config.json", "the model that was trained")
+    from transformers import AutoConfig  # slow to import, and most starts have no checkpoint
+
+    model = AutoConfig.from_pretrained(path).to_dict()
+    for name in _IDENTITY:
+        was, now = saved.get(name), model.get(name)
+        if was != now:
+            raise CheckError(
+                f"{checkpoint} is of another model than {path}: {name} is {_short(was)} there and "
+                f"{_short(now)} here. Set base_model to the model it was trained from, or {otherwise}"
+            )
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if (world_size := shard_count(actor)) != devices:
+        raise CheckError(
+            f"{checkpoint} is in shards for {world_size} devices, and this run has {devices} "
+            "(trainer.n_gpus_per_node × trainer.nnodes): resume on as many as before"
+        )
+
+
+def _short(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,222 @@
+"""Weights by name, one tensor at a time: of veRL's FSDP checkpoints and of Hugging Face model folders.
+
+Both are read through memory maps, so a model may be larger than memory. Names are those of the model's
+`state_dict`; of tied weights a checkpoint has every name, a folder usually one.
+"""
+
+import logging
+import pickle
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch.distributed.tensor import DTensor, Shard
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from drzero.checkpoints.reading import in_one_line, read_json
+from drzero.recipe.errors import CheckError
+from verl_ext.checkpoints import saved_step, shard_count, step_folder
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Layout:
+    """The tensors of a model with a given config: their shapes, and which names share one weight."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        """Raises CheckError for a config that no language model can be made from."""
+        try:
+            with torch.device("meta"):  # shapes without memory
+                # Not the config's attention, which may not be installed here; it has no weights of its own.
+                model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        except Exception as error:  # whatever a damaged value leads to, deep in the model's code
+            raise CheckError(
+                f"no model can be made from {config.name_or_path}/config.json: {in_one_line(error)}"
+            ) from error
+        model.tie_weights()
+        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        names_of: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names_of.setdefault(id(parameter), []).append(name)
+        self.tied: dict[str, list[str]] = {name: names for names in names_of.values() for name in names}
+        """Every name of a parameter → all names of the same weight, itself among them."""
+
+    @cached_property
+    def distinct(self) -> list[str]:
+        """One name of every weight."""
+        return [name for name in self.shapes if self.tied.get(name, [name])[0] == name]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of single weights, tied ones counted once."""
+        return sum(torch.Size(self.shapes[name]).numel() for name in self.distinct)
+
+
+class FsdpCheckpoint:
+    """The actor's weights in a run's checkpoint, gathered from its shards, with the adapter added."""
+
+    def __init__(self, run: Path) -> None:
+        """Open a run's last checkpoint; raises CheckError if there is none, or a file of it is damaged."""
+        step = saved_step(run)
+        if not step:
+            raise CheckError(
+                f"{run} holds no whole checkpoint: train that run first, or name another one's folder"
+            )
+        self.folder = step_folder(run, step) / "actor"
+        if not self.folder.is_dir():
+            raise CheckError(
+                f"{self.folder} is missing, though it is recorded as the last step: it was removed, perhaps "
+                "after it had been merged. Repeat the run, or use its export"
+            )
+        self.huggingface = self.folder / "huggingface"
+        """Config and tokenizer, as veRL saved them with the weights."""
+        self._shards = [_load_shard(path) for path in _shard_paths(self.folder)]
+        self._keys = {_plain_name(key): key for key in self._shards[0] if ".lora_" not in key}
+        self.adapters = {
+            _plain_name(key.replace("lora_A.default.", "")): (key, key.replace(".lora_A.", ".lora_B."))
+            for key in self._shards[0]
+            if ".lora_A." in key
+        }
+        """By name of a weight the keys of its LoRA adapter; empty when whole weights were trained."""
+        self.config = load_config(str(self.huggingface), "the checkpoint")
+        self.layout = Layout(self.config)
+        shapes = {name: tuple(self._shards[0][key].shape) for name, key in self._keys.items()}
+        if difference := first_difference(self.layout.shapes, shapes):
+            raise CheckError(
+                f"the weights in {self.folder} are not those of the model that its "
+                f"{self.huggingface.name}/config.json describes: {difference}. The folder was put together "
+                "from two runs, or the adapter was saved without the model"
+            )
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The whole weight `name`, float32, gathered from the shards and with its adapter added."""
+        weight = self._gather(self._keys[name]).float()
+        if name in self.adapters:
+            a, b = (self._gather(key).float() for key in self.adapters[name])
+            weight = weight + self._adapter_scale * (b @ a)
+        return weight
+
+    @cached_property
+    def _adapter_scale(self) -> float:
+        path = self.folder / "lora_train_meta.json"
+        meta = read_json(path, "rank and alpha of the adapter")
+        try:
+            return float(meta["lora_alpha"]) / float(meta["r"])
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise CheckError(f"{path} does not say the adapter's rank and alpha") from error
+
+    def _gather(self, key: str) -> torch.Tensor:
+        parts = [shard[key] for shard in self._shards]
+        first = parts[0]
+        if not isinstance(first, DTensor):
+            return first
+        # A mesh of two dimensions replicates along the first and shards along the last.
+        placement, count = first.placements[-1], first.device_mesh.mesh.shape[-1]
+        pieces = [part.to_local() for part in parts[:count]]
+        whole = torch.cat(pieces, placement.dim) if isinstance(placement, Shard) else pieces[0]
+        if whole.shape != first.shape:
+            raise CheckError(
+                f"{self.folder}: the shards of {key} make up {tuple(whole.shape)}, not {tuple(first.shape)}: "
+                "they are not of one checkpoint. Repeat the last steps"
+            )
+        return whole
+
+
+class HfWeights:
+    """The safetensors of a Hugging Face model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a folder; raises CheckError when it holds no safetensors or one of them is damaged."""
+        self.folder = folder
+        files = sorted(folder.glob("*.safetensors"))
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            listed = read_json(index, "the list of the weight files").get("weight_map")
+            if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+                raise CheckError(f"{index} does not say which file holds which weight")
+            files = [folder / name for name in sorted(set(listed.values()))]
+        if not files:
+            raise CheckError(f"{folder} holds no safetensors: save the model in that format")
+        try:
+            handles = [safe_open(str(file), framework="pt") for file in files]
+        except (OSError, SafetensorError) as error:
+            raise CheckError(f"a weight file in {folder} is missing or damaged: {error}") from error
+        self.handles = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
+        """By name the file that holds a weight; of tied weights usually one name is there."""
+
+    def find(self, names: Sequence[str]) -> torch.Tensor:
+        """The weight that is stored under any of `names`, as stored; raises CheckError when there is none."""
+        for name in names:
+            if name in self.handles:
+                return self.handles[name].get_tensor(name)
+        raise CheckError(f"{self.folder} has no weight {' or '.join(names)}: it is no model of that layout")
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a model: `model` itself or its folder in the hub's cache; CheckError for neither."""
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise CheckError(f"there is no model at {model}, neither a folder nor in the hub's cache") from error
+
+
+def load_config(model: str, what: str) -> PretrainedConfig:
+    """The config of a model folder or hub id; raises CheckError, which names `what` needed it."""
+    try:
+        return AutoConfig.from_pretrained(model)
+    except Exception as error:  # of a damaged file, Transformers raises whatever its parts run into
+        raise CheckError(f"{what}: no usable model config at {model} ({in_one_line(error)})") from error
+
+
+def first_difference(expected: Shapes, found: Shapes) -> str | None:
+    """Describe the first difference between two sets of named shapes; None if they are equal."""
+    for name in sorted({*expected, *found}):
+        if name not in found:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} is not of this model"
+        if expected[name] != found[name]:
+            return f"{name} is {found[name]}, not {expected[name]}"
+    return None
+
+
+def _shard_paths(folder: Path) -> list[Path]:
+    world = shard_count(folder)
+    if world is None:
+        raise CheckError(
+            f"{folder / 'fsdp_config.json'} does not say world_size: it is missing or damaged, or this is no "
+            "FSDP checkpoint"
+        )
+    paths = []
+    for rank in range(world):
+        paths.append(folder / f"model_world_size_{world}_rank_{rank}.pt")
+        if not paths[-1].is_file():
+            raise CheckError(
+                f"{folder} lacks {paths[-1].name}: a checkpoint of {world} processes has {world} shards. "
+                "Copy the missing ones, or repeat the last steps"
+            )
+    return paths
+
+
+def _load_shard(path: Path) -> dict[str, Any]:
+    # It warns that a mesh without process groups cannot compute; only the local tensors are read here.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
+    try:
+        # Pickled DTensors, written by our own trainer.
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckError(
+            f"{path} cannot be read as a checkpoint's shard ({str(error).splitlines()[0]}): it is cut off or "
+            "not a shard. Repeat the last steps"
+        ) from error
+
+
+def _plain_name(key: str) -> str:
+    """A weight's name in the model, whether or not peft wrapped it."""
+    return key.removeprefix("base_model.model.").replace(".base_layer.", ".")

@@ -1,0 +1,95 @@
+"""`drzero compare BEFORE AFTER`: two evaluations of the same tasks, or questions, held against each other.
+
+    drzero compare outputs/checkpoints/evaluate_wordle outputs/checkpoints/evaluate_after
+
+Each is the run folder of an evaluation. What both have answered is compared in pairs: the share that is
+right, with Newcombe's interval of its change and the exact McNemar test (drzero/loop/changes.py), and of an
+environment the reward, with Student's interval of the mean difference and Wilcoxon's signed-rank test.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+from scipy import stats
+
+from data.journal import read_records
+from drzero.loop.changes import by_benchmark
+from drzero.recipe.errors import CheckError
+from drzero.recipe.tables import console, new_table
+from drzero.stages.environment_scores import mean_interval
+from drzero.stages.scores import ANSWERS, REPORT, Records
+
+
+def run_compare(arguments: Sequence[str]) -> None:
+    """Print how the second evaluation differs from the first; raises CheckError where nothing can be
+    compared."""
+    if len(arguments) != 2:
+        raise CheckError("compare takes two folders of evaluations: drzero compare BEFORE AFTER")
+    before, after = (_records(Path(folder)) for folder in arguments)
+    changes = by_benchmark(before, after)
+    if not changes:
+        raise CheckError(f"{arguments[0]} and {arguments[1]} have answered nothing in common")
+    for warning in _differing_conditions(*map(Path, arguments)):
+        print(warning)
+    table = _table("right, exact McNemar test", "won", "lost")
+    for name, change in changes.items():
+        shares = (f"{change.before:.3f}", f"{change.after:.3f}", f"{change.effect:+.3f}")
+        interval = f"[{change.low:+.3f}, {change.high:+.3f}]"
+        won = (str(change.gained), str(change.lost))
+        table.add_row(name, str(change.n), *shares, interval, f"{change.p:.2g}", *won)
+    console().print(table)
+    if rewards := paired_rewards(before, after):
+        console().print(_rewards_table(rewards))
+
+
+def paired_rewards(before: Records, after: Records) -> list[tuple[float, float]]:
+    """The rewards of what both have played, in pairs; none of benchmark questions, which have no reward."""
+    was = {(record["benchmark"], record["key"]): record["reward"] for record in before if "reward" in record}
+    pairs = [(was.get((r["benchmark"], r["key"])), r["reward"]) for r in after if "reward" in r]
+    return [(float(first), float(second)) for first, second in pairs if first is not None]
+
+
+def _rewards_table(pairs: Sequence[tuple[float, float]]) -> Table:
+    changes = [after - before for before, after in pairs]
+    low, high = mean_interval(changes)
+    # Of equal pairs there is nothing to rank.
+    p = float(stats.wilcoxon(changes, zero_method="zsplit").pvalue) if any(changes) else 1.0
+    means = [fmean(column) for column in zip(*pairs, strict=True)]
+    table = _table("reward, Wilcoxon's signed-rank test")
+    interval = "–" if low is None or high is None else f"[{low:+.3f}, {high:+.3f}]"
+    shown = (f"{means[0]:.3f}", f"{means[1]:.3f}", f"{fmean(changes):+.3f}")
+    table.add_row("all", str(len(pairs)), *shown, interval, f"{p:.2g}")
+    return table
+
+
+def _table(title: str, *more: str) -> Table:
+    columns = ("n", "before", "after", "change", "95 % interval", "p", *more)
+    return new_table(title, "", *(f">{column}" for column in columns))
+
+
+def _records(folder: Path) -> Records:
+    """The answers of an evaluation to what it was last asked."""
+    if not (folder / REPORT).is_file() or not (folder / ANSWERS).is_file():
+        raise CheckError(
+            f"{folder} is no finished evaluation: it has no {REPORT} (drzero evaluate writes one)"
+        )
+    asked = _report(folder)["benchmarks"]
+    return [record for record in read_records(folder / ANSWERS) if record["benchmark"] in asked]
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / REPORT).read_text(encoding="utf-8")))
+
+
+def _differing_conditions(before: Path, after: Path) -> list[str]:
+    """A line for each condition, besides the model, in which the two differ."""
+    was, now = (_report(folder)["conditions"] for folder in (before, after))
+    return [
+        f"note: {key} was {was.get(key)!r} and is {now.get(key)!r}"
+        for key in sorted({*was, *now} - {"model"})
+        if was.get(key) != now.get(key)
+    ]

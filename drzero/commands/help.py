@@ -1,0 +1,115 @@
+"""What `drzero COMMAND --help` prints: the command's docstring, and its config keys with their defaults.
+
+    print(command_help("drzero.stages.evaluate", "evaluate"))
+
+Nothing of the command itself is imported, nor Hydra: the docstring is read from the source, the keys from
+`drzero.recipe.settings`, and from the stage's own file in `config/` the defaults that it changes.
+"""
+
+import ast
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drzero.recipe.settings.key import Key, as_yaml
+from drzero.recipe.settings.schema import own_keys, schema_of
+from environments.registry import BUILT_IN
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+GROUPS = ("model", "hardware", "compute", "rollout", "mode", "env", "loop")
+"""Those whose option a command line chooses."""
+_WIDTH = (60, 110)
+"""Characters of a line: at least, at most."""
+
+
+def command_help(module: str, stage: str | None, places: Sequence[str] = ()) -> str:
+    """The help of a command in `module`; with the keys of `stage`, its own or those at or below `places`."""
+    parts = [docstring(module)]
+    if stage is not None:
+        parts += stage_keys(stage, places)
+    return "\n\n".join(parts)
+
+
+def docstring(module: str) -> str:
+    """The docstring of a module, read without importing it."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or module
+
+
+def stage_keys(stage: str, places: Sequence[str] = ()) -> Iterator[str]:
+    """The paragraphs about a stage's keys: listed ones in full, the others by name."""
+    schema = schema_of(stage)
+    listed = own_keys(stage)
+    if places:
+        listed = [key for key in schema.keys.values() if _is_at(key.name, places)]
+    if listed:
+        yield "\n".join(["Keys, written KEY=VALUE:", *_entries(listed, _composed(stage))])
+    names = {key.name for key in listed}
+    if not places and (others := [name for name in schema.changing_results() if name not in names]):
+        yield _wrapped("Its results also depend on: ", others)
+    rest = dict.fromkeys(name.partition(".")[0] for name in schema.keys if name not in names)
+    if not places and rest:
+        yield _wrapped("Other keys and groups of keys: ", rest)
+    if not places:
+        # A loop chooses for its stages, and only it has loop=.
+        without = () if stage == "evolve" else ("loop",) if schema.has_verl else ("loop", "mode")
+        groups = [group for group in GROUPS if group not in without]
+        yield _wrapped("Groups, written GROUP=OPTION: ", (f"{g} ({_options(g, stage)})" for g in groups))
+    where = ["`drzero config KEY` has a key in full", "docs/config.md all"]
+    if schema.has_verl:
+        where.append("veRL's YAML files its own (trainer.…, data.…, actor_rollout_ref.…)")
+    yield _wrapped("", where)
+
+
+def _options(group: str, stage: str) -> str:
+    options = ", ".join(sorted(path.stem for path in (CONFIG / group).glob("*.yaml")))
+    if group == "model":
+        return f"{options}, any hub id or folder"
+    if group == "env" and stage in ("train", "evaluate"):  # the corpora are no environments to train in
+        corpora = [options] if stage == "evaluate" else []
+        return ", ".join([*corpora, *sorted(BUILT_IN), "one of your own, verifiers:NAME"])
+    return options
+
+
+def _is_at(name: str, places: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{place}.") for place in places)
+
+
+def _entries(keys: Iterable[Key], composed: dict[str, Any]) -> Iterator[str]:
+    """Of each key a line with what it takes and its default, and below it what it is for."""
+    for key in keys:
+        default = _found(composed, key.name, key.default)
+        yield f"\n  {key.name}  ({key.allowed}; default {as_yaml(default)})"
+        yield textwrap.fill(key.limits.doc, _width(), initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def _composed(stage: str) -> dict[str, Any]:
+    """The stage's own file, which may set other defaults; a group's may set others again."""
+    text = (CONFIG / f"{stage}.yaml").read_text(encoding="utf-8")
+    return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {})
+
+
+def _found(tree: Any, name: str, otherwise: Any) -> Any:
+    for part in name.split("."):
+        if not isinstance(tree, dict) or part not in tree:
+            return otherwise
+        tree = tree[part]
+    return tree
+
+
+def _wrapped(head: str, words: Iterable[str]) -> str:
+    # A name may have a hyphen, at which no line ends.
+    return textwrap.fill(
+        head + ", ".join(words) + ".", _width(), subsequent_indent="  ", break_on_hyphens=False
+    )
+
+
+def _width() -> int:
+    low, high = _WIDTH
+    return max(low, min(high, shutil.get_terminal_size((high, 24)).columns))

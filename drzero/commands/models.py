@@ -1,0 +1,132 @@
+"""`drzero list-models` and `drzero fetch-models STAGE overrides…`: the models by name, and their download.
+
+    drzero list-models                                  the options of model=, their size, and which are local
+    drzero fetch-models challenger model=qwen2.5-3b     downloads the stage's models into the hub's cache
+
+A machine with GPUs costs the same while it downloads, and trainer and servers would all wait for the same
+files. So the launcher runs fetch-models on a CPU before it requests GPUs. Model folders and complete cache
+entries are skipped; the hub's own client resumes an interrupted download.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+from huggingface_hub import is_offline_mode, list_repo_files, snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.file_download import repo_folder_name
+from omegaconf import DictConfig, OmegaConf
+
+from drzero.loop.plan import compose_loop, plan_loop
+from drzero.ops.console import say
+from drzero.preflight.context import CheckContext, Readings
+from drzero.preflight.machine import declared_machine
+from drzero.preflight.model_shape import load_shape
+from drzero.preflight.models import HUB_ID
+from drzero.preflight.run import STAGE_NAMES
+from drzero.recipe.compose import CONFIG_DIR, compose_stage, resolve
+from drzero.recipe.errors import CheckError
+from drzero.recipe.tables import console, new_table
+
+_CONFIGS = (".json", ".txt", ".model", ".jinja", ".py")
+"""Files wanted of every repository end so: configs, tokenizer, chat template, code."""
+_OTHER_FORMATS = ("onnx/", "openvino/", "original/", "coreml/", "metal/")
+"""Folders with the same weights in formats of other programs."""
+
+
+def run_fetch_models(arguments: Sequence[str]) -> None:
+    """Download the models of a stage, or of all stages of `evolve`.
+
+    Raises OverrideError if the config does not compose, CheckError with the model's key if the hub has no
+    such model, requires a signed licence for it, or cannot be reached.
+    """
+    if not arguments:
+        raise CheckError("fetch-models: name a stage, for example `drzero fetch-models challenger`")
+    named, *overrides = arguments
+    wanted: dict[str, str] = {}
+    stage = named.replace("-", "_")
+    if stage.replace("_", "-") not in STAGE_NAMES:
+        near = difflib.get_close_matches(named, STAGE_NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise CheckError(f"there is no stage {named!r}: {hint}stages are {', '.join(STAGE_NAMES)}")
+    runs = [(stage, overrides)]
+    if stage == "evolve":
+        runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(overrides))]
+    for name, of_stage in runs:
+        for key, model in _hub_models(name, resolve(compose_stage(name, of_stage))):
+            wanted.setdefault(model, key)
+    if is_offline_mode():
+        say("fetch-models", "HF_HUB_OFFLINE is set: nothing is downloaded")
+        return
+    for model, key in wanted.items():
+        try:
+            files = wanted_files(list_repo_files(model))
+            say("fetch-models", f"{model}: {len(files)} files from the hub, or from the cache")
+            snapshot_download(model, allow_patterns=files)
+        # The hub client's errors are OSError or ValueError; a failed connection is httpx's.
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            raise CheckError(
+                f"{key}: {model} could not be downloaded from the hub: {' '.join(str(error).split())}. "
+                "Correct the name, sign its licence and set HF_TOKEN, or name a folder that has it"
+            ) from error
+
+
+def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Key and hub id of every model that the stage loads, its embedder included."""
+    machine = declared_machine(config, starting=False)
+    context = CheckContext(config, stage, machine, starting=False, ahead=False, readings=Readings())
+    models = dict(context.models())
+    if stage == "merge":
+        models["start_model"] = str(config.start_model)
+    if context.searches or stage == "prepare_data":
+        models["retrieval.embedder"] = str(config.retrieval.embedder)
+    for key, model in models.items():
+        if HUB_ID.fullmatch(model) and not Path(model).exists():
+            yield key, model
+
+
+def wanted_files(names: Sequence[str]) -> list[str]:
+    """The files of a repository that our programs load: configs, and the weights in one format."""
+    own = [name for name in names if not name.startswith(_OTHER_FORMATS)]
+    configs = [name for name in own if name.endswith(_CONFIGS)]
+    weights = [name for name in own if name.endswith(".safetensors")]
+    return sorted({*configs, *(weights or [name for name in own if name.endswith(".bin")])})
+
+
+BYTES_PER_WEIGHT = 2  # bfloat16, as most weights on the hub are
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+def run_list_models(overrides: Sequence[str]) -> None:
+    """Print every option of the group model/, with the paths that `overrides` set."""
+    table = new_table("models", "model=", "weights", "state", ">GB")
+    paths = {"paths": compose_stage("merge", overrides).paths}
+    for file in sorted((CONFIG_DIR / "model").glob("*.yaml")):
+        base_model = OmegaConf.merge(paths, OmegaConf.load(file)).base_model
+        state, gb = state_and_size(file.stem, base_model)
+        table.add_row(file.stem, base_model, state, f"{gb:.1f}" if gb else "–")
+    console().print(table)
+    print("Any other model by its hub id or folder: model=OWNER/NAME, model=./FOLDER (docs/models.md)")
+
+
+def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:
+    """Where an option's weights are, or how they get here; and their size in GB, None if unknown."""
+    from_hub = not Path(base_model).is_absolute()
+    folder = Path(base_model)
+    if from_hub:
+        folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=base_model, repo_type="model") / "snapshots"
+    if size := weights_bytes(folder):
+        return "cached" if from_hub else "local", size / 1e9
+    shape = load_shape(base_model)
+    gb = shape.parameters * BYTES_PER_WEIGHT / 1e9 if shape else None
+    if from_hub:
+        return "to be downloaded from the hub", gb
+    unpacked = name in ("demo-policy", "smollm2-135m")
+    return "unpacked by drzero demo-data" if unpacked else "missing: copy it there", gb
+
+
+def weights_bytes(folder: Path) -> int:
+    """Bytes of the weight files below a folder; 0 if there are none."""
+    files = [file for pattern in _WEIGHTS for file in folder.rglob(pattern)] if folder.is_dir() else []
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,36 @@
+"""`drzero preflight STAGE overrides… [--json]`: what would go wrong, before anything is paid for.
+
+    drzero preflight challenger hardware=8xh100 model=qwen2.5-7b
+    drzero preflight evolve loop=demo                    every stage of a loop, and the cost of all together
+    drzero preflight solver iteration=2 --json           for other programs
+
+Prints the findings, the memory ledger and the estimate of time and cost; exits with 2 on an error
+(docs/preflight.md).
+"""
+
+import difflib
+from collections.abc import Sequence
+
+from drzero.loop.preflight import preflight_stage
+from drzero.preflight.finding import refusal
+from drzero.preflight.report import as_json, print_reports
+from drzero.preflight.run import STAGE_NAMES
+
+
+def run_preflight(arguments: Sequence[str]) -> int:
+    """Check one stage, or all of `evolve`, and print the reports; returns the exit code.
+
+    Raises PreflightFailed when the first argument is no stage.
+    """
+    words = [word for word in arguments if word != "--json"]
+    if not words or words[0] not in STAGE_NAMES:
+        near = difflib.get_close_matches(words[0], STAGE_NAMES, n=1) if words else []
+        why = f"there is no stage {words[0]!r}" if words else "preflight checks one stage"
+        why += f", did you mean {near[0]!r}?" if near else ""
+        raise refusal("stage", why, f"choose one of {', '.join(STAGE_NAMES)}")
+    reports = preflight_stage(words[0], words[1:])
+    if "--json" in arguments:
+        print(as_json(reports))
+    else:
+        print_reports(reports)
+    return 2 if any(report.errors for report in reports) else 0

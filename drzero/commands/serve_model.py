@@ -1,0 +1,161 @@
+"""`drzero serve-model`: a model behind OpenAI's requests, until it is interrupted: to try an agent on.
+
+    drzero serve-model model=smollm2-135m port=8080
+    drzero serve-model model=Qwen/Qwen2.5-3B-Instruct rollout=sglang background=true
+    drzero serve-model model=outputs/checkpoints/solver_iter1_hf hardware=cpu
+
+The server of a run, with its settings and checks: our reference engine, or SGLang (rollout=sglang).
+`/v1/completions`, `/v1/chat/completions` (tools, streams), `/v1/models` and `/health` answer OpenAI's own
+client; with OPENAI_API_KEY set, here or in .env, that is the bearer token that requests need, and without it
+any will do. In the background its process id, its log and the command that ends it are printed.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from drzero.commands.serve_search import address
+from drzero.ops.bearer import MODEL_KEY, bearer_of
+from drzero.ops.console import say
+from drzero.ops.errors import OutOfTime, RunFailed, UserError
+from drzero.ops.process.lock import HeldLock
+from drzero.ops.process.ports import reserve_port
+from drzero.ops.services.services import ServiceGroup
+from drzero.preflight.run import require
+from drzero.recipe.compose import resolve, write_resolved
+from drzero.recipe.errors import CheckError
+from drzero.stages.services import solver_spec
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_LOG_LINES = 15
+
+
+def run_serve_model(config: DictConfig) -> None:
+    """Serve until interrupted, or leave a process that does.
+
+    Raises PreflightFailed before the start, ServiceDied if the server ends, RunFailed if it does not start in
+    the background.
+    """
+    require(config, "serve_model")
+    with open_dict(config):
+        config.solver.port = reserve_port(config.port, config.host)
+        config.served_name = config.served_name or model_name(config.base_model)
+        add_call_form(config)
+    config = resolve(config)
+    if config.background:
+        _start(config)
+    else:
+        serve(config)
+
+
+def model_name(base_model: str) -> str:
+    """What a model is called in requests: its hub id, or the last part of its folder's path."""
+    is_hub_id = _HUB_ID.fullmatch(base_model) and not Path(base_model).is_dir()
+    return base_model if is_hub_id else Path(base_model).name
+
+
+def add_call_form(config: DictConfig) -> None:
+    """Name the form of the model's calls to the engine; raises CheckError for one that SGLang cannot read."""
+    given = config.solver.server_args
+    if config.solver.engine == "reference":
+        parser = {"call_form": config.call_form}
+    elif config.call_form == "hermes":
+        parser = {"tool_call_parser": "hermes"}
+    elif "tool_call_parser" in given:
+        parser = {}
+    else:
+        raise CheckError(
+            f"SGLang has no parser for call_form={config.call_form}: use rollout=reference, or name one of "
+            "its parsers by solver.server_args.tool_call_parser"
+        )
+    with open_dict(config):
+        config.solver.server_args = {**parser, **given}
+
+
+def serve(config: DictConfig) -> None:
+    """Serve in this process's foreground; raises ServiceDied if the server ends."""
+    folder = Path(config.run.dir)
+    spec = replace(solver_spec(config, "model", config.served_name), relays=True)
+    with HeldLock(folder / "lock"), ServiceGroup([spec]) as services:
+        _describe(config)
+        say("serve-model", "Ctrl-C ends it")
+        try:
+            while True:
+                services.check()
+                time.sleep(0.5)
+        except (KeyboardInterrupt, SystemExit):  # how it is meant to end
+            services.events.add("exit", "serve-model", "ended as asked", code=0)
+            raise
+
+
+def _describe(config: DictConfig) -> None:
+    url = f"{address(config.solver.host, config.solver.port)}/v1"
+    token = f"the bearer token in {MODEL_KEY}" if bearer_of(MODEL_KEY) else "no token, or any"
+    say("serve-model", f"{url} answers for the model {config.served_name!r}, with {token}. For an agent:")
+    # Alone on its line, so that it can be copied.
+    print(f"\nexport OPENAI_BASE_URL={url}\n", flush=True)
+
+
+def _start(config: DictConfig) -> None:
+    """Start the server in a session of its own, wait until it answers, and say how it is ended."""
+    log = Path(config.run.dir) / "logs" / "serve_model.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "drzero.commands.serve_model", str(write_resolved(config))]
+    with log.open("a", encoding="utf-8") as output:
+        output.write(f"{shlex.join(command)}\n")
+        output.flush()
+        from_here = output.tell()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _await_health(config, process, log, from_here)
+    except BaseException:  # also Ctrl-C: what was not reported must not stay
+        process.terminate()
+        process.wait()
+        raise
+    _describe(config)
+    say("serve-model", f"it runs as pid {process.pid}, its log is {log}; `kill {process.pid}` ends it")
+
+
+def _await_health(config: DictConfig, process: "subprocess.Popen[bytes]", log: Path, from_here: int) -> None:
+    url = f"{address(config.solver.host, config.solver.port)}/health"
+    deadline = time.monotonic() + config.solver.startup_budget_s
+    while time.monotonic() < deadline:
+        if (code := process.poll()) is not None:
+            said = log.read_bytes()[from_here:].decode(errors="replace").splitlines()[-_LOG_LINES:]
+            lines = "\n".join(f"  {line}" for line in said)
+            raise RunFailed(f"the server ended with exit code {code}; last lines:\n{lines}\nlog: {log}")
+        with suppress(httpx.TransportError):
+            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
+                return
+        time.sleep(0.2)
+    budget = f"solver.startup_budget_s={config.solver.startup_budget_s:g}"
+    raise RunFailed(f"the server does not answer within {budget}; log: {log}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve by a resolved config, which another process has checked; returns the exit code."""
+    (path,) = sys.argv[1:] if arguments is None else arguments
+    try:
+        serve(DictConfig(OmegaConf.load(path)))
+    except (UserError, RunFailed, OutOfTime) as error:
+        print(f"serve-model: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""`drzero status`: how far the self-evolution loop is, as a table.
+
+    drzero status                                        that under outputs/checkpoints, or its seeds'
+    drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
+
+Reads only the loops' manifests, so it may be asked at any time.
+"""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from drzero.loop.manifest import Manifest
+from drzero.loop.report import print_loop
+from drzero.ops.process.lock import lock_is_held
+
+
+def run_status(config: DictConfig) -> None:
+    """Print the table of the loop under `paths.checkpoints`, and of each seed's; else FileNotFoundError."""
+    root = Path(config.paths.checkpoints)
+    found = [root / "evolve", *sorted(root.glob("seed*/evolve"))]
+    loops = [folder for folder in found if (folder / "manifest.json").is_file()]
+    if not loops:
+        raise FileNotFoundError(
+            f"no loop has been started under {root}: start one with `drzero evolve`, or name its "
+            "place with paths.checkpoints=…"
+        )
+    for folder in loops:
+        manifest = Manifest(folder / "manifest.json")
+        title = "self-evolution loop" + ("" if folder.parent == root else f", {folder.parent.name}")
+        print_loop(manifest, list(manifest.entries), title, running=lock_is_held(folder / "lock"))

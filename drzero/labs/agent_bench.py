@@ -1,0 +1,261 @@
+"""`drzero agent-bench`: runs of an agent of your own against a served model, before it trains.
+
+    drzero agent-bench my_agent.py:MyAgent                            one item, every model call shown
+    drzero agent-bench my_agent.MyAgent mode=sample data=questions.jsonl n=16
+    drzero agent-bench my_agent.MyAgent mode=concurrent data=questions.jsonl batch_size=64 group_size=8
+    drzero agent-bench wordle model=wordle-policy mode=concurrent     one of ours: any environment's name
+    drzero agent-bench train env=wordle mode=rollout batches=2        veRL's agent loop, in a stage's trainer
+
+An agent is a class with `async def run(self, data, **extra_kwargs)` that returns a reward or a dict of them;
+it gets `base_url` and `api_key`, and finds them in OPENAI_BASE_URL and OPENAI_API_KEY. The model is that of
+endpoint=, such as `drzero serve-model` has it. A recording proxy on loopback sees each call. Printed are
+latencies, calls, tokens, failures by cause, how long the event loop stood still and in which line, and what
+was left open. Failed runs are kept in failures.jsonl in the run's folder; any fault makes the exit code 1.
+mode=single runs in this very process, so that a debugger stops in it: `python -m pdb -m drzero.cli
+agent-bench …`, or an IDE with the module drzero.cli.
+
+mode=rollout is for the stages that train: challenger, solver, train. The stage's own trainer starts, with the
+memory of a run, rolls batches of its prompts out, scores them, and changes no weights
+(`drzero.labs.agent_rollout`). All other words are the stage's; endpoint=, data= and n= are not for it.
+"""
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from drzero.labs.agents.builtin import environment_agent
+from drzero.labs.agents.contract import AgentClass, RewardRule
+from drzero.labs.agents.load import EXAMPLE, is_class, load_agent, load_items
+from drzero.labs.agents.proxy import Call, Recorder, readable
+from drzero.labs.agents.report import failed_share, faults, print_bench, print_runs, record
+from drzero.labs.agents.runs import NO_KEY, Bench, Plan, Run, play
+from drzero.ops.bearer import MODEL_KEY, bearer_of
+from drzero.ops.console import say, set_verbose
+from drzero.ops.errors import RunFailed
+from drzero.ops.files import write_jsonl
+from drzero.ops.process.lock import HeldLock
+from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.services.services import ServiceGroup
+from drzero.ops.supervisor import ending
+from drzero.preflight.tokenizers import load_chat_tokenizer
+from drzero.recipe.compose import compose_stage, resolve, write_resolved
+from drzero.recipe.environment import load_taskset, rows_of
+from drzero.recipe.errors import CheckError
+from drzero.stages.endpoint import base_of, served_name, served_names
+from drzero.stages.services import choose_ports, search_spec
+
+_NAME = "agent-bench"
+FAILURES = "failures.jsonl"
+BASE_URL = "OPENAI_BASE_URL"
+_USUAL = "http://127.0.0.1:8080/v1"
+"""Where serve-model is by default."""
+
+
+STAGES = ("challenger", "solver", "train")
+"""What mode=rollout plays."""
+_SHORT = {"data": "data_file", "mode": "run_mode"}
+"""Keys as they are typed, whose names are groups of config/ or of keys."""
+_OF_ROLLOUT = ("agent=", "run_mode=", "batches=", "reward_range=")
+"""The overrides of mode=rollout that are not the stage's."""
+
+
+class AgentFaulty(RunFailed):
+    """The runs have shown what must change before the agent trains; the message has it line by line."""
+
+
+def run_agent_bench(arguments: Sequence[str]) -> None:
+    """Run the agent, or a stage's rollouts, print what was seen, and keep the failures.
+
+    Raises CheckError or PreflightFailed before the first run, and AgentFaulty if a run failed, the event loop
+    stood still for too long, or anything was left open.
+    """
+    overrides = agent_bench_overrides(arguments)
+    name = arguments[0]
+    if name in STAGES:
+        _bench_stage(name, overrides)
+        return
+    config = compose_stage("agent_bench", overrides)
+    set_verbose(config.verbose)
+    if config.run_mode == "rollout":
+        yours = "a class of your own has no part in it" if is_class(name) else f"write `train env={name}`"
+        raise CheckError(
+            f"mode=rollout is veRL's agent loop in the trainer of a stage ({', '.join(STAGES)}): {yours}"
+        )
+    _bench_agent(config)
+
+
+def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
+    """Overrides in Hydra's grammar: the first word is the agent, `data=` and `mode=` are keys of its own.
+
+    A stage has a mode= too: only mode=rollout is the command's there.
+    """
+    if not arguments or "=" in arguments[0]:
+        raise CheckError(
+            "name the agent first: module:Class, module.Class, path.py:Class, an environment, or a stage"
+        )
+    name, *words = arguments
+    if name in STAGES:
+        return [f"agent={name}", *("run_mode=rollout" if word == "mode=rollout" else word for word in words)]
+    named = [f"agent={name}"] if is_class(name) else [f"agent={name}", f"env={name}"]
+    written = (word.partition("=") for word in words)
+    return [*named, *(f"{_SHORT.get(key, key)}{sign}{value}" for key, sign, value in written)]
+
+
+def _bench_stage(stage: str, overrides: Sequence[str]) -> None:
+    from drzero.labs.agent_rollout import run_rollouts  # with torch: an agent's runs need none of it
+
+    own = [word for word in overrides if word.startswith(_OF_ROLLOUT)]
+    bench = compose_stage("agent_bench", own)
+    if bench.run_mode != "rollout":
+        raise CheckError(f"{stage} is a stage, which only mode=rollout runs: its trainer, without an update")
+    done = run_rollouts(stage, [word for word in overrides if word not in own], bench.batches, _rule(bench))
+    failed = [run for run in done.runs if run.failure is not None]
+    kept = _keep(failed, done.folder)
+    found = [failed_share(done.runs)] if failed else []
+    if done.ended:
+        found.append(f"the trainer ended early: {done.ended}")
+    with _ending(done.folder):
+        print_runs(done.runs, done.seconds, done.figures, done.title)
+        _conclude(found, kept)
+
+
+def _bench_agent(config: DictConfig) -> None:
+    if not is_class(config.agent):  # an environment may search
+        choose_ports(config)
+    config = resolve(config)
+    base = base_of(config.endpoint or os.environ.get(BASE_URL) or _USUAL)
+    name = served_name_of(config, base)
+    folder = Path(config.run.dir)
+    size = config.group_size if config.run_mode == "concurrent" else 1
+    items_said = "1 item" if _size(config) == 1 else f"{_size(config)} items"
+    with _agent_and_items(config, name) as (agent, items), HeldLock(folder / "lock"):
+        write_resolved(config)
+        shown = f"{agent.name}, {config.run_mode}: {items_said}{f' × {size}' if size > 1 else ''}"
+        EventLog(folder / "logs" / EVENTS_FILE).add("start", _NAME, f"starting: {shown}")
+        with _ending(folder):
+            bench = run_bench(config, agent, items, base)
+            kept = _keep(bench.failed, folder)
+            print_bench(bench, shown)
+            _conclude(list(faults(bench, None if config.run_mode == "single" else config.max_pause_s)), kept)
+
+
+def _ending(folder: Path) -> AbstractContextManager[None]:
+    return ending(EventLog(folder / "logs" / EVENTS_FILE), _NAME, "no fault was seen")
+
+
+def run_bench(config: DictConfig, agent: AgentClass, items: Sequence[Any], base_url: str) -> Bench:
+    """The runs of a resolved config on some of the items, in this thread."""
+    plan = Plan(
+        group_size=config.group_size if config.run_mode == "concurrent" else 1,
+        at_once=config.run_mode == "concurrent",
+        deadline_s=config.deadline_s,
+        reward=_rule(config),
+        api_key=bearer_of(MODEL_KEY) or NO_KEY,
+    )
+    order = [0] if config.run_mode == "single" else choose(len(items), _size(config), config.data.seed)
+    shows = _show_call if config.run_mode == "single" else lambda call: None
+    with Recorder(base_url, shows) as recorder, _environment(recorder.url(), plan.api_key):
+        bench = asyncio.run(play(agent, [items[number] for number in order], plan, recorder))
+    for run in bench.runs:
+        run.item = order[run.number // plan.group_size]
+    return bench
+
+
+def _rule(config: DictConfig) -> RewardRule:
+    if config.reward_range is not None and len(config.reward_range) != 2:
+        raise CheckError(f"reward_range={list(config.reward_range)}: write [least,greatest]")
+    return RewardRule(*(config.reward_range or ()))
+
+
+def served_name_of(config: DictConfig, base: str) -> str:
+    """The name of the endpoint's model, which shows that it answers; PreflightFailed if it does not."""
+    if is_class(config.agent):
+        return ", ".join(served_names(base, MODEL_KEY))
+    return served_name(base, config.endpoint_model, MODEL_KEY)
+
+
+@contextmanager
+def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[AgentClass, list[Any]]]:
+    """The agent and what it plays, with the services that it needs."""
+    _rule(config)  # before anything starts
+    services: Any = nullcontext()
+    if is_class(config.agent):
+        agent = load_agent(config.agent, dict(config.agent_options))
+        items = load_items(Path(config.data_file)) if config.data_file else [EXAMPLE]
+    else:
+        taskset = load_taskset(config)
+        tokenizer = load_chat_tokenizer(config.base_model, "base_model")
+        agent = environment_agent(config, taskset, tokenizer, model)
+        rows = rows_of(taskset, "eval", _size(config), config.data.seed)
+        items = [{"id": row.id, "data": dict(row.data)} for row in rows]
+        if taskset.needs_retrieval:
+            services = ServiceGroup([search_spec(config)])
+    with services:
+        yield agent, items
+
+
+def _size(config: DictConfig) -> int:
+    return {"single": 1, "sample": config.n, "concurrent": config.batch_size}[config.run_mode]
+
+
+def choose(items: int, n: int, seed: int) -> list[int]:
+    """The numbers of `n` items by a seed; fewer items are taken again and again."""
+    order = random.Random(seed).sample(range(items), items)
+    return [order[number % items] for number in range(n)]
+
+
+@contextmanager
+def _environment(base_url: str, api_key: str) -> Iterator[None]:
+    """The two variables by which OpenAI's client finds a server, for agents that read them."""
+    before = {name: os.environ.get(name) for name in (BASE_URL, MODEL_KEY)}
+    os.environ |= {BASE_URL: base_url, MODEL_KEY: api_key}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)  # an agent may have removed it
+            if value is not None:
+                os.environ[name] = value
+
+
+def _show_call(call: Call) -> None:
+    """Print a call of the model as it ends."""
+    tokens = "?" if call.tokens_out is None else f"{call.tokens_in} + {call.tokens_out}"
+    say("call", f"{call.path}: {call.status or 'no answer'} in {call.seconds:.2f} s, {tokens} tokens")
+    for mark, body in (("", call.request), ("→ ", readable(call.answer.encode()))):
+        shown = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+        print(f"{mark}{_without_key(shown)}", flush=True)
+
+
+def _as_json(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records whose items may be anything that parquet holds."""
+    return [dict(json.loads(_without_key(json.dumps(one, default=str)))) for one in records]
+
+
+def _without_key(text: str) -> str:
+    """The text without the key, which servers repeat in what they say of a wrong one."""
+    key = os.environ.get(MODEL_KEY) or NO_KEY
+    return text if key == NO_KEY else text.replace(key, "***")
+
+
+def _keep(failed: Sequence[Run], folder: Path) -> Path | None:
+    """Write the failed runs of this bench in place of the last one's; returns the file, None without any."""
+    (folder / FAILURES).unlink(missing_ok=True)
+    if not failed:
+        return None
+    write_jsonl(folder / FAILURES, _as_json([record(run) for run in failed]))
+    return folder / FAILURES
+
+
+def _conclude(found: Sequence[str], failures: Path | None) -> None:
+    if not found:
+        return
+    kept = [f"the failed runs with their calls: {failures}"] if failures else []
+    raise AgentFaulty("\n  ".join(["the agent is not ready to train:", *found, *kept]))

@@ -1,0 +1,131 @@
+"""Finds an agent by the words that a user types, and its items.
+
+    load_agent("my_agent:MyAgent", {})           # also my_agent.MyAgent, and path/to/my_agent.py:MyAgent
+    load_items(Path("questions.jsonl"))          # one mapping a row
+
+The current folder is where modules are looked for first, as Python does for a script.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from drzero.labs.agents.contract import AgentClass
+from drzero.ops.files import open_regular
+from drzero.recipe.errors import CheckError
+from environments.fault import one_line
+
+EXAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": "List 3 countries and their capitals."}]}
+"""The item where none are given."""
+
+
+def is_class(name: str) -> bool:
+    """Whether a name is that of a class, and not of an environment."""
+    return "." in name or (":" in name and not name.startswith("verifiers:"))
+
+
+def load_agent(name: str, options: Mapping[str, Any]) -> AgentClass:
+    """The class of that name; raises CheckError where there is none, or it is no agent."""
+    place, _, member = name.partition(":") if ":" in name else name.rpartition(".")
+    if not place or not member:
+        raise CheckError(f"{name!r} names no class: write module:Class, module.Class or path.py:Class")
+    module = _from_file(Path(place), name) if place.endswith(".py") else _imported(place, name)
+    cls = getattr(module, member, None)
+    if not isinstance(cls, type):
+        found = sorted(
+            one for one, value in vars(module).items() if isinstance(value, type) and hasattr(value, "run")
+        )
+        there = f"it has {', '.join(found)}" if found else "it has no class with a method run"
+        raise CheckError(f"{name}: {place} has no class {member!r}; {there}")
+    _check_run(name, cls)
+    return AgentClass(name, lambda: cls(**options), Path(inspect.getfile(cls)).resolve().parent)
+
+
+def _check_run(name: str, cls: type) -> None:
+    """Raise CheckError unless the class has `async def run(self, data, **extra_kwargs)`."""
+    wanted = "an agent has `async def run(self, data, **extra_kwargs)`"
+    run = getattr(cls, "run", None)
+    if not callable(run):
+        raise CheckError(f"{name} has no method run: {wanted}")
+    if not inspect.iscoroutinefunction(run):
+        raise CheckError(f"{name}.run is not async: {wanted}")
+    try:
+        inspect.signature(run).bind(None, {}, base_url="", api_key="")
+    except TypeError as error:
+        raise CheckError(
+            f"{name}.run does not take data, base_url and api_key ({error}): {wanted}"
+        ) from error
+
+
+def _imported(module: str, name: str) -> ModuleType:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A module that the agent's own imports is a fault of its code.
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise CheckError(f"{name}: there is no module {module!r} here or among the packages") from error
+        raise CheckError(f"{name} cannot be imported: {one_line(error)}") from error
+    # The user's code: any error there is the agent's, and reported in one line with its place.
+    except Exception as error:
+        raise CheckError(f"{name} cannot be imported: {one_line(error)}") from error
+
+
+def _from_file(file: Path, name: str) -> ModuleType:
+    if not file.is_file():
+        raise CheckError(f"{name}: there is no file {file}")
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:  # its own neighbours, as for a script
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(f"drzero_agent_{file.stem}", file.resolve())
+    assert spec is not None and spec.loader is not None  # it is a file that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # before it runs: its own dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    # As above.
+    except Exception as error:
+        raise CheckError(f"{name} cannot be imported: {one_line(error)}") from error
+    return module
+
+
+def load_items(file: Path) -> list[Any]:
+    """The rows of a .jsonl or .parquet file; raises CheckError for another, an empty or a broken one."""
+    try:
+        if file.suffix == ".parquet":
+            items = pq.read_table(file).to_pylist()
+        elif file.suffix == ".jsonl":
+            items = _json_lines(file)
+        else:
+            raise CheckError(f"data={file}: a .jsonl or .parquet file is read")
+    except (OSError, ValueError) as error:
+        raise CheckError(f"data={file} cannot be read: {error}") from error
+    if not items:
+        raise CheckError(f"data={file} has no items")
+    return items
+
+
+def _json_lines(file: Path) -> list[Any]:
+    items = []
+    with open_regular(file) as handle:
+        for number, line in enumerate(handle, start=1):
+            if not line.strip():
+                continue
+            try:
+                items.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise CheckError(f"data={file}, line {number} is no JSON: {error}") from error
+            if not isinstance(items[-1], dict):
+                raise CheckError(
+                    f"data={file}, line {number} is {type(items[-1]).__name__}, not a JSON object"
+                )
+    return items

@@ -1,0 +1,250 @@
+"""A proxy on loopback in front of the model: it sees every call of an agent, whatever framework makes it.
+
+    with Recorder("http://127.0.0.1:8080/v1") as recorder:
+        await agent.run(item, base_url=recorder.url(run=3), api_key=key)
+        calls = recorder.take(3)
+
+Each run has an address of its own (`/run/3/v1`), so that a call is known to be that run's; a call to the
+plain address, which agents find in OPENAI_BASE_URL, belongs to none. The proxy works in a thread of its own:
+an agent that blocks its event loop blocks no answer. Headers are passed on and never recorded.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from drzero.ops.disconnect import unless_gone
+from verl_ext.method.chat_endpoint import is_loopback
+
+_OF_ONE_HOP = {"connection", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+_BACKLOG = 4096
+
+
+@dataclass
+class Call:
+    """One request to the model, and its answer."""
+
+    run: int | None
+    path: str
+    started: float
+    request: Any = None
+    """The body: of JSON its value, else the text."""
+    ended: float | None = None
+    """None while it is in flight."""
+    status: int | None = None
+    """None for a call that got no answer: the client left, or the model's server did not answer."""
+    answer: str = ""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    """As the server counts them; None where it does not say."""
+    port: int = 0
+    """The client's, which names its connection."""
+    unwanted: bool = False
+
+    def forget(self) -> None:
+        """Keep no text of it: at once, or at its end, which its client may see before the proxy does."""
+        self.unwanted = True
+        if self.ended is not None:
+            self.request, self.answer = None, ""
+
+    @property
+    def seconds(self) -> float:
+        """From the request to the end of its answer."""
+        return (self.ended or time.perf_counter()) - self.started
+
+
+@dataclass
+class Totals:
+    """Of all calls that have ended."""
+
+    calls: int = 0
+    failed: int = 0
+    """Of them, those without an answer of 200."""
+    without_usage: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    most_in_flight: int = 0
+    run_of_port: dict[int, int] = field(default_factory=dict)
+    """Which run was the last to call over a client's port."""
+
+
+class Recorder:
+    """Records calls while it is open; `on_call` is called, in its thread, with each that has ended."""
+
+    def __init__(self, base_url: str, on_call: Callable[[Call], None] = lambda call: None) -> None:
+        parts = urlsplit(base_url)
+        self._upstream, self._path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+        self._trust_env, self._on_call = not is_loopback(base_url), on_call
+        self._calls: defaultdict[int | None, list[Call]] = defaultdict(list)
+        self._in_flight = 0
+        self._serves = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._client: httpx.AsyncClient
+        self.totals = Totals()
+
+    def __enter__(self) -> Self:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        self.port = int(listener.getsockname()[1])
+        config = uvicorn.Config(
+            self._app(),
+            log_level="critical",
+            backlog=_BACKLOG,
+            # A connection that an agent leaves open is to be seen, not closed for it.
+            timeout_keep_alive=3600,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, name="recorder", daemon=True
+        )
+        self._thread.start()
+        self._serves.wait()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
+
+    def url(self, run: int | None = None) -> str:
+        """The base address for a run, or for agents that read it from the environment."""
+        of_run = "" if run is None else f"/run/{run}"
+        return f"http://127.0.0.1:{self.port}{of_run}{self._path}"
+
+    def take(self, run: int | None) -> list[Call]:
+        """The calls of a run so far, which are not kept any longer."""
+        return self._calls.pop(run, [])
+
+    def release(self) -> None:
+        """Close its own connections to the model's server that no call uses; from another thread."""
+        asyncio.run_coroutine_threadsafe(self._renew(), self._loop).result()
+
+    async def _renew(self) -> None:
+        old = self._client
+        self._client = self._new_client()
+        await old.aclose()
+
+    def _new_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self._upstream,
+            # No read timeout: the run's deadline bounds a call, and long generations are normal.
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=self._trust_env,
+        )
+
+    def _app(self) -> FastAPI:
+        @asynccontextmanager
+        async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+            self._loop, self._client = asyncio.get_running_loop(), self._new_client()
+            self._serves.set()
+            yield
+            await self._client.aclose()
+
+        app = FastAPI(openapi_url=None, lifespan=lifespan)
+
+        async def of_run(request: Request, run: int, path: str) -> Response:
+            return await self._pass_on(request, run, f"/{path}")
+
+        async def of_none(request: Request, path: str) -> Response:
+            return await self._pass_on(request, None, f"/{path}")
+
+        methods = ["GET", "POST", "PUT", "DELETE", "PATCH"]
+        app.add_api_route("/run/{run}/{path:path}", of_run, methods=methods)
+        app.add_api_route("/{path:path}", of_none, methods=methods)
+        return app
+
+    async def _pass_on(self, request: Request, run: int | None, path: str) -> Response:
+        call = Call(run, path, time.perf_counter())
+        call.port = request.client.port if request.client else 0
+        self._begin(call)
+        try:
+            body = await request.body()
+            call.request = readable(body)
+            headers = [(name, value) for name, value in request.headers.items() if name not in _OF_ONE_HOP]
+            # What is recorded is to be read.
+            headers = [(name, value) for name, value in headers if name != "accept-encoding"]
+            client = self._client
+            sent = client.build_request(
+                request.method,
+                httpx.URL(path, query=request.url.query.encode()),
+                headers=[*headers, ("accept-encoding", "identity")],
+                content=body,
+            )
+            answer = await unless_gone(request.receive, client.send(sent, stream=True))
+        except httpx.TransportError as error:
+            self._end(call, 502, f"{type(error).__name__}: {error}")
+            message = f"{self._upstream} did not answer: {type(error).__name__} {error}".rstrip()
+            return JSONResponse({"error": {"message": message, "type": "server_error"}}, status_code=502)
+        except BaseException:
+            self._end(call, None, "")
+            raise
+        if answer is None:
+            self._end(call, None, "")
+            return Response(status_code=499)
+        kept = {name: value for name, value in answer.headers.items() if name not in _OF_ONE_HOP}
+        return StreamingResponse(self._parts(call, answer), answer.status_code, kept)
+
+    async def _parts(self, call: Call, answer: httpx.Response) -> AsyncIterator[bytes]:
+        content, whole = bytearray(), False
+        try:
+            async for part in answer.aiter_raw():
+                content += part
+                yield part
+            whole = True
+        finally:
+            self._end(call, answer.status_code if whole else None, content.decode(errors="replace"))
+            await answer.aclose()
+
+    def _begin(self, call: Call) -> None:
+        self._calls[call.run].append(call)
+        if call.run is not None:
+            self.totals.run_of_port[call.port] = call.run
+        self._in_flight += 1
+        self.totals.most_in_flight = max(self.totals.most_in_flight, self._in_flight)
+
+    def _end(self, call: Call, status: int | None, answer: str) -> None:
+        call.status, call.answer = status, answer
+        self._in_flight -= 1
+        totals = self.totals
+        totals.calls += 1
+        totals.failed += status != 200
+        usage = _usage(answer) if status == 200 else {}
+        call.tokens_in, call.tokens_out = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        totals.tokens_in += call.tokens_in or 0
+        totals.tokens_out += call.tokens_out or 0
+        totals.without_usage += status == 200 and call.tokens_out is None
+        self._on_call(call)
+        call.ended = time.perf_counter()
+        if call.unwanted:
+            call.forget()
+
+
+def readable(body: bytes) -> Any:
+    """The value of a body that is JSON, else its text."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(body)
+    return body.decode(errors="replace")
+
+
+def _usage(answer: str) -> dict[str, int]:
+    """The tokens that an answer says it took, whole or as a stream; empty where it does not."""
+    lines = [line.removeprefix("data:").strip() for line in answer.splitlines() if line.startswith("data:")]
+    for text in reversed(lines) if lines else [answer]:
+        found = readable(text.encode())
+        usage = found.get("usage") if isinstance(found, dict) else None
+        if isinstance(usage, dict):
+            return {name: count for name, count in usage.items() if isinstance(count, int)}
+    return {}

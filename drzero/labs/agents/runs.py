@@ -1,0 +1,171 @@
+"""Runs of an agent, one after the other or all at once, and what is watched meanwhile.
+
+    bench = await play(agent, items, plan, recorder)
+    bench.runs[17].failure                    # None, or its cause, with the line of the agent's code
+
+A run that fails ends no other one, and is counted, never scored.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drzero.labs.agents.contract import AgentClass, RewardRule
+from drzero.labs.agents.event_loop import LoopWatch, Pause
+from drzero.labs.agents.leaks import Connection, connections, settled, tasks_left
+from drzero.labs.agents.proxy import Call, Recorder, Totals
+
+NO_KEY = "None"
+"""What OpenAI's client is given where no key is set: it asks for one."""
+
+
+@dataclass
+class Failure:
+    """Why a run has no reward."""
+
+    cause: str
+    """The exception's class and message, or what is wrong with the reward."""
+    place: str = ""
+    """The line of the agent's code."""
+    trace: str = ""
+
+
+@dataclass
+class Run:
+    """One run of the agent."""
+
+    number: int
+    item: int | None
+    """Its item's number in the data; None for a rollout of veRL's, whose row says it."""
+    data: Any
+    seconds: float = 0.0
+    returned: Any = None
+    failure: Failure | None = None
+    calls: list[Call] = field(default_factory=list)
+    """The model calls it made, as recorded."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an agent is run."""
+
+    group_size: int = 1
+    """Runs of each item."""
+    at_once: bool = False
+    deadline_s: float = 300.0
+    reward: RewardRule = field(default_factory=RewardRule)
+    api_key: str = NO_KEY
+
+
+@dataclass
+class Bench:
+    """The runs, and what was seen while they went."""
+
+    runs: list[Run]
+    seconds: float
+    totals: Totals
+    most_at_once: int
+    pause: Pause
+    latest_s: float
+    """How late the event loop was at most."""
+    left_open: Mapping[tuple[str, int], Sequence[Connection]] = field(default_factory=dict)
+    tasks_left: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Run]:
+        """The runs without a reward."""
+        return [run for run in self.runs if run.failure is not None]
+
+
+async def play(agent: AgentClass, items: Sequence[Any], plan: Plan, recorder: Recorder) -> Bench:
+    """Run the agent on every item; whatever it raises is its run's failure, and the others continue."""
+    open_before, tasks_before = connections(), asyncio.all_tasks()
+    runs = [
+        Run(number, number // plan.group_size, items[number // plan.group_size])
+        for number in range(len(items) * plan.group_size)
+    ]
+    player = _Player(agent, plan, recorder)
+    began = time.perf_counter()
+    with LoopWatch(asyncio.get_running_loop(), agent.folder) as watch:
+        if plan.at_once:
+            await asyncio.gather(*map(player.play, runs))
+        else:
+            for run in runs:
+                await player.play(run)
+        seconds = time.perf_counter() - began
+        await asyncio.to_thread(recorder.release)
+        left = await settled(open_before)
+    tasks = tasks_left(tasks_before)
+    return Bench(
+        runs, seconds, recorder.totals, player.most_at_once, watch.worst, watch.latest_s, left, tasks
+    )
+
+
+class _Player:
+    def __init__(self, agent: AgentClass, plan: Plan, recorder: Recorder) -> None:
+        self._agent, self._plan, self._recorder = agent, plan, recorder
+        self._running = 0
+        self.most_at_once = 0
+
+    async def play(self, run: Run) -> None:
+        """One run, to its reward or its failure."""
+        began = time.perf_counter()
+        self._running += 1
+        self.most_at_once = max(self.most_at_once, self._running)
+        limit = asyncio.timeout(self._plan.deadline_s)
+        try:
+            async with limit:
+                run.returned = await self._agent.make().run(
+                    run.data, base_url=self._recorder.url(run.number), api_key=self._plan.api_key
+                )
+            if fault := self._plan.reward.fault(run.returned):
+                run.failure = Failure(fault)
+        # Whatever an agent raises is what this is to find, sys.exit and a cancellation of its own included.
+        except (Exception, asyncio.CancelledError, SystemExit) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            late = isinstance(error, TimeoutError) and limit.expired()
+            run.failure = self._failure(error, late)
+        finally:
+            self._running -= 1
+            run.seconds = time.perf_counter() - began
+            run.calls = self._recorder.take(run.number)
+            if run.failure is None:
+                for call in run.calls:  # hundreds of conversations would stay in memory
+                    call.forget()
+
+    def _failure(self, error: BaseException, late: bool) -> Failure:
+        first = error
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        cause = " ".join(f"{type(first).__name__}: {first}".split())[:300].removesuffix(":")
+        if late:
+            cause = f"did not end within {self._plan.deadline_s:g} s"
+        return Failure(self._redacted(cause), self._place(first), self._redacted(_trace(error)))
+
+    def _place(self, error: BaseException) -> str:
+        """The innermost line of the agent's own code that the error passed through."""
+        own = self._agent.folder
+        frames = traceback.extract_tb(error.__traceback__)
+        in_own = [
+            one
+            for one in frames
+            if own and Path(one.filename).is_relative_to(own) and "site-packages" not in one.filename
+        ]
+        return f"{Path(in_own[-1].filename).name}:{in_own[-1].lineno}" if in_own else ""
+
+    def _redacted(self, text: str) -> str:
+        key = self._plan.api_key
+        return text if key == NO_KEY else text.replace(key, "***")
+
+
+def _trace(error: BaseException) -> str:
+    with suppress(RecursionError):
+        return "".join(traceback.format_exception(error))
+    return repr(error)[:1000]

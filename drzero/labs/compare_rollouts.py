@@ -1,0 +1,251 @@
+"""`drzero compare-rollouts`: whether an inference engine computes what Transformers computes.
+
+    drzero compare-rollouts model=demo-policy                          the engine of rollout=, started here
+    drzero compare-rollouts model=qwen2.5-3b data=my/prompts.parquet n=64 rollout=sglang
+    drzero compare-rollouts model=outputs/my_model endpoint=http://127.0.0.1:8080/v1
+    drzero compare-rollouts model=demo-policy solver.model_path=my/model    the engine with other weights
+
+Both get the same token ids. The engine continues each prompt greedily and by sampling, and draws single
+tokens at a few places; Transformers then reads all of it. Compared are greedy sequences (ties apart from true
+differences), log-probabilities, temperature, top-p and top-k, the stage's own score, and, where the server
+has chat, the prompt that it makes of messages. A table has what was found and what passes; the worst cases
+are kept in worst.jsonl of the run's folder. Exit code 1 if a check fails.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from omegaconf import DictConfig
+
+from drzero.labs.check_services import watched
+from drzero.labs.consistency.check import Check, Limits
+from drzero.labs.consistency.engine import Continued, Engine, Sampling, ServerPrompt, find_engine
+from drzero.labs.consistency.prompts import Prompt, Wording, load_prompts
+from drzero.labs.consistency.sampling import SETTINGS, Place, Setting, check_sampling, choose_places
+from drzero.ops.bearer import MODEL_KEY, bearer_headers
+from drzero.ops.console import say
+from drzero.ops.errors import RunFailed
+from drzero.ops.files import atomic_write
+from drzero.ops.process.lock import HeldLock
+from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.services.services import ServiceGroup
+from drzero.ops.supervisor import ending
+from drzero.preflight.inputs import question_fields
+from drzero.preflight.tokenizers import load_chat_tokenizer
+from drzero.recipe.compose import write_resolved
+from drzero.recipe.errors import CheckError
+from drzero.recipe.tables import console, new_table
+from drzero.stages.endpoint import base_of, served_name
+from drzero.stages.services import check_and_resolve, solver_spec
+from verl_ext.method.chat import turn_end_id
+from verl_ext.method.chat_endpoint import is_loopback
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+
+WORST = "worst.jsonl"
+_KEPT = 10
+"""Cases of a check in that file."""
+_RENDERED = 8
+"""Prompts that the server's own rendering is asked of."""
+_N = {"cpu": 8}
+"""Prompts by default, by device."""
+_USUAL_N = 64
+_OWN = ("data", "n")
+
+
+class Disagreement(RunFailed):
+    """The engine and Transformers do not compute the same; the message has the checks that say so."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """All that the engine was asked."""
+
+    greedy: list[Continued]
+    sampled: list[Continued]
+    places: list[Place]
+    drawn: dict[Setting, list[list[int]]]
+    """By setting, of each place the ids that were drawn."""
+    rendered: list[ServerPrompt | None]
+    """Of the first prompts, what the server makes of their messages."""
+
+
+def compare_overrides(arguments: Sequence[str]) -> list[str]:
+    """The command's own `data=` and `n=` as the keys that they stand for; overrides stay."""
+    return [f"compare.{word}" if word.partition("=")[0] in _OWN else word for word in arguments]
+
+
+def run_compare_rollouts(config: DictConfig) -> None:
+    """Ask the engine, then Transformers; print the table and write the worst cases.
+
+    Raises PreflightFailed, DataError or CheckError before anything starts, ServiceDied or EngineUnfit if the
+    engine does not answer, Disagreement if a check fails.
+    """
+    config = check_and_resolve(config, "compare_rollouts")
+    tokenizer = load_chat_tokenizer(config.base_model, "base_model")
+    wording = Wording(config.prompts.form, config.rollout.max_turns, question_fields(config))
+    n = config.compare.n or _N.get(config.machine.device, _USUAL_N)
+    prompts = load_prompts(config.compare.data, tokenizer, wording, n, config.data.seed)
+    folder = Path(config.run.dir)
+    events = EventLog(folder / "logs" / EVENTS_FILE)
+    with HeldLock(folder / "lock"):
+        write_resolved(config)
+        events.add("start", "compare", f"starting: {len(prompts)} prompts")
+        with ending(events, "compare", "the engine and Transformers agree"):
+            _compare(config, prompts, tokenizer)
+
+
+def _compare(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> None:
+    """Ask both sides, print the table and keep the worst cases; raises Disagreement."""
+    worst = Path(config.run.dir) / WORST
+    began = time.monotonic()
+    answers = _answers(config, prompts, tokenizer)
+    say("compare", f"the engine continued {len(prompts)} prompts in {time.monotonic() - began:.0f} s")
+    began = time.monotonic()
+    checks = judge(config, prompts, answers, tokenizer)
+    say("compare", f"Transformers read them in {time.monotonic() - began:.0f} s")
+    cases = [json.dumps(case, ensure_ascii=False) for check in checks for case in check.cases[:_KEPT]]
+    atomic_write(worst, "".join(f"{case}\n" for case in cases))
+    _print(config, checks)
+    if failed := [check for check in checks if check.passed is False]:
+        advice = dict.fromkeys(check.advice for check in failed)
+        raise Disagreement(
+            f"the engine and Transformers disagree: {', '.join(check.name for check in failed)}. "
+            f"Where to look: {'; '.join(advice)}. The worst cases: {worst}"
+        )
+
+
+def _answers(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> Answers:
+    """What the engine answers: the configured endpoint, or a server of our own that is stopped at the end."""
+    if config.endpoint is None:
+        specs, name = [solver_spec(config)], "solver"
+        base = f"http://{config.solver.host}:{config.solver.port}/v1"
+    else:
+        specs, base = [], base_of(config.endpoint)
+        name = served_name(base, config.endpoint_model, MODEL_KEY)
+    found = list[Answers]()
+
+    async def work() -> None:
+        found.append(await ask(config, prompts, base.removesuffix("/v1"), name, stop_ids(tokenizer)))
+
+    with ServiceGroup(specs) as services:
+        asyncio.run(watched(work(), services))
+    return found[0]
+
+
+def stop_ids(tokenizer: Any) -> list[int]:
+    """What ends a turn on both sides: the tokenizer's end of a turn and, where that is another, of a text."""
+    return [*dict.fromkeys(token for token in (turn_end_id(tokenizer), tokenizer.eos_token_id) if token)]
+
+
+async def ask(
+    config: DictConfig, prompts: Sequence[Prompt], address: str, name: str, ends: Sequence[int]
+) -> Answers:
+    """Ask the engine at an address for all that is compared; raises EngineUnfit."""
+    compare, solver = config.compare, config.solver
+    async with httpx.AsyncClient(
+        base_url=address,
+        timeout=httpx.Timeout(solver.deadline_s, connect=10.0),
+        headers=bearer_headers(MODEL_KEY),
+        trust_env=not is_loopback(address),
+    ) as http:
+        engine = await find_engine(http, name, ends, solver.concurrency)
+        seeds = itertools.count(config.data.seed)
+
+        async def continued(temperature: float) -> list[Continued]:
+            how = Sampling(compare.tokens, temperature, top=2)
+            return await asyncio.gather(*(engine.sample(p.ids, how, next(seeds)) for p in prompts))
+
+        greedy, sampled = await continued(0.0), await continued(1.0)
+        places = choose_places(sampled, compare.places)
+        contexts = [prompts[at.prompt].ids + sampled[at.prompt].ids[: at.position] for at in places]
+        drawn = {
+            setting: [await _draw(engine, ids, setting, compare.draws, seeds) for ids in contexts]
+            for setting in SETTINGS
+        }
+        rendering = (engine.prompt_of(p.messages, [SEARCH_TOOL_SCHEMA]) for p in prompts[:_RENDERED])
+        return Answers(greedy, sampled, places, drawn, await asyncio.gather(*rendering))
+
+
+async def _draw(
+    engine: Engine, ids: Sequence[int], setting: Setting, count: int, seeds: "itertools.count[int]"
+) -> list[int]:
+    """The next id, drawn `count` times."""
+    how = Sampling(1, setting.temperature, setting.top_p, setting.top_k)
+    made = await asyncio.gather(*(engine.sample(ids, how, next(seeds)) for _ in range(count)))
+    return [one.ids[0] for one in made]
+
+
+def judge(config: DictConfig, prompts: Sequence[Prompt], answers: Answers, tokenizer: Any) -> list[Check]:
+    """Every check, with Transformers' model loaded for them; raises CheckError if it does not load."""
+    # Heavy, and not needed while the engine works.
+    from drzero.labs.consistency.greedy import check_greedy, check_scores
+    from drzero.labs.consistency.log_probs import check_log_probs, read_sampled
+    from drzero.labs.consistency.prompt_side import check_prompts
+    from drzero.labs.consistency.transformers_side import Yardstick
+    from verl_ext.engine.loading import ModelLoadError, load_model
+
+    compare, limits, ends = config.compare, limits_of(config), stop_ids(tokenizer)
+    try:
+        model, _ = load_model(config.base_model, dtype=compare.dtype, device=config.machine.device)
+    except ModelLoadError as error:
+        raise CheckError(f"base_model: {error}") from error
+    yardstick = Yardstick(model)
+    greedy, parted = check_greedy(prompts, answers.greedy, yardstick, tokenizer, limits)
+    theirs, rows = read_sampled(yardstick, prompts, answers.sampled, answers.places)
+
+    def own_turn(index: int, position: int) -> list[int]:
+        said = answers.greedy[index].ids[:position]
+        room = compare.tokens - position
+        return said + yardstick.continue_greedily([*prompts[index].ids, *said], room, ends)
+
+    return [
+        check_prompts(prompts[: len(answers.rendered)], answers.rendered, tokenizer),
+        greedy,
+        check_log_probs(prompts, answers.sampled, theirs, tokenizer, limits, bool(greedy.passed)),
+        *(check_sampling(setting, drawn, rows, limits) for setting, drawn in answers.drawn.items()),
+        check_scores(prompts, answers.greedy, parted, own_turn, tokenizer, limits),
+    ]
+
+
+def limits_of(config: DictConfig) -> Limits:
+    """The configured limits; those that are null by the numbers that are computed with."""
+    compare = config.compare
+    is_exact = config.solver.dtype == compare.dtype == "float32"
+
+    def chosen(limit: float | None, exact: float, rounded: float) -> float:
+        return limit if limit is not None else exact if is_exact else rounded
+
+    return Limits(
+        tie=chosen(compare.tie_nats, 0.001, 0.25),
+        mean_gap=chosen(compare.mean_gap_nats, 0.0001, 0.02),
+        largest_gap=chosen(compare.largest_gap_nats, 0.005, 1.0),
+        differing_share=compare.differing_share,
+        score_gap=compare.score_gap,
+        least_p=compare.least_p,
+    )
+
+
+def _print(config: DictConfig, checks: Sequence[Check]) -> None:
+    engine = config.endpoint or f"{config.solver.engine}, {config.solver.dtype}"
+    title = f"{config.base_model}: {engine} against Transformers, {config.compare.dtype}"
+    table = new_table(title, "check", "found", "passes", "verdict")
+    for check in checks:
+        style = "bold red" if check.passed is False else None
+        table.add_row(check.name, check.found, check.limit, check.verdict, style=style)
+    console().print(table)
+    for case in next((check.cases[:1] for check in checks if check.name == "greedy sequences"), []):
+        sides = (f"{side} {_shown(case[side])}" for side in ("engine", "transformers"))
+        print(
+            f"{case['prompt']}, token {case['position']}, after {case['after'][-40:]!r}: {'; '.join(sides)}"
+        )
+
+
+def _shown(tops: Sequence[dict[str, Any]]) -> str:
+    return " before ".join(f"{one['text']!r} ({one['log_prob']:.2f})" for one in tops)

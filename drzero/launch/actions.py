@@ -1,0 +1,90 @@
+"""The actions of `modal run modal_train.py --action X`, as data: what each runs, and on what machine.
+
+    find_action("merge").compute       # "cpu"
+
+An action that is a stage becomes `drzero STAGE overrides…` in a container, as it would be typed locally. The
+machine is a default; `--config-path`, `--gpu-type` and `--gpu-count` replace it.
+"""
+
+from dataclasses import dataclass
+
+from drzero.launch.errors import LaunchError, nearest
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action."""
+
+    name: str
+    help: str
+    stage: str | None = None
+    """The `drzero` command that it runs in a container; None for what the launcher does itself."""
+    compute: str | None = "cpu"
+    """The file of `config/compute/` that describes its machine; None: the smallest that holds its model."""
+    preflight: bool = False
+    """Whether `drzero preflight STAGE` checks it before its machine is requested."""
+    trains: bool = False
+    """Whether `--steps` applies to it."""
+    of_stage: bool = False
+    """Whether it is about a stage that is named after it, the challenger by default."""
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is a run: resumed, and accounted for by the hour."""
+        return self.stage is not None and self.preflight
+
+
+ACTIONS = {
+    action.name: action
+    for action in (
+        Action(
+            "smoke", "a check on a CPU, then probes and three steps on two GPUs", "challenger", "2xa10g", True
+        ),
+        Action("prepare-data", "index a corpus and write challenger prompts", "prepare-data", preflight=True),
+        Action("challenger", "train the challenger", "challenger", None, True, True),
+        Action("synthesize", "its questions, gated, as solver data", "synthesize", None, True),
+        Action("solver", "train the solver on them", "solver", None, True, True),
+        Action("train", "GRPO in any environment: --env wordle", "train", None, True, True),
+        Action("merge", "the solver's checkpoint as a model folder", "merge", preflight=True),
+        Action(
+            "evaluate",
+            "exact match on the benchmarks, or --env wordle",
+            "evaluate",
+            None,
+            True,
+        ),
+        Action("evolve", "the whole loop", "evolve", None, True, True),
+        Action(
+            "check-services",
+            "one question through a stage's services: check-services [STAGE] [--with-trainer]",
+            "check-services",
+            None,
+            True,
+            of_stage=True,
+        ),
+        Action("flow-test", "made-up samples through the trainer's real queues", "flow-test", preflight=True),
+        Action(
+            "preflight",
+            "check a stage, estimate its cost, start nothing: preflight [STAGE]",
+            "preflight",
+            of_stage=True,
+        ),
+        Action("status", "progress and cost of the loop and the launches", "status"),
+        Action("stacks", "where all processes of a running launch stand now"),
+        Action("diagnose", "why a run ended or stalled", "diagnose"),
+        Action("list-models", "models on the volumes, and what would be downloaded", "list-models"),
+        Action("upload", "files to the corpus volume: upload LOCAL [REMOTE]"),
+        Action("download", "files from the checkpoints volume: download REMOTE [LOCAL]"),
+        Action("logs", "a run's output"),
+    )
+}
+"""By name, in the order of the help."""
+
+
+def find_action(name: str) -> Action:
+    """The action of that name; raises LaunchError that names the nearest."""
+    if name not in ACTIONS:
+        raise LaunchError(
+            f"--action {name}: no such action: {nearest(name, ACTIONS)}Actions: {', '.join(ACTIONS)}"
+        )
+    return ACTIONS[name]

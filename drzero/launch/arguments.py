@@ -1,0 +1,188 @@
+"""The command line of `modal run modal_train.py`, parsed by us: flags, and any number of Hydra overrides.
+
+    modal run modal_train.py --action challenger --iteration 2 trainer.save_freq=5 +trainer.foo=1
+
+Modal builds options from a typed signature, which does not allow free words, so the entry point takes the
+words as they are. They are parsed when the file is imported, before Modal does anything: a mistyped flag is
+reported in a second, not after an image build.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from drzero.launch.actions import ACTIONS, find_action
+from drzero.launch.errors import LaunchError, nearest
+
+FUNCTIONS = {"train": "", "evaluate": "evaluate", "train_with_config": ""}
+"""App functions, and the action that each launches without `--stage`; empty: what the environment trains."""
+
+
+_FLAGS = {
+    "model": "an option of config/model/, or a hub id; evaluate scores it unless --iteration is given",
+    "env": "own or demo, which are searched; or wordle, bfcl-single-turn, verifiers:NAME, one of your own",
+    "stage": "of logs, stacks, diagnose, preflight and check-services",
+    "hop-ratio": "like 4:3:2:1",
+    "config-path": "a run file, as in config/runs/",
+    "gpu-type": "like H100; without it the smallest machine that holds the model",
+    "iteration": "of the loop; 0 is the base model",
+    "steps": "training steps (of an iteration)",
+    "gpu-count": "0 for none",
+    "num-examples": "questions of each benchmark, or rows of the environment",
+}
+
+
+_TAKES_PLACES = ("upload", "download", "logs", "stacks", "diagnose")
+
+
+@dataclass
+class Words:
+    """What was typed; None for what was not."""
+
+    action: str
+    """Empty for an app function without `--stage`: the environment decides."""
+    iteration: int | None = None
+    model: str | None = None
+    env: str | None = None
+    steps: int | None = None
+    hop_ratio: str | None = None
+    config_path: str | None = None
+    gpu_type: str | None = None
+    gpu_count: int | None = None
+    stage: str | None = None
+    num_examples: int | None = None
+    follow: bool = False
+    with_trainer: bool = False
+    overrides: list[str] = field(default_factory=list)
+    """Hydra overrides as typed: `key=value`, `+key=value`, `~key`, `group=option`."""
+    places: list[str] = field(default_factory=list)
+    """Other free words: paths of upload or download, the stage of preflight or check-services, a run."""
+
+
+_QUOTED = r"'[^']*'|\"[^\"]*\""
+_OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*\}}|[^\s'\"\[\]{{}}])+"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as LaunchError, one line each, with the nearest flag."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.endswith("required: --action"):
+            message = f"an action is required: --action {', --action '.join(ACTIONS)}"
+        raise LaunchError(message)
+
+
+def parse(words: Sequence[str]) -> Words:
+    """Parse the words after `modal_train.py`.
+
+    Raises LaunchError for an unknown action or flag, a flag without a value, or one that the action does not
+    take. Prints the help and exits for `--help`.
+    """
+    parser = _build(needs_action=True)
+    values, rest = parser.parse_known_args(list(words))
+    for word in rest:
+        if word.startswith("-"):
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            name = word.partition("=")[0]
+            raise LaunchError(f"{name}: no such flag: {nearest(name, flags)}Flags: {', '.join(flags)}")
+    overrides = [word for word in rest if "=" in word or word.startswith("~")]
+    parsed = Words(**vars(values), overrides=overrides, places=[w for w in rest if w not in overrides])
+    _check(parsed)
+    return parsed
+
+
+def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
+    """What follows `FILE` in `modal run … FILE …`; None for any other use of the file."""
+    function, words = _called(argv, file)
+    return words if function == "main" else None
+
+
+def parse_function(argv: Sequence[str], file: str) -> Words | None:
+    """What `modal run FILE::train --flag value …` asks for; None for another function or command.
+
+    Modal parses these flags itself, after it has built everything; this finds mistakes before. Raises
+    LaunchError as `parse` does.
+    """
+    function, words = _called(argv, file)
+    if function not in FUNCTIONS:
+        return None
+    parser = _build(needs_action=False)
+    parser.add_argument("--overrides", default="")
+    values = vars(parser.parse_known_args(words)[0])
+    stage = values.pop("stage") or FUNCTIONS[function]
+    return of_function(stage, **values | {"overrides": split_overrides(values["overrides"])})
+
+
+def split_overrides(text: str) -> list[str]:
+    """The overrides in one string; spaces within quotes or brackets do not separate (`+a.b='x y' c=[1, 2]`).
+
+    Raises LaunchError for a quote or bracket that is not closed.
+    """
+    words = re.findall(_OVERRIDE, text)
+    if re.sub(r"\s", "", "".join(words)) != re.sub(r"\s", "", text):
+        raise LaunchError(f"--overrides {text}: a quote or bracket is not closed")
+    # Quotes around a whole override are a shell's; those within are Hydra's.
+    return [word[1:-1] if word[0] in "'\"" and word[0] == word[-1] else word for word in words]
+
+
+def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
+    """The function of `modal run … FILE[::FUNCTION] …` and the words after it; both empty if it is none."""
+    for position, word in enumerate(argv):
+        name, _, function = word.partition("::")
+        if name.endswith(file) and "run" in argv[:position]:
+            return function or "main", list(argv[position + 1 :])
+    return "", []
+
+
+def of_function(action: str, **flags: Any) -> Words:
+    """The words of an app function's call; raises LaunchError for other actions."""
+    if action not in ("", "evaluate") and not find_action(action).trains:
+        raise LaunchError(f"--stage {action}: use train, challenger, solver or evolve, or --action {action}")
+    words = Words(action=action, **flags)
+    _check(words)
+    return words
+
+
+def _build(*, needs_action: bool) -> _Parser:
+    actions = "".join(f"\n  {action.name:<14}{action.help}" for action in ACTIONS.values())
+    parser = _Parser(
+        prog="modal run modal_train.py",
+        usage="%(prog)s --action ACTION [flags] [KEY=VALUE …]",
+        description=f"actions:{actions}",
+        epilog="KEY=VALUE is a Hydra override for the stage. docs/modal.md explains it all.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=needs_action,
+    )
+    if needs_action:
+        parser.add_argument("--action", required=True)
+    for flag, meaning in _FLAGS.items():
+        is_number = flag in ("iteration", "steps", "gpu-count", "num-examples")
+        parser.add_argument(f"--{flag}", type=int if is_number else str, help=meaning)
+    parser.add_argument("--follow", action="store_true", help="with logs: until the run's end")
+    parser.add_argument(
+        "--with-trainer", action="store_true", help="with check-services: through the stage's own trainer"
+    )
+    return parser
+
+
+def _check(words: Words) -> None:
+    # Whatever an app function launches trains, and takes flags alone.
+    action = find_action(words.action or "train")
+    if words.steps is not None and not action.trains and action.name != "preflight":
+        raise LaunchError(f"--steps: {action.name} does not train; leave it out")
+    if words.follow and action.name != "logs":
+        raise LaunchError(f"--follow is for --action logs; {action.name} prints its output as it runs")
+    if words.with_trainer and action.name != "check-services":
+        raise LaunchError(f"--with-trainer is for --action check-services, not {action.name}")
+    for name, least in (("iteration", 0), ("steps", 1), ("gpu_count", 0), ("num_examples", 1)):
+        value = getattr(words, name)
+        if value is not None and value < least:
+            raise LaunchError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+    if words.places and not action.of_stage and action.name not in _TAKES_PLACES:
+        names = nearest(words.places[0], ACTIONS)
+        raise LaunchError(
+            f"{words.places[0]!r}: {action.name} takes flags and overrides (key=value) only. {names}"
+        )

@@ -1,0 +1,150 @@
+"""Which call works on which run: claims in a Modal Dict, where a key can be taken by one alone.
+
+    claims = Claims(modal.Dict.from_name("dr-zero-claims", create_if_missing=True))
+    holder = claims.take(request, call_id, app_id)      # mostly this call; else the one to wait for
+
+The call of each part of a launch claims its run under the next number: `challenger_iter1/0`, `…/1`. The last
+claim holds until its call, and the one with which that continues, has ended by Modal's own account: there is
+no heartbeat, and a long commit changes nothing. A preempted call keeps its id, so it finds its own claim. The
+loop and its stages write the same folders, so `evolve` and `solver_iter1` exclude each other.
+
+An entry of a Dict lives for a week after its last use, which is longer than any call.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import modal
+
+from drzero.launch.compute import MODAL_LIMIT_S
+from drzero.launch.errors import LaunchError
+from drzero.launch.known_keys import STAGES
+from drzero.launch.request import Request
+
+_LOOP = "evolve"
+_OF_THE_LOOP = re.compile(rf"(?:{'|'.join(STAGES)})_iter\d+")
+"""Runs of single stages that are the loop's as well."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One call's claim of a run."""
+
+    launch: str
+    part: int
+    action: str
+    call: str
+    app: str | None
+    at: float
+    """Unix time of the request, then of the call's last start."""
+
+
+class Claims:
+    """The claims of all runs of one checkpoints volume."""
+
+    def __init__(
+        self,
+        table: "modal.Dict",
+        is_running: Callable[[str], bool] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`is_running` is Modal's word about a call's id."""
+        self._table = table
+        self._is_running = is_running or call_is_running
+        self._clock = clock
+
+    def call_of(self, request: Request) -> str | None:
+        """The call that has this part of the launch already; a restarted caller waits for that one."""
+        mine = (request.id, request.part)
+        claims = self._of(request.name).values()
+        return next((claim.call for claim in claims if (claim.launch, claim.part) == mine), None)
+
+    def running(self, run: str) -> Claim | None:
+        """The claim by which this run, or the loop that it is a stage of, is running; None if neither is."""
+        for name in (run, *([_LOOP] if _OF_THE_LOOP.fullmatch(run) else [])):
+            if (claims := self._of(name)) and self._holds(last := claims[max(claims)]):
+                return last
+        return None
+
+    def require_free(self, request: Request) -> None:
+        """Raise LaunchError if another launch is running that writes the same folders."""
+        for run, claims in self._all().items():
+            last = claims[max(claims)]
+            same = run == request.name or _shares_folders(request.action, request.name, last.action, run)
+            if same and last.launch != request.id and self._holds(last):
+                raise LaunchError(
+                    f"{request.name}: {'another launch of this run' if run == request.name else run} is "
+                    f"running (call {last.call}): watch it with --action logs {run} --follow, or end it with "
+                    f"`modal app stop {last.app or 'APP_ID'}` and repeat this command"
+                )
+
+    def take(self, request: Request, call: str, app: str | None) -> str:
+        """Claim the run for the call; returns the call that has this part of the launch, if not this one.
+
+        Raises LaunchError if another launch is running that writes the same folders.
+        """
+        mine = Claim(request.id, request.part, request.action, call, app, self._clock())
+        while True:
+            claims = self._of(request.name)
+            for number, claim in claims.items():
+                if (claim.launch, claim.part) == (request.id, request.part):
+                    if claim.call == call:
+                        self._table.put(f"{request.name}/{number}", asdict(mine))
+                    return claim.call
+            self.require_free(request)
+            key = f"{request.name}/{max(claims, default=-1) + 1}"
+            if self._table.put(key, asdict(mine), skip_if_exists=True):
+                # The other of two that share folders may have come in between: then both end here.
+                self.require_free(request)
+                return call
+
+    def note_failure(self, launch: str, message: str) -> None:
+        """Remember why a launch failed, for the next attempt of the app function that has made it."""
+        self._table.put(f"failed {launch}", message)
+
+    def failure_of(self, launch: str) -> str | None:
+        """Why the launch failed in an earlier attempt, if it did."""
+        message: str | None = self._table.get(f"failed {launch}")
+        return message
+
+    def _holds(self, claim: Claim) -> bool:
+        # Whatever Modal says: no call lasts longer, and none waits for its machine as long.
+        return self._clock() - claim.at < 2 * MODAL_LIMIT_S and self._is_running(claim.call)
+
+    def _of(self, run: str) -> dict[int, Claim]:
+        return self._all().get(run, {})
+
+    def _all(self) -> dict[str, dict[int, Claim]]:
+        """The claims by run and number."""
+        found: dict[str, dict[int, Claim]] = {}
+        for key, values in self._table.items():
+            run, _, number = key.rpartition("/")
+            if run:
+                found.setdefault(run, {})[int(number)] = Claim(**values)
+        return found
+
+
+def _shares_folders(action: str, run: str, other_action: str, other_run: str) -> bool:
+    """Whether both are the loop, or one is the loop and the other a run of its stages."""
+    if _LOOP not in (action, other_action):
+        return False
+    stage_run = other_run if action == _LOOP else run
+    return action == other_action or _OF_THE_LOOP.fullmatch(stage_run) is not None
+
+
+def call_is_running(call_id: str) -> bool:
+    """Whether the call, or one with which it continues, has no result yet; raises LaunchError if unknown."""
+    call: modal.FunctionCall[Any] = modal.FunctionCall.from_id(call_id)
+    try:
+        result = call.get(timeout=0)
+    except TimeoutError:
+        return True
+    except (modal.exception.ConnectionError, modal.exception.ServiceError) as error:
+        raise LaunchError(f"Modal did not say whether call {call_id} is running ({error}): repeat") from None
+    # Its own error, of any type, or Modal's: it has ended, was cancelled, or is no longer known.
+    except Exception:
+        return False
+    return bool(result["next"]) and call_is_running(result["next"])

@@ -1,0 +1,117 @@
+"""`--action stacks RUN`: where the processes of a launched run stand now, as the container that runs it says.
+
+    modal run modal_train.py --action stacks solver_iter1
+
+A container sees what others write to a volume only after a reload, which Modal refuses while the run has
+files open there. So question and answer are entries of the Dict of the claims: the terminal puts a question
+to the call that has the run, a thread in that call's container finds it, has `drzero stacks` look, and puts
+what that printed. The page that it writes is on the volume with the next commit, within a minute.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import modal
+
+from drzero.launch.arguments import Words
+from drzero.launch.claims import Claims
+from drzero.launch.errors import LaunchError
+from drzero.launch.request import run_name
+from drzero.launch.volumes import place
+
+POLL_S = 5.0
+"""Seconds between two polls of a container for a question."""
+ANSWER_S = 180.0
+"""Seconds that a question is waited for, and worth an answer."""
+_LOOK_S = 120.0
+
+
+def run_stacks(words: Words, table: "modal.Dict", claims: Claims) -> int:
+    """Print where the processes of a run stand, as its container says; returns the exit code of the look.
+
+    Raises LaunchError if no launch of the run is running, or its container does not answer.
+    """
+    run = run_name(words)
+    claim = claims.running(run)
+    if claim is None:
+        raise LaunchError(
+            f"stacks: no launch of {run!r} is running: --action diagnose {run} has how it ended, --action "
+            "status lists all launches"
+        )
+    number = uuid.uuid4().hex
+    table.put(_question(claim.call), {"id": number, "run": run, "at": time.time()})
+    deadline = time.monotonic() + ANSWER_S
+    while (answer := table.get(_answer(number))) is None:
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"stacks: call {claim.call} of {run} has not answered within {ANSWER_S:.0f} s: it may still "
+                f"wait for its machine; live: modal app logs {claim.app or 'APP_ID'}"
+            )
+        time.sleep(0.5)
+    print(answer["text"], end="")
+    if answer["code"] == 0:
+        print(f"[launch] within a minute --action download {run}/logs has the page")
+    return int(answer["code"])
+
+
+@contextmanager
+def answering(table: "modal.Dict", call: str, poll_s: float = POLL_S) -> Iterator[None]:
+    """Answer questions to this call while the block runs.
+
+    In a thread: the run must not wait for Modal's network, nor for a look of some seconds.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_answer_until, args=(ended, table, call, poll_s), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _answer_until(ended: threading.Event, table: "modal.Dict", call: str, poll_s: float) -> None:
+    answered, failure = "", ""
+    while not ended.wait(poll_s):
+        try:
+            question = table.get(_question(call))
+            if question and question["id"] != answered and time.time() - question["at"] < ANSWER_S:
+                answered = question["id"]
+                table.put(_answer(answered), _look(question["run"]))
+        # Modal's own, of any kind: a run does not end because nobody can ask about it.
+        except Exception as error:
+            if failure != repr(error) and not ended.is_set():
+                failure = repr(error)
+                print(f"[launch] --action stacks cannot be answered for now: {failure}", flush=True)
+
+
+def _look(run: str) -> dict[str, Any]:
+    """What `drzero stacks` says of a run in this container, and its exit code."""
+    command = [sys.executable, "-m", "drzero.cli", "stacks", str(place("checkpoints") / run)]
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_LOOK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"code": 1, "text": f"drzero stacks: took longer than {_LOOK_S:.0f} s there\n"}
+    return {"code": done.returncode, "text": done.stdout}
+
+
+# No slash: that is what a claim's key has (`drzero.launch.claims`).
+def _question(call: str) -> str:
+    return f"stacks asked of {call}"
+
+
+def _answer(question: str) -> str:
+    return f"stacks answer {question}"

@@ -1,0 +1,93 @@
+"""The loop's manifest: one JSON file that records each stage's state, inputs and outputs.
+
+It makes the loop resumable and its results traceable, and is replaced atomically on every change.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from drzero.ops.errors import UserError
+from drzero.ops.files import atomic_write
+from drzero.ops.versions import installed_versions
+from verl_ext.artefacts import announce
+
+State = Literal["pending", "running", "failed", "complete", "forgotten"]
+"""Forgotten: to be redone; its results are being removed."""
+
+
+class LoopChanged(UserError):
+    """Finished stages no longer fit the present settings, inputs or outputs."""
+
+
+@dataclass
+class StageEntry:
+    """The record of one stage run."""
+
+    state: State = "pending"
+    config: dict[str, Any] = field(default_factory=dict)
+    """The settings that can change its results, flat (see `drzero.loop.identity`)."""
+    inputs: dict[str, str | None] = field(default_factory=dict)
+    """Content identity of each input, by name."""
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per output its `path`, its content `identity`, and whether it has been `pruned` since."""
+    versions: dict[str, str] = field(default_factory=dict)
+    starts: int = 0
+    started: float | None = None
+    """Unix time of the last start."""
+    seconds: float = 0.0
+    """Wall-clock time over all starts."""
+    tokens: int = 0
+    """Tokens that models read or wrote, as the stage counts them."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Why the last start failed, in one line."""
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether its checkpoint has been removed, or is being removed."""
+        return any(output["pruned"] for output in self.outputs.values())
+
+
+class Manifest:
+    """The entries by stage run, and their file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the manifest at `path`; a missing one is empty."""
+        self.path = path
+        self.entries: dict[str, StageEntry] = {}
+        if path.is_file():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            self.entries = {name: StageEntry(**entry) for name, entry in record["stages"].items()}
+
+    def entry(self, name: str) -> StageEntry:
+        """The entry of a stage run, created if missing."""
+        return self.entries.setdefault(name, StageEntry())
+
+    def is_complete(self, name: str) -> bool:
+        """Whether a stage run is finished."""
+        return self.entry(name).state == "complete"
+
+    def save(self) -> None:
+        """Replace the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"stages": {name: asdict(entry) for name, entry in self.entries.items()}}
+        atomic_write(self.path, json.dumps(record, indent=1, ensure_ascii=False))
+        announce(self.path)
+
+    def begin(self, name: str, config: dict[str, Any], inputs: dict[str, str | None]) -> None:
+        """Record that a stage starts now."""
+        entry = self.entry(name)
+        entry.state, entry.config, entry.inputs, entry.error = "running", config, inputs, None
+        entry.versions, entry.started = installed_versions(), time.time()
+        entry.starts += 1
+        self.save()
+
+    def end(self, name: str, state: State, error: str | None = None) -> None:
+        """Record that a running stage has ended."""
+        entry = self.entry(name)
+        entry.state, entry.error = state, error
+        entry.seconds += time.time() - (entry.started or time.time())
+        self.save()

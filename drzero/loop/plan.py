@@ -1,0 +1,96 @@
+"""The plan of a loop: which stages run, in which order, with which overrides.
+
+Iteration 0 is the evaluation of the base model; each further one is challenger → synthesize → solver → merge
+→ evaluate. The paths that a stage reads follow from `iteration` in its own config, so the plan has no paths.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from drzero.recipe.compose import CONFIG_DIR, compose_plain
+from drzero.recipe.overrides import OverrideError, check_overrides, key_of
+from drzero.recipe.settings.schema import schema_of
+
+STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
+_STAGE_OVERRIDE = re.compile(r"(?P<sign>[+~]*)stages\.(?P<stage>\w+)\.(?P<rest>.+)")
+_OWN_KEYS = ("iterations", "keep_checkpoints", "evaluations", "prepare_demo", "loop")
+# Keys that the loop sets: an override would break the chain from stage to stage.
+_CHAINED = {
+    "iteration": "the loop counts it",
+    "actor_rollout_ref.model.path": "set base_model=… for the model the loop starts from",
+    "solver.model_path": "the challenger plays against the last solver",
+    "continue_from": "a challenger continues from the last one",
+    "trainer.total_training_steps": "set steps_per_iteration=…",
+    "trainer.resume_mode": "the loop resumes by itself",
+    "endpoint": "the loop evaluates its own solvers; evaluate another model with `drzero evaluate`",
+    **dict.fromkeys(
+        ("run.name", "run.dir", "run.export_dir"),
+        "the loop names its runs; give it a folder of its own with paths.checkpoints=…",
+    ),
+    **dict.fromkeys(("challenger", "source", "start_model", "partition"), "it follows from the iteration"),
+}
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One stage of one iteration."""
+
+    stage: str
+    iteration: int
+    overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name in the manifest, and its run folder's."""
+        return f"{self.stage}_iter{self.iteration}"
+
+
+def compose_loop(arguments: Sequence[str]) -> DictConfig:
+    """Compose `evolve.yaml`, with the stages' overrides from the command line added to its lists.
+
+    Raises OverrideError for an override that the loop does not allow.
+    """
+    own = last_of_each_key([argument for argument in arguments if key_of(argument) in _OWN_KEYS])
+    check_overrides(list(own), CONFIG_DIR, "evolve", schema_of("evolve"))
+    config = compose_plain("evolve", own)
+    rest = [argument for argument in arguments if key_of(argument) not in _OWN_KEYS]
+    of_stages = [match for argument in rest if (match := _STAGE_OVERRIDE.fullmatch(argument))]
+    of_all = [argument for argument in rest if not _STAGE_OVERRIDE.fullmatch(argument)]
+    # Later overrides win: first those of the loop's files, then those typed for all stages, then for one.
+    chosen = [(stage, argument) for argument in of_all for stage in STAGES]
+    for match in of_stages:
+        if match["stage"] not in STAGES:
+            near = difflib.get_close_matches(match["stage"], STAGES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OverrideError(
+                f"{match[0]!r}: there is no stage {match['stage']!r}: {hint}stages are {', '.join(STAGES)}"
+            )
+        chosen.append((match["stage"], match["sign"] + match["rest"]))
+    for stage, override in chosen:
+        if reason := _CHAINED.get(key_of(override)):
+            raise OverrideError(f"{override!r} cannot be set for a loop: {reason}")
+        config.stages[stage].append(override)
+    return config
+
+
+def plan_loop(config: DictConfig) -> list[StageRun]:
+    """Every stage run of the loop, in order."""
+    turns = [(stage, i) for i in range(1, config.iterations + 1) for stage in STAGES]
+    # Unresolved: an interpolation in an override refers to the stage's config, not to the loop's.
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    runs = [
+        StageRun(stage, i, last_of_each_key([f"iteration={i}", *plain["common"], *plain["stages"][stage]]))
+        for stage, i in [("evaluate", 0), *turns]
+    ]
+    return [run for run in runs if run.stage != "evaluate" or config.evaluations]
+
+
+def last_of_each_key(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The last override of each key: Hydra refuses two choices of one group."""
+    last = {key_of(override): place for place, override in enumerate(overrides)}
+    return tuple(overrides[place] for place in sorted(last.values()))

@@ -1,0 +1,158 @@
+"""What a run prints: notices always, the output of its parts only with `verbose=true`.
+
+say("trainer", "starting")          # [trainer] starting, whole even from several threads
+detail("trainer", line)             # what its log has: shown with `verbose=true`
+with shown_by(view):                # notices and lines go to a live view instead of stdout
+    ...
+"""
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from drzero.ops.notices import Level, Notice, plain
+
+_PIECE = select.PIPE_BUF // 4  # characters, of at most 4 bytes: as many as a pipe with room takes at once
+
+
+class View(Protocol):
+    """Draws on the terminal in stdout's place. Neither method may wait for the terminal."""
+
+    def notice(self, notice: Notice) -> None:
+        """Show something that happened."""
+
+    def line(self, text: str) -> None:
+        """Show a line of a child's output."""
+
+
+class _Stdout:
+    """Stdout, from several threads. It may be blocked (Ctrl-S, `| less`) or closed (`| head`).
+
+    Neither may stop the readers of a run's children: a line that cannot be written is dropped and counted.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left_out = 0
+
+    def notice(self, notice: Notice) -> None:
+        self.line(str(notice))
+
+    def line(self, text: str) -> None:
+        with self._lock, suppress(OSError, ValueError):
+            try:
+                self._take(text)
+            except BrokenPipeError:
+                leave_stdout()
+
+    def _take(self, text: str) -> None:
+        missing = f"[drzero] {self._left_out} lines were not taken here; the logs have them"
+        if self._left_out and takes_more(0) and self._write(missing):
+            self._left_out = 0
+        if self._left_out or not self._write(text):
+            self._left_out += 1
+
+    def _write(self, line: str) -> bool:
+        """Write as much as stdout accepts; return whether that was all."""
+        text = line + "\n"
+        for start in range(0, len(text), _PIECE):
+            if not takes_more(1.0):  # a pager may be slow, Ctrl-S lasts
+                return False
+            sys.stdout.write(text[start : start + _PIECE])
+            sys.stdout.flush()
+        return True
+
+
+def leave_stdout() -> None:
+    """Print to nowhere from now on: what read it has closed it (`| head`), and no further write may fail."""
+    with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def takes_more(wait_s: float) -> bool:
+    """Whether stdout can be written to within this time."""
+    try:
+        stdout = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file: a notebook's, a test's
+        return True
+    poll = select.poll()
+    poll.register(stdout, select.POLLOUT)
+    return bool(poll.poll(wait_s * 1000))
+
+
+def has_live_terminal() -> bool:
+    """Whether stdout is a terminal on which a line can be drawn again; CI systems may only pretend it is."""
+    stdout = sys.stdout
+    return (
+        stdout.isatty()
+        and os.environ.get("TERM") not in (None, "", "dumb", "unknown")
+        and not os.environ.get("CI")
+        and (stdout.encoding or "").lower().startswith("utf")
+    )
+
+
+class _Console:
+    def __init__(self) -> None:
+        self.view: View = _Stdout()
+        self.is_verbose = False
+
+
+_console = _Console()
+
+
+def set_verbose(on: bool) -> None:
+    """Whether `detail` prints."""
+    _console.is_verbose = on
+
+
+def is_verbose() -> bool:
+    """Whether `detail` prints."""
+    return _console.is_verbose
+
+
+@contextmanager
+def shown_by(view: View) -> Iterator[None]:
+    """Have all output drawn by `view` in the block."""
+    before, _console.view = _console.view, view
+    try:
+        yield
+    finally:
+        _console.view = before
+
+
+def say(component: str, text: str, level: Level = "info") -> None:
+    """Print one notice, `[component] text`."""
+    announce(Notice(time.time(), component, plain(text), level))
+
+
+@contextmanager
+def working(component: str, text: str) -> Iterator[None]:
+    """On a terminal show `component` at work until the block ends; what it did is for the caller to say."""
+    if not has_live_terminal() or _console.is_verbose:
+        yield
+        return
+    from rich.console import Console  # workers that print a line need not wait for its import
+
+    with Console(markup=False).status(f"[{component}] {text}"):
+        yield
+
+
+def announce(notice: Notice) -> None:
+    """Print one notice."""
+    _console.view.notice(notice)
+
+
+def relay(component: str, line: str) -> None:
+    """Print a line of a child's output behind its name."""
+    _console.view.line(f"[{component}] {plain(line)}")
+
+
+def detail(component: str, line: str) -> None:
+    """The same with `verbose=true`; else the line is only where it was written down."""
+    if _console.is_verbose:
+        relay(component, line)

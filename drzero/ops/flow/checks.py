@@ -1,0 +1,89 @@
+"""What is wrong with the flow of samples although they move, each symptom with the point it shows at.
+
+    symptoms = find_symptoms(before, now, WAITS_ON, floor_s=60)
+
+Pure checks of two consecutive snapshots. A flow that does not move at all is a stall, which the watchdog
+detects and diagnoses (`drzero.ops.watchdog.movement`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from drzero.ops.flow.snapshot import Snapshot, WaitsOn
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """Something that is wrong: which check found it, where, with which figures, and what to do."""
+
+    check: str
+    point: str
+    text: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.check}, {self.point}: {self.text}. {self.action}"
+
+
+def find_symptoms(before: Snapshot, now: Snapshot, waits_on: WaitsOn, floor_s: float) -> list[Symptom]:
+    """The symptoms between two snapshots; a first batch may take `floor_s` seconds before it is judged."""
+    if now.ended:
+        return []
+    symptoms = list(_at_points(before, now, floor_s))
+    # Counts are not taken at one instant, so only what is missing in both snapshots was lost between points.
+    samples, lost = now.samples, 0.0
+    if samples and before.samples:
+        lost = min(before.samples.lost, samples.lost)
+    if samples and lost > 0:
+        text = (
+            f"{samples.asked:.0f} asked for, but accepted {samples.accepted:.0f} + invalid "
+            f"{samples.invalid:.0f} + failed {samples.failed:.0f} + stale {samples.stale:.0f} + filtered "
+            f"{samples.filtered:.0f} + in flight {samples.in_flight:.0f} is {lost:.0f} fewer"
+        )
+        known = (
+            f"between {feeders[0]} and {name}" for name, feeders in waits_on.items() if name in now.points
+        )
+        action = "Look for a worker that died in between"
+        symptoms.append(Symptom("samples lost", next(known, "unknown"), text, action))
+    return symptoms
+
+
+def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symptom]:
+    drops, waiting = _grown(before, now, "dropped"), now.waiting
+    is_late = now.warmup and waiting and waiting.is_short and waiting.since_s >= floor_s
+    if drops and is_late and waiting and before.waiting and waiting.have <= before.waiting.have:
+        # The first batch does not fill up, because what arrives is dropped.
+        name, count = max(drops.items(), key=lambda item: item[1])
+        text = f"{waiting}; {count:.0f} more were dropped since the last snapshot"
+        yield Symptom("warm-up stalled", name, text, "Find out why this point drops what it is given")
+    for name, point in now.points.items():
+        # A bounded point is almost full and does not empty: what comes next is refused or dropped.
+        earlier = before.points.get(name)
+        if not point.capacity or point.depth is None or earlier is None or earlier.depth is None:
+            continue
+        if point.depth >= 0.8 * point.capacity and point.depth >= earlier.depth:
+            places = f"{point.depth:g} of {point.capacity:g} places are taken"
+            if point.depth > point.capacity:
+                places = f"{point.depth:g} wait for {point.capacity:g} places"
+            text = f"{places}, {earlier.depth:g} before"
+            yield Symptom("queue near capacity", name, text, "Speed up the next point, or give it more room")
+    for name, count in _grown(before, now, "errors").items():
+        text = f"{count:.0f} more have failed, {now.points[name].errors:.0f} in all"
+        yield Symptom("errors", name, text, "The log of its component has the exception")
+    for name, dropped in drops.items():
+        left = dropped + max(now.points[name].out - before.points[name].out, 0.0)
+        if dropped > 0.2 * left:
+            text = f"{dropped:.0f} of the {left:.0f} that left it were dropped"
+            action = "If they are stale, request fewer ahead; if they are invalid, check the services"
+            yield Symptom("samples dropped", name, text, action)
+
+
+def _grown(before: Snapshot, now: Snapshot, count: str) -> dict[str, float]:
+    """By how much a count has grown, for the points where it has."""
+    grown = {}
+    for name, point in now.points.items():
+        earlier = before.points.get(name)
+        by = getattr(point, count) - getattr(earlier, count) if earlier else 0.0
+        if by > 0:
+            grown[name] = by
+    return grown

@@ -1,0 +1,70 @@
+"""A command that may crash or hang, in a process of its own with a time limit.
+
+    ended = run_apart((sys.executable, "-m", "drzero.ops.resources.cuda"), 60.0)
+    ended.fault        # None, or why it did not end well, in one line
+    ended.out          # what it had printed by then
+
+Whatever becomes of the process, the caller continues: one that even SIGKILL does not end, because it waits
+within a driver, is left behind.
+"""
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from drzero.ops.process.child import describe_exit
+
+_KILLED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it ended: `fault` is None for exit code 0."""
+
+    fault: str | None
+    out: str
+
+
+def run_apart(command: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command for `limit_s` seconds at most; `env` is added to this process's environment."""
+    # Files, not pipes: whatever survives of the command would keep a pipe open.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **(env or {})},
+            process_group=0,
+        )
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(limit_s)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_KILLED_WITHIN_S)
+        for file in (out, err):
+            file.seek(0)
+        printed, said = out.read().decode(errors="replace"), last_line(err.read())
+    return Ended(_fault(code, said, limit_s), printed)
+
+
+def _fault(code: int | None, said: str, limit_s: float) -> str | None:
+    if code is None:
+        return f"it hung: no result after {limit_s:.0f} s"
+    if code == 0:
+        return None
+    if code > 0 and said:
+        return said
+    return f"{describe_exit(code)}{f': {said}' if said else ''}"
+
+
+def last_line(output: bytes) -> str:
+    """The last line that says something, 300 characters of it."""
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else ""

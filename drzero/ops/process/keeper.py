@@ -1,0 +1,106 @@
+"""The keeper: a small parent process for one command, which makes sure that nothing of it is left running.
+
+    python drzero/ops/process/keeper.py PARENT_PID GRACE_SECONDS COMMAND [ARGUMENT ...]
+
+Only a parent can ensure three things:
+
+* **No orphan when the supervisor is killed.** The kernel sends the keeper SIGTERM when its parent dies
+  (PR_SET_PDEATHSIG), even by SIGKILL; the keeper then ends the command as on any stop. Should the keeper
+  itself be killed, the command gets SIGKILL in the same way.
+* **No escape.** The keeper is a *subreaper*: descendants that left the process group or started a session
+  (Ray's raylet and gcs_server, daemons) become its children when their parent ends, and it ends them too.
+* **The true exit.** It exits as the command did, with the same code or by the same signal.
+
+On SIGTERM or SIGINT: SIGTERM to the command's process group, SIGKILL after the grace to whatever is left.
+When the command ends by itself, what it left running gets SIGTERM, then SIGKILL.
+
+The parent-death signal fires when the *thread* that started the keeper ends, not only its process: start
+keepers from one that lives as long. The file is run by its path and imports nothing of this package, so the
+command sees the caller's environment (folder, PYTHONPATH) unchanged. Linux only.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_LEFTOVER_GRACE_S = 3.0  # at most: a crash is reported only when the command's leftovers have ended
+_STOP = {signal.SIGTERM, signal.SIGINT}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(parent: int, grace_s: float, command: list[str]) -> None:
+    """Run `command` until it ends, `parent` dies or a stop signal comes; then exit as the command did."""
+    # Signals are waited for, not handled: no handler can interrupt the bookkeeping below.
+    inherited = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP | {signal.SIGCHLD})
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if not die_with(parent, signal.SIGTERM):
+        sys.exit(f"keeper: the supervisor (pid {parent}) is gone; {command[0]} was not started")
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, inherited)
+
+    try:
+        # The keeper has one thread, so running Python between fork and exec is safe here.
+        child = subprocess.Popen(command, process_group=0, preexec_fn=prepare)
+    except OSError as error:
+        print(f"Error: cannot start {command[0]!r}: {error.strerror}", flush=True)
+        sys.exit(127)
+    status = _keep(child, grace_s)
+    if os.WIFSIGNALED(status):
+        # The command dumped its core; the keeper's says nothing.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signum = os.WTERMSIG(status)
+        with suppress(OSError):  # SIGKILL has no handler to reset
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
+        os.kill(os.getpid(), signum)
+    sys.exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
+
+def die_with(parent: int, signum: signal.Signals) -> bool:
+    """Have the kernel send `signum` to this process when its parent dies; False if it has died already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signum)
+    return os.getppid() == parent
+
+
+def _keep(child: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Wait for `child`, end its whole tree, and return its wait status."""
+    status: int | None = None
+    deadline = float("inf")  # after it, SIGKILL
+    while True:
+        ending = deadline < float("inf")
+        caught = signal.sigtimedwait(_STOP | {signal.SIGCHLD}, 0.05 if ending else 60)
+        has_ended = False
+        with suppress(ChildProcessError):  # no child is left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # adopted ones too
+                if ended[0] == child.pid:
+                    has_ended, status = True, ended[1]
+        if has_ended:
+            deadline = min(deadline, time.monotonic() + min(grace_s, _LEFTOVER_GRACE_S))
+            _signal_all(signal.SIGTERM)
+        elif caught and caught.si_signo in _STOP and not ending:
+            deadline = time.monotonic() + grace_s
+            os.killpg(child.pid, signal.SIGTERM)
+        if status is not None and not psutil.Process().children():
+            return status
+        if time.monotonic() > deadline:
+            _signal_all(signal.SIGKILL)
+
+
+def _signal_all(signum: signal.Signals) -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

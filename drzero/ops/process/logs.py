@@ -1,0 +1,151 @@
+"""What a run writes down: the logs of its children, and its events.
+
+    tee = LogTee("solver", process.stdout, logs / "solver.log")
+    EventLog(logs / EVENTS_FILE).add("crash", "solver", "died: exit code 1")
+
+A child's output is read by a thread, because a child blocks when its pipe is full. The thread keeps what an
+error message needs: the last lines, and the first that looks like an error, which is mostly the cause.
+"""
+
+import json
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from drzero.ops import console
+from drzero.ops.notices import notice_of, plain
+
+_LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
+_ERROR = re.compile(
+    r"\b[\w.]*(Error|Exception)(:|$)|\b(ERROR|CRITICAL|FATAL)\b|^Fatal Python error|\bSegmentation fault\b"
+    r"|\bcrashed with exit code\b"
+)
+_ORIGIN = re.compile(r"^(\([^)]*\) )?")  # Ray puts "(TaskRunner pid=12) " before a worker's line
+_LONGEST_LINE = 64 * 1024  # bytes; a stream without line ends must not fill the memory
+_ERRORS_SHOWN = 3
+"""Of a child that continues. What one error leads to would fill the console."""
+
+
+def looks_like_error(line: str) -> bool:
+    """Whether a log line reads like an error: the end of a traceback, or a line logged as one."""
+    text = _ORIGIN.sub("", line)
+    if text.startswith((" ", "\t")):  # a traceback's body: source code may mention an error
+        return False
+    return bool(_ERROR.search(text)) and not _LEVEL_BELOW_ERROR.search(text)
+
+
+class LogTee(threading.Thread):
+    """Copies `source` to `log_path` (appending) until its end, in a thread of its own.
+
+    On the console its first errors are shown; with `relays`, or with `verbose=true`, all of its lines.
+    """
+
+    def __init__(
+        self, name: str, source: BufferedReader, log_path: Path, keep: int = 30, *, relays: bool = False
+    ) -> None:
+        """Start reading at once; `keep` is how many of the last lines are remembered."""
+        super().__init__(name=f"tee-{name}", daemon=True)
+        self._command = name
+        self._relays = relays
+        self._errors = 0
+        self.is_stopping = False
+        """Whether what it logs from now on is only about being stopped."""
+        self.first_error: str | None = None
+        self.tail: deque[str] = deque(maxlen=keep)
+        """The last lines, oldest first."""
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log_path.open("ab", buffering=0)
+        self.offset = self._log.tell()
+        """Where this child's output begins in a log that earlier ones have written to."""
+        self._source = source
+        self.start()
+
+    def run(self) -> None:
+        """Copy until the source ends."""
+        pending = b""
+        with self._source, self._log:
+            while chunk := self._source.read1(_LONGEST_LINE):
+                # A full disk must not stop the reading: the child would hang on a full pipe.
+                with suppress(OSError):
+                    self._log.write(chunk)
+                *lines, pending = (pending + chunk).split(b"\n")
+                if len(pending) > _LONGEST_LINE:
+                    lines, pending = [*lines, pending], b""
+                for line in lines:
+                    self._line(line)
+            if pending:
+                self._line(pending)
+
+    def _line(self, raw: bytes) -> None:
+        # A progress bar rewrites its line with carriage returns: only its last state is a line.
+        line = plain(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+        self.tail.append(line)
+        is_error = looks_like_error(line)
+        if is_error and self.first_error is None:
+            self.first_error = line.strip()
+        if self._relays or console.is_verbose():
+            console.relay(self._command, line)
+        elif is_error and not self.is_stopping:
+            self._errors += 1
+            if self._errors <= _ERRORS_SHOWN:
+                console.say(self._command, line.strip(), "error")
+            elif self._errors == _ERRORS_SHOWN + 1:
+                console.say(self._command, f"more errors: {self._log.name}", "error")
+
+
+EVENTS_FILE = "events.jsonl"
+OUT_OF_TIME = "out_of_time"
+_ENDS = ("stopped", "end", "exit", "cost")
+
+
+def begins_start(event: Mapping[str, Any], last: Mapping[str, Any], opened: Mapping[str, Any]) -> bool:
+    """Whether an event opens a further start of its run, after one that has ended or was killed.
+
+    `last` is the event before it, `opened` the last one of kind `start`; a killed run's is another process's.
+    """
+    if event["kind"] != "start":
+        return False
+    return last["kind"] in _ENDS or event.get("pid") != opened.get("pid")
+
+
+class EventLog:
+    """Prints events as notices (`drzero.ops.notices`), and appends them to a file."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Append to `path`, if it is not None."""
+        self._path = path
+
+    def add(self, kind: str, component: str, text: str, **details: Any) -> None:
+        """Print and append one event; `pid` is who saw it, as others may write to the same file."""
+        record = {"time": time.time(), "kind": kind, "component": component, "text": text, **details}
+        if self._path is not None:
+            append_json_lines(self._path, record | {"pid": os.getpid()})
+        if notice := notice_of(record):
+            console.announce(notice)
+
+
+def append_json_lines(path: Path, *records: Mapping[str, Any]) -> None:
+    """Append to a file and create its folder; a full disk loses lines, never the run."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file, none if it is missing; a truncated line is left out."""
+    records = []
+    with suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    records.append(record)
+    return records

@@ -1,0 +1,82 @@
+"""Choose the port a service will listen on, before anything is started.
+
+A port that the user set is used, or an error names its holder: another port would leave clients connected to
+a stranger. Without one, a free port is taken that the system gives to nobody else: a server may need a minute
+before it binds, and a cluster that starts meanwhile opens hundreds of connections, each with a port of its
+own. Among the runs of one machine a port can be reserved.
+"""
+
+import errno
+import os
+import random
+import socket
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from drzero.ops.errors import UserError
+from drzero.ops.process.lock import AlreadyRunning, HeldLock
+
+_OURS = range(20_000, 32_768)
+"""Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range)."""
+_reserved: dict[int, HeldLock] = {}
+"""This process's reservations; the kernel releases them when the process ends."""
+
+
+class PortTaken(UserError):
+    """The port that the user set is in use."""
+
+
+def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
+    """Return `preferred`, else a free TCP port, on which a server can listen at `host` (IPv4 or IPv6).
+
+    The port is not held: between this call and the server's own bind another server could take it. Raises
+    PortTaken when `preferred` is in use; the message names the holder where the system shows it.
+    """
+    if preferred is None:
+        while True:
+            with suppress(PortTaken):
+                return free_port(random.choice(_OURS), host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: connections in TIME_WAIT from an earlier run do not count, a listener does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, preferred))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise PortTaken(
+                f"port {preferred} on {host} is taken by {_holder(preferred)}. "
+                "Stop that process, set another port, or leave the port unset to get a free one."
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def reserve_port(preferred: int | None, host: str = "127.0.0.1") -> int:
+    """Like `free_port`; and no other run of this user gets the port while this process lives."""
+    while True:
+        port = free_port(preferred, host)
+        if port in _reserved:  # one of our own, whose service has not bound it yet
+            if preferred is None:
+                continue
+            return port
+        try:
+            folder = Path(tempfile.gettempdir()) / f"drzero-ports-{os.getuid()}"
+            _reserved[port] = HeldLock(folder / f"{port}.lock").__enter__()
+            return port
+        except AlreadyRunning as held:
+            if preferred is not None:
+                raise PortTaken(f"port {port} is reserved by another run on this machine: {held}") from None
+
+
+def _holder(port: int | None) -> str:
+    """The process that listens on `port`; other users' processes are hidden from an ordinary user."""
+    try:
+        listeners = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        pid = next(c.pid for c in listeners if c.pid and c.laddr and c.laddr.port == port)
+        return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())})"
+    except (StopIteration, psutil.Error):
+        return "a process this user may not see"

@@ -1,0 +1,73 @@
+"""The GPUs of this machine: how many there are, and their memory and use now.
+
+gpus_here()             # by nvidia-smi, which needs no Python package, else by the driver's device files
+Gpus().read()           # by NVML, where `nvidia-ml-py` is installed; else empty
+"""
+
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drzero.ops.process.isolated import run_apart
+
+_LISTED_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU at one moment."""
+
+    index: int
+    used_mb: int
+    total_mb: int
+    busy_percent: int
+    """Share of the last sample period in which a kernel ran."""
+    memory_mb_of: dict[int, int] = field(default_factory=dict)
+    """By pid; empty where the driver does not report it (containers)."""
+
+
+class Gpus:
+    """All GPUs of the machine; without NVML it finds none."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        with suppress(ImportError):
+            import pynvml
+
+            with suppress(pynvml.NVMLError):  # the package is there, the driver is not
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+
+    def read(self) -> list[GpuSample]:
+        """One reading of each GPU; one that has fallen off the bus is left out."""
+        if (nvml := self._nvml) is None:
+            return []
+        count, found = 0, []
+        with suppress(nvml.NVMLError):
+            count = nvml.nvmlDeviceGetCount()
+        for index in range(count):
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                of: dict[int, int] = {}
+                with suppress(nvml.NVMLError):
+                    running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                    of = {process.pid: (process.usedGpuMemory or 0) >> 20 for process in running}
+                found.append(GpuSample(index, memory.used >> 20, memory.total >> 20, busy, of))
+        return found
+
+
+def gpus_here(devices: Path = Path("/dev"), limit_s: float = _LISTED_WITHIN_S) -> int:
+    """The number of GPUs of this machine, as nvidia-smi lists them.
+
+    Where it is missing, as in containers that were given the driver for computing alone, or does not answer
+    within `limit_s` seconds, the driver's files in `devices` are counted (nvidia0, nvidia1, …).
+    """
+    if shutil.which("nvidia-smi") is not None:
+        listed = run_apart(("nvidia-smi", "--list-gpus"), limit_s)
+        if listed.fault is None:
+            return sum(line.startswith("GPU ") for line in listed.out.splitlines())
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))

@@ -1,0 +1,100 @@
+"""What each component of a run uses, every few seconds, as JSON lines.
+
+A line a component: `{"time", "component", "pids", "cpu_s", "cpu_share", "rss_mb", "threads", "read_mb",
+"write_mb", "gpu_mb", "state"}` (the state of services alone), and one of the host: `{"time", "component":
+"host", "load", "memory_free_mb", "disk_free_gb", "net_in_mb", "net_out_mb", "gpus": [{"used_mb", "total_mb",
+"busy_percent"}]}`. `cpu_s`, `read_mb`, `write_mb`, `net_…` count up; `cpu_share` is CPU seconds a second
+since the sample before.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from drzero.ops.process.logs import append_json_lines
+from drzero.ops.process.tree import Process, descendants
+from drzero.ops.resources.cgroup import memory_free
+from drzero.ops.resources.gpu import Gpus, GpuSample
+
+SAMPLES_FILE = "samples.jsonl"
+_MB = 1 << 20
+
+
+class Sampler:
+    """Appends samples to a file, and keeps the last ones; the disk sampled is the one that holds the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._gpus = Gpus()
+        self._before: dict[str, tuple[float, float]] = {}
+        self.last: dict[str, dict[str, Any]] = {}
+        self.pids: set[int] = set()
+        """Of all components, when last sampled."""
+
+    def sample(self, roots: Mapping[str, int], now: float, states: Mapping[str, str] | None = None) -> None:
+        """Sample the process trees of `roots` (pid by component) once; what cannot be written is dropped.
+
+        `states` are those of components whose health is known, by name.
+        """
+        trees = descendants(roots.values())
+        self.pids = {process.pid for tree in trees.values() for process in tree}
+        gpus = self._gpus.read()
+        records = [self._component(name, trees[pid], gpus, now) for name, pid in roots.items()]
+        for record in records:
+            if state := (states or {}).get(record["component"]):
+                record["state"] = state
+        received = sent = 0
+        with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/net/dev, or an odd one
+            # All interfaces, loopback included, as our services are local.
+            if counts := psutil.net_io_counters():
+                received, sent = counts.bytes_recv, counts.bytes_sent
+        shown = ("used_mb", "total_mb", "busy_percent")
+        records.append(
+            {
+                "time": round(now, 2),
+                "component": "host",
+                "load": os.getloadavg()[0],
+                "memory_free_mb": memory_free() // _MB,
+                "disk_free_gb": disk_free_gb(self._path.parent),
+                "net_in_mb": received // _MB,
+                "net_out_mb": sent // _MB,
+                "gpus": [{name: getattr(gpu, name) for name in shown} for gpu in gpus],
+            }
+        )
+        self.last = {record["component"]: record for record in records}
+        append_json_lines(self._path, *records)
+
+    def _component(
+        self, name: str, processes: list[Process], gpus: list[GpuSample], now: float
+    ) -> dict[str, Any]:
+        cpu_s = sum(process.cpu_s for process in processes)
+        before = self._before.get(name)
+        self._before[name] = (now, cpu_s)
+        # The seconds of a process that has ended are gone, so the sum may fall.
+        share = max(cpu_s - before[1], 0.0) / (now - before[0]) if before and now > before[0] else 0.0
+        moved = [process.io_bytes() for process in processes]
+        pids = {process.pid for process in processes}
+        return {
+            "time": round(now, 2),
+            "component": name,
+            "pids": len(processes),
+            "cpu_s": round(cpu_s, 2),
+            "cpu_share": round(share, 3),
+            "rss_mb": sum(process.rss_bytes for process in processes) // _MB,
+            "threads": sum(process.threads for process in processes),
+            "read_mb": sum(read for read, _ in moved) // _MB,
+            "write_mb": sum(written for _, written in moved) // _MB,
+            "gpu_mb": sum(mb for gpu in gpus for pid, mb in gpu.memory_mb_of.items() if pid in pids),
+        }
+
+
+def disk_free_gb(folder: Path) -> float | None:
+    """Free space of the file system that holds `folder`, None when it is unknown."""
+    with suppress(OSError):
+        status = os.statvfs(folder)
+        return round(status.f_bavail * status.f_frsize / 1e9, 3)
+    return None

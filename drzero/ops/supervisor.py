@@ -1,0 +1,162 @@
+"""Run the main command of a run while its services live, and name the culprit when something ends.
+
+with ServiceGroup(specs) as services:
+    run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
+
+What a run does in its own process has its end written down by `ending`.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from drzero.ops.causes import Cause, first_cause
+from drzero.ops.cluster.watch import NOTICED_S, NodeLost, NodeWatch
+from drzero.ops.process.child import Child, ChildError, Command, describe_exit
+from drzero.ops.process.logs import OUT_OF_TIME, EventLog
+from drzero.ops.services.services import ServiceGroup
+from drzero.ops.watchdog.collect import error_lines
+from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
+
+
+class ChildFailed(ChildError):
+    """The main command ended with an error of its own."""
+
+
+class Unfinished(ChildError):
+    """The main command stopped by itself before its work was done (exit code 75, EX_TEMPFAIL): no failure."""
+
+
+class NothingDone(ChildError):
+    """The main command ended without an error and without having begun."""
+
+
+class Stalled(ChildError):
+    """The main command stalled and was stopped; the message names the culprit."""
+
+
+def run_supervised(
+    main: Command,
+    services: ServiceGroup,
+    grace_s: float = 15.0,
+    plan: WatchPlan | None = None,
+    nodes: NodeWatch | None = None,
+) -> int:
+    """Run `main` to its end inside an entered `services` group and return its exit code, 0.
+
+    However this function ends (success, failure, Ctrl-C, SIGTERM), the command's whole process tree has ended
+    then, `grace_s` seconds after SIGTERM at the latest. The services are left to their group. With a `plan`
+    the run is watched for stalls (`drzero.ops.watchdog.watchdog`), with `nodes` for lost ones.
+
+    Raises Unfinished (exit code 75), ChildFailed (any other but 0), NothingDone (0 before its first phase,
+    where the plan requires one) or Stalled (where the plan's stall action is not `report`); and what
+    `ServiceGroup.check` and `NodeWatch.check` raise: the command is then stopped, as its results could not be
+    trusted.
+    """
+    events = services.events
+    child = Child(main, grace_s)
+    events.add("start", main.name, "starting", log=str(main.log_path), offset=child.log_offset)
+    watchdog = Watchdog(plan, services, child, events) if plan else None
+    own_cpu_s = time.process_time()
+    try:
+        return _until_its_end(child, services, watchdog, nodes)
+    except NodeLost as lost:
+        events.add("end", main.name, lost.text, culprit=lost.culprit, advice=lost.advice)
+        raise
+    except BaseException as error:
+        from_outside = {"from_outside": True} if isinstance(error, KeyboardInterrupt | SystemExit) else {}
+        events.add("end", main.name, _how_it_ended(error), **from_outside)
+        raise
+    finally:
+        if watchdog:
+            watchdog.close()
+            spent = time.process_time() - own_cpu_s
+            events.add("cost", "supervision", f"{spent:.2f} CPU seconds", cpu_s=round(spent, 2))
+        child.stop()
+
+
+@contextmanager
+def ending(events: EventLog, component: str, well: str) -> Iterator[None]:
+    """Write down how work of this process ends, for the post-mortem: `well`, or by what the block raises."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        events.add("end", component, _how_it_ended(error), from_outside=True)
+        raise
+    except BaseException as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        events.add("end", component, said, advice="see there: it has no log of its own")
+        raise
+    events.add("exit", component, well, code=0)
+
+
+def _how_it_ended(error: BaseException) -> str:
+    """What ended the run, in one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "ended from outside: Ctrl-C"
+    if isinstance(error, SystemExit):
+        code = error.code
+        return f"ended from outside: {describe_exit(code) if isinstance(code, int) else code}"
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _until_its_end(
+    child: Child, services: ServiceGroup, watchdog: Watchdog | None, nodes: NodeWatch | None
+) -> int:
+    while True:
+        code = child.poll()
+        if code == 0:
+            _end_well(child, services, watchdog)
+            return 0
+        services.check()  # first: a command that fails because its service died is not the cause
+        if nodes:
+            nodes.check()
+        if code is not None:
+            time.sleep(1.0)  # a service whose end made the command fail may be detected a moment later
+            services.check()
+            if code == os.EX_TEMPFAIL:
+                text = f"{child.spec.name!r} stopped before its work was done; a rerun resumes it"
+                services.events.add(OUT_OF_TIME, child.spec.name, text)
+                raise Unfinished(text, child)
+            if nodes:
+                nodes.check(NOTICED_S)
+            raise _failed(child, code, services, watchdog)
+        if watchdog:
+            watchdog.warn_if_stuck()
+        if watchdog and watchdog.plan.stall_action != "report" and (found := watchdog.diagnosis):
+            raise Stalled(
+                f"the run stalled and was stopped: {found.sentence}. Culprit: {found.culprit}. "
+                f"{found.advice}. Report: {watchdog.report}",
+                child,
+            )
+        time.sleep(0.25)
+
+
+def _end_well(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -> None:
+    name = child.spec.name
+    services.events.add("exit", name, "ended without an error", code=0)
+    if watchdog and watchdog.plan.must_begin and not watchdog.has_begun():
+        raise NothingDone(
+            f"{name!r} ended without an error and without a single step: its data may be "
+            "empty, its last step already behind it, or an exception was swallowed on the way",
+            child,
+        )
+
+
+def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog | None) -> ChildFailed:
+    """The error of a main command that failed by itself, with the cause that its log shows."""
+    ended = describe_exit(code)
+    known: tuple[Cause, ...] = ()
+    if watchdog:
+        ended = watchdog.oom.describe_exit(code, watchdog.sampler.pids)
+        known = watchdog.plan.landmarks.causes
+    text = f"{child.spec.name!r} failed: {ended}"
+    blamed: dict[str, str] = {}
+    if found := first_cause(error_lines(child.spec.log_path, child.log_offset), known):
+        _, cause = found
+        blamed = {"pattern": cause.name, "culprit": cause.culprit or child.spec.name, "advice": cause.advice}
+        text += f"\ncause: {cause.name} (culprit: {blamed['culprit']}): {cause.advice}"
+    event = text.replace("\n", "; ")
+    services.events.add("exit", child.spec.name, event, code=code, first_error=child.first_error, **blamed)
+    return ChildFailed(text, child)

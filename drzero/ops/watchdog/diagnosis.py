@@ -1,0 +1,470 @@
+"""From a stall and what was collected about it to one named culprit.
+
+    diagnosis = diagnose(situation, landmarks)
+    print(diagnosis.sentence)
+
+Pure functions over what `drzero.ops.watchdog.collect` found. Rules are tried from the cause that explains
+most to the one that explains least; the first that finds evidence decides.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from drzero.ops.causes import Cause, find_cause
+from drzero.ops.flow.snapshot import Snapshot, WaitsOn, far_end, undrained
+from drzero.ops.flow.workers import OpenCall, Worker, ages, call_point, open_calls
+from drzero.ops.process.tree import STOPPED
+from drzero.ops.services.external import SILENT
+from drzero.ops.watchdog.collectives import call, compare, is_in_distributed, place_of
+from drzero.ops.watchdog.movement import Stall
+from drzero.ops.watchdog.stacks import Frame, Stack, Thread, minorities
+
+HUNG_SERVICE = "hung service"
+UNKNOWN = "unknown"
+
+_LOADER_FILES = (
+    "torch/utils/data/dataloader.py",
+    "torch/utils/data/_utils/fetch.py",
+    "torchdata/stateful_dataloader/",
+)
+_LOADER_CALLS = {"_next_data", "_try_get_data", "_get_data", "__next__", "fetch"}
+_POOL_FILES = ("concurrent/futures/thread.py", "tqdm/_monitor.py", "multiprocessing/")
+"""Of pool and monitor threads, which wait for work."""
+_WAITING_CALLS = {"wait", "select", "poll", "get", "acquire", "main_loop", "accept", "recv", "read"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Landmarks:
+    """What only the recipe knows. A place is (function, end of the file's name)."""
+
+    batch_wait: tuple[tuple[str, str], ...] = ()
+    """The driver waits there for finished rollouts."""
+    data_fetch: tuple[tuple[str, str], ...] = ()
+    """A batch of prompts is drawn there, besides torch's own data loader."""
+    waits_on: WaitsOn = field(default_factory=dict)
+    """Flow point → the points that it waits on; a kind of open call is a point of that name."""
+    answered_by: Mapping[str, str] = field(default_factory=dict)
+    """Flow point → the component that must move it."""
+    tools: frozenset[str] = frozenset()
+    """Kinds that are tool calls."""
+    driver: str = "trainer"
+    """The main command."""
+    roles: tuple[tuple[str, str], ...] = ()
+    """(pattern of a process title, name of the process with `{component}` filled in); first match wins."""
+    ranks: str = r"\brank \d+"
+    """Pattern of the titles of training ranks."""
+    engines: str = r"(?!)"
+    """Pattern of the titles of engines, whose idle processes wait for each other in collectives."""
+    causes: tuple[Cause, ...] = ()
+    """Causes whose log lines only this recipe writes."""
+    start_phases: frozenset[str] = frozenset({"start-up"})
+    end_phases: frozenset[str] = frozenset({"done"})
+
+    def role(self, stack: Stack) -> str:
+        """The name of a process, its component where no pattern matches its title."""
+        for pattern, name in self.roles:
+            if re.search(pattern, stack.title):
+                return name.format(component=stack.component)
+        return stack.component
+
+    def who(self, stack: Stack) -> str:
+        """A process for a reader: which rank, else its name and pid."""
+        there = f" on {stack.node}" if stack.node else ""
+        if found := re.search(self.ranks, stack.title):
+            return f"{found.group()}{there}"
+        return f"{self.role(stack)} (pid {stack.pid}{there})"
+
+
+@dataclass(frozen=True)
+class ServiceFact:
+    """A service as the supervision knows it: healthy, failing, busy, away, hung, starting, dead."""
+
+    name: str
+    state: str
+    problem: str | None = None
+    silent_s: float | None = None
+    """Since it last worked; None where that is not known."""
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Everything that was collected at a stall."""
+
+    phase: str
+    step: int
+    stall: Stall
+    stacks: Sequence[Stack] = ()
+    services: Sequence[ServiceFact] = ()
+    workers: Sequence[Worker] = ()
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """First error in the log, by component."""
+    flow: Snapshot | None = None
+    """Where the samples are; None without a flow monitor."""
+    disk_free_gb: float | None = None
+    oom_kills: int = 0
+    unseen: Sequence[str] = ()
+    """What could not be read of other nodes, a line each."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What has happened, who is at fault, how that is known, and what to do."""
+
+    pattern: str
+    culprit: str
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    advice: str = ""
+
+
+def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
+    """The first diagnosis that a rule finds evidence for; `UNKNOWN` with the suspects when none does."""
+    rules = (
+        _exhausted,
+        _dead_or_stopped,
+        _ranks,
+        _driver,
+        _loops_and_calls,
+        _starvation,
+        _service_log_or_queue,
+    )
+    found = next(chain.from_iterable(rule(situation, landmarks) for rule in rules), None)
+    if found is not None:
+        return found
+    drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver and stack.main]
+    active = [stack for stack in drivers if call(stack.main[0]) not in _WAITING_CALLS]
+    suspects = minorities(drivers) or active or drivers
+    culprit = ", ".join(dict.fromkeys(map(landmarks.who, suspects[:3]))) or landmarks.driver
+    evidence = [f"{landmarks.who(stack)}: {_user_frame(stack.main)}" for stack in suspects[:6]]
+    evidence += [f"first error of {name}: {line}" for name, line in situation.errors.items()]
+    where = f", in {_user_frame(suspects[0].main)}" if suspects else ""
+    return Diagnosis(
+        UNKNOWN,
+        culprit,
+        f"no progress and no known pattern; the suspect is {culprit}{where}",
+        tuple(evidence),
+        "see the stacks; debug=hang adds C frames and the collectives' log",
+    )
+
+
+def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    free, kills = situation.disk_free_gb, situation.oom_kills
+    error = _error_of(situation, "disk full")
+    if error or (free is not None and free <= 0.05):
+        component, *evidence = error or (landmarks.driver,)
+        if free is not None:
+            evidence.append(f"{free:.3f} GB free where the run writes")
+        yield Diagnosis(
+            "disk full",
+            component,
+            f"the disk is full, and {component} cannot write",
+            tuple(evidence),
+            "make room (old runs' folders), then rerun: it resumes at the last checkpoint",
+        )
+    error = _error_of(situation, "out of memory")
+    if error or kills:
+        component, *evidence = error or (landmarks.driver,)
+        if kills:
+            evidence.append(f"the kernel has killed {kills} process(es) for lack of memory")
+        yield Diagnosis(
+            "out of memory",
+            component,
+            f"{component} ran out of memory",
+            tuple(evidence),
+            "smaller micro-batches or shorter responses; on a GPU also a smaller share for the engines",
+        )
+
+
+def _dead_or_stopped(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    for service in situation.services:
+        if service.state == "dead":
+            error = situation.errors.get(service.name)
+            evidence = (f"first error: {error}",) if error else ()
+            yield Diagnosis(
+                "dead process", service.name, f"{service.name} has ended", evidence, "read its log"
+            )
+    if stopped := [stack for stack in situation.stacks if stack.state in (STOPPED, "t")]:
+        name, pid = landmarks.role(stopped[0]), stopped[0].pid
+        yield Diagnosis(
+            "stopped process",
+            name,
+            f"{name} (pid {pid}) is stopped by a signal",
+            tuple(map(_stands, stopped)),
+            f"kill -CONT {pid} resumes it; find out what sent SIGSTOP (a debugger, a job's suspension)",
+        )
+
+
+_RANKS = {
+    "clean-up deadlock": (
+        "clean-up deadlock: {} cleans up while others wait",
+        "the cause is the error that sent the first rank to its clean-up: fix that one",
+    ),
+    "initialisation deadlock": (
+        "initialisation deadlock: the others wait for {}",
+        "one rank is late or never joined: see its log and what it still loads",
+    ),
+    "exception on some ranks": (
+        "an exception took {} out; the others wait in a collective",
+        "fix the error: the other ranks only wait for those that raised it",
+    ),
+    "mismatched collectives": (
+        "mismatched collectives: {} is not where the other ranks wait",
+        "a branch differs between ranks: make the condition the same on all of them",
+    ),
+    "shape mismatch between pipeline stages": (
+        "pipeline stages wait for each other, and what one sends is not what the next expects: {}",
+        "a stage sends another shape than the next expects: check the model's split and the micro-batch",
+    ),
+    "same-collective time-out": (
+        "all ranks wait in the same collective",
+        "all ranks agree, so it is the network, a GPU or a slow rank: see the Flight Recorder's dumps in "
+        "flight/, NCCL_DEBUG=INFO (debug=hang) and the GPUs' state",
+    ),
+}
+"""By pattern, the sentence with `{}` for the culprit, and what to do."""
+
+
+def ranks_of(stacks: Sequence[Stack], landmarks: Landmarks) -> list[Stack]:
+    """The ranks by their titles; if there are none, the processes in torch.distributed."""
+    # Other processes in a collective belong to another group, and are no evidence about the ranks.
+    return [stack for stack in stacks if re.search(landmarks.ranks, stack.title)] or [
+        stack
+        for stack in stacks
+        if is_in_distributed(stack) and not re.search(landmarks.engines, stack.title)
+    ]
+
+
+def _ranks(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    ranks = ranks_of(situation.stacks, landmarks)
+    components = {rank.component for rank in ranks}
+    errors = [line for name, line in situation.errors.items() if name in components]
+    ending, starting = situation.phase in landmarks.end_phases, situation.phase in landmarks.start_phases
+    if found := compare(ranks, bool(errors), ending, starting):
+        pattern, suspects = found
+        evidence = [f"{landmarks.who(stack)}: {place_of(stack)}" for stack in ranks]
+        evidence += [f"first error in its log: {line}" for line in errors]
+        culprit = ", ".join(dict.fromkeys(map(landmarks.who, suspects))) or "all ranks"
+        sentence, advice = _RANKS[pattern]
+        yield Diagnosis(pattern, culprit, sentence.format(culprit), tuple(evidence), advice)
+
+
+def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """The driver waits to end, or for a batch of prompts."""
+    drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver]
+    for stack in drivers if situation.phase in landmarks.end_phases else ():
+        if place_of(stack).kind != "clean-up":
+            continue
+        others = [
+            f"thread {thread.name!r}: {_user_frame(thread.frames)}"
+            for thread in stack.threads
+            if thread.name != "MainThread"
+            and thread.frames
+            and not any(frame.file.startswith(_POOL_FILES) for frame in thread.frames[:3])
+        ]
+        name = landmarks.who(stack)
+        yield Diagnosis(
+            "clean-up deadlock",
+            name,
+            f"clean-up deadlock: {name} waits in {_user_frame(stack.main)} to end",
+            (_stands(stack), *others[:4]),
+            "the run's work is done and saved; what it waits for is in the evidence",
+        )
+    for stack, thread in _threads(drivers):
+        for frame in thread.frames:
+            is_loader = frame.file.startswith(_LOADER_FILES) and call(frame) in _LOADER_CALLS
+            if is_loader or _is_at(frame, landmarks.data_fetch):
+                inside = f"pid {stack.pid}, thread {thread.name}: {thread.frames[0]}, called by {frame}"
+                yield Diagnosis(
+                    "data loader stuck",
+                    f"data loader ({landmarks.who(stack)})",
+                    f"the data loader is stuck in {_user_frame(thread.frames)}",
+                    (inside,),
+                    "check the file system that holds the data, and the dataset's own code",
+                )
+
+
+def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """An event loop is blocked, or a tool call has outlived any deadline."""
+    silent = {worker.pid: max(worker.silent_s, worker.loop_silent_s or 0.0) for worker in situation.workers}
+    hung = {service.name for service in situation.services if service.state == "hung"}
+    for stack, thread in _threads(situation.stacks):
+        is_silent = silent.get(stack.pid, 0.0) >= 5 or stack.component in hung
+        if is_silent and (blocker := loop_blocker(thread)):
+            name = landmarks.who(stack)
+            since = f" for {silent[stack.pid]:.0f} s" if stack.pid in silent else ""
+            yield Diagnosis(
+                "event loop blocked",
+                name,
+                f"the event loop of {name} is blocked{since} by {blocker}",
+                (f"pid {stack.pid}, thread {thread.name}: {thread.frames[0]}", f"called by {blocker}"),
+                "a blocking call in a coroutine: await it, or run it in a thread (asyncio.to_thread)",
+            )
+    calls = open_calls(situation.workers)
+    for one in calls:
+        # Half as long again as its own deadline: no deadline works there.
+        longest_s = situation.stall.limit_s / 2 if one.limit_s is None else 1.5 * one.limit_s
+        if one.kind in landmarks.tools and one.age_s > longest_s:
+            component = landmarks.answered_by.get(one.kind, one.kind)
+            limit = (
+                f"its deadline of {one.limit_s:g} s has no effect" if one.limit_s else "it has no deadline"
+            )
+            yield Diagnosis(
+                "tool call without deadline",
+                component,
+                f"a {one.kind} call to {component} has been open for {one.age_s:.0f} s: {limit}",
+                tuple(_describe_calls(calls)),
+                f"give the call a deadline, and find out why {component} accepts it and does not answer",
+            )
+
+
+def loop_blocker(thread: Thread) -> Frame | None:
+    """The innermost call of the coroutine that this thread's event loop runs; None while the loop waits."""
+    loop = ("asyncio/", "uvloop/")
+    turns = ("_run_once", "run_forever", "run_until_complete", "run")
+    frames = thread.frames
+    place = next((i for i, f in enumerate(frames) if f.file.startswith(loop) and call(f) in turns), 0)
+    above = [frame for frame in frames[:place] if not frame.file.startswith(loop)]
+    if not above or (len(above) == 1 and call(above[0]) in ("select", "poll")):
+        return None
+    return next((frame for frame in above if not _is_standard(frame)), above[-1])
+
+
+def _starvation(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """The trainer does not count samples any more, or waits for them."""
+    if situation.stall.kind == "no counts":
+        yield Diagnosis(
+            "counts stopped",
+            landmarks.driver,
+            f"{situation.stall.text}, though a thread of its own does that",
+            tuple(_stands(stack) for stack in situation.stacks if stack.component == landmarks.driver),
+            "it is stopped, or something holds its interpreter: see the stacks",
+        )
+    evidence = [
+        f"{landmarks.who(stack)} waits in {place}"
+        for stack, thread in _threads(situation.stacks)
+        if (place := next((f for f in thread.frames if _is_at(f, landmarks.batch_wait)), None))
+    ][:1]
+    if situation.flow and (waiting := situation.flow.waiting) and waiting.is_short:
+        evidence.append(f"of the samples it waits for, {waiting}")
+    if not evidence:
+        return
+    calls = open_calls(situation.workers)
+    culprit, why = _who_starves(situation, landmarks, calls)
+    evidence += _describe_calls(calls)
+    if not calls:
+        failed = Counter[str]()
+        for worker in situation.workers:
+            failed.update(worker.failed)
+        evidence += [f"{count:g} {kind} calls have failed" for kind, count in failed.items()]
+    yield Diagnosis(
+        "rollout starvation",
+        culprit,
+        f"rollout starvation: the trainer waits for a batch because {why}",
+        tuple(evidence),
+        f"check {culprit}: its log, its stacks and its health in this report",
+    )
+
+
+def _who_starves(situation: Situation, landmarks: Landmarks, calls: Sequence[OpenCall]) -> tuple[str, str]:
+    """The culprit, and the reason in words: a service that does not work, else what holds everything up."""
+    for state in ("dead", "hung", SILENT, "starting", "away", "failing", "busy"):
+        for service in situation.services:
+            if service.state == state:
+                what = "works, but its dependency does not answer" if state == "away" else f"is {state}"
+                problem = f" ({service.problem})" if service.problem else ""
+                return service.name, f"{service.name} {what}{problem}"
+    flow, waits_on = situation.flow, landmarks.waits_on
+    points = {kind: call_point(situation.workers, kind, 0.0) for kind in {one.kind for one in calls}}
+    points.update(flow.points if flow else {})
+    starts = [flow.waiting.point] if flow and flow.waiting else list(waits_on)
+    end = far_end(points, waits_on, *starts)
+    if end and end in landmarks.answered_by:
+        point, component = points[end], landmarks.answered_by[end]
+        age = f", the oldest for {point.oldest_age_s:.0f} s" if point.oldest_age_s else ""
+        return component, f"{component} finishes nothing: {end} holds {point.depth:g}{age}"
+    return "rollout workers", "no rollout is under way: its workers died or lost their prompts"
+
+
+def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    """A service hangs or is silent, a log shows a known cause, or the driver takes nothing from a queue."""
+    for service in situation.services:
+        if service.state == SILENT:
+            since = "" if service.silent_s is None else f" for {service.silent_s:.0f} s"
+            yield Diagnosis(
+                "silent service",
+                service.name,
+                f"{service.name} runs elsewhere and has not answered{since}: {service.problem}",
+                (),
+                "see to it where it runs; this run neither starts nor ends it",
+            )
+        if service.state == "hung":
+            since = "" if service.silent_s is None else f" for {service.silent_s:.0f} s"
+            problem = f": {service.problem}" if service.problem else ""
+            yield Diagnosis(
+                HUNG_SERVICE,
+                service.name,
+                f"{service.name} runs but does not work{since}{problem}",
+                tuple(_stands(stack) for stack in situation.stacks if stack.component == service.name),
+                "see where it stands in the stacks",
+            )
+    for component, line in situation.errors.items():
+        if cause := find_cause(line, landmarks.causes):
+            culprit = cause.culprit or component
+            yield Diagnosis(cause.name, culprit, f"{cause.name}: {line[:200]}", (line,), cause.advice)
+    flow, driver = situation.flow, landmarks.driver
+    for name, point in undrained(flow).items() if flow else ():
+        if point.still_s >= situation.stall.limit_s / 2:
+            own = [stack for stack in situation.stacks if stack.component == driver and stack.main]
+            busy = [stack for stack in own if landmarks.role(stack) != driver] or own
+            yield Diagnosis(
+                "consumer not draining",
+                driver,
+                f"consumer not draining: {driver} has taken nothing for {point.still_s:.0f} s from {name}, "
+                f"which holds {point.depth:g}",
+                tuple(map(_stands, busy[:6])),
+                f"see what {driver} is busy with in phase {situation.phase}",
+            )
+
+
+def _error_of(situation: Situation, cause: str) -> tuple[str, ...]:
+    """The component whose first error has this cause, and the line; empty without one."""
+    for component, line in situation.errors.items():
+        if (found := find_cause(line)) and found.name == cause:
+            return component, line
+    return ()
+
+
+def _threads(stacks: Sequence[Stack]) -> Iterator[tuple[Stack, Thread]]:
+    return ((stack, thread) for stack in stacks for thread in stack.threads)
+
+
+def _describe_calls(calls: Sequence[OpenCall]) -> list[str]:
+    by_kind = ages(calls).items()
+    return [f"{len(of)} {kind} calls open, the oldest for {of[0]:.0f} s" for kind, of in by_kind]
+
+
+def _is_at(frame: Frame, places: Sequence[tuple[str, str]]) -> bool:
+    return any(call(frame) == name and frame.file.endswith(file) for name, file in places)
+
+
+def _stands(stack: Stack) -> str:
+    where = f"{stack.main[0]}, from {_user_frame(stack.main)}" if stack.main else stack.failure or "no frames"
+    return f"pid {stack.pid} of {stack.component} ({stack.title[:60]}): {where}"
+
+
+def _user_frame(frames: Sequence[Frame]) -> str:
+    if not frames:
+        return "nowhere"
+    return str(next((frame for frame in frames if not _is_standard(frame)), frames[0]))
+
+
+def _is_standard(frame: Frame) -> bool:
+    """Whether it is a call of the standard library's waiting functions, which do not show the caller."""
+    return frame.file.split("/")[0] in {
+        *("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "time.py"),
+        *("asyncio", "concurrent", "multiprocessing", "uvloop", "http", "urllib"),
+    }

@@ -1,0 +1,304 @@
+"""What counts as movement of a run, and how long each part of it may stand still.
+
+    movement = Movement(signs, log_path, waits_on)
+    movement.poll(now, services)
+    if stall := movement.stall(now): …
+
+The run is followed in two ways, with one rule of patience for both (`Patience`: the keys of `watchdog`):
+
+* **The trainer's phase**, by its heartbeats. A new phase is movement. Within a phase so is, by its kind: a
+  new log line (start-up), a growing folder (save), finished calls of workers and work of services (rollout).
+* **The samples**, by the last snapshot of the flow monitor, if there is one. A flow point moves when
+  something leaves it, or when progress within it is counted (tokens).
+
+Whichever runs out of patience first is the stall. A limit that is set for a phase holds for both.
+"""
+
+import json
+import os
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from drzero.ops.flow.snapshot import FlowPoint, Snapshot, WaitsOn, far_end, undrained
+from drzero.ops.flow.workers import finished, read_workers
+from drzero.ops.services.services import Service
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long something may stand still, in seconds."""
+
+    cold_start_s: float = 300.0
+    """The first time: compilation, first contact, cold caches."""
+    floor_s: float = 60.0
+    """Afterwards never less than this."""
+    factor: float = 2.0
+    """Times what is usual."""
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """Limits of single phases, whatever is usual."""
+
+    def limit_s(self, usual_s: float | None) -> float:
+        """The limit where `usual_s` seconds without movement are usual; None when that is not known yet."""
+        return self.cold_start_s if usual_s is None else max(self.floor_s, self.factor * usual_s)
+
+    def phase_limit_s(self, phase: str, durations: Sequence[float], silences: Sequence[float]) -> float:
+        """The limit of a phase, given how it went before.
+
+        Usual is the median of its durations; or its longest silence so far if that is less, so that a long
+        phase with movement inside may not be silent for twice its length.
+        """
+        if phase in self.fixed:
+            return self.fixed[phase]
+        return self.limit_s(min(statistics.median(durations), max(silences)) if durations else None)
+
+    def point_limit_s(self, point: FlowPoint) -> float:
+        """The limit of a flow point: usual is the longest time that it has held something without moving."""
+        return self.limit_s(point.usual_s if any(point.moved) else None)
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Something that has stood still for longer than it may; of kind `asked` no stall, but a question."""
+
+    kind: Literal["phase", "starved", "not drained", "no counts", "asked"]
+    where: str
+    """The phase, or the flow point at the far end of what is waited for."""
+    text: str
+    silent_s: float
+    limit_s: float
+
+
+def flow_stall(
+    now: Snapshot, waits_on: WaitsOn, patience: Patience, phase: str = "", phase_limit_s: float = 0.0
+) -> Stall | None:
+    """Where the samples stand still, None if they move or may still be expected to.
+
+    The trainer itself (as the one who counts the samples, and who takes them) has at least the limit of its
+    present `phase`.
+    """
+    if now.ended:
+        return None
+    limit_s = max(patience.floor_s, phase_limit_s)
+    if now.silent_s >= limit_s:
+        text = f"the trainer's process has written no counts for {now.silent_s:.0f} s"
+        return Stall("no counts", "trainer", text, now.silent_s, limit_s)
+    if now.waiting and now.waiting.is_short:
+        return _starved(now, waits_on, patience, patience.fixed.get(phase, 0.0))
+    for name, point in undrained(now).items():
+        limit_s = max(patience.point_limit_s(point), phase_limit_s)
+        if point.still_s >= limit_s:
+            text = f"{name} holds {point.depth:g} and nothing has left it for {point.still_s:.0f} s"
+            return Stall("not drained", name, text, point.still_s, limit_s)
+    return None
+
+
+def _starved(now: Snapshot, waits_on: WaitsOn, patience: Patience, least_s: float) -> Stall | None:
+    """The trainer waits, and nothing it waits for moves: the point at the far end, else what feeds it.
+
+    The far end must have been still for longer than is usual there, and all other work for the least time
+    there is: while a token is generated or a search answered anywhere, the run has not stalled.
+    """
+    waiting, least_s = now.waiting, max(least_s, patience.floor_s)
+    assert waiting is not None
+    busy = [point for point in now.points.values() if point.depth and point.role == "work"]
+    if waiting.since_s < least_s or any(point.still_s < least_s for point in busy):
+        return None
+    name = far_end(now.points, waits_on, waiting.point)
+    if name is None or name == waiting.point:
+        feeders = waits_on.get(waiting.point) or (waiting.point,)
+        text = f"{waiting}, and nothing is on its way from {' or '.join(feeders)}"
+        return Stall("starved", feeders[0], text, waiting.since_s, least_s)
+    point = now.points[name]
+    limit_s = max(patience.point_limit_s(point), least_s)
+    if point.still_s < limit_s:
+        return None
+    age = f", the oldest for {point.oldest_age_s:.0f} s" if point.oldest_age_s else ""
+    held = f"{name} holds {point.depth:g}{age} and has finished nothing for {point.still_s:.0f} s"
+    return Stall("starved", name, f"{waiting}, and {held}", point.still_s, limit_s)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The start of a phase."""
+
+    time: float
+    step: int
+    phase: str
+
+
+class PhaseClock:
+    """Which phase the trainer is in, since when, and since when nothing has moved in it.
+
+    The trainer appends a line `{"time": unix seconds, "step": n, "phase": "rollout"}` to its heartbeat file
+    whenever a phase begins. From one line to the next is one *occurrence* of the phase; its *silence* is the
+    longest time in it without movement.
+    """
+
+    def __init__(self, path: Path, patience: Patience, started: float) -> None:
+        """Follow `path` from its present end; until the first beat the phase is the start-up."""
+        self._path = path
+        self._patience = patience
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._durations: defaultdict[str, list[float]] = defaultdict(list)
+        self._silences: defaultdict[str, list[float]] = defaultdict(list)
+        self._longest = 0.0
+        self.entered: set[str] = set()
+        """Phases that have begun since."""
+        self.beat = Beat(started, 0, "start-up")
+        self.last_movement = started
+
+    def read(self) -> None:
+        """Read the new heartbeats."""
+        with suppress(OSError):
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            for line in whole.splitlines():
+                with suppress(ValueError, KeyError, TypeError):
+                    record = json.loads(line)
+                    beat = Beat(float(record["time"]), int(record["step"]), str(record["phase"]))
+                    self.moved(beat.time)
+                    self._durations[self.beat.phase].append(beat.time - self.beat.time)
+                    self._silences[self.beat.phase].append(self._longest)
+                    self._longest = 0.0
+                    self.entered.add(beat.phase)
+                    self.beat = beat
+
+    def moved(self, now: float) -> None:
+        """Something moved within the phase."""
+        self._longest = max(self._longest, now - self.last_movement)
+        self.last_movement = now
+
+    def silent_s(self, now: float) -> float:
+        """Seconds without movement."""
+        return now - self.last_movement
+
+    def limit_s(self) -> float:
+        """How many of them the present phase may have."""
+        phase = self.beat.phase
+        return self._patience.phase_limit_s(phase, self._durations[phase], self._silences[phase])
+
+
+class NewLines:
+    """Whether a log has new lines from its present end on; a warning that comes again is not new."""
+
+    _WHEN = re.compile(rb"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d([.,]\d+)?")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._seen: set[int] = set()
+
+    def have_come(self) -> bool:
+        """Whether since the last call a line came that, but for its time stamp, never came before."""
+        fresh: set[int] = set()
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+            self._offset += len(new)
+            # A progress bar is one long line that is rewritten.
+            lines = {hash(self._WHEN.sub(b"", line)) for line in re.split(rb"[\r\n]+", new) if line}
+            fresh = lines - self._seen
+            self._seen = fresh if len(self._seen) > 100_000 else self._seen | fresh
+        return bool(fresh)
+
+
+def _size(folder: Path, pattern: str) -> int:
+    """Bytes in all files below the folders that match; a file that disappears meanwhile counts nothing."""
+    total = 0
+    for place in folder.glob(pattern):
+        for root, _, names in os.walk(place):
+            for name in names:
+                with suppress(OSError):
+                    total += os.stat(os.path.join(root, name)).st_size
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """Where a run's movement can be read, as data."""
+
+    folder: Path
+    """The run's folder."""
+    heartbeats: Path
+    progress: Path
+    """The folder of the workers' progress files."""
+    patience: Patience = field(default_factory=Patience)
+    counted_phases: frozenset[str] = frozenset()
+    """Phases in which finished work of workers and services is movement."""
+    writing_phases: Mapping[str, str] = field(default_factory=dict)
+    """Phases in which growing folders are movement: their pattern below `folder`."""
+    flow: Callable[[], Snapshot | None] = lambda: None
+    """The last snapshot of the flow monitor."""
+
+
+class Movement:
+    """Follows one start of a run; poll it every few seconds."""
+
+    def __init__(
+        self,
+        signs: Signs,
+        log_path: Path,
+        waits_on: WaitsOn,
+        start_phases: frozenset[str] = frozenset({"start-up"}),
+    ) -> None:
+        """In `start_phases` what loads or compiles only writes new lines to the main command's `log_path`."""
+        now = time.time()
+        self.signs = signs
+        self.clock = PhaseClock(signs.heartbeats, signs.patience, now)
+        self._waits_on = waits_on
+        self._start_phases = start_phases
+        self._lines = NewLines(log_path)
+        self._counts: dict[str, float] = {}
+        self._written = 0
+        self._flow_from = now
+        self.is_hidden = False
+        """Whether samples stand still, and the machine was suspended too recently to call it a stall."""
+
+    def poll(self, now: float, services: Sequence[Service]) -> None:
+        """Read what has moved since the last call."""
+        self.clock.read()
+        phase, signs, has_moved = self.clock.beat.phase, self.signs, False
+        if phase in self._start_phases:
+            has_moved = self._lines.have_come()
+        elif pattern := signs.writing_phases.get(phase):
+            before, self._written = self._written, _size(signs.folder, pattern)
+            has_moved = self._written > before
+        elif phase in signs.counted_phases:
+            counts = finished(read_workers(signs.progress, now))
+            for service in services:
+                if service.monitor:
+                    counts[f"service {service.spec.name}"] = service.monitor.health.worked
+            earlier, self._counts = self._counts, counts
+            has_moved = any(count > earlier.get(kind, 0.0) for kind, count in counts.items())
+        if has_moved:
+            self.clock.moved(now)
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Do not count the last `seconds` as silence: the machine was suspended."""
+        self.clock.last_movement += seconds
+        self._flow_from = now
+
+    def stall(self, now: float) -> Stall | None:
+        """What has run out of patience, the phase or the samples; None while all is well."""
+        silent, limit, phase = self.clock.silent_s(now), self.clock.limit_s(), self.clock.beat.phase
+        self.is_hidden = False
+        if silent > limit:
+            return Stall("phase", phase, f"nothing has moved in {phase}", silent, limit)
+        if (snapshot := self.signs.flow()) is None:
+            return None
+        stall = flow_stall(snapshot, self._waits_on, self.signs.patience, phase, limit)
+        # What the trainer takes stands still while it saves; then the growth of its files is the movement.
+        if stall and stall.kind == "not drained" and phase in self.signs.writing_phases:
+            return None
+        self.is_hidden = stall is not None and now - self._flow_from < stall.limit_s
+        return None if self.is_hidden else stall

@@ -1,0 +1,199 @@
+"""Why a run ended, read from what it left: events, heartbeats, resource samples and logs.
+
+    death = examine(folder, causes)
+    print(death.sentence)
+
+The supervision's own events take precedence over the logs: a service that died has its consequences in
+every other log. Without events (an older run, a run of another program) only the logs are read. What the
+flow stream says of the samples (`drzero.ops.flow.summary`) is added: its symptoms are evidence of a run
+that did not finish.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from drzero.ops.causes import Cause, first_cause
+from drzero.ops.flow.monitor import FLOW_FILE
+from drzero.ops.flow.summary import summarise
+from drzero.ops.process.logs import EVENTS_FILE, OUT_OF_TIME, begins_start, read_json_lines
+from drzero.ops.resources.sampler import SAMPLES_FILE
+from drzero.ops.services.external import SILENT
+from drzero.ops.watchdog.collect import error_lines
+
+_RESUMES = "rerun it: it resumes at its last checkpoint"
+_FAILURES = {"crash", "hung", SILENT}
+"""Events of services."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a run ended."""
+
+    state: str
+    """finished, failed, stalled, out of time (ended itself before a set time), cut off (ended without an
+    error: killed from outside, or the machine)."""
+    sentence: str
+    culprit: str | None = None
+    first_error: str | None = None
+    advice: str = ""
+    evidence: tuple[str, ...] = ()
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
+    """Read what a run left in `folder`; `causes` are those that only its recipe knows."""
+    logs = folder / "logs"
+    events = _of_last_start(read_json_lines(logs / EVENTS_FILE))
+    samples = read_json_lines(folder / SAMPLES_FILE)
+    facts = _facts(read_json_lines(folder / "heartbeats.jsonl"), samples, events)
+    flow, symptoms = summarise(folder / FLOW_FILE, since=events[0]["time"] if events else 0.0)
+    # Services first, the main command, which uses them, last.
+    offsets = {
+        event["component"]: int(event.get("offset", 0)) for event in events if event["kind"] == "start"
+    }
+    mains = {event["component"] for event in events if "offset" in event}
+    paths = sorted(logs.glob("*.log"), key=lambda path: (path.stem in (mains or {"trainer"}), path.stem))
+    errors = {path.stem: lines for path in paths if (lines := error_lines(path, offsets.get(path.stem, 0)))}
+    # What a stage writes last is the only sign of success of one that has services and no main command.
+    ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events) or (
+        bool(events) and not mains and (folder / "result.json").is_file()
+    )
+    if stopped := next((event for event in events if event["kind"] == OUT_OF_TIME), None):
+        advice = "rerun it with more time: it resumes from there"
+        death = Death("out of time", str(stopped["text"]), advice=advice)
+    elif blamed := _blamed(events, ended_well):
+        death = _from_event(blamed, errors, causes, events)
+    elif ended_well:
+        death = Death("finished", "the run ended without an error")
+    elif errors:
+        death = _from_logs(errors, causes)
+    elif events and not mains and events[-1]["kind"] == "stopped":
+        text = "the stage ended its services in order and left no result: the reason is on its console"
+        death = Death("failed", text, advice="see there; for a stage of a loop, in evolve/logs/")
+    else:
+        scarce = _scarce(samples)
+        where = f" in {facts['phase']}" if "phase" in facts else ""
+        death = Death(
+            "cut off",
+            f"the run ended{where} without an error: killed from outside (SIGKILL, a limit), or the host "
+            "failed" + (f"; {scarce[0]}" if scarce else ""),
+            advice=_RESUMES,
+            evidence=tuple(scarce),
+        )
+    if death.state != "finished":
+        death = replace(death, evidence=(*death.evidence, *symptoms))
+    return replace(death, facts=facts | flow | death.facts)
+
+
+def lasting_stall(folder: Path) -> Record | None:
+    """The event of a stall in the run's last start after which nothing has moved; None without one."""
+    events = _of_last_start(read_json_lines(folder / "logs" / EVENTS_FILE))
+    moves = [event for event in events if event["kind"] in ("stall", "progress", "exit")]
+    return moves[-1] if moves and moves[-1]["kind"] == "stall" else None
+
+
+def _of_last_start(events: list[Record]) -> list[Record]:
+    begins, opened = 0, events[0] if events else {}
+    for place, (earlier, event) in enumerate(pairwise(events), 1):
+        if begins_start(event, earlier, opened):
+            begins = place
+        if event["kind"] == "start":
+            opened = event
+    return events[begins:]
+
+
+def _blamed(events: Sequence[Record], ended_well: bool) -> Record | None:
+    """The event that ended the run: a service's if it never came back, a stall if nothing moved after it.
+
+    A run may end well without a service that runs elsewhere.
+    """
+    blamed, of_services = None, _FAILURES - {SILENT} if ended_well else _FAILURES
+    for place, event in enumerate(events):
+        kind, later = event["kind"], events[place + 1 :]
+        is_back = any(e["kind"] == "ready" and e["component"] == event["component"] for e in later)
+        if (kind in of_services and not is_back) or (kind == "exit" and event.get("code")):
+            return event
+        if kind == "stall" and not any(e["kind"] in ("progress", "exit") for e in later):
+            blamed = event
+        if kind == "end" and blamed is None:
+            blamed = event
+    return blamed
+
+
+def _from_event(
+    event: Record, errors: dict[str, list[str]], causes: Sequence[Cause], events: Sequence[Record]
+) -> Death:
+    if event.get("from_outside"):
+        return Death("cut off", f"the run was {event['text']}", advice=_RESUMES)
+    component, sentence = str(event["component"]), str(event["text"])
+    own = errors.get(component, [])
+    line, cause = first_cause([*own, sentence], causes) or (None, None)
+    if event["kind"] in _FAILURES:
+        sentence = f"{component} {sentence}"
+    if cause and cause.name not in sentence:
+        sentence += f"; cause: {cause.name}"
+    failures = [f"{e['kind']} of {e['component']}: {e['text']}" for e in events if e["kind"] in _FAILURES]
+    return Death(
+        "stalled" if event["kind"] == "stall" else "failed",
+        sentence,
+        event.get("culprit") or (cause and cause.culprit) or component,
+        line or event.get("first_error") or (own[0] if own else None),
+        event.get("advice") or (cause.advice if cause else "read the log of the culprit"),
+        tuple(event.get("evidence") or failures),
+        {"report": str(event["report"])} if event.get("report") else {},
+    )
+
+
+def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause]) -> Death:
+    """The component whose errors show a cause; of several a service before the main command that used it."""
+    for component, lines in errors.items():
+        if found := first_cause(lines, causes):
+            line, cause = found
+            culprit, evidence = cause.culprit or component, (f"{component}: {line}",)
+            return Death("failed", f"{culprit}: {cause.name}", culprit, line, cause.advice, evidence)
+    component, lines = next(iter(errors.items()))
+    text = f"{component} failed for a reason that is in no table: {lines[0]}"
+    return Death("failed", text, component, lines[0], f"read {component}.log around that line")
+
+
+def _facts(beats: Sequence[Record], samples: Sequence[Record], events: Sequence[Record]) -> dict[str, str]:
+    facts = {}
+    if beats:
+        last = beats[-1]
+        facts["phase"] = f"{last['phase']} of step {last['step']}"
+        facts["since"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
+        if samples:
+            facts["in that phase"] = f"{max(samples[-1]['time'] - last['time'], 0):.0f} s to the last sample"
+    peaks: dict[str, int] = {}
+    for sample in samples:
+        if "rss_mb" in sample:
+            peaks[sample["component"]] = max(peaks.get(sample["component"], 0), sample["rss_mb"])
+    if peaks:
+        facts["peak memory"] = ", ".join(f"{name} {mb} MB" for name, mb in peaks.items())
+    restarts = Counter(event["component"] for event in events if event["kind"] == "restart")
+    if restarts:
+        facts["restarts"] = ", ".join(f"{name} {count}" for name, count in restarts.items())
+    return facts
+
+
+def _scarce(samples: Sequence[Record]) -> list[str]:
+    """What had nearly run out when the last samples were taken."""
+    hosts = [sample for sample in samples if sample["component"] == "host"]
+    if not hosts:
+        return []
+    recent = [host for host in hosts if host["time"] >= hosts[-1]["time"] - 60]
+    memory = min((host["memory_free_mb"] for host in recent if host.get("memory_free_mb")), default=None)
+    disk = recent[-1].get("disk_free_gb")
+    found = []
+    if memory is not None and memory < 500:
+        found.append(f"only {memory} MB of memory were free in the last minute: probably out of memory")
+    if disk is not None and disk < 0.5:
+        found.append(f"only {disk:.2f} GB of the disk were free: probably full")
+    return found

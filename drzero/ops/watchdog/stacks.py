@@ -1,0 +1,149 @@
+"""Where every Python process of a run stands: dumped by py-spy, all at once, none of them touched.
+
+    stacks = dump_stacks(processes, deadline_s=8)
+
+py-spy reads the memory of a process without stopping it (`--nonblocking`) and without its interpreter, so it
+also works on a stopped or deadlocked process. A read of a changing stack fails and is retried once. A failed
+dump is a line in the report, never an error.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drzero.ops.process.tree import STOPPED, ZOMBIE, Process, descendants
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call: function, file as py-spy shortens it (`asyncio/runners.py`), line."""
+
+    name: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread, innermost frame first; `active` as far as py-spy knows."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    active: bool = False
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One process."""
+
+    pid: int
+    component: str
+    """The part of the run it belongs to: the service or the main command."""
+    title: str
+    state: str = "S"
+    """The kernel's letter: T is stopped (t by a debugger), D waits for a disk, Z has ended uncollected."""
+    threads: tuple[Thread, ...] = ()
+    failure: str | None = None
+    """The reason if there are no threads."""
+    node: str = ""
+    """The node of a cluster that it runs on, where that was asked; empty for this machine."""
+
+    @property
+    def main(self) -> tuple[Frame, ...]:
+        """The main thread's frames, innermost first; empty when there are none."""
+        for thread in self.threads:
+            if thread.name == "MainThread":
+                return thread.frames
+        return self.threads[0].frames if self.threads else ()
+
+
+def find_py_spy() -> str | None:
+    """py-spy next to this interpreter, else on the path."""
+    own = Path(sys.executable).parent / "py-spy"
+    return str(own) if own.is_file() else shutil.which("py-spy")
+
+
+def dump_stacks(
+    processes: Iterable[tuple[str, Process]], deadline_s: float = 8.0, native: bool = False
+) -> list[Stack]:
+    """Dump each (component, process), several in parallel, all within `deadline_s` seconds."""
+    end = time.monotonic() + deadline_s
+    with ThreadPoolExecutor(8, thread_name_prefix="py-spy") as pool:
+        return list(pool.map(lambda one: _dump(one[0], one[1], end, native), processes))
+
+
+def why_unreadable() -> str | None:
+    """Why py-spy cannot read processes on this machine, None if it can; tried on this process."""
+    own = descendants([os.getpid()])[os.getpid()][0]
+    return dump_stacks([("self", own)])[0].failure
+
+
+def _dump(component: str, process: Process, end: float, native: bool) -> Stack:
+    known = Stack(process.pid, component, process.title, process.state)
+    py_spy, problem = find_py_spy(), "py-spy is not installed"
+    if process.state == ZOMBIE or not process.is_python or py_spy is None:
+        return replace(known, failure=None if py_spy or not process.is_python else problem)
+    # Native frames need a pause, and a stopped process cannot be paused.
+    paused = native and process.state != STOPPED
+    for mode in ["--native"] * paused + ["--nonblocking"] * 2:
+        left = end - time.monotonic()
+        if left <= 0:
+            return replace(known, failure=f"no time left; {problem}")
+        try:
+            command = [py_spy, "dump", "--json", mode, "--pid", str(process.pid)]
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = f"py-spy: {error}"
+            continue
+        if answer.returncode == 0:
+            return replace(known, threads=parse_dump(answer.stdout))
+        problem = "py-spy: " + " ".join(answer.stderr.split("Stack backtrace")[0].split())[:300]
+    return replace(known, failure=problem)
+
+
+def parse_dump(text: str) -> tuple[Thread, ...]:
+    """The threads of `py-spy dump --json`."""
+    records: list[dict[str, Any]] = json.loads(text)
+    return tuple(
+        Thread(
+            name=str(record.get("thread_name") or "?"),
+            frames=tuple(
+                Frame(str(f["name"]), str(f.get("short_filename") or f["filename"]), int(f["line"]))
+                for f in record["frames"]
+            ),
+            active=bool(record.get("active")),
+        )
+        for record in records
+    )
+
+
+def group_stacks(stacks: Sequence[Stack], depth: int = 12) -> list[list[Stack]]:
+    """Processes grouped by the place of their main threads, the largest group first.
+
+    The place is the innermost `depth` calls by name and file; lines may differ within a loop's body.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[Stack]] = {}
+    for stack in stacks:
+        if stack.main:
+            place = tuple((frame.name, frame.file) for frame in stack.main[:depth])
+            groups.setdefault(place, []).append(stack)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def minorities(stacks: Sequence[Stack]) -> list[Stack]:
+    """Of processes that should all do the same, those at another place than most: the suspects."""
+    groups = group_stacks(stacks)
+    if len(groups) < 2 or len(groups[0]) == len(groups[1]):
+        return []
+    return [stack for group in groups[1:] for stack in group]

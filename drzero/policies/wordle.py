@@ -1,0 +1,63 @@
+"""A small model that can play Wordle a little: SmolLM2-135M, warm-started on games that heed every colour.
+
+    python -m drzero.policies.wordle            # some six minutes on two idle cores; rerun to resume
+
+Without it the model writes no guess at all: all of its episodes score the same, and no reward would teach
+it anything. It becomes `outputs/corpus/models/wordle-policy`, which model=wordle-policy names. The
+demonstrations and the training are those of `environments.wordle.demonstrations` and
+`drzero.policies.warm_start`.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from drzero.ops.console import say
+from drzero.ops.files import publish, staging_folder
+from drzero.policies.warm_start import encode, fit
+from drzero.stages.demo import load_base_model, load_base_tokenizer
+from environments.wordle.demonstrations import demonstrations
+
+NAME = "wordle-policy"
+
+
+def warm_start(target: Path, work: Path, steps: int, batch_size: int, lr: float, seed: int) -> None:
+    """Train and merge the policy into `target`, unless it is there, made in the same way."""
+    made_from = f"games {seed}, {steps} steps of {batch_size} at {lr:g}"
+    marker = target / "made_from"
+    if marker.is_file() and marker.read_text() == made_from:
+        say("models", f"{target} is there already ({made_from})")
+        return
+    tokenizer = load_base_tokenizer()
+    games = demonstrations(seed, steps * batch_size)
+    examples = [encode(tokenizer, messages, tools=None) for messages in games]
+    last, losses = fit(examples, tokenizer, work, steps, batch_size, lr, seed)
+    say("models", f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} at last")
+    with staging_folder(target) as folder:
+        _merged(last).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / marker.name).write_text(made_from)
+        publish(folder, target)
+    say("models", f"{target}: {made_from}")
+
+
+def _merged(checkpoint: Path) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(load_base_model(), str(checkpoint)).merge_and_unload()
+
+
+def main() -> None:
+    """Train the Wordle policy."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--target", type=Path, default=Path("outputs/corpus/models") / NAME)
+    parser.add_argument("--work", type=Path, default=Path("outputs/warm_start_wordle"))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    warm_start(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

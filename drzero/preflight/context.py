@@ -1,0 +1,170 @@
+"""The input of a check: a stage's resolved config, the declared machine, and a cache of file contents."""
+
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from drzero.ops.errors import UserError
+from drzero.ops.resources.cuda import Sight
+from drzero.preflight.finding import PreflightFailed, refusal
+from drzero.preflight.machine import Machine
+from drzero.preflight.model_shape import ModelShape, load_shape
+from drzero.preflight.tokenizers import load_chat_tokenizer
+from drzero.recipe.environment import load_taskset
+from drzero.recipe.indices import index_of
+from environments.fault import EnvironmentUnusable
+from environments.taskset import Taskset
+from search.stored_index import CollectionInfo, Index
+
+
+@dataclass
+class Readings:
+    """Contents read from disk, cached so that the stages of a loop read each file once."""
+
+    tokenizers: dict[str, Any] = field(default_factory=dict)
+    """By model; the PreflightFailed of one that cannot be used, so that no check tries it again."""
+    indices: dict[Index, CollectionInfo] = field(default_factory=dict)
+    """How an index was built."""
+    token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
+    taskset: Taskset | None = None
+    """Of the environment that a stage without a corpus runs in."""
+    sight: Sight | None = None
+    """What torch sees of this machine's GPUs."""
+
+
+@dataclass
+class CheckContext:
+    """One stage under preflight."""
+
+    config: DictConfig
+    stage: str
+    machine: Machine
+    starting: bool
+    """The run starts on this machine right after preflight."""
+    ahead: bool
+    """Earlier stages of a loop have not run yet: their future outputs are not reported as missing."""
+    readings: Readings
+
+    @property
+    def trains(self) -> bool:
+        """Whether veRL runs."""
+        return self.stage in ("challenger", "solver", "train")
+
+    @property
+    def plays(self) -> bool:
+        """Whether the stage runs in an environment other than the search of a corpus."""
+        environment = self.config.get("environment")
+        return self.stage == "train" or bool(environment and environment.name)
+
+    def taskset(self) -> Taskset:
+        """The environment's; raises EnvironmentUnusable."""
+        if self.readings.taskset is None:
+            self.readings.taskset = load_taskset(self.config)
+        return self.readings.taskset
+
+    @property
+    def serves_model(self) -> bool:
+        """Whether a model is served outside veRL."""
+        if self.stage in ("evaluate", "synthesize", "preview", "compare_rollouts"):
+            return self.config.endpoint is None
+        return self.stage in ("challenger", "serve_model")
+
+    @property
+    def searches(self) -> bool:
+        """Whether the stage searches the corpus."""
+        if self.plays:
+            with suppress(EnvironmentUnusable):  # `check_environment` reports it
+                return self.taskset().needs_retrieval
+            return False
+        return self.stage not in ("merge", "prepare_data", "serve_model", "compare_rollouts", "flow_test")
+
+    @property
+    def serves_search(self) -> bool:
+        """Whether the run starts a retrieval service of its own."""
+        return self.searches and self.config.retrieval.url is None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the embedding model is loaded: by the run's service, or to compare questions."""
+        return self.serves_search or self.stage in ("synthesize", "preview")
+
+    def sees(self, root: str) -> bool:
+        """Whether files below `paths.{root}` can be read from here; a volume of another machine cannot."""
+        return self.machine.is_local or self.starting or Path(self.config.paths[root]).is_dir()
+
+    def is_of_the_loop(self, path: str | Path) -> bool:
+        """Whether an earlier stage of the loop makes this path, or has made it."""
+        return self.ahead and Path(path).is_relative_to(self.config.paths.checkpoints)
+
+    def is_to_come(self, path: str | Path) -> bool:
+        """Whether an earlier stage of the loop will create this path."""
+        return self.is_of_the_loop(path) and not Path(path).exists()
+
+    def index_info(self) -> CollectionInfo:
+        """How the configured index was built; raises PreflightFailed for one that cannot be served."""
+        index, known = index_of(self.config), self.readings.indices
+        if index not in known:
+            try:
+                with closing(index.open()) as store:
+                    known[index] = store.info
+            except UserError as why:  # its message has the advice
+                raise refusal(index.setting, " ".join(str(why).split()), "") from why
+        return known[index]
+
+    def load_tokenizer(self, model: str, key: str) -> Any:
+        """A model's tokenizer; raises PreflightFailed for one that cannot be used."""
+        known = self.readings.tokenizers
+        if model not in known:
+            try:
+                known[model] = load_chat_tokenizer(model, key)
+            except PreflightFailed as failed:
+                known[model] = failed
+        if isinstance(known[model], PreflightFailed):
+            raise known[model]
+        return known[model]
+
+    @property
+    def policy(self) -> str:
+        """The model whose tokenizer counts the prompts."""
+        asked = str(self.config.get("challenger") or "")
+        if self.stage == "synthesize" and (Path(asked) / "tokenizer_config.json").is_file():
+            return asked
+        return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.base_model)
+
+    @property
+    def model_played(self) -> str:
+        """The model that plays the episodes of an environment."""
+        return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.solver.model_path)
+
+    def models(self) -> dict[str, str]:
+        """The models that the stage loads, by the key that a user sets to change them."""
+        config = self.config
+        served = {"solver.model_path": config.solver.model_path}
+        start = {}
+        if self.trains:
+            model = config.actor_rollout_ref.model.path
+            start["base_model" if model == config.base_model else "actor_rollout_ref.model.path"] = model
+        models = {
+            "challenger": start | served,
+            "solver": start,
+            "train": start,
+            "synthesize": {"challenger": config.get("challenger") if self.serves_model else None},
+            "preview": served if self.serves_model else {},
+            "serve_model": served,
+            "compare_rollouts": {"base_model": config.base_model, **(served if self.serves_model else {})},
+            "evaluate": served if self.serves_model else {"tokenizer": config.get("tokenizer")},
+        }.get(self.stage, {})
+        return {key: str(model) for key, model in models.items() if model}
+
+    def shape(self, model: str) -> ModelShape | None:
+        """A model's sizes; an export that a loop will create has those of the loop's base model."""
+        try:
+            known = load_shape(model)
+            made_of_base = known is None and not Path(model).exists() and "/" in model
+            is_export = Path(model).is_relative_to(self.config.paths.checkpoints)
+            return load_shape(self.config.base_model) if made_of_base and is_export else known
+        except (ValueError, KeyError, TypeError):  # an invalid config.json, which `check_models` reports
+            return None

@@ -1,0 +1,76 @@
+"""Whether this machine's GPUs can be used by the torch that is installed, before anything loads.
+
+A run whose torch is built without CUDA, or that sees fewer GPUs than it is to use, would end after minutes of
+loading, in a worker, with an error about something else.
+"""
+
+from collections.abc import Iterator
+
+from omegaconf import OmegaConf
+
+from drzero.ops.resources.cuda import Sight, look
+from drzero.ops.resources.gpu import gpus_here
+from drzero.preflight.context import CheckContext
+from drzero.preflight.finding import Finding, error, note
+from drzero.recipe.compose import process_env
+
+KEY = "CUDA"
+"""The key of these findings; the note, with what is there, is printed at a stage's start too."""
+_DEVICES = {
+    "machine.device": ("prepare_data", "merge", "serve_search"),
+    "indexing.device": (),
+    "retrieval.device": ("merge", "prepare_data"),
+}
+"""What may ask for a GPU, and the stages that load nothing there."""
+_HIDDEN = "CUDA_VISIBLE_DEVICES hides the others: unset it, or name as many there as the run is to use"
+
+
+def check_cuda(ctx: CheckContext) -> Iterator[Finding]:
+    """Torch must be built for CUDA, see the GPUs that the run is to use, and compute on each of them."""
+    here = gpus_here() if ctx.machine.is_here and uses_cuda(ctx) else 0
+    if not here:  # of a machine without GPUs `check_compute` says so
+        return
+    if ctx.readings.sight is None:
+        ctx.readings.sight = look(process_env(ctx.config))
+    wanted = ctx.config.machine.gpus if _asks(ctx, "machine.device") else 1
+    yield from judge(ctx.readings.sight, here, wanted)
+
+
+def uses_cuda(ctx: CheckContext) -> bool:
+    """Whether the stage loads anything onto a GPU."""
+    return any(_asks(ctx, key) for key in _DEVICES)
+
+
+def _asks(ctx: CheckContext, key: str) -> bool:
+    device = str(OmegaConf.select(ctx.config, key))
+    return device.startswith("cuda") and ctx.stage not in _DEVICES[key]
+
+
+def judge(sight: Sight, here: int, wanted: int) -> Iterator[Finding]:
+    """The findings of what torch sees on a machine of `here` GPUs for a run that wants `wanted` of them."""
+    shown = str(sight)
+    if not sight.torch:
+        why = f"torch did not start in a process of its own ({sight.fault})"
+        yield error(
+            KEY, why, "repair the installation, or the driver that it waits for", value=f"{here} GPUs"
+        )
+    elif sight.cuda is None:
+        why = f"torch {sight.torch} is built without CUDA, and this machine has {here} GPUs"
+        fix = "install the torch of constraints-gpu.txt in a build for CUDA, or use hardware=cpu"
+        yield error(KEY, why, fix, value=shown)
+    elif sight.fault is not None:
+        which = f"GPU {len(sight.devices)}" if sight.available else "the driver"
+        fix = "see `nvidia-smi -q` and the kernel's log; restart the machine, or leave that GPU out"
+        yield error(KEY, f"{which} did not answer: {sight.fault}", fix, value=shown)
+    elif not sight.available and sight.visible is None:
+        why = f"torch for CUDA {sight.cuda} finds none of {here} GPUs ({sight.why or 'it does not say why'})"
+        yield error(KEY, why, "the driver must be new enough for that CUDA: update it", value=shown)
+    elif len(sight.devices) < min(wanted, here):
+        why = f"torch sees {len(sight.devices)} of this machine's {here} GPUs, and {wanted} are to be used"
+        yield error(KEY, why, _HIDDEN, value=shown)
+    elif broken := [index for index, device in enumerate(sight.devices) if device.fault]:
+        listed = "; ".join(f"GPU {index}: {sight.devices[index].fault}" for index in broken)
+        why = f"torch cannot compute on every GPU that it sees ({listed})"
+        yield error(KEY, why, "leave it out by CUDA_VISIBLE_DEVICES, or use another machine", value=shown)
+    else:
+        yield note(KEY, shown, value=f"{here} GPUs")

@@ -1,0 +1,231 @@
+"""Checks of a training run's data: the index, and the parquet files with their wording and prompt lengths.
+
+Prompt lengths are counted in the run's own tokens. A token is at least one byte, so prompts of few bytes need
+no counting. In a file with more than SAMPLE other prompts, the longest by bytes and an even sample of the
+rest are counted, and the finding says so.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf
+
+from data.parquet_io import read_parquet
+from drzero.preflight.context import CheckContext
+from drzero.preflight.finding import Finding, PreflightFailed, error, note, warning
+from drzero.recipe.indices import index_of
+from search.chroma.location import connect
+from search.chroma.store import ChromaIndex, get_collection
+from search.embedders import model_identity
+from search.indexing.adopt import is_foreign
+from verl_ext.method.chat import render_prompt_ids
+from verl_ext.method.prompts import challenger_messages, solver_messages
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+
+SAMPLE, LONGEST = 2000, 64
+MOST_ALONE = 0.05
+"""Share of a step's rows that may have nothing to be compared with."""
+TRAIN, VAL = "data.train_files", "data.val_files"
+_LIMIT = "data.max_prompt_length"
+
+
+def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
+    """The prompts file must exist, fill a batch, have this run's wording, and fit the prompt length."""
+    config, path = ctx.config, Path(str(ctx.config.data.train_files))
+    if not path.exists():
+        why = f"no prompts at {path} (data.train_files)"
+        yield error(TRAIN, why, "make them with `drzero prepare-data`, or correct the path")
+        return
+    table = read_parquet(path, ["prompt", "extra_info"])
+    prompts = table.column("prompt").to_pylist()
+    if ctx.trains:
+        yield from _fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
+        yield from _lone_rows(config, [info["hop"] for info in table.column("extra_info").to_pylist()])
+    if prompts:
+        info, form = table.column("extra_info")[0].as_py(), config.prompts.form
+        worded = challenger_messages(info["document"], info["hop"], form, config.rollout.max_turns)
+        yield from _wording(config, path, prompts[0] == worded, "`drzero prepare-data`")
+        yield from _too_long(ctx, TRAIN, path, prompts, "use a smaller max_document_tokens")
+
+
+def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
+    """The solver's questions must exist, have answers, have this run's wording, and fit the length.
+
+    A missing validation file is no error: the training file replaces it.
+    """
+    config = ctx.config
+    again = f"`drzero synthesize iteration={config.iteration}`"
+    for key in (TRAIN, VAL):
+        path = OmegaConf.select(config, key)
+        if path and ctx.is_to_come(path):
+            continue
+        if path and Path(path).exists():
+            yield from _questions(ctx, key, Path(path), again)
+        elif key == TRAIN:
+            yield error(key, f"no questions at {path} ({key})", f"make them with {again}")
+        else:
+            yield _falls_back(config, path)
+
+
+def use_train_for_missing_val(config: DictConfig) -> None:
+    """Replace a missing validation file by the training file; veRL requires one."""
+    if not config.data.val_files or not Path(str(config.data.val_files)).exists():
+        config.data.val_files = config.data.train_files
+
+
+def _falls_back(config: DictConfig, path: str | None) -> Finding:
+    trainer = config.trainer
+    validates = trainer.test_freq > 0 or trainer.val_before_train
+    why = f"there is no file at {path}, so {config.data.train_files} replaces it"
+    fix = "name a file of held-out questions, or set trainer.test_freq=-1 trainer.val_before_train=false"
+    if validates:
+        return warning(VAL, f"{why}: validation will score training questions", fix)
+    return note(VAL, why, fix)
+
+
+def check_val_file(ctx: CheckContext) -> Iterator[Finding]:
+    """The validation file of a stage that need not validate; veRL requires one, if only the training file."""
+    path = ctx.config.data.val_files
+    if path == ctx.config.data.train_files:
+        return
+    if not path or not Path(str(path)).exists():
+        yield _falls_back(ctx.config, path)
+    elif not pq.read_metadata(path).num_rows:
+        yield error(VAL, f"{path} has no rows", f"set {VAL} to the training file")
+
+
+def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[Finding]:
+    config = ctx.config
+    table = read_parquet(path, ["prompt", "reward_model", "extra_info"])
+    prompts = table.column("prompt").to_pylist()
+    if key == TRAIN:
+        more = f"synthesize more with {again}, or make the batch smaller"
+        yield from _fills_batch(config, path, len(prompts), more)
+    elif not prompts:
+        yield error(key, f"{path} ({key}) has no rows", f"synthesize more with {again}")
+    if not prompts:
+        return
+    targets = table.column("reward_model").to_pylist()
+    if bare := [row for row, judged in enumerate(targets) if not judged["ground_truth"]["target"]]:
+        yield error(
+            key,
+            f"{path} ({key}): {len(bare)} of {len(prompts)} rows have no answer to compare with, the first "
+            f"is row {bare[0]}. Are these challenger prompts?",
+            f"questions are made with {again}",
+        )
+        return
+    question = table.column("extra_info")[0].as_py()["question"]
+    worded = solver_messages(question, config.prompts.form, config.rollout.max_turns)
+    yield from _wording(config, path, prompts[0] == worded, again)
+    yield from _too_long(ctx, key, path, prompts, "shorten the questions")
+
+
+def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iterator[Finding]:
+    batch = config.data.train_batch_size
+    if rows < batch:
+        why = f"{path} has {rows} rows, less than one batch (data.train_batch_size={batch})"
+        yield error("data.train_batch_size", why, advice)
+
+
+def _lone_rows(config: DictConfig, hops: Sequence[int]) -> Iterator[Finding]:
+    """Rewards are compared among rows of one hop count: a row that is alone with its own learns nothing."""
+    others = config.data.train_batch_size - 1
+    counts = Counter(hops)
+    alone = {hop: (1 - count / len(hops)) ** others for hop, count in sorted(counts.items())}
+    share = sum(alone[hop] * count for hop, count in counts.items()) / max(len(hops), 1)
+    if config.method == "hrpo" and share > MOST_ALONE:
+        each = ", ".join(f"{part:.0%} of those of {hop} hops" for hop, part in alone.items())
+        yield warning(
+            "data.train_batch_size",
+            f"{share:.0%} of the rows are expected to be the only one of their hop count in their step "
+            f"({each}), and then have advantage 0",
+            "make the batch larger, or ask for fewer hop counts (hop_ratio)",
+        )
+
+
+def _wording(config: DictConfig, path: Path, is_same: bool, remade_by: str) -> Iterator[Finding]:
+    if not is_same:
+        wanted = f"prompts.form={config.prompts.form}, {config.rollout.max_turns} turns"
+        why = f"the prompts in {path} are not worded for this run ({wanted})"
+        yield error("prompts.form", why, f"remake them with {remade_by} and the same model=")
+
+
+def _too_long(
+    ctx: CheckContext, key: str, path: Path, prompts: Sequence[list[dict[str, Any]]], advice: str
+) -> Iterator[Finding]:
+    limit, counts = ctx.config.data.max_prompt_length, ctx.readings.token_counts
+    try:
+        tokenizer = ctx.load_tokenizer(ctx.policy, key)
+    except PreflightFailed:  # check_models reports it
+        return
+    name = (f"{path} {path.stat().st_mtime_ns}", ctx.policy, limit)
+    if name not in counts:
+        counts[name] = count_too_long(prompts, tokenizer, limit)
+    over, sampled = counts[name]
+    if not over:
+        return
+    worst = max(over, key=lambda row: over[row])
+    of = f"a sample of {sampled} of {len(prompts)}" if sampled else str(len(prompts))
+    why = (
+        f"{len(over)} of {of} prompts in {path} are longer than data.max_prompt_length={limit} tokens "
+        f"(row {worst}: {over[worst]})"
+    )
+    if ctx.config.data.get("filter_overlong_prompts"):
+        yield warning(_LIMIT, f"{why}, and will be dropped", f"raise it, or {advice}")
+        if not sampled and key == TRAIN:
+            left = len(prompts) - len(over)
+            yield from _fills_batch(ctx.config, path, left, "raise data.max_prompt_length")
+    else:
+        # Whatever data.truncation is: veRL's agent loop silently keeps only the end of such a prompt.
+        yield error(_LIMIT, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")
+
+
+def count_too_long(
+    prompts: Sequence[list[dict[str, Any]]], tokenizer: Any, limit: int
+) -> tuple[dict[int, int], int | None]:
+    """The lengths above `limit`, by row, and how many prompts were sampled; None if all were judged."""
+    blank = [{"role": role, "content": ""} for role in ("system", "user")]
+    frame = len(render_prompt_ids(tokenizer, blank, [SEARCH_TOOL_SCHEMA]))
+    sizes = [frame + sum(len(message["content"].encode()) for message in prompt) for prompt in prompts]
+    rows = [row for row, size in enumerate(sizes) if size > limit]
+    is_sample = len(rows) > SAMPLE
+    if is_sample:
+        longest = sorted(rows, key=lambda row: -sizes[row])[:LONGEST]
+        step = len(rows) / (SAMPLE - LONGEST)
+        rows = sorted({*longest, *(rows[int(place * step)] for place in range(SAMPLE - LONGEST))})
+    lengths = {row: len(render_prompt_ids(tokenizer, prompts[row], [SEARCH_TOOL_SCHEMA])) for row in rows}
+    over = {row: length for row, length in lengths.items() if length > limit}
+    return over, len(rows) if is_sample else None
+
+
+def check_source(ctx: CheckContext) -> Iterator[Finding]:
+    """Without a source there must be an index: one that can be served, or a collection to adopt."""
+    index = index_of(ctx.config)
+    if ctx.config.source is not None:
+        return
+    if not isinstance(index, ChromaIndex):  # of FAISS, and of shards, none is adopted
+        yield from check_index(ctx)
+        return
+    with connect(index.path) as client:
+        foreign = is_foreign(get_collection(client, index.path, index.collection).metadata)
+    if foreign:
+        why = f"collection {index.collection!r} is of another tool: it is adopted if its vectors are those of"
+        fix = "if they are not, the run says how to embed it again"
+        yield note("chroma.path", f"{why} {ctx.config.retrieval.embedder}, which a sample will show", fix)
+    else:
+        yield from check_index(ctx)
+
+
+def check_index(ctx: CheckContext) -> Iterator[Finding]:
+    """The index must exist and be built with the embedder that will serve it, if it records which."""
+    index, embedder = index_of(ctx.config), ctx.config.retrieval.embedder
+    built = ctx.index_info().embedder
+    if built and model_identity(built) != model_identity(embedder):
+        yield error(
+            "retrieval.embedder",
+            f"{index} was built with {built}, but retrieval.embedder is {embedder}",
+            f"set retrieval.embedder={built}, or reindex the corpus",
+        )

@@ -1,0 +1,113 @@
+"""Checks of the environment of a stage: found, loaded, its rows, their length, an episode without a model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from drzero.preflight.context import CheckContext
+from drzero.preflight.finding import Finding, error, note, warning
+from drzero.preflight.models import HUB_ID, is_out_of_reach
+from drzero.recipe.environment import limits_of, opening_tokens, play_silent, rows_of
+from environments.fault import EnvironmentUnusable
+from environments.row import Row
+from environments.taskset import Taskset
+
+ENV = "environment.name"
+_OPENED = 32
+"""Rows whose first messages are counted."""
+
+
+def check_environment(ctx: CheckContext) -> Iterator[Finding]:
+    """The environment must load, have rows for the stage, and play an episode whose first messages fit."""
+    config = ctx.config
+    try:
+        taskset = ctx.taskset()
+    except EnvironmentUnusable as reason:
+        if ctx.starting or ctx.machine.is_local or not config.environment.name:
+            raise
+        yield warning(ENV, f"{reason} (here, and the run is for another machine)", "install it there")
+        return
+    if ctx.trains:
+        rows = rows_of(taskset, "train", config.train_rows, config.data.seed)
+        yield from _fills_batch(ctx, len(rows))
+        yield from _is_held_out(ctx, rows)
+    else:
+        rows = rows_of(taskset, "eval", config.num_examples, config.data.seed)
+        if config.num_examples and len(rows) < config.num_examples:
+            why = f"{taskset.name} has {len(rows)} held-out rows, and num_examples={config.num_examples}"
+            yield warning("num_examples", why, "all of them are played")
+    yield from _plays(ctx, rows)
+
+
+def _fills_batch(ctx: CheckContext, rows: int) -> Iterator[Finding]:
+    batch = ctx.config.data.train_batch_size
+    if rows < batch:
+        why = f"the environment has {rows} rows, less than one batch (data.train_batch_size={batch})"
+        yield error("data.train_batch_size", why, "make the batch smaller, or train_rows larger")
+
+
+def _is_held_out(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
+    """A row that is trained on must not be evaluated on; one that has no held-out rows is only trained on."""
+    config, taskset = ctx.config, ctx.taskset()
+    validates = config.trainer.test_freq > 0 or config.trainer.val_before_train
+    try:
+        held_out = rows_of(taskset, "eval", None, config.data.seed)
+    except EnvironmentUnusable as reason:
+        if validates:
+            yield error(
+                "val_rows", str(reason), "set trainer.test_freq=-1 and trainer.val_before_train=false"
+            )
+        else:
+            yield warning(
+                ENV, f"{reason}: what it learns cannot be evaluated on rows that it has not seen", ""
+            )
+        return
+    trained = {_task(row) for row in rows}
+    both = sum(_task(row) in trained for row in held_out)
+    if both:
+        why = f"{both} of {len(held_out)} rows of the split eval are rows of the split train as well"
+        yield warning(ENV, why, "an evaluation on them measures what was learnt by heart")
+
+
+def _task(row: Row) -> str:
+    """What a row asks: of which split it is, which some rows carry, makes it no other task."""
+    return str(sorted((name, value) for name, value in row.data.items() if name != "split"))
+
+
+def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
+    config, taskset = ctx.config, ctx.taskset()
+    model = config.tokenizer if ctx.stage == "evaluate" and config.endpoint else ctx.model_played
+    if model is None:  # `check_endpoint` says that the tokenizer is missing
+        return
+    if HUB_ID.fullmatch(str(model)) and is_out_of_reach(str(model)):
+        why = f"no episode was played, as the tokenizer of {model} cannot be had here"
+        yield warning(ENV, why, "run preflight where the hub answers, too")
+        return
+    tokenizer = ctx.load_tokenizer(str(model), ENV)
+    played = play_silent(taskset, rows[0], tokenizer, limits_of(config))
+    if played.fault is not None:
+        yield error(ENV, f"an episode without a model fails: {played.fault}", "correct the environment")
+        return
+    assert played.score is not None
+    turns = len(played.conversation.turns)
+    parts = ", ".join(f"{name} {value:g}" for name, value in played.score.parts.items())
+    yield note(
+        ENV,
+        f"{taskset.name}: {len(rows)} rows; {len(played.prompt_ids)} tokens at the start; who says nothing "
+        f"gets {played.score.reward:g}{f' ({parts})' if parts else ''} after {turns} turns",
+    )
+    if played.score.success:
+        yield warning(ENV, "who says nothing solves the task", "is its score right?")
+    if taskset.player == Taskset.player:
+        yield from _prompts_fit(ctx, rows[:: max(1, len(rows) // _OPENED)][:_OPENED], tokenizer)
+
+
+def _prompts_fit(ctx: CheckContext, rows: list[Row], tokenizer: Any) -> Iterator[Finding]:
+    """Episodes whose first messages are too long fail: an error where the run would stop with so many."""
+    config, taskset = ctx.config, ctx.taskset()
+    limit = config.data.max_prompt_length
+    long = [tokens for row in rows if (tokens := opening_tokens(taskset, row, tokenizer)) > limit]
+    if long:
+        finding = error if len(long) > config.run.max_failed_share * len(rows) else warning
+        why = f"the first messages of {len(long)} of {len(rows)} rows are longer, up to {max(long)} tokens"
+        fix = f"such an episode fails: set it to {max(long)} or more"
+        yield finding("data.max_prompt_length", why, fix)

@@ -1,0 +1,77 @@
+"""A finding: one problem found before a run starts, the config key it belongs to, and how to fix it.
+
+Checks yield findings, so that a user sees all of them at once. A function that cannot continue without the
+file it reads raises one instead (`refusal`); preflight collects both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from drzero.recipe.errors import CheckError
+
+
+class Severity(StrEnum):
+    """How serious a finding is."""
+
+    ERROR = "error"
+    """The run would fail, or do something other than the config asks for."""
+    WARNING = "warning"
+    """The run may fail, or cost more than necessary."""
+    NOTE = "note"
+    """Worth knowing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem at a config key: `why` it matters, how to `fix` it, and the value."""
+
+    severity: Severity
+    key: str
+    why: str
+    fix: str
+    value: str | None = None
+    """None until preflight fills in the configured one."""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.why}" + (f": {self.fix}" if self.fix else "")
+
+    def with_value(self, config: DictConfig) -> "Finding":
+        """The same finding with the configured value of its key, unless it has one."""
+        if self.value is not None:
+            return self
+        value = OmegaConf.select(config, self.key)
+        shown = "null" if value is None else "" if OmegaConf.is_dict(value) else str(value)
+        return replace(self, value=shown)
+
+
+class PreflightFailed(CheckError):
+    """The errors among the findings; the message contains all of them."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        lines = [str(finding) for finding in findings]
+        super().__init__(lines[0] if len(lines) == 1 else f"{len(lines)} errors:\n  " + "\n  ".join(lines))
+
+
+def error(key: str, why: str, fix: str, value: Any = None) -> Finding:
+    """A finding that prevents the start; `value` is given where it is not the configured one of `key`."""
+    return Finding(Severity.ERROR, key, why, fix, None if value is None else str(value))
+
+
+def warning(key: str, why: str, fix: str, value: Any = None) -> Finding:
+    """A finding that the user should read before starting."""
+    return replace(error(key, why, fix, value), severity=Severity.WARNING)
+
+
+def note(key: str, why: str, fix: str = "", value: Any = None) -> Finding:
+    """A finding worth knowing."""
+    return replace(error(key, why, fix, value), severity=Severity.NOTE)
+
+
+def refusal(key: str, why: str, fix: str) -> PreflightFailed:
+    """The exception that carries one error."""
+    return PreflightFailed([error(key, why, fix)])

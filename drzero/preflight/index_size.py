@@ -1,0 +1,174 @@
+"""Whether an index fits: the memory of the machine that serves it, and memory and disk where it is built.
+
+The arithmetic is `search.indexing.size`. What takes more than there is by more than its FACTOR is refused:
+the run would end after all has been embedded.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from drzero.ops.resources.cgroup import memory_limit
+from drzero.ops.resources.gpu import gpus_here
+from drzero.preflight.context import CheckContext
+from drzero.preflight.cost import hours
+from drzero.preflight.finding import Finding, error, refusal
+from drzero.preflight.machine import Machine
+from drzero.preflight.memory_ledger import index_files
+from drzero.recipe.indices import index_of, places_of, target_of
+from search.chroma.location import ChromaPlace
+from search.indexing.size import FACTOR, TOKEN_BYTES, IndexSize, Planned
+from search.sources.files import COMPRESSED, files_of
+from search.sources.hub import is_data_set
+
+GIB = 2**30
+LEAST_DIMENSION = 384
+"""Numbers of a vector of the smallest embedders, such as the packaged one: before a model is loaded."""
+COUNTED = 100_000
+"""Files of a source whose sizes are summed up; of more files it is at least so large."""
+CORE_SPEEDS = (60e9, 20e9)
+"""Operations a second of a core that embeds in float32; the packaged embedder was measured at 39e9."""
+GPU_SHARES = (0.3, 0.05)
+"""Of a GPU's bfloat16 peak, assumed: no GPU has been measured."""
+_UNEVEN = 1.01
+"""Records of the largest shard by the mean one, for shards of more than 100,000 by hash."""
+_SMALLER_SERVED = {
+    "chroma": "it from another one (chroma.path=http://…)",
+    "faiss": "one of codes (indexing.kind=ivfpq)",
+}
+_SMALLER_BUILT = {
+    "chroma": "in shards (chroma.shards=…, indexing.writers=1), in a Chroma server (chroma.path=http://…)",
+    "faiss": "as codes (indexing.kind=ivfpq)",
+}
+"""What takes less memory, by `index`."""
+
+
+def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
+    """The index must fit the memory of the machine that serves it; a Chroma server has one of its own."""
+    config, host_gib = ctx.config, ctx.machine.host_gib
+    if index_of(config).folder is None or host_gib is None:
+        return
+    info = ctx.index_info()
+    if config.index == "faiss":  # whoever built it: its file is what is mapped
+        least = needed = sum(path.stat().st_size for path in index_files(config))
+    else:
+        needed = IndexSize(info.chunks, info.dimension, 0).serving_bytes
+        least = round(needed / FACTOR)
+    if least / GIB > host_gib:
+        why = (
+            f"to serve its {info.chunks:,} vectors of {info.dimension} numbers takes about "
+            f"{needed / GIB:,.0f} GiB of memory, and the machine has {host_gib:,.0f}"
+        )
+        fix = f"declare a larger machine, or serve {_SMALLER_SERVED[config.index]}"
+        yield error(index_of(config).setting, why, fix)
+
+
+def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
+    """A source of files must not be too large by its files' sizes alone, before any is read."""
+    config = ctx.config
+    target = target_of(config)
+    if config.source is None or target.folder is None or not (ctx.machine.is_local or ctx.starting):
+        return
+    if is_data_set(config.source) or ChromaPlace.parse(config.source).folder is None:
+        return
+    text_bytes = 0
+    with suppress(OSError):  # `check_corpus_source`, or the reading itself, says what cannot be read
+        for file in islice(files_of(Path(config.source), lambda path: None), COUNTED):
+            text_bytes += file.path.stat().st_size if file.path.suffix.lower() not in COMPRESSED else 0
+    chunks = text_bytes // (TOKEN_BYTES * config.indexing.chunk_tokens)
+    size = target.size(chunks, LEAST_DIMENSION, text_bytes)
+    embeds_only = ctx.stage == "prepare_data" and config.indexing.embed_only
+    for why, fix in _lacking(config, size, 0, embeds_only):
+        yield error("source", f"by the size of its files {why}", fix)
+
+
+def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_only: bool = False) -> str:
+    """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit.
+
+    With `embeds_only` this machine needs room for its vectors alone.
+    """
+    size = planned.size
+    _require_quota(config, size.chunks)
+    for why, fix in _lacking(config, size, planned.there, embeds_only):
+        raise refusal("source", why, fix)
+    low_s, high_s = (0.0, 0.0) if embeds_only else size.graph_seconds
+    speeds = _speeds(config, machine)
+    if speeds is not None:
+        fast, slow = (planned.embedding_seconds(speed) for speed in speeds)
+        low_s, high_s = low_s + fast, high_s + slow
+    line = (
+        f"{size.chunks:,} chunks of {size.text_bytes // size.chunks:,} bytes, {planned.chunks:,} of them to "
+        f"embed, {size.dimension} numbers a vector: about {gib(size.serving_bytes)} of memory to serve and "
+        f"{gib(size.building_bytes)} to build, {gib(size.disk_bytes)} of disk and "
+        f"{gib(size.journal_bytes)} more while building"
+    )
+    if speeds is None and embeds_only:
+        return f"{line}; how long its embedding takes is not known of this GPU"
+    line += f", {hours(low_s)} to {hours(high_s)}"
+    if speeds is None:
+        line += " without the embedding (unknown GPU)"
+    if machine.usd_per_hour:
+        low, high = (seconds / 3600 * machine.usd_per_hour for seconds in (low_s, high_s))
+        line += f", ${low:,.2f} to ${high:,.2f} on the declared machine"
+    return line
+
+
+def _require_quota(config: DictConfig, chunks: int) -> None:
+    """Raise PreflightFailed if a collection of a Chroma server would have more records than it may."""
+    if config.index != "chroma" or all(place.folder for place in places_of(config)):
+        return
+    most, shards = config.chroma.quota.records, config.chroma.shards
+    needed = chunks if shards == 1 else math.ceil(_UNEVEN * chunks / shards)
+    if most is not None and needed > most:
+        why = f"{chunks:,} chunks are up to {needed:,} a collection, and it may have {most:,}"
+        raise refusal("chroma.quota.records", why, f"chroma.shards={math.ceil(_UNEVEN * chunks / most)}")
+
+
+def gib(size: float) -> str:
+    """Bytes as GiB."""
+    return f"{size / GIB:,.3g} GiB"
+
+
+def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool) -> Iterator[tuple[str, str]]:
+    """What the machine that builds has too little of for the configured index: why, and what to do.
+
+    `there` are bytes of the journal, which the disk holds already. A Chroma server has a machine of its own.
+    """
+    index = index_of(config)
+    if (folder := index.folder) is None:
+        return
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    disk, memory = shutil.disk_usage(place).free, memory_limit()
+    smaller = "index a part of the corpus"
+    needed = (size.journal_bytes if embeds_only else size.disk_while_building) - there
+    if needed / FACTOR > disk:
+        yield (
+            f"{'embedding' if embeds_only else 'building'} {size.chunks:,} chunks takes about {gib(needed)} "
+            f"of disk, and {place} has {gib(disk)} free",
+            f"make room, choose another place ({index.setting}=…), or {smaller}",
+        )
+    if not embeds_only and size.building_bytes / FACTOR > memory:
+        yield (
+            f"building {size.chunks:,} chunks takes about {gib(size.building_bytes)} of memory, and this "
+            f"machine has {gib(memory)}",
+            "build it on a larger machine (indexing.embed_only=true embeds it here), "
+            f"{_SMALLER_BUILT[config.index]}, or {smaller}",
+        )
+
+
+def _speeds(config: DictConfig, machine: Machine) -> tuple[float, float] | None:
+    """Floating-point operations a second of the embedder, fast and slow; None on a GPU of unknown type."""
+    workers = config.indexing.workers
+    if config.indexing.device == "cpu" or not gpus_here():
+        cores = len(os.sched_getaffinity(0))
+        return CORE_SPEEDS[0] * cores, CORE_SPEEDS[1] * cores
+    if machine.gpu is None:
+        return None
+    peak = machine.gpu.bf16_tflops * 1e12 * workers
+    return GPU_SHARES[0] * peak, GPU_SHARES[1] * peak

@@ -1,0 +1,260 @@
+"""Checks of what synthesize and evaluate read: prompts, documents, challenger, gates, benchmark questions."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig
+
+from data.benchmarks import BenchmarkQuestion, choose_questions, load_benchmark
+from data.errors import DataError
+from data.gates import GateSettings
+from data.parquet_io import read_parquet
+from data.question_rows import FieldNames
+from drzero.ops.bearer import MODEL_KEY, bearer_of
+from drzero.preflight.context import CheckContext
+from drzero.preflight.environment import writable_place
+from drzero.preflight.finding import Finding, error, refusal, warning
+from drzero.recipe.indices import index_of
+from search.sources.corpus import is_there
+from search.sources.files import KINDS
+from verl_ext.checkpoints import saved_step
+from verl_ext.method.chat_endpoint import is_loopback
+from verl_ext.method.passages import defuse
+
+_SAMPLED = 50
+"""Documents or questions of a file whose documents are searched for in the collection."""
+_NAME_OTHERS = (
+    "Name the files to ask with benchmarks=[…] (in a loop: stages.evaluate.benchmarks=[…], or "
+    "evaluations=false for none)"
+)
+
+
+def partition_rows(config: DictConfig) -> list[dict[str, Any]]:
+    """The prompts of the configured partition, in the order of the file."""
+    path, partition, partitions = Path(config.data.train_files), config.partition, config.partitions
+    if not 1 <= partition <= partitions:
+        raise refusal(
+            "partition",
+            f"there is no partition {partition} of {partitions}: the prompts are used up after {partitions} "
+            "iterations",
+            "set partition= to reuse one, or set a larger partitions= from the first iteration on",
+        )
+    if not path.exists():
+        why = f"no prompts at {path} (data.train_files)"
+        raise refusal("data.train_files", why, "make them with `drzero prepare-data`")
+    table = read_parquet(path)
+    rows: list[dict[str, Any]] = table.to_pylist()[partition - 1 :: partitions]
+    if not rows:
+        why = f"{path} has {len(table)} rows, so partition {partition} of {partitions} is empty"
+        fix = "set fewer partitions, or make more with `drzero prepare-data rows=…`"
+        raise refusal("partitions", why, fix)
+    repeated = [i for i, n in Counter(row["extra_info"]["index"] for row in rows).items() if n > 1]
+    if repeated:
+        why = f"{path} has several rows with extra_info.index {repeated[0]}, which must identify a sample"
+        raise refusal("data.train_files", why, "remake the prompts with `drzero prepare-data`")
+    return rows
+
+
+def check_prompts(ctx: CheckContext) -> None:
+    """The iteration's partition must have prompts, a sample of them about documents of the collection.
+
+    A service that runs elsewhere finds passages and no documents: `check_outside_search` compares indexes.
+    """
+    config, rows = ctx.config, partition_rows(ctx.config)
+    if config.retrieval.url is not None:
+        return
+    shown = [row["extra_info"] for row in rows[:: max(1, len(rows) // _SAMPLED)]]
+    texts = {info["doc_id"]: info["document"] for info in shown}
+    if foreign := _foreign(config, texts):
+        raise refusal(
+            index_of(config).setting,
+            f"the prompts in {config.data.train_files} are about other documents than those of "
+            f"{index_of(config)} ({len(foreign)} of {len(texts)} sampled, {foreign[0]!r} for one)",
+            f"set {index_of(config).setting} to the index of the corpus they were made from, or remake them "
+            "with `drzero prepare-data`",
+        )
+
+
+def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
+    """The documents, of these by id, that the collection lacks, or that begin with another text there."""
+    with closing(index_of(config).open()) as store:
+        found = store.passages_of(list(texts))
+    stored = {doc_id: defuse(passage.strip()) for doc_id, passage in found.items()}
+    return [
+        doc_id
+        for doc_id, text in texts.items()
+        if doc_id not in stored or not stored[doc_id].startswith(text)
+    ]
+
+
+def _missing(config: DictConfig, named: Sequence[str]) -> list[str]:
+    """The documents, of these by id, of which the collection has neither the whole nor a chunk."""
+    with closing(index_of(config).open()) as store:
+        there = store.documents_among(named)
+    return [doc_id for doc_id in named if doc_id not in there]
+
+
+def check_challenger(ctx: CheckContext) -> Iterator[Finding]:
+    """The challenger must be a model or a run with a checkpoint, unless the loop has yet to train it."""
+    folder = Path(ctx.config.challenger)
+    if ctx.is_to_come(folder) or ctx.config.get("endpoint"):  # an endpoint asks in its place
+        return
+    if folder.is_dir() and not (folder / "config.json").is_file() and not saved_step(folder):
+        why = f"{folder} is neither a model folder nor a run with a checkpoint"
+        yield error("challenger", why, "name the export or the run folder of a trained challenger")
+    if folder.is_absolute() and not folder.is_dir():
+        fix = "set challenger= to the export or the run folder of a trained one"
+        why = f"there is nothing at {folder}"
+        yield error("challenger", why, f"train one with `drzero challenger`, or {fix}")
+
+
+def check_gates(ctx: CheckContext) -> Iterator[Finding]:
+    """The gates' benchmarks must be readable."""
+    gates = ctx.config.gates
+    for source in gates.benchmarks:
+        load_benchmark(source, question_fields(ctx.config))
+    if gates.contamination and not gates.benchmarks:
+        why = "no benchmark is named, so generated questions are not compared with any"
+        yield warning("gates.benchmarks", why, "name the files that the solver will be evaluated on")
+
+
+def check_corpus_source(ctx: CheckContext) -> Iterator[Finding]:
+    """The corpus to index must exist, prompts be writable, and no question have more hops than turns."""
+    config = ctx.config
+    if not (ctx.machine.is_local or ctx.starting):  # files of another machine
+        return
+    if config.source is not None and not is_there(config.source):
+        yield error("source", f"no corpus at {config.source}", KINDS)
+    try:
+        writable_place(Path(config.out_dir).absolute())
+    except OSError as reason:
+        why = f"{config.out_dir} cannot be written ({reason.strerror} at {reason.filename})"
+        yield error("out_dir", why, "choose another place, or make this one writable")
+
+
+def check_hops(ctx: CheckContext) -> Iterator[Finding]:
+    """The weights of hops must have one, and a question of h hops needs h turns."""
+    ratio, turns = ctx.config.hop_ratio, ctx.config.rollout.max_turns
+    if not any(ratio):
+        yield error("hop_ratio", "has no weight above 0", "leave it at [4,3,2,1]")
+    elif len(ratio) > turns:
+        why = (
+            f"a question of {len(ratio)} hops takes {len(ratio) - 1} searches and an answer, in {turns} turns"
+        )
+        yield error("hop_ratio", why, f"give {turns} weights at most, or raise rollout.max_turns")
+
+
+def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
+    """The run to merge must have a checkpoint, unless the loop has yet to train it to one."""
+    folder = Path(ctx.config.source)
+    if not ctx.is_of_the_loop(folder) and not saved_step(folder):
+        why = f"there is no checkpoint in {folder}"
+        yield error("source", why, "name the folder of a trained run (run.dir)")
+
+
+def question_fields(config: DictConfig) -> FieldNames:
+    """The names of fields in question files."""
+    names = config.question_fields
+    return FieldNames(names.question, names.answers, names.documents)
+
+
+def gate_settings(config: DictConfig) -> GateSettings:
+    """The gates' settings."""
+    names = {field.name for field in fields(GateSettings)}
+    return GateSettings(**{str(name): value for name, value in config.gates.items() if name in names})
+
+
+def gate_questions(config: DictConfig) -> list[BenchmarkQuestion]:
+    """The questions of all benchmark files that pairs must not repeat; raises DataError."""
+    names = question_fields(config)
+    return [question for file in config.gates.benchmarks for question in load_benchmark(file, names)]
+
+
+def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
+    """An endpoint has an address and no secret in it, its key is there and not sent in the clear.
+
+    For messages its prompts must explain the task; for token ids its model's tokenizer must be set. Raises
+    TokenUnusable for a key that cannot be sent.
+    """
+    config = ctx.config
+    if config.endpoint is None:
+        return
+    has_key, variable = bearer_of(config.endpoint_key) is not None, config.endpoint_key
+    yield from _address(config.endpoint, variable if has_key else None)
+    if not has_key and variable != MODEL_KEY:
+        why = f"the environment variable {variable}, which is to have the endpoint's key, is not set"
+        yield error("endpoint_key", why, "set it, or leave endpoint_key out")
+    if ctx.stage == "evaluate":
+        if config.tokenizer is None:
+            why = "an endpoint takes token ids, so its model's tokenizer is needed here too"
+            yield error(
+                "tokenizer", why, "set tokenizer= to the folder or hub id of the model that it serves"
+            )
+    elif config.prompts.form == "short":
+        why = "short prompts only name the task, for a model that was trained on exactly those words"
+        yield warning("prompts.form", why, "choose the prompts of a capable model, such as model=qwen2.5-3b")
+
+
+def _address(endpoint: str, key: str | None) -> Iterator[Finding]:
+    address = urlsplit(endpoint)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        yield error("endpoint", "is no address", "write one such as https://api.example.com/v1")
+    if address.username or address.password or address.query:
+        why = "the address holds a user, a password or a query, and addresses are written into reports"
+        fix = "leave them out: the key belongs into the environment variable that endpoint_key names"
+        yield error("endpoint", why, fix, value="not shown")
+    if address.scheme == "http" and not is_loopback(endpoint) and key:
+        yield warning(
+            "endpoint", f"the key in {key} would be sent in the clear", "use https, or unset the key"
+        )
+
+
+def check_questions(ctx: CheckContext) -> None:
+    """There must be questions; those that name documents must be about this corpus."""
+    load_questions(ctx.config)
+
+
+def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
+    """The questions to ask, in the order of `benchmarks`.
+
+    Raises DataError for what cannot be read, PreflightFailed for questions about another corpus: a sample of
+    the documents that they name must be in the collection, if it is not a service's that runs elsewhere.
+    Published benchmarks name none.
+    """
+    if not config.benchmarks:
+        raise DataError(f"benchmarks is empty, so there is nothing to ask. {_NAME_OTHERS}")
+    questions: list[BenchmarkQuestion] = []
+    for source in config.benchmarks:
+        try:
+            found = load_benchmark(source, question_fields(config))
+        except DataError as error:
+            raise DataError(f"{error}. {_NAME_OTHERS}") from error
+        questions += found
+        sample = found[:: max(1, len(found) // _SAMPLED)]
+        named = sorted({doc_id for question in sample for doc_id in question.doc_ids})
+        if named and config.retrieval.url is None and (foreign := _missing(config, named)):
+            raise refusal(
+                "benchmarks",
+                f"the questions in {source} are about other documents than those of {index_of(config)} "
+                f"({len(foreign)} of {len(named)} sampled are missing, {foreign[0]!r} for one), so they "
+                "cannot be answered",
+                _NAME_OTHERS,
+            )
+    repeated = [key for key, times in Counter(question.key for question in questions).items() if times > 1]
+    if repeated:
+        raise DataError(
+            f"{len(repeated)} questions are there twice, {repeated[0]} for one: name each file once in "
+            "benchmarks, no two files of one name (NAME=PATH gives another), and no two questions of one id"
+        )
+    wanted = [q for q in questions if config.hops is None or q.hop is None or q.hop in config.hops]
+    if not wanted:
+        there = ", ".join(map(str, sorted({q.hop for q in questions if q.hop is not None})))
+        raise DataError(
+            f"hops={list(config.hops)} leaves no question to ask: benchmarks has those of {there}"
+        )
+    return choose_questions(wanted, config.questions_per_benchmark, config.data.seed)

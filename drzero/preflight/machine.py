@@ -1,0 +1,70 @@
+"""The machine that a config declares, which preflight checks against wherever it runs itself."""
+
+import difflib
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from drzero.ops.resources.cgroup import memory_limit
+from drzero.ops.resources.gpu import gpus_here
+from drzero.preflight.finding import refusal
+from drzero.recipe.rates import GPUS, GpuType, usd_per_hour
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The type of machine of a run, and the number of machines."""
+
+    is_local: bool
+    """The user's own machine; else the provider's."""
+    is_here: bool
+    """Whether it can be the machine that preflight runs on."""
+    gpu: GpuType | None
+    gpus: int
+    nodes: int
+    host_gib: float | None
+    """Host memory; None if it is neither declared nor readable from here."""
+    usd_per_hour: float = 0.0
+    """Price of all machines; 0 for a local one whose `compute` names no GPU to hire."""
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus} × {self.gpu.name}" if self.gpu else "no GPU"
+        nodes = f"{self.nodes} machines with {gpus}" if self.nodes > 1 else gpus
+        return f"{nodes}, {'this machine or one like it' if self.is_local else 'Modal'}"
+
+
+def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
+    """The machine of a resolved config; `starting`: the run starts on this one.
+
+    Raises PreflightFailed for an unknown GPU type.
+    """
+    compute, declared = config.compute, config.machine
+    is_local = compute.provider == "local"
+    host_gib = compute.memory / 1024 if compute.memory else None
+    hired = known_gpu("compute.type", compute.type)
+    price = 0.0
+    if not is_local or hired:
+        one = usd_per_hour(hired, compute.count or 0, compute.cpu or 0, host_gib or 0.0, compute.region)
+        price = declared.nodes * one
+    if is_local:
+        uses_gpus = declared.device != "cpu"
+        gpu = hired or known_gpu("machine.gpu", declared.gpu) if uses_gpus else None
+        gpus = declared.gpus if uses_gpus else 0
+        is_here = starting or gpus_here() >= gpus
+        if host_gib is None and is_here:
+            host_gib = memory_limit() / 2**30
+    else:
+        gpu, gpus, is_here = hired, compute.count or 0, starting
+    return Machine(is_local, is_here, gpu, gpus if gpu else 0, declared.nodes, host_gib, price)
+
+
+def known_gpu(key: str, name: str | None) -> GpuType | None:
+    """The GPU type of a name, None for None; raises PreflightFailed for a name that is not in the table."""
+    if name is None:
+        return None
+    for known, gpu in GPUS.items():
+        if known.lower() == str(name).lower():
+            return gpu
+    near = difflib.get_close_matches(str(name).upper(), GPUS, n=1, cutoff=0.4)
+    why = f"no GPU {name!r} is known" + (f", did you mean {near[0]!r}?" if near else "")
+    raise refusal(key, why, f"choose one of {', '.join(GPUS)}, or add it to drzero/recipe/rates.py")

@@ -1,0 +1,207 @@
+"""Checks that a stage fits the memory of its declared machine, with the memory ledger."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from drzero.preflight.batch import MICRO_BATCH
+from drzero.preflight.context import CheckContext
+from drzero.preflight.finding import Finding, error, note, warning
+from drzero.preflight.memory_ledger import (
+    TIGHT,
+    Ledger,
+    Server,
+    host_ledger,
+    loading_gib,
+    offloaded_gib,
+    retrieval_in_host_memory,
+    rollout_server,
+    serving_ledger,
+    solver_server,
+    training_ledger,
+    weights_backup_gib,
+)
+from drzero.preflight.model_shape import FAMILIES
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_CERTAIN = ("weights", "gradients", "Adam")
+"""Items that do not depend on sequence lengths."""
+_OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits")
+"""The actor's items that do."""
+
+
+def stage_ledger(ctx: CheckContext) -> Ledger | None:
+    """The ledger of a stage; None if it has no model in memory, or the model's sizes are unknown."""
+    config, machine = ctx.config, ctx.machine
+    served = ctx.shape(config.solver.model_path) if ctx.serves_model else None
+    if ctx.trains:
+        shape = ctx.shape(config.actor_rollout_ref.model.path)
+        if shape is None or (config.method == "hrpo" and served is None):
+            return None
+        make = training_ledger if machine.gpu else host_ledger
+        return make(config, machine, shape, served or shape)
+    return serving_ledger(config, machine, served) if served else None
+
+
+def check_memory(ctx: CheckContext) -> Iterator[Finding]:
+    """The ledger's margin must be positive, and each engine's share must hold its model.
+
+    Where another number of GPUs for each copy of the engines would do better, a note names it.
+    """
+    ledger = stage_ledger(ctx)
+    if ledger is None:
+        models = [model for model in ctx.models().values() if ctx.shape(model) is None]
+        if models and (ctx.trains or ctx.serves_model):
+            yield warning(
+                "memory",
+                f"the sizes of {models[0]} are not known here (no config.json of one of the families "
+                f"{', '.join(FAMILIES)})",
+                "download the model, or name a folder; of another family try a small batch first",
+                value="not checked",
+            )
+        return
+    if ctx.machine.gpu is None:
+        yield from _of_cpu_machine(ctx, ledger)
+        return
+    found = list(_of_gpu_machine(ctx, ledger))
+    yield from found
+    yield from _better_layout(ctx, fits=not found)
+
+
+def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
+    config = ctx.config
+    if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
+        yield from _share(f"{_ROLLOUT}.gpu_memory_utilization", rollout_server(config, shape), ledger)
+    if ctx.serves_model and (shape := ctx.shape(config.solver.model_path)):
+        yield from _share("solver.mem_fraction_static", solver_server(config, shape), ledger)
+    if ledger.margin_gib < 0:
+        yield _does_not_fit(ctx, ledger)
+    elif ledger.margin_gib < TIGHT * ledger.capacity_gib:
+        why = f"{ledger.worst} needs {_largest(ledger)}, which leaves less than fragmentation may take"
+        fix = f"lower {MICRO_BATCH}, or the engines' shares"
+        yield warning("memory", why, fix, value=f"{ledger.margin_gib:.1f} GiB left")
+    yield from _host_next_to_gpus(ctx)
+
+
+def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
+    if not ledger.capacity_gib:
+        return
+    needed = f"at full length it takes {_largest(ledger)}"
+    if _sum(ledger, ends=_CERTAIN) > ledger.capacity_gib:
+        key = "base_model" if ctx.trains else "solver.model_path"
+        yield error(key, f"the model does not fit this machine's memory: {needed}", "take a smaller model")
+    elif ledger.margin_gib < 0:
+        why = f"the machine may run out of memory: {needed}"
+        fix = f"close other programs, or lower {MICRO_BATCH} and solver.max_batch_size"
+        yield warning("memory", why, fix, value=f"{ledger.capacity_gib:.0f} GiB")
+
+
+def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
+    """A note on the fewest GPUs that hold a copy of each engine, if they are not what is configured."""
+    config, gpus = ctx.config, ctx.machine.gpus
+    rollout = config.actor_rollout_ref.rollout if ctx.trains else None
+    if (rollout.name if rollout else config.solver.engine) != "sglang":
+        return
+    now = rollout.tensor_model_parallel_size if rollout else config.solver.tp_size
+    shapes = [shape for model in ctx.models().values() if (shape := ctx.shape(model))]
+    for tp in range(1, gpus + 1 if not fits else now):
+        if tp == now or gpus % tp or any(shape.heads % tp for shape in shapes):
+            continue
+        changed = config.copy()
+        changed.solver.tp_size = tp
+        if ctx.trains:
+            changed.actor_rollout_ref.rollout.tensor_model_parallel_size = tp
+        other = replace(ctx, config=changed)
+        if (ledger := stage_ledger(other)) and not any(_of_gpu_machine(other, ledger)):
+            why = f"by the memory ledger tp {tp} × dp {gpus // tp} fits"
+            gain = " as well, with less traffic between GPUs that both engines share" if fits else ""
+            yield note("solver.tp_size", why + gain, f"set solver.tp_size={tp}")
+            return
+
+
+def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
+    if server.engine != "sglang":
+        return
+    share_gib = max(items.get(server.share_item, 0.0) for items in ledger.phases.values())
+    sequences = (share_gib - server.weights_gib) / server.kv_gib(server.positions)
+    share = f"{server.share:g} of the {share_gib / server.share:.1f} GiB that are free when it starts"
+    more = f"raise it, or spread the model over more GPUs (tp is {server.tp})"
+    if sequences < 1:
+        yield error(
+            key,
+            f"the {server.name}'s share ({share}) holds {server.weights_gib:.1f} GiB of weights a GPU and "
+            f"not one sequence of {server.positions} tokens",
+            more,
+        )
+    elif sequences < 4:
+        yield warning(
+            key,
+            f"next to {server.weights_gib:.1f} GiB of weights the {server.name}'s share ({share}) holds "
+            f"{sequences:.1f} sequences of full length: it will decode few at a time",
+            more,
+        )
+
+
+def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
+    """The error, at the key whose change would help most: micro-batch, a share, or the model."""
+    over = f"{ledger.worst} needs {_largest(ledger)}"
+    is_sglang = ctx.config.solver.engine == "sglang"
+    server = "solver.mem_fraction_static" if is_sglang else "solver.max_batch_size"
+    if not ctx.trains:
+        return error(server, over, "lower it, or take a larger GPU")
+    is_sglang = ctx.config.actor_rollout_ref.rollout.name == "sglang"
+    engine = f"{_ROLLOUT}.{'gpu_memory_utilization' if is_sglang else 'max_num_seqs'}"
+    taken = {engine: _sum(ledger, "rollout engine"), server: _sum(ledger, "solver")}
+    activations = _sum(ledger, "actor: ", _OF_SEQUENCES)
+    if ledger.worst == "weight sync":
+        more = "spread the engines over more GPUs, or lower update_weights_bucket_megabytes"
+        return error("solver.tp_size", over, f"{more} ({_ROLLOUT}.checkpoint_engine)")
+    if ledger.worst == "rollout" or sum(taken.values()) > _sum(ledger, "actor", _CERTAIN) + activations:
+        # The rollout engine takes almost nothing while it sleeps.
+        key = max(taken, key=lambda name: taken[name])
+        return error(key, over, "lower it, or offload the actor (fsdp_config.param_offload=true)")
+    if -ledger.margin_gib < 0.75 * activations:
+        return error(MICRO_BATCH, over, "lower it (to 1 at least), or shorten the sequences")
+    fix = (
+        "take a smaller model or more GPUs, train an adapter (actor_rollout_ref.model.lora_rank=32 "
+        f"actor_rollout_ref.model.lora.merge=true), or keep the state in host memory "
+        f"({_ACTOR}.fsdp_config.offload_policy=true)"
+    )
+    return error("base_model", over, fix)
+
+
+def _sum(ledger: Ledger, starts: str = "", ends: tuple[str, ...] = ("",)) -> float:
+    """GiB of the worst phase's items whose names start and end so."""
+    items = ledger.phases[ledger.worst].items()
+    return sum(gib for name, gib in items if name.startswith(starts) and name.endswith(ends))
+
+
+def _largest(ledger: Ledger) -> str:
+    """The sum of the worst phase, and its largest items."""
+    items = ledger.phases[ledger.worst]
+    largest = sorted(items.items(), key=lambda item: -item[1])[:4]
+    listed = ", ".join(f"{name} {gib:.1f}" for name, gib in largest)
+    return f"{ledger.total(ledger.worst):.1f} GiB of {ledger.capacity_gib:.1f} ({listed}, …)"
+
+
+def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
+    """Host memory must hold the run's processes, retrieval, and what all GPUs offload or, first, load."""
+    config, machine = ctx.config, ctx.machine
+    if machine.host_gib is None:
+        return
+    # veRL's, Ray's and the engines' processes; without a training, those of a server.
+    others = {"processes": 24.0 if ctx.trains else 8.0} | retrieval_in_host_memory(config)
+    items = dict(others)
+    if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
+        items["offloaded weights and Adam states"] = offloaded_gib(config, shape) / machine.nodes
+        items["the engines' copies of their weights"] = weights_backup_gib(config, shape, machine.gpus)
+        start = {"weights as the ranks load them": loading_gib(config, shape, machine.gpus)}
+        items = max(items, others | start, key=lambda moment: sum(moment.values()))
+    if (wanted := sum(items.values())) > machine.host_gib:
+        listed = ", ".join(f"{name} {gib:.0f}" for name, gib in sorted(items.items(), key=lambda i: -i[1]))
+        yield error(
+            "machine" if machine.is_local else "compute.memory",
+            f"the run takes {wanted:.0f} GiB of host memory ({listed})",
+            "ask for more, serve the index from another machine (retrieval.url=…), or offload less "
+            f"({_ACTOR}.fsdp_config.optimizer_offload=false)",
+            value=f"{machine.host_gib:.0f} GiB",
+        )

@@ -1,0 +1,424 @@
+"""The memory ledger: what a training run needs of each GPU, item by item, in its three phases.
+
+*Rollout*: both inference engines hold their shares, the actor what it has not offloaded. *Update*: the
+rollout engine has freed its memory (`free_cache_engine`), the solver's server has not, and the actor holds
+everything. *Weight sync*: the engine has room for its weights again, which arrive tensor by tensor. With P
+weights, P' trained ones (an adapter's with LoRA, else P), D devices that FSDP2 shards over, w bytes a weight
+(4, or 2 with model_dtype=bf16), T tokens of a micro-batch at full length (micro-batch size × (prompt +
+response), or ppo_max_token_len_per_gpu), H hidden, V vocabulary, Q and K the lengths of a token's queries
+and keys, I the MLP's width, L layers, in bytes:
+
+    weights        w · P / D             gradients  w · P' / D           Adam  2w · P' / D
+    gathered       2 · (2 layers + embedding and output layer) + 4 · 1 layer
+                   (bfloat16 copies, one layer fetched ahead; a layer's gradient in float32 as it is reduced)
+    kept inputs    2 · T · H · L          with gradient checkpointing
+    one layer      2 · T · (8H + 2(Q + 2K) + 4I)   recomputed at a time; all L without checkpointing
+    logits         2 · T · V              with flash-attn, whose cross-entropy writes the gradient over them
+                   10 · T · V             without: bfloat16, a float32 copy, and its gradient
+    KV cache       2 · 2 · L · K · tokens / tp
+    sync           2 · max(bucket, w · E) + w · E     E the numbers of the largest tensor, V · H
+
+Gradients exist in the update alone: veRL drops them when it leaves training mode (transformer_impl.py:1138).
+The sync gathers whole tensors into buckets (update_weights_bucket_megabytes); one bucket is still referenced
+while the next is filled (sglang_rollout.py:378), and a tensor that does not fit is gathered before that is
+seen. A LoRA adapter is merged on the GPU first, so the actor's weights are there as well.
+
+SGLang keeps its weights and KV cache within a share (`gpu_memory_utilization`, `mem_fraction_static`) of what
+is free after its own context, when it starts: for the solver's server, which starts first, nearly the whole
+GPU; for the rollout engine what the others leave. `sglang_memory` has what it takes outside of that, and what
+it keeps asleep. The reference engine takes its weights, and a slot for each of its sequences at full length.
+On a CPU all of it is host memory, all phases at once. docs/preflight.md says more.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from drzero.preflight.machine import Machine
+from drzero.preflight.model_shape import ModelShape
+from drzero.preflight.sglang_memory import CONTEXT_GIB, GIB, MIB, kept_gib, outside_gib
+from drzero.recipe.indices import places_of
+from search.embedders import PACKAGED_EMBEDDER
+from search.errors import StoreError
+from search.faiss.location import find_files
+
+EMBEDDER_GIB = 2.5
+"""An encoder process with a large embedding model and its activations, on a GPU or in host memory."""
+SMALL_EMBEDDER_GIB = 0.5
+"""The same with the packaged one."""
+TIGHT = 0.08
+"""Share of the memory; a smaller margin is a warning, since fragmentation may take that much."""
+PROCESSES_GIB = 6.0
+"""Memory of a CPU run's processes for any model: veRL, Ray, retrieval, logs (measured: 5 to 7)."""
+SGLANG_PROCESSES_GIB = 3.0
+"""What an SGLang's processes add to that (measured: a solver's run on SGLang took 10, with a tiny model)."""
+
+_ABOUT = {
+    "contexts": "CUDA contexts of two processes, with their kernels",
+    "share": "SGLang's weights and KV cache",
+    "outside it": "SGLang's context, workspace, graphs and logits",
+    "asleep": "what it keeps while it sleeps: context, graphs",
+    "weights": "the model that it serves",
+    "KV cache": "keys and values of its sequences, all at full length",
+    "processes": "veRL, Ray, the retrieval service, logs",
+    "solver: processes": "SGLang's own",
+    "rollout engine: processes": "SGLang's own",
+    "actor: weights": "the trained model, or this device's part of it",
+    "actor: gradients": "a number for each trained weight",
+    "actor: Adam": "two numbers for each trained weight",
+    "actor: kept inputs": "what enters each layer, until the backward pass",
+    "actor: one layer": "activations of the layer that is recomputed",
+    "actor: activations": "activations of all layers",
+    "actor: logits": "a number for each token of a micro-batch and word",
+    "actor: gathered": "whole copies of the layers that work",
+    "actor: buckets of weights": "whole tensors on their way to the engine",
+    "encoders": "embedding models of the retrieval service",
+    "encoders (of one GPU)": "embedding models of the retrieval service",
+    "index": "the index's graph",
+}
+
+
+def about(item: str) -> str:
+    """What an item of a ledger is, in one line."""
+    return _ABOUT.get(item) or _ABOUT.get(item.partition(": ")[2], "")
+
+
+@dataclass
+class Ledger:
+    """GiB by phase and item, and the capacity."""
+
+    capacity_gib: float
+    phases: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def total(self, phase: str) -> float:
+        """GiB that a phase needs."""
+        return sum(self.phases[phase].values())
+
+    @property
+    def worst(self) -> str:
+        """The phase that needs most."""
+        return max(self.phases, key=self.total)
+
+    @property
+    def margin_gib(self) -> float:
+        """GiB left in the worst phase; negative if it does not fit."""
+        return self.capacity_gib - self.total(self.worst)
+
+
+@dataclass(frozen=True)
+class Server:
+    """An inference engine on the GPUs: its name, its model, and how it is laid out."""
+
+    name: str
+    shape: ModelShape
+    engine: str
+    tp: int
+    share: float
+    slots: int
+    """Concurrent sequences of the reference engine."""
+    positions: int
+    """Tokens of the longest sequence."""
+    dtype: str
+    cache_mib: float = 0.0
+
+    @property
+    def weights_gib(self) -> float:
+        """Weights on each GPU."""
+        return width(self.dtype) * self.shape.parameters / self.tp / GIB
+
+    def kv_gib(self, tokens: int) -> float:
+        """KV cache of so many tokens on each GPU; key heads are replicated if there are fewer than tp."""
+        numbers = 2 * self.shape.layers * self.shape.kv_size * tokens
+        return width(self.dtype) * numbers / min(self.tp, self.shape.kv_heads) / GIB
+
+    def items(self, free_gib: float, gpu_gib: float) -> dict[str, float]:
+        """Its memory items on a GPU while it works, if `free_gib` of `gpu_gib` were free at its start."""
+        if self.engine == "sglang":
+            return {
+                self.share_item: self.share * (free_gib - CONTEXT_GIB),
+                f"{self.name}: outside it": outside_gib(self.shape, gpu_gib, self.tp),
+            }
+        return self.host_items()
+
+    def host_items(self) -> dict[str, float]:
+        """The same for each rank without a GPU, where SGLang's cache has a fixed number of tokens too."""
+        items = {
+            f"{self.name}: weights": self.weights_gib,
+            f"{self.name}: KV cache": self.kv_gib(self.slots * self.positions) + self.cache_mib / 1024,
+        }
+        return items | ({f"{self.name}: processes": SGLANG_PROCESSES_GIB} if self.engine == "sglang" else {})
+
+    @property
+    def share_item(self) -> str:
+        """The item of a ledger that is SGLang's share."""
+        return f"{self.name}: share"
+
+
+def width(dtype: str) -> int:
+    """Bytes of a number."""
+    return 4 if str(dtype) in ("fp32", "float32", "float") else 2
+
+
+def rollout_server(config: DictConfig, shape: ModelShape) -> Server:
+    """The engine that samples for the training."""
+    rollout = config.actor_rollout_ref.rollout
+    reference = rollout.engine_kwargs.get("reference") or {}
+    return Server(
+        name="rollout engine",
+        shape=shape,
+        engine=rollout.name,
+        tp=rollout.tensor_model_parallel_size,
+        share=rollout.gpu_memory_utilization,
+        slots=rollout.max_num_seqs,
+        positions=rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length,
+        dtype=rollout.dtype,
+        cache_mib=(reference.get("prefix_cache_mib") or 0.0) if rollout.name == "reference" else 0.0,
+    )
+
+
+def solver_server(config: DictConfig, shape: ModelShape) -> Server:
+    """The server of the solver, or of the model in a stage without training."""
+    solver = config.solver
+    return Server(
+        name="solver",
+        shape=shape,
+        engine=solver.engine,
+        tp=solver.tp_size if solver.engine == "sglang" else 1,
+        share=solver.mem_fraction_static,
+        slots=min(solver.max_batch_size, solver.concurrency),
+        positions=solver.max_context_tokens,
+        dtype=solver.dtype,
+    )
+
+
+def lora_rank(config: DictConfig) -> int:
+    """The rank of the adapter that is trained; 0 if whole weights are."""
+    model = config.actor_rollout_ref.model
+    return int(model.lora_rank or (model.get("lora") or {}).get("rank") or 0)
+
+
+def trained(config: DictConfig, shape: ModelShape) -> int:
+    """Number of trained weights: the adapter's, or all."""
+    rank = lora_rank(config)
+    return shape.adapter(rank) if rank > 0 else shape.parameters
+
+
+def micro_batch_tokens(config: DictConfig) -> int:
+    """Tokens of the largest micro-batch on one device."""
+    actor, data = config.actor_rollout_ref.actor, config.data
+    if actor.use_dynamic_bsz:
+        return int(actor.ppo_max_token_len_per_gpu)
+    rows = int(actor.ppo_micro_batch_size_per_gpu)
+    return rows * (data.max_prompt_length + data.max_response_length) // sequence_parallel(config)
+
+
+def actor_state(config: DictConfig, shape: ModelShape, devices: int) -> dict[str, float]:
+    """Weights, gradients and optimizer of the actor on each device, in GiB."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    shards = fsdp.fsdp_size if fsdp.fsdp_size > 0 else devices
+    own = width(fsdp.model_dtype or "fp32") / shards / GIB
+    trainable = trained(config, shape)
+    return {
+        "actor: weights": own * shape.parameters,
+        "actor: gradients": own * trainable,
+        "actor: Adam": 2 * own * trainable,
+    }
+
+
+def actor_activations(config: DictConfig, shape: ModelShape, number_bytes: int = 2) -> dict[str, float]:
+    """GiB of a micro-batch's forward and backward pass, by the formulas of the module docstring."""
+    tokens, per_gib = micro_batch_tokens(config), number_bytes / GIB
+    one = per_gib * tokens * (8 * shape.hidden + 2 * (shape.query_size + 2 * shape.kv_size))
+    one += per_gib * tokens * 4 * shape.intermediate
+    if config.actor_rollout_ref.model.enable_gradient_checkpointing:
+        kept = {
+            "actor: kept inputs": per_gib * tokens * shape.hidden * shape.layers,
+            "actor: one layer": one,
+        }
+    else:
+        kept = {"actor: activations": one * shape.layers}
+    return kept | {"actor: logits": logits_bytes(config) * tokens * shape.vocabulary / GIB}
+
+
+def logits_bytes(config: DictConfig) -> int:
+    """Bytes of a token and word between forward and backward pass.
+
+    veRL lets flash-attn's cross-entropy write the gradient over the logits, unless it computes the entropy as
+    well (fsdp/transformer_impl.py:1425-1432); another temperature than 1 costs a copy.
+    """
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    entropy = actor.entropy_coeff != 0 or actor.calculate_entropy
+    if attention != "flash_attention_2" or entropy:
+        return 10
+    return 2 if config.actor_rollout_ref.rollout.temperature == 1 else 4
+
+
+def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
+    """The ledger of one GPU of a training stage; `solver` is the opponent's model, in a challenger's run.
+
+    Of several machines it is a GPU of the head, which has the services as well.
+    """
+    assert machine.gpu is not None
+    capacity, fsdp = machine.gpu.memory_gib, config.actor_rollout_ref.actor.fsdp_config
+    others = {"contexts": 2 * CONTEXT_GIB}
+    if config.method == "hrpo":
+        others |= solver_server(config, solver).items(capacity, capacity)
+    others |= encoders_on_gpu(config, machine.gpus)
+    state = actor_state(config, shape, machine.gpus * machine.nodes)
+    resident = resident_state(state, fsdp)
+    free = capacity - sum(others.values()) - sum(resident.values())
+    server = rollout_server(config, shape)
+    engine = server.items(free, capacity)
+    sleeping = engine
+    if sleeps(config):
+        sleeping = {"rollout engine: asleep": CONTEXT_GIB}
+        if server.engine == "sglang":
+            sleeping = {"rollout engine: asleep": kept_gib(shape, capacity, server.tp)}
+    weights = {"rollout engine: weights": server.weights_gib}
+    if keeps_base_weights(config):
+        sleeping = sleeping | weights
+    gathered = (2 * (2 * shape.layer + shape.embeddings) + 4 * shape.layer) / GIB
+    update = others | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
+    ledger = Ledger(capacity, {"rollout": others | engine | resident})
+    ledger.phases["update"] = update if fsdp.offload_policy else update | state
+    if server.engine == "sglang" and sleeps(config):
+        synced = others | sleeping | resident | weights
+        ledger.phases["weight sync"] = synced | sync_items(config, shape, state)
+    return ledger
+
+
+def sleeps(config: DictConfig) -> bool:
+    """Whether the rollout engine frees its memory for the update."""
+    return bool(config.actor_rollout_ref.rollout.free_cache_engine)
+
+
+def keeps_base_weights(config: DictConfig) -> bool:
+    """Whether SGLang keeps its weights while it sleeps: it serves an adapter (sglang_rollout.py:206)."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    return bool(rollout.name == "sglang" and sleeps(config) and lora_rank(config) and not model.lora.merge)
+
+
+def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -> dict[str, float]:
+    """What the actor adds to a GPU while SGLang takes its weights, by the formula of the module docstring."""
+    own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32")
+    largest = own * shape.vocabulary * shape.hidden / GIB
+    bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * MIB / GIB
+    items = {"actor: buckets of weights": 2 * max(bucket, largest) + largest}
+    if lora_rank(config):
+        items |= {"actor: weights": state["actor: weights"], "actor: gathered": own * shape.layer / GIB}
+    return items
+
+
+def _serves_search(config: DictConfig) -> bool:
+    """Whether a retrieval service runs here: none in an environment other than the search of a corpus."""
+    environment = config.get("environment")
+    return not (environment and environment.name) and config.retrieval.url is None
+
+
+def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
+    """Encoder processes on the GPU that has most of them; they are assigned round-robin."""
+    if not _serves_search(config) or not str(config.retrieval.device).startswith("cuda"):
+        return {}
+    is_spread = str(config.retrieval.device) == "cuda"
+    on_one = math.ceil(config.retrieval.encoders / gpus) if is_spread else config.retrieval.encoders
+    return {"encoders (of one GPU)": on_one * EMBEDDER_GIB}
+
+
+def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
+    """Encoder processes and the index, in GiB; an index on another machine takes none.
+
+    Of a FAISS index each query reads much, of a flat one all: the whole file has to stay in memory, though it
+    is mapped.
+    """
+    if not _serves_search(config):
+        return {}
+    on_gpu = str(config.retrieval.device).startswith("cuda")
+    each = SMALL_EMBEDDER_GIB if config.retrieval.embedder == PACKAGED_EMBEDDER else EMBEDDER_GIB
+    items = {} if on_gpu else {"encoders": config.retrieval.encoders * each}
+    if size := sum(path.stat().st_size for path in index_files(config)):
+        items["index"] = size / GIB
+    return items
+
+
+def index_files(config: DictConfig) -> Iterator[Path]:
+    """The files of this machine that the retrieval service keeps in memory."""
+    with suppress(StoreError):  # `check_index` reports it
+        if config.index == "faiss":
+            yield find_files(config.faiss.path, config.faiss.corpus).index
+            return
+        for place in places_of(config):
+            if place.folder is not None:  # shards are folders with a Chroma each
+                yield from place.folder.glob("*/*/*.bin" if config.chroma.shards > 1 else "*/*.bin")
+
+
+def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
+    """The ledger of a CPU machine's memory, of several the head's: everything of a training stage at once."""
+    of_each = rollout_server(config, shape).host_items() | actor_activations(config, shape, number_bytes=4)
+    items = {"processes": PROCESSES_GIB} | {name: gib * config.machine.gpus for name, gib in of_each.items()}
+    items |= retrieval_in_host_memory(config)
+    if config.method == "hrpo":
+        items |= solver_server(config, solver).host_items()
+    items |= actor_state(config, shape, machine.nodes)
+    return Ledger(machine.host_gib or 0.0, {"training": items})
+
+
+def serving_ledger(config: DictConfig, machine: Machine, shape: ModelShape) -> Ledger:
+    """The ledger of a stage that only serves a model (synthesize, evaluate)."""
+    capacity = machine.gpu.memory_gib if machine.gpu else machine.host_gib or 0.0
+    server = solver_server(config, shape)
+    items = server.items(capacity, capacity) if machine.gpu else server.host_items()
+    if machine.gpu is None:
+        items["processes"] = PROCESSES_GIB / 2
+        items |= retrieval_in_host_memory(config)
+    else:
+        items |= encoders_on_gpu(config, machine.gpus)
+    return Ledger(capacity, {"serving": items})
+
+
+def resident_state(state: dict[str, float], fsdp: DictConfig) -> dict[str, float]:
+    """The actor's state that stays on the GPU while the engines work."""
+    if fsdp.offload_policy:
+        return {}
+    absent = {"actor: gradients"} | ({"actor: weights"} if fsdp.param_offload else set())
+    absent |= {"actor: Adam"} if fsdp.optimizer_offload else set()
+    return {name: gib for name, gib in state.items() if name not in absent}
+
+
+def offloaded_gib(config: DictConfig, shape: ModelShape) -> float:
+    """What all GPUs together keep in host memory while the engines work.
+
+    Under an offload policy, gradients too.
+    """
+    fsdp, state = config.actor_rollout_ref.actor.fsdp_config, actor_state(config, shape, 1)
+    if not fsdp.offload_policy:
+        state.pop("actor: gradients")
+    return sum(state.values()) - sum(resident_state(state, fsdp).values())
+
+
+def weights_backup_gib(config: DictConfig, shape: ModelShape, gpus: int) -> float:
+    """Host memory in which all engines keep a copy of their weights while they sleep.
+
+    veRL asks SGLang for it whenever both share GPUs (async_sglang_server.py:382).
+    """
+    server = rollout_server(config, shape)
+    backs_up = server.engine == "sglang" and sleeps(config) and not keeps_base_weights(config)
+    return server.weights_gib * gpus if backs_up else 0.0
+
+
+def loading_gib(config: DictConfig, shape: ModelShape, ranks: int) -> float:
+    """Host memory of a machine while its ranks load the model, before they share it out.
+
+    Each of them loads a tied model whole, any other the first alone (veRL's get_init_weight_context_manager).
+    """
+    own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32") * shape.parameters / GIB
+    return own * (ranks if shape.tied else 1)
+
+
+def sequence_parallel(config: DictConfig) -> int:
+    """Ulysses' sequence parallelism: the devices that share one sequence."""
+    return int(config.actor_rollout_ref.actor.get("ulysses_sequence_parallel_size") or 1)

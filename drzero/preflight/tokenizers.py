@@ -1,0 +1,110 @@
+"""The tokenizers of a run's models: loads them, and checks that they can render our conversations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from jinja2 import TemplateError
+
+from drzero.ops.hub import hub_fault
+from drzero.preflight.finding import refusal
+from drzero.preflight.model_shape import model_config
+from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
+
+
+def load_tokenizer(path: str, key: str) -> Any:
+    """The tokenizer of the model that `key` names; PreflightFailed for neither a folder nor a hub id."""
+    is_folder = Path(path).is_absolute() or Path(path).is_dir()
+    fault = reason = None if is_folder else hub_fault()
+    if fault is None or model_config(path) is not None:
+        try:
+            if not is_folder and fault is None:  # a refusal is clear here, and takes one request
+                get_hf_file_metadata(hf_hub_url(path, "config.json"))
+            return _tokenizer_class(path).from_pretrained(path, local_files_only=is_folder or bool(fault))
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            reason = str(error).strip().partition("\n")[0]
+    raise refusal(
+        key,
+        f"there is no model at {path}, neither a folder nor on a reachable hub ({reason})",
+        "correct it, or download the model first. The demo's models come with `drzero demo-data`",
+    )
+
+
+def _tokenizer_class(path: str) -> Any:
+    """AutoTokenizer, or at once the generic class that it would choose for a folder of ours.
+
+    Importing either is slow, so neither is imported at the top of a module; AutoTokenizer imports torch's
+    compiler as well, which takes twice as long.
+    """
+    try:
+        saved = json.loads((Path(path) / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        saved = None
+    if not isinstance(saved, dict):  # AutoTokenizer says what is wrong
+        saved = {}
+    if saved.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in saved:
+        from transformers import TokenizersBackend
+
+        return TokenizersBackend
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def load_chat_tokenizer(path: str, key: str) -> Any:
+    """The tokenizer of a model that can hold our conversations; `key` is the model's key.
+
+    The model must use ChatML, and its chat template must render tools, calls in the Hermes form, and tool
+    responses without changing earlier turns. Raises PreflightFailed for another.
+    """
+    tokenizer = load_tokenizer(path, key)
+    messages = [{"role": role, "content": "text"} for role in ("system", "user")]
+    flaw = None
+    try:
+        turn_end_id(tokenizer)
+        with_tools = render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA])
+        if with_tools == render_prompt_ids(tokenizer, messages, None):
+            flaw = "its chat template does not render tools"
+        elif tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
+            flaw = "its chat template does not render tool responses"
+        elif not _writes_our_calls(tokenizer):
+            expected = " ".join(render_tool_call(["..."]).split())
+            flaw = f"its chat template writes calls in another form than {expected}"
+    except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
+        flaw = str(reason)
+    if flaw:
+        fix = "choose a ChatML model whose chat template renders tools, such as Qwen2.5-Instruct"
+        raise refusal(key, f"the model at {path} cannot hold a conversation with searches: {flaw}", fix)
+    return tokenizer
+
+
+def _writes_our_calls(tokenizer: Any) -> bool:
+    """Whether a search call that the template renders is one to our parser: the model knows that form.
+
+    A template that leaves calls out says nothing against it: ours are never rendered.
+    """
+    function = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": ["town"]}}
+    calls = [{"id": "0", "type": "function", "function": function}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "Who?"}, call], tokenize=False)
+    return "town" not in text or any(parsed.queries == ("town",) for parsed in parse_tool_calls(text))
+
+
+def token_drift(tokenizer: Any) -> int:
+    """How many tokens of a conversation with two searches change when its text is tokenised again.
+
+    0 for a tokenizer whose turns concatenate exactly. Training never re-tokenises; a server or tool that gets
+    the text would otherwise see another conversation than was trained on.
+    """
+    ids = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who came?"}], [SEARCH_TOOL_SCHEMA])
+    for query in ("town", "river Ø 3"):
+        call = f"<think>So.</think>{render_tool_call([query])}<|im_end|>"
+        turn = tokenizer.encode(call, add_special_tokens=False)
+        ids = [*ids, *turn, *tool_turn_ids(tokenizer, turn, [f"[1] {query}\nText."])]
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    again = tokenizer.encode(text, add_special_tokens=False)
+    return sum(a != b for a, b in zip(ids, again, strict=False)) + abs(len(ids) - len(again))

@@ -1,0 +1,111 @@
+"""Versions that are known to work together (drzero/ops/versions.py), and which of them a run needs.
+
+For a run on another machine, the versions installed here are irrelevant: a note then lists the table.
+"""
+
+from collections.abc import Iterator
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from drzero.ops.versions import pinned
+from drzero.preflight.context import CheckContext
+from drzero.preflight.finding import Finding, error, note, warning
+from verl_ext.sglang.compat import refusal
+from verl_ext.sglang.cpu import refusal_on_cpu
+
+_ON_GPU = {name: pinned(name, gpu=True) for name in ("verl", "torch", "sglang", "transformers", "flash-attn")}
+"""Versions that are pinned together for SGLang."""
+_SOURCE = (
+    "constraints-gpu.txt: veRL's own GPU pins; SGLang pins transformers 5.6.0, which veRL refuses: override "
+    "that pin"
+)
+# What the pinned veRL declares.
+_VERL_WANTS = {
+    "transformers": SpecifierSet(">=5.5.3,!=5.6.0,<5.11"),
+    "tensordict": SpecifierSet(">=0.8,!=0.9.0,<=0.10"),
+}
+_VERL = pinned("verl")
+
+
+def installed(package: str) -> str | None:
+    """The installed version of a package here."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_versions(ctx: CheckContext) -> Iterator[Finding]:
+    """The installed versions must be those that the stage's engines support."""
+    config = ctx.config
+    rollout_key = "actor_rollout_ref.rollout.name"
+    engines = {rollout_key: config.actor_rollout_ref.rollout.name} if ctx.trains else {}
+    engines |= {"solver.engine": config.solver.engine} if ctx.serves_model else {}
+    of_sglang = [key for key, engine in engines.items() if engine == "sglang"]
+    if of_sglang and not ctx.machine.is_here:
+        listed = ", ".join(f"{name} {version}" for name, version in _ON_GPU.items())
+        why = f"the machine of the run needs {listed} ({_SOURCE})"
+        yield note("versions", why, value="not checked here")
+    if not ctx.machine.is_here:
+        return
+    if ctx.trains and (verl := installed("verl")) != _VERL:
+        why = f"this project extends veRL {_VERL}, and {verl} is installed"
+        yield error("verl", why, f"install verl=={_VERL}", value=verl)
+    for package, wanted in _VERL_WANTS.items() if ctx.trains else ():
+        version = installed(package)
+        if version is None or not wanted.contains(Version(version)):
+            why = f"veRL {_VERL} wants {package}{wanted}, and {version} is installed"
+            yield error(package, why, f"install {package}{wanted}", value=version)
+    if ctx.trains:
+        yield from _attention(ctx)
+    if of_sglang and config.machine.device != "cpu":
+        yield from _sglang(of_sglang[0])
+    elif of_sglang and (reason := refusal_on_cpu()):
+        fix = "use the environment that `make rehearse-sglang` makes (docs/sglang.md), or rollout=reference"
+        yield error(of_sglang[0], reason, fix, value=installed("sglang"))
+
+
+def _attention(ctx: CheckContext) -> Iterator[Finding]:
+    """flash-attn must be installed if the actor computes with it, which is veRL's default."""
+    model = ctx.config.actor_rollout_ref.model
+    chosen = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    if chosen != "flash_attention_2":
+        return
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    if ctx.config.trainer.device == "cpu":
+        yield error(key, "flash-attention needs a GPU", f"set {key}=sdpa", value=chosen)
+        return
+    version, wanted = installed("flash-attn"), _ON_GPU["flash-attn"]
+    if version is None:
+        yield error(
+            key,
+            "the actor computes with flash-attn, which is not installed",
+            f"install a prebuilt wheel of flash-attn {wanted} for this torch, CUDA and Python (building it "
+            f"takes hours), or set +{key}=sdpa",
+            value=chosen,
+        )
+    elif Version(version).base_version != wanted:
+        why = f"flash-attn {version} is not the {wanted} of the table"
+        yield warning("flash-attn", why, f"install {wanted}", value=version)
+
+
+def _sglang(key: str) -> Iterator[Finding]:
+    """SGLang must be installed, of the pinned version; `key` asks for it."""
+    if installed("sglang") is None:
+        why = "this profile needs SGLang, which is not installed (see 'GPUs' in the README)"
+        yield error(key, why, f"install sglang=={_ON_GPU['sglang']}, or use hardware=cpu")
+        return
+    if reason := refusal():
+        yield error(key, reason, "", value=installed("sglang"))
+    for package in ("sglang", "torch"):
+        found, wanted = installed(package), _ON_GPU[package]
+        if found is None or Version(found).base_version != wanted:
+            yield warning(
+                package,
+                f"{package} {found} is not in the table of combinations that work ({_SOURCE}): SGLang's "
+                "internals move from version to version",
+                f"install {package}=={wanted}",
+                value=found,
+            )

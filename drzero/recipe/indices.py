@@ -1,0 +1,51 @@
+"""The index that a config names: a collection in a Chroma, its shards, or a FAISS index with its corpus.
+
+    with closing(index_of(config).open()) as store: ...
+
+FAISS is loaded where it is used: a run with Chroma has no use for it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, ListConfig
+
+from search.chroma.location import ChromaPlace
+from search.chroma.quota import Quota
+from search.chroma.sharded_store import chroma_index
+from search.indexing.collection import Collection
+from search.indexing.shards import Shards, chroma_target
+from search.stored_index import Index
+
+if TYPE_CHECKING:
+    from search.indexing.faiss_folder import FaissFolder
+
+
+def places_of(config: DictConfig) -> list[ChromaPlace]:
+    """The folders or addresses that chroma.path names; raises StoreError for what cannot be meant."""
+    path, quota = config.chroma.path, config.chroma.quota
+    paths = path if isinstance(path, (list, ListConfig)) else [path]
+    allowed = Quota(quota.page, quota.reads)
+    return [ChromaPlace.parse(str(each)).within(allowed) for each in paths]
+
+
+def index_of(config: DictConfig) -> Index:
+    """The index of a resolved config, not yet opened; raises StoreError for places that cannot be meant."""
+    chroma = config.chroma
+    if config.index == "chroma":
+        return chroma_index(places_of(config), chroma.collection, chroma.shards)
+    from search.faiss.store import FaissIndex
+
+    faiss = config.faiss
+    lines = Path(config.paths.corpus)
+    return FaissIndex(faiss.path, faiss.corpus, lines, faiss.ef_search, faiss.nprobe, faiss.device)
+
+
+def target_of(config: DictConfig) -> "Collection | FaissFolder | Shards":
+    """The index that a resolved config has built; raises StoreError for what is no Chroma's address."""
+    chroma, indexing = config.chroma, config.indexing
+    if config.index == "chroma":
+        return chroma_target(places_of(config), chroma.collection, chroma.shards, indexing.writers)
+    from search.indexing.faiss_folder import FaissFolder
+
+    return FaissFolder(Path(config.faiss.path).resolve(), indexing.kind)

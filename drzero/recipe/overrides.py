@@ -1,0 +1,590 @@
+"""Check Hydra overrides as users type them, before anything starts.
+
+    config = check_overrides(["retrieval.topk=5"], CONFIG_DIR, "evaluate", schema_of("evaluate"))
+
+Hydra alone lets mistakes through that surface only after the services are up: a `+key` under a node that
+veRL turns into a dataclass (`unexpected keyword argument` in a worker), a plain value that replaces a whole
+node (`trainer=async`), a number out of its range; and it advises `+key` even for a misspelt key. Here each
+refusal names the key, the value, and what was probably meant. No override adds a key of ours
+(`drzero.recipe.settings`).
+
+Overrides are applied one after the other, as Hydra does: a later one may use a key that an earlier one added.
+What is not checked here (packages of groups, types of veRL's keys) is left to Hydra's own composition.
+"""
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
+
+from drzero.ops.errors import UserError
+from drzero.recipe.settings import verl
+from drzero.recipe.settings.schema import Schema, all_keys
+
+# Keys of older releases, veRL's and our own, and of guides to them: old key -> (today's key, why).
+# Nearest-name search would miss these.
+RENAMED: dict[str, tuple[str, str]] = {
+    **{
+        f"{place}.micro_batch_size_per_gpu": (
+            f"{place}.ppo_micro_batch_size_per_gpu",
+            f"veRL names the {place.rpartition('.')[2]}'s batch sizes after the update they belong to",
+        )
+        for place in ("actor_rollout_ref.actor", "critic")
+    },
+    **{
+        f"{place}.micro_batch_size_per_gpu": (
+            f"{place}.log_prob_micro_batch_size_per_gpu",
+            "outside the update, micro-batches are those of the log-prob computation",
+        )
+        for place in ("actor_rollout_ref.rollout", "actor_rollout_ref.ref")
+    },
+    "actor_rollout_ref.rollout.multi_turn.max_turns": (
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
+        "veRL caps assistant turns and user turns apart",
+    ),
+    "actor_rollout_ref.rollout.tp": (
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "engines call it tp, veRL spells it out",
+    ),
+    "flow.patience_s": ("watchdog.floor_s", "phases and queues share one set of limits"),
+    "flow.cold_start_s": ("watchdog.cold_start_s", "phases and queues share one set of limits"),
+    "flow.tell_every_s": ("flow.log_every_s", "it is how often a line is logged"),
+}
+
+PLAIN_MODEL = "qwen2.5-3b"
+"""An option of model/ that sets nothing but base_model; models without an option stand on it."""
+
+# Mappings whose keys are not ours: an entry is typed without a sign, whether it is new or not.
+_TAKING_NEW_KEYS = (
+    "solver.server_args.",
+    "rollout.server_args.",
+    "solver.server_args={",
+    "rollout.server_args={",
+)
+Tree = dict[str, Any]
+_ABSENT: Any = object()
+# What composition raises for a bad override; the plain ones where Hydra foresaw none (~list.0).
+_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
+# Read by Hydra's instantiation itself, so no field of the class is needed.
+_INSTANTIATE_KEYS = {"_target_", "_convert_", "_recursive_", "_partial_", "_args_"}
+
+
+class OverrideError(UserError, ValueError):
+    """An override that cannot do what it says; the message names it and what was probably meant."""
+
+    line = ""
+    """The override as typed; empty where it is all of them together that cannot be composed."""
+
+    @property
+    def key(self) -> str:
+        """The key that it is about, without signs."""
+        return key_of(self.line) or "overrides"
+
+    def of(self, line: str | None) -> "OverrideError":
+        """This error, of an override as typed."""
+        self.line = self.line or line or ""
+        return self
+
+
+def check_overrides(
+    overrides: list[str], config_dir: Path, config_name: str, schema: Schema | None = None
+) -> DictConfig:
+    """Check `overrides` against the config `config_name` of `config_dir`; returns it composed with them.
+
+    `schema` has the keys that are ours; without one, all keys are taken as veRL's. Raises OverrideError for
+    the first override that cannot work, or value of ours that is not allowed.
+    """
+    overrides = for_stage(overrides, schema)
+    if schema is not None:
+        overrides = [_as_text(override, schema) for override in overrides]
+    parsed = []
+    for text in overrides:
+        with _blaming(text):
+            parsed.append(_parse(text))
+    with initialize_config_dir(str(config_dir.resolve()), version_base=None):
+        groups = _Groups(config_dir, config_name, [o for o in overrides if o.startswith("hydra.")])
+        values = [o for o in parsed if not groups.selects(o)]
+        tree = groups.compose([o for o in parsed if o not in values])
+        if schema is not None:
+            schema.prune(tree)
+        for override in values:
+            if not override.key_or_group.startswith("hydra."):
+                with _blaming(override.input_line):
+                    _check_value(override, tree, groups, schema)
+                _apply(override, tree)
+        try:
+            config = compose(config_name, overrides=overrides)
+        except _HYDRA_ERRORS as error:
+            raise _refused_by_hydra(overrides, error) from None
+    if schema is not None:
+        with open_dict(config):
+            schema.prune(config)
+        check_settings(config, schema)
+    return config
+
+
+def _as_text(override: str, schema: Schema) -> str:
+    """The same override, its value quoted for Hydra where it is a text of ours that Hydra's grammar refuses.
+
+    So a path may have spaces, commas, parentheses and quotes; one that begins with `~` is the home folder's.
+    """
+    name, _, value = override.partition("=")
+    key = schema.keys.get(name)
+    if key is None or str not in (get_args(key.type) or (key.type,)) or key.limits.choices:
+        return override
+    if value == "~" or value.startswith("~/"):
+        value = os.path.expanduser(value)
+    with suppress(HydraException, ValueError, RecursionError):
+        if not OverridesParser.create().parse_override(f"{name}={value}").is_sweep_override():
+            return f"{name}={value}"
+    return f"{name}={QuotedString(value, Quote.double).with_quotes()}"
+
+
+def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
+    """The overrides that concern a stage, those of veRL's keys that take their value from ours set to ours.
+
+    Overrides of veRL's part are left out where a stage has none: a loop or a launch gives them to all stages.
+    """
+    overrides = [quote_in_list(word) for override in overrides for word in _model_by_name(override)]
+    if schema is None or schema.stage == "evolve":
+        return overrides
+    kept = []
+    for override in overrides:
+        ours = verl.ALIASES.get(key_of(override))
+        if ours and not override.startswith("~"):
+            override = f"{ours}={override.partition('=')[2]}"
+        if override.startswith(_TAKING_NEW_KEYS):
+            override = f"++{override}"
+        if not schema.ignores(key_of(override)):
+            kept.append(override)
+    return kept
+
+
+def _model_by_name(override: str) -> list[str]:
+    """`model=OWNER/NAME` or `model=FOLDER` as overrides that the group takes: its option and `base_model`.
+
+    A hub id with an option of its own is that option. A name without a slash is left to the group.
+    """
+    key, _, value = override.partition("=")
+    name = value.strip("'\"")
+    if key != "model" or "/" not in name:
+        return [override]
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(("./", "../"))
+    if not is_hub_id or Path(name).is_dir():
+        # Processes of a run have folders of their own.
+        name = os.path.abspath(os.path.expanduser(name))
+    option = _options_by_model().get(name)
+    quoted = name.replace("'", "\\'")
+    return [f"model={option}"] if option else [f"model={PLAIN_MODEL}", f"base_model='{quoted}'"]
+
+
+@cache
+def _options_by_model() -> dict[str, str]:
+    """The options of the group model/ by what they set as base_model."""
+    files = sorted((Path(__file__).resolve().parents[2] / "config" / "model").glob("*.yaml"))
+    return {yaml.safe_load(file.read_text(encoding="utf-8"))["base_model"]: file.stem for file in files}
+
+
+def quote_in_list(override: str) -> str:
+    """The override with quotes around what Hydra's grammar would stumble over in a plain list of paths.
+
+    `benchmarks=[exam=my/q.csv,~/b (1).jsonl]` is `benchmarks=["exam=my/q.csv","~/b (1).jsonl"]`. A list with
+    quoted parts stays as it is.
+    """
+    key, _, value = override.partition("=")
+    if not (value.startswith("[") and value.endswith("]")) or set(value[1:-1]) & set("[]{}\\$"):
+        return override
+    parts = [part.strip() for part in value[1:-1].split(",")]
+    if any(part.startswith(("'", '"')) for part in parts):
+        return override
+    quoted = [
+        QuotedString(part, Quote.double).with_quotes()
+        if set(part) & set("=()'\"") or part.startswith("~")
+        else part
+        for part in parts
+    ]
+    return f"{key}=[{','.join(quoted)}]" if quoted != parts else override
+
+
+def key_of(override: str) -> str:
+    """The key or group that an override is about, without signs."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def check_settings(config: DictConfig, schema: Schema) -> None:
+    """Check every value of ours in a composed config, whatever file, group or interpolation set it.
+
+    Raises OverrideError. A value that cannot be resolved, or has none yet, is left to those who read it.
+    """
+    for name, key in schema.keys.items():
+        try:
+            value = _plain(OmegaConf.select(config, name))
+        except InterpolationValidationError as error:
+            refused = OverrideError(f"{name} is not {key.allowed}: {_first_paragraph(error)}")
+            raise refused.of(f"{name}=") from None
+        # Arithmetic on text raises what Python raises.
+        except (OmegaConfBaseException, TypeError, ValueError):
+            continue
+        parent, _, last = name.rpartition(".")
+        node = OmegaConf.select(config, parent) if parent else config
+        if value is None and OmegaConf.is_missing(node, last):
+            continue
+        if fault := key.fault(value):
+            raise OverrideError(f"{name} {fault}").of(f"{name}={value}")
+
+
+@contextmanager
+def _blaming(line: str | None) -> Iterator[None]:
+    """An OverrideError of the body learns which override it is about."""
+    try:
+        yield
+    except OverrideError as refused:
+        raise refused.of(line) from refused.__cause__
+
+
+def _parse(text: str) -> Override:
+    """Parse one override by Hydra's grammar."""
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except (HydraException, ValueError, RecursionError) as error:
+        # Where the parser stopped: a character that no token begins with, or a token out of place.
+        cause: Any = error.__cause__
+        token = getattr(cause, "offendingToken", None)
+        start = getattr(cause, "startIndex", getattr(token, "start", None))
+        position = len(text) if start is None else min(max(start, 0), len(text))
+        raise OverrideError(
+            f"override {text!r} is not valid: {_first_paragraph(error)}\n"
+            f"  {text}\n  {' ' * position}^ at position {position + 1}\n"
+            "An override reads key=value, +key=value (a new key) or ~key (delete). Quote a value with "
+            "special characters twice, once for the shell and once for Hydra: 'key=\"a, b: {c}\"'."
+        ) from None
+    if not override.key_or_group:
+        raise OverrideError(f"override {text!r} has no key: write key=value")
+    if override.is_sweep_override():
+        key = override.key_or_group
+        raise OverrideError(
+            f"override {text!r} is a sweep over several values, and a run takes one. "
+            f"A list is written {key}=[a,b]; a text with a comma is quoted: '{key}=\"a,b\"'."
+        )
+    return override
+
+
+def _refused_by_hydra(overrides: list[str], error: BaseException) -> OverrideError:
+    return OverrideError(f"Hydra cannot compose {' '.join(overrides)!r}: {_first_paragraph(error)}")
+
+
+def _first_paragraph(error: BaseException) -> str:
+    """The message without Hydra's search path and link to its manual."""
+    lines = str(error).split("\nConfig search path")[0].splitlines()
+    return " ".join(line.strip() for line in lines if line.strip() and "hydra.cc/docs" not in line)
+
+
+class _Groups:
+    """The config groups on Hydra's search path, inside an `initialize_config_dir`."""
+
+    def __init__(self, config_dir: Path, config_name: str, hydra_overrides: list[str]) -> None:
+        self._dir, self._config_name = config_dir, config_name
+        self._context = hydra_overrides  # they may set the search path
+        self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
+        self._roots = set(self._list("", ObjectType.GROUP))
+
+    def names(self) -> list[str]:
+        """All top-level groups that can be chosen."""
+        return sorted(self._roots - {"settings"})
+
+    def options(self, group: str) -> list[str]:
+        """What `group` can be set to: the recipe's own files if it has any, else veRL's."""
+        own = sorted(path.stem for path in (self._dir / group).glob("*.yaml"))
+        return own or self._list(group, ObjectType.CONFIG)
+
+    def selects(self, override: Override) -> bool:
+        """Whether Hydra takes `override` as the choice of a group's option rather than as a value."""
+        group = override.key_or_group
+        if override.package is not None:
+            return True
+        # Hydra reads the config file again for each list.
+        if isinstance(override.value(), dict) or group.partition("/")[0] not in self._roots:
+            return False
+        return bool(self._list(group, ObjectType.CONFIG) or self._list(group, ObjectType.GROUP))
+
+    def compose(self, choices: list[Override]) -> Tree:
+        """Compose the config with group choices alone; the caller may change it."""
+        for choice in choices:
+            value = choice.value()
+            names = value if isinstance(value, list) else [value]
+            if not choice.is_delete() and not all(isinstance(name, str) for name in names):
+                raise OverrideError(
+                    f"{choice.input_line!r}: {choice.key_or_group!r} is a config group and takes "
+                    f"the name of an option: {', '.join(self.options(choice.key_or_group))}"
+                ).of(choice.input_line)
+        lines = [choice.input_line or "" for choice in choices]
+        try:
+            return _plain(_compose_choices(self._dir, self._config_name, *self._context, *lines))
+        except MissingConfigException as error:
+            group, slash, option = (error.missing_cfg_file or "").partition("/")
+            if not lines or not slash:
+                raise
+            options = self.options(group)
+            near = _meant(difflib.get_close_matches(option, options))
+            other = ""
+            if group == "model":
+                other = ". Any other model is named by its hub id or folder: model=OWNER/NAME, model=./FOLDER"
+            raise OverrideError(
+                f"config group {group!r} has no option {option!r}{near} Options: {', '.join(options)}{other}"
+            ).of(f"{group}={option}") from None
+        except _HYDRA_ERRORS as error:
+            if not (lines or self._context):  # the config itself is broken
+                raise
+            raise _refused_by_hydra(self._context + lines, error) from None
+
+    def _list(self, group: str, kind: ObjectType) -> list[str]:
+        return self._loader.get_group_options(group, kind, self._config_name, self._context)
+
+
+@cache
+def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> DictConfig:
+    """Compose, inside an `initialize_config_dir`; once, since a loop's stages differ in values alone."""
+    return compose(config_name, overrides=list(overrides))
+
+
+def _check_value(override: Override, config: Tree, groups: _Groups, schema: Schema | None) -> None:
+    key, line = override.key_or_group, override.input_line
+    found = _find(config, key)
+    if override.is_delete():
+        if found is _ABSENT:
+            raise OverrideError(f"{line!r}: there is no key {key!r} to delete{_nearest(key, config)}")
+        if schema is not None and (key in schema or schema.is_group(key)):
+            raise OverrideError(f"{line!r}: {key!r} cannot be deleted; set it to another value")
+        return
+    if found is _ABSENT and key in RENAMED:
+        successor, reason = RENAMED[key]
+        raise OverrideError(
+            f"{line!r}: {key!r} is now {successor!r} ({reason}). "
+            f"Write {successor}={override.get_value_element_as_str()}"
+        )
+    if schema is not None:
+        _check_setting(override, config, groups, schema)
+    paths = [key]
+    if isinstance(found, dict) or found is _ABSENT:
+        paths = [path for path, _ in leaf_values(key, override.value())]
+    for path in paths:
+        if schema is not None and (ours := verl.ALIASES.get(path)):
+            raise OverrideError(f"{line!r}: {path!r} takes its value from {ours!r}: write {ours}=VALUE")
+    new = [path for path in paths if _find(config, path) is _ABSENT]
+    if override.is_add() and not new:
+        raise OverrideError(f"{line!r}: {key!r} exists already. To set it, write {str(line)[1:]}")
+    if override.is_add() or override.is_force_add():
+        for path in new:
+            _check_field(override, path, config)
+    elif new:
+        raise OverrideError(
+            f"{line!r}: there is no key {new[0]!r}{_nearest(new[0], config, groups.names())}"
+            + (f" To add a new key on purpose, write +{line}" if _is_named_in_verl(new[0]) else "")
+        )
+    if isinstance(found, dict):
+        _check_mapping(override, found, groups)
+    for path, part in leaf_values(key, override.value()):
+        old = _find(config, path)
+        if not _is_interpolation(part) and (kind := _kind_missed(old, _plain(part))):
+            raise OverrideError(f"{line!r}: {path} is {part!r}, not {kind}")
+
+
+def _kind_missed(old: Any, new: Any) -> str | None:
+    """The kind of a default of veRL's that a value is not of; None if it is, or may be.
+
+    null switches many parts off, a text may stand for any, and a whole number for a share.
+    """
+    if old is _ABSENT or new is None or isinstance(old, str | dict | None):
+        return None
+    if isinstance(old, bool):
+        return None if isinstance(new, bool) else "true or false"
+    if isinstance(old, list):
+        return None if isinstance(new, list | str) else "a list"
+    is_number = isinstance(new, int | float) and not isinstance(new, bool)
+    return None if is_number else "a number"
+
+
+@cache
+def _is_named_in_verl(key: str) -> bool:
+    """Whether veRL's source has the name at all: a new key that it has not is read by nobody."""
+    spec = find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    name = key.rpartition(".")[2].encode()
+    sources = (file.read_bytes() for file in Path(spec.origin).parent.rglob("*.py"))
+    return any(name in source and re.search(rb"\b%s\b" % re.escape(name), source) for source in sources)
+
+
+def _check_setting(override: Override, config: Tree, groups: _Groups, schema: Schema) -> None:
+    """Refuse a key that would be new where all keys are ours, and a value of ours that is not allowed."""
+    key, line, value = override.key_or_group, override.input_line, override.value()
+    if schema.is_group(key) and value is None:
+        raise OverrideError(f"{line!r}: {key!r} is a group of settings, and cannot be null")
+    for path, part in leaf_values(key, value) if key not in schema else [(key, value)]:
+        if schema.is_unknown(path):
+            raise OverrideError(f"{line!r}: there is no key {path!r}{_nearest_of_ours(path, schema, groups)}")
+        if path in schema and not _is_interpolation(part) and (fault := schema[path].fault(_plain(part))):
+            raise OverrideError(f"{line!r}: {path} {fault}")
+
+
+def _nearest_of_ours(key: str, schema: Schema, groups: _Groups) -> str:
+    """Say which stages have an unknown key, else which of our keys it may mean, else which its group has."""
+    if others := next((having for known, having in all_keys() if known.name == key), ()):
+        return f" in {schema.stage}: it is one of {', '.join(others).replace('_', '-')}"
+    parent, _, name = key.rpartition(".")
+    in_group = [known for known in schema.keys if known.rpartition(".")[0] == parent]
+    near = difflib.get_close_matches(name, [known.rpartition(".")[2] for known in in_group], n=2)
+    meant = [f"{parent}.{one}" if parent else one for one in near]
+    meant = meant or [known for known in schema.keys if known.rpartition(".")[2] == name]
+    has_group = bool(parent and in_group)
+    if not (meant or has_group):
+        meant = difflib.get_close_matches(key, [*schema.keys, *groups.names()], n=2)
+    if meant or not has_group:
+        return f"{_meant(meant)} `drzero config` lists the keys"
+    return f". Keys of {parent!r}: {', '.join(in_group)}"
+
+
+def _is_interpolation(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_interpolation(one) for one in value)
+    return isinstance(value, str) and ("${" in value or value == "???")
+
+
+def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
+    """Refuse a plain value for a mapping; null (which switches a part off) and an interpolation may stand."""
+    key, value = override.key_or_group, override.value()
+    if value is None or isinstance(value, dict) or str(value).startswith("${"):
+        return
+    meant = [
+        f"{group}={option}"
+        for group in groups.names()
+        for option in groups.options(group)
+        if value == option or value in option.split("_")
+    ]
+    hint = f" A config group has that option: {', '.join(meant)}." if meant else ""
+    raise OverrideError(
+        f"{override.input_line!r} would replace the whole mapping {key!r} by a plain value.{hint} "
+        f"To change one of its keys, write {key}.{next(iter(found), 'KEY')}=VALUE. Keys: {', '.join(found)}"
+    )
+
+
+def _check_field(override: Override, path: str, config: Tree) -> None:
+    """Refuse a new key below a dataclass node that has no such field."""
+    parts = path.split(".")
+    for depth in range(len(parts) - 1, 0, -1):  # the nearest dataclass above decides
+        owner, name = ".".join(parts[:depth]), parts[depth]
+        node = _find(config, owner)
+        if isinstance(node, dict) and "_target_" in node:
+            break
+    else:
+        return
+    try:
+        cls = get_class(str(node["_target_"]))  # imports that module only, and only now: it takes seconds
+    except Exception:  # importing somebody's module can fail in any way, and is not this override's fault
+        return
+    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {name}
+    # A key that veRL's own YAML has here is fine though no field: veRL takes it out beforehand.
+    if name in fields or name in node or name in _INSTANTIATE_KEYS:
+        return
+    raise OverrideError(
+        f"{override.input_line!r}: veRL makes {owner!r} into {node['_target_']}, which has no field {name!r}"
+        f"{_meant(difflib.get_close_matches(name, fields | set(node), n=2), f'{owner}.')} "
+        "A + cannot add a field to a dataclass."
+    )
+
+
+def _plain(node: Any) -> Any:
+    """A config as plain dicts and lists with text keys, interpolations unresolved."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=False)
+    if isinstance(node, dict):
+        return {str(name): _plain(inner) for name, inner in node.items()}
+    return [_plain(inner) for inner in node] if isinstance(node, list) else node
+
+
+def _find(config: Tree, key: str) -> Any:
+    """What stands at the dotted `key`, or `_ABSENT`."""
+    node: Any = config
+    for part in key.split("."):
+        if isinstance(node, list):
+            node = node[int(part)] if part.isdecimal() and int(part) < len(node) else _ABSENT
+        else:
+            node = node.get(part, _ABSENT) if isinstance(node, dict) else _ABSENT
+    return node
+
+
+def _apply(override: Override, config: Tree) -> None:
+    """Do to `config` what Hydra will do to its own, as far as later overrides can see."""
+    *parents, name = override.key_or_group.split(".")
+    node = config
+    for part in parents:
+        inner = node.get(part)
+        if isinstance(inner, list):
+            return
+        if not isinstance(inner, dict):
+            inner = node[part] = {}
+        node = inner
+    if override.is_delete():
+        node.pop(name, None)
+    else:
+        node[name] = _merged(node.get(name), _plain(override.value()))
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{name: _merged(old.get(name), inner) for name, inner in new.items()}}
+
+
+def leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys that setting `key` (none: the config) to `value` sets, each with its value."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from leaf_values(f"{key}.{name}" if key else str(name), inner)
+    else:
+        yield key, value
+
+
+def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of a config, mappings included."""
+    for name, inner in node.items():
+        yield prefix + name
+        if isinstance(inner, dict):
+            yield from _dotted_keys(inner, f"{prefix}{name}.")
+
+
+def _nearest(key: str, config: Tree, groups: Iterable[str] = ()) -> str:
+    """Say what an unknown key may mean: its name elsewhere, else a similar key, else a similar name."""
+    keys = [*_dotted_keys(config), *groups]
+    names = {known: known.rpartition(".")[2] for known in keys}
+    name = key.rpartition(".")[2]
+    same = [known for known in keys if names[known] == name]
+    candidates = same or difflib.get_close_matches(key, keys, n=2)
+    if not candidates:
+        similar = difflib.get_close_matches(name, dict.fromkeys(names.values()), n=1, cutoff=0.8)
+        candidates = [known for known in keys if names[known] in similar]
+    nearest = sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, key, known).ratio())
+    return _meant(nearest[:2])
+
+
+def _meant(candidates: Iterable[str], prefix: str = "") -> str:
+    """A sentence end and, where there are candidates, the question."""
+    quoted = [repr(prefix + candidate) for candidate in dict.fromkeys(candidates)]
+    return f". Did you mean {' or '.join(quoted)}?" if quoted else "."

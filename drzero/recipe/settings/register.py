@@ -1,0 +1,31 @@
+"""The defaults of our settings in Hydra's ConfigStore, registered by importing this module.
+
+    import drzero.recipe.settings.register      # then config/*.yaml may begin with `settings/STAGE`
+
+The stored nodes are structured configs, so OmegaConf refuses keys and types of its own accord; ranges and
+choices are checked by `drzero.recipe.overrides`.
+"""
+
+import dataclasses
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from drzero.recipe.settings.schema import OWN, SHARED_WITH_VERL
+from drzero.recipe.settings.stages import Common
+
+
+def register() -> None:
+    """Store the defaults where Hydra finds them: typed groups in a root that veRL's nodes join."""
+    store = ConfigStore.instance()
+    for name, cls in {"common": Common, **OWN}.items():
+        if cls is None:
+            continue
+        structured = OmegaConf.structured(cls)
+        nodes = {field.name: structured._get_node(field.name) for field in dataclasses.fields(cls)}
+        if SHARED_WITH_VERL in nodes:
+            nodes[SHARED_WITH_VERL] = OmegaConf.to_container(nodes[SHARED_WITH_VERL])
+        store.store(group="settings", name=name, node=OmegaConf.create(nodes), package="_global_")
+
+
+register()

@@ -1,0 +1,72 @@
+"""Tables and lines, of one width and style in every command's output."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from drzero.ops.console import leave_stdout
+
+_PIPE_WIDTH = 118
+"""Columns where there is no terminal whose width counts."""
+_UNBOUNDED = 10_000
+
+
+class _Out(Console):
+    """Where a command prints its tables: if nobody reads them (`| head`), the command still does its work."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does, but in a pipe or a file without the spaces that fill a table's last column."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as printed:
+            super().print(*objects, **options)
+        lines = (line.rstrip() for line in printed.get().split("\n"))
+        super().print("\n".join(lines), end="", markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        """rich's own ends the process."""
+        leave_stdout()
+
+
+def console(**options: Any) -> Console:
+    """Where a command prints its tables; `options` are rich's."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
+    return _Out(width=width, **options)
+
+
+def new_table(title: str | None, *columns: str, **options: Any) -> Table:
+    """An empty table; a column whose heading starts with `>` is aligned right. `options` are rich's."""
+    lines = box.SIMPLE_HEAD if sys.stdout.isatty() else None
+    table = Table(title=title, title_justify="left", box=lines, **options)
+    for column in columns:
+        is_right = column.startswith(">")
+        table.add_column(column[is_right:], justify="right" if is_right else "left", overflow="fold")
+    return table
+
+
+def print_wide(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of any number of columns, each at its full width.
+
+    Those that the console has no room for follow in further tables, behind the first column again.
+    """
+
+    def of(start: int, end: int) -> Table:
+        table = new_table(title if start == 1 else None, columns[0], *columns[start:end])
+        for row in rows:
+            table.add_row(row[0], *row[start:end])
+        return table
+
+    unbounded = out.options.update(max_width=_UNBOUNDED)
+    start = 1
+    while start < len(columns):
+        end = start + 1
+        while end < len(columns) and out.measure(of(start, end + 1), options=unbounded).maximum <= out.width:
+            end += 1
+        out.print(of(start, end))
+        start = end

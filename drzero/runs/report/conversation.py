@@ -1,0 +1,120 @@
+"""One trajectory as HTML: turn by turn, with thinking, calls and passages, its reward and the attempts."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from drzero.runs.report.reasons import explain
+from drzero.runs.report.templates import TEMPLATES
+from drzero.runs.report.text import answer_pattern, cut, highlighted
+from drzero.runs.report.trajectories import Trajectory
+from verl_ext.method.passages import shown_passages
+from verl_ext.method.trajectory import SearchCall
+from verl_ext.method.trajectory import Trajectory as Conversation
+
+# No further tag of the kind in between: of many that are never closed, each would be looked for to the end.
+_TAGGED = re.compile(
+    r"<(think|question|answer)>((?:[^<]++|<(?!/?\1>))*+)</\1>"
+    r"|<(tool_call)>(?:[^<]++|<(?!/?tool_call>))*+</tool_call>"
+)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a turn: thinking, question, answer, or plain text."""
+
+    kind: str
+    text: Markup
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A line of a search's response."""
+
+    text: Markup
+    is_evidence: bool
+    """Whether it has the answer's words."""
+
+
+@dataclass(frozen=True)
+class ShownCall:
+    """A search call and what it showed the model."""
+
+    call: SearchCall
+    passages: list[Passage]
+    raw: str
+
+
+@dataclass(frozen=True)
+class ShownTurn:
+    """A turn in pieces, with its calls."""
+
+    pieces: list[Piece]
+    calls: list[ShownCall]
+    truncated: bool
+    observation: str | None = None
+    """What an environment said after it."""
+
+
+def render(trajectory: Trajectory) -> str:
+    """The trajectory as HTML, everything in it escaped."""
+    source = f"{trajectory.source}, line {trajectory.line}"
+    answers = trajectory.targets or ((trajectory.answer,) if trajectory.answer else ())
+    pattern = answer_pattern(answers[0] if answers else None)
+    document = trajectory.document and highlighted(cut(trajectory.document, source), pattern)
+    return TEMPLATES.get_template("trajectory.html.jinja").render(
+        trajectory=trajectory,
+        source=source,
+        document=document,
+        question=cut(trajectory.question or "", source),
+        answer=cut(trajectory.answer or "", source),
+        parts=explain(trajectory),
+        turns=shown_turns(trajectory.conversation, pattern, source, trajectory.observations),
+        attempts=[
+            (attempt, shown_turns(attempt.conversation, pattern, source)) for attempt in trajectory.attempts
+        ],
+    )
+
+
+def shown_turns(
+    conversation: Conversation,
+    pattern: re.Pattern[str] | None,
+    source: str,
+    observations: Sequence[str | None] = (),
+) -> list[ShownTurn]:
+    """The turns with the answer's words highlighted, long texts cut."""
+    said = observations or [None] * len(conversation.turns)
+    return [
+        ShownTurn(
+            list(_pieces(cut(turn.text, source), pattern)),
+            [_call(call, pattern, source) for call in turn.calls],
+            turn.truncated,
+            after and cut(after, source),
+        )
+        for turn, after in zip(conversation.turns, said, strict=True)
+    ]
+
+
+def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
+    """The tagged stretches and what is between; closed calls are left out, as they follow on their own."""
+    end = 0
+    for found in _TAGGED.finditer(text):
+        if between := text[end : found.start()].strip():
+            yield Piece("text", highlighted(between, pattern))
+        if found[1]:
+            yield Piece(found[1], highlighted(found[2].strip(), pattern))
+        end = found.end()
+    if rest := text[end:].strip():
+        yield Piece("text", highlighted(rest, pattern))
+
+
+def _call(call: SearchCall, pattern: re.Pattern[str] | None, source: str) -> ShownCall:
+    response = cut(call.response or "", source)
+    passages = set(shown_passages(response))
+    lines = [
+        Passage(highlighted(line, pattern), line in passages and bool(pattern and pattern.search(line)))
+        for line in response.splitlines()
+    ]
+    return ShownCall(call, lines, cut(call.raw, source))

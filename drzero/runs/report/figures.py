@@ -1,0 +1,138 @@
+"""A run's trajectories added up by step: means and shares with their 95 % intervals.
+
+    tally = Tally()
+    tally.add(trajectory)                   # each one, in any order
+    tally.means("difficulty")               # [Estimate(step=1, name="difficulty", mean=…, low=…), …]
+
+The interval of a mean is Student's, that of a share Wilson's. Both take a step's trajectories as independent,
+though they share weights and prompts: they say nothing about another seed. Rows that do not count are left
+out.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+
+from scipy import stats
+
+from drzero.runs.report.trajectories import Trajectory
+from drzero.stages.scores import LEVEL, wilson
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or a share at one step, with its interval; without an interval from fewer than two values."""
+
+    step: int
+    name: str
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+class Tally:
+    """Values by step, of the trajectories that count."""
+
+    def __init__(self) -> None:
+        self.trajectories = 0
+        self.invalid = 0
+        self._values: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._flags: dict[tuple[str, int, int], list[bool]] = defaultdict(list)
+        self._solved: Counter[tuple[int, int, int]] = Counter()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count one trajectory."""
+        self.trajectories += 1
+        if not trajectory.valid or trajectory.score is None:
+            self.invalid += 1
+            return
+        step, hop, reward = trajectory.step or 0, trajectory.hop, trajectory.reward
+        for name, value in {"reward": trajectory.score, **trajectory.parts}.items():
+            self._values[name, step].append(value)
+        if reward.get("k") is not None:
+            self._solved[step, int(reward["k"]), int(reward["n"])] += 1
+        for name, flag in _flags(trajectory, trajectory.score).items():
+            self._flags[name, hop, step].append(flag)
+
+    @property
+    def names(self) -> list[str]:
+        """The values that some trajectory has: its reward, and the parts of it."""
+        return list(dict.fromkeys(name for name, _ in self._values))
+
+    def means(self, name: str) -> list[Estimate]:
+        """The mean of a value at each step."""
+        return [
+            Estimate(step, name, *mean_interval(values), len(values))
+            for (of, step), values in sorted(self._values.items())
+            if of == name
+        ]
+
+    def shares(self, name: str) -> list[Estimate]:
+        """The share of trajectories with a flag at each step, by hop."""
+        return [
+            Estimate(step, hops(hop), sum(flags) / len(flags), *wilson(sum(flags), len(flags)), len(flags))
+            for (of, hop, step), flags in sorted(self._flags.items())
+            if of == name
+        ]
+
+    def solved(self) -> list[dict[str, float]]:
+        """At each step, the share of the questions tried that k of n attempts answered right."""
+        tried: Counter[int] = Counter()
+        for (step, _, _), count in self._solved.items():
+            tried[step] += count
+        sizes = {(step, n) for step, _, n in self._solved}
+        return [
+            {
+                "step": step,
+                "k": k,
+                "n": n,
+                "questions": (c := self._solved[step, k, n]),
+                "share": c / tried[step],
+            }
+            for step, n in sorted(sizes)
+            for k in range(n + 1)
+        ]
+
+
+def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:
+    """What a trajectory did or not. An environment may have other tools than a search, and pay in parts."""
+    reward = trajectory.reward
+    if "success" in reward:
+        return {"solved": bool(reward["success"])}
+    searched = {"searched": bool(trajectory.conversation.searches)}
+    if "integrity" in reward:
+        return searched | {"valid": bool(reward["integrity"])}
+    return searched | {"right": score > 0}
+
+
+def hops(hop: int) -> str:
+    """A hop count as a legend has it."""
+    return f"{hop} hop{'s' * (hop != 1)}" if hop else "no hops given"
+
+
+def mean_interval(values: list[float]) -> tuple[float, float | None, float | None]:
+    """The mean and the two ends of Student's interval; no ends for a single value."""
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n < 2:
+        return mean, None, None
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * deviation / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def thinned(
+    rows: Iterable[Mapping[str, float]], time: str, value: str, at_most: int = 240
+) -> list[tuple[float, float]]:
+    """About so many points of a series: the smallest and the largest value of each stretch, in order."""
+    points = [
+        (float(row[time]), float(row[value])) for row in rows if isinstance(row.get(value), (int, float))
+    ]
+    if len(points) <= at_most:
+        return points
+    size = -(-len(points) * 2 // at_most)
+    stretches = (points[i : i + size] for i in range(0, len(points), size))
+    ends = ({min(s, key=itemgetter(1)), max(s, key=itemgetter(1))} for s in stretches)
+    return [point for pair in ends for point in sorted(pair)]

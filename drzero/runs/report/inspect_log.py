@@ -1,0 +1,174 @@
+"""A run's trajectories in the log format of Inspect AI, which `inspect view` opens (version 2, a JSON file).
+
+    write_log(RunFolder(folder))            # RUN_DIR/inspect/2026-11-23T05-40-53_demo.json
+
+A sample is a trajectory: its messages with thinking, calls and passages; its reward and the parts as scores;
+the solver's attempts in its metadata. One that does not count has an error in place of scores. Texts are
+whole. The package that reads it is no part of this project's environment.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from drzero.ops.files import atomic_path
+from drzero.runs.report.figures import Tally
+from drzero.runs.report.reasons import explain
+from drzero.runs.report.run_folder import NotARun, Record, RunFolder
+from drzero.runs.report.trajectories import Attempt, Trajectory, Unreadable, read_trajectories
+from verl_ext.method.trajectory import SearchCall, Turn
+from verl_ext.method.trajectory import Trajectory as Conversation
+
+FOLDER = "inspect"
+_THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+_HALVES = re.compile("[\ud800-\udfff]")  # of surrogate pairs: readers of the format refuse them
+
+
+def write_log(run: RunFolder) -> Path:
+    """Write the log into the run's folder, over an earlier one; raises NotARun without trajectories."""
+    tally, unreadable = Tally(), Unreadable()
+    for trajectory in read_trajectories(run, unreadable):
+        tally.add(trajectory)
+    if not tally.trajectories:
+        raise NotARun(f"{run.folder} has no trajectory to export: give the folder of a stage that has run")
+    began = datetime.fromtimestamp(min((e["time"] for e in (*run.events, *run.beats)), default=0.0), UTC)
+    path = run.folder / FOLDER / f"{began:%Y-%m-%dT%H-%M-%S}_{run.name}.json"
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        head = json.dumps(_header(run, tally, began), indent=1)
+        file.write(head.removesuffix("\n}") + ',\n "samples": [\n')
+        for number, trajectory in enumerate(read_trajectories(run, unreadable)):
+            file.write(
+                (",\n" if number else "")
+                + _HALVES.sub("\ufffd", json.dumps(_sample(trajectory), ensure_ascii=False))
+            )
+        file.write("\n]}\n")
+    return path
+
+
+def _header(run: RunFolder, tally: Tally, began: datetime) -> Record:
+    """What the log says of the run as a whole."""
+    counted = tally.trajectories - tally.invalid
+    rewards = tally.means("reward")
+    mean = sum(estimate.mean * estimate.n for estimate in rewards) / counted if counted else 0.0
+    ended = began + timedelta(seconds=run.seconds or 0.0)
+    metrics = {"mean": {"name": "mean", "value": mean}}
+    model = (
+        run.setting("actor_rollout_ref.model.path") or run.setting("challenger") or run.report.get("model")
+    )
+    return {
+        "version": 2,
+        "status": "success" if run.ending.state == "finished" else "started" if run.is_running else "error",
+        "eval": {
+            "created": began.isoformat(),
+            "task": run.name,
+            "task_id": run.name,
+            "run_id": run.name,
+            "dataset": {"name": run.name, "samples": tally.trajectories, "shuffled": False},
+            "model": str(model or "unknown"),
+            "config": {},
+            "metadata": {"stage": run.kind, "command": run.command, "versions": run.versions},
+        },
+        "plan": {"name": run.kind, "steps": [], "config": {}},
+        "results": {
+            "total_samples": tally.trajectories,
+            "completed_samples": counted,
+            "scores": [{"name": "reward", "scorer": "reward", "scored_samples": counted, "metrics": metrics}],
+        },
+        "stats": {"started_at": began.isoformat(), "completed_at": ended.isoformat(), "model_usage": {}},
+    } | ({} if run.ending.state == "finished" or run.is_running else {"error": _error(run.ending.sentence)})
+
+
+def _sample(trajectory: Trajectory) -> Record:
+    """A trajectory as a sample."""
+    messages = list(_messages(trajectory.conversation, trajectory.observations))
+    sample: Record = {
+        "id": trajectory.key,
+        "epoch": 1,
+        "input": trajectory.document or trajectory.question or "",
+        "target": list(trajectory.targets) or trajectory.answer or "",
+        "messages": messages,
+        "output": _output(messages),
+        "metadata": {
+            "step": trajectory.step,
+            "hop": trajectory.hop,
+            "question": trajectory.question,
+            "source": f"{trajectory.source}:{trajectory.line}",
+            "reasons": list(trajectory.reasons),
+            "attempts": [_attempt(attempt) for attempt in trajectory.attempts],
+        },
+        "turn_count": len(trajectory.conversation.turns),
+    }
+    if trajectory.valid and trajectory.score is not None:
+        why = {part.name: part.reason for part in explain(trajectory)}
+        total: Record = {
+            "value": trajectory.score,
+            "answer": trajectory.answer,
+            "explanation": why.get("reward"),
+        }
+        parts = {name: {"value": v, "explanation": why.get(name)} for name, v in trajectory.parts.items()}
+        sample["scores"] = {"reward": total, **parts}
+    else:
+        sample["error"] = _error(str(trajectory.reward.get("reason_invalid") or "a service failed"))
+    return sample
+
+
+def _attempt(attempt: Attempt) -> Record:
+    return {
+        "answer": attempt.answer,
+        "right": attempt.right,
+        "failure": attempt.failure,
+        "searches": attempt.searches,
+        "turns": [turn.text for turn in attempt.conversation.turns],
+    }
+
+
+def _messages(conversation: Conversation, observations: Sequence[str | None]) -> Iterator[Record]:
+    """The turns as assistant messages, each followed by what its calls showed and the environment said."""
+    for place, turn in enumerate(conversation.turns):
+        yield _assistant(turn, place)
+        for number, call in enumerate(turn.calls):
+            yield _tool(call, f"call_{place}_{number}")
+        if observations and (said := observations[place]) is not None:
+            yield {"role": "user", "content": said}
+
+
+def _assistant(turn: Turn, place: int) -> Record:
+    thinking = _THINKING.match(turn.text)
+    content: list[Record] = [{"type": "text", "text": turn.text[thinking.end() if thinking else 0 :].strip()}]
+    if thinking:
+        content.insert(0, {"type": "reasoning", "reasoning": thinking[1].strip()})
+    calls = [
+        {
+            "id": f"call_{place}_{number}",
+            "function": "search",
+            "arguments": {"query_list": list(call.queries or ())},
+            "parse_error": None if call.valid else call.error,
+        }
+        for number, call in enumerate(turn.calls)
+    ]
+    return {"role": "assistant", "source": "generate", "content": content, "tool_calls": calls or None}
+
+
+def _tool(call: SearchCall, identity: str) -> Record:
+    message: Record = {
+        "role": "tool",
+        "content": call.response or "",
+        "tool_call_id": identity,
+        "function": "search",
+    }
+    if call.failed or not call.valid:
+        kind = "unknown" if call.failed else "parsing"
+        message["error"] = {"type": kind, "message": call.error or "the call was not answered"}
+    return message
+
+
+def _output(messages: list[Record]) -> Record:
+    last = next((message for message in reversed(messages) if message["role"] == "assistant"), None)
+    return {"model": "policy", "choices": [{"message": last, "stop_reason": "stop"}] if last else []}
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"message": message, "traceback": "", "traceback_ansi": ""}

@@ -1,0 +1,218 @@
+"""The page: sections, charts and trajectories of a run in one HTML file that loads nothing.
+
+    html = make_page(RunFolder(folder))
+
+Nothing from a run is ever executed: text is escaped (`templates`), data stands in JSON blocks without a `<`,
+and the page's own policy lets only the two scripts run whose hashes it names, and lets none of them connect.
+"""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from omegaconf import OmegaConf
+
+from data.examples import Examples
+from drzero.preflight.machine import declared_machine
+from drzero.recipe.compose import RESOLVED
+from drzero.recipe.rates import RATES_DATE
+from drzero.runs.report import loop
+from drzero.runs.report.charts import Chart, page_spec, training_charts
+from drzero.runs.report.checklist import component_states, training_checks
+from drzero.runs.report.figures import Tally
+from drzero.runs.report.run_folder import MANIFEST, RunFolder
+from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
+from drzero.runs.report.templates import FOLDER, TEMPLATES
+from drzero.runs.report.text import visible
+from drzero.runs.report.trajectories import Unreadable, read_trajectories, trajectory_files
+from drzero.runs.report.vega import vega
+from drzero.stages.examples import read_examples
+from drzero.stages.preview_report import cost_lines
+
+
+@dataclass(frozen=True)
+class Live:
+    """A page that is served while its run continues: it asks for `version` and reloads when that differs."""
+
+    version: str
+
+
+def make_page(run: RunFolder, live: Live | None = None) -> str:
+    """The run's report as HTML."""
+    table, tally, unreadable = _read(run)
+    charts = _charts(run, tally)
+    scripts = [vega(), (FOLDER / "page.js").read_text(encoding="utf-8")]
+    data = {
+        "columns": table.columns,
+        "rows": table.rows,
+        "pack_size": PACK_SIZE,
+        "charts": {chart.name: page_spec(chart) for chart in charts},
+        "version": live.version if live else None,
+    }
+    return TEMPLATES.get_template("page.html.jinja").render(
+        run=run,
+        facts=_facts(run, table),
+        charts=charts,
+        checks=training_checks(run, tally) if run.kind == "training" else [],
+        components=component_states(run),
+        stages=loop.stages(run),
+        scores=loop.score_rows(run),
+        changes=loop.score_changes(run),
+        gates=[outcome for folder in _syntheses(run) for outcome in loop.gate_outcomes(folder)],
+        examples=_examples(run),
+        preview=run.report if run.kind == "preview" and "cost" in run.report else None,
+        preview_cost=list(cost_lines(run.report)) if run.kind == "preview" and "cost" in run.report else [],
+        table=table,
+        unreadable=unreadable.lines,
+        data=embedded_json(data),
+        css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
+        scripts=[Markup(script) for script in scripts],
+        policy=_policy(scripts, live),
+    )
+
+
+def waiting_page(reason: str) -> str:
+    """A page for a folder without a run, which asks again every few seconds."""
+    template = TEMPLATES.from_string(
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
+        "<title>waiting</title><p>{{ reason }}</p></html>"
+    )
+    return template.render(reason=reason)
+
+
+def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, Unreadable]:
+    """Every trajectory of the run, of a loop those of all its stages, in one pass over the files."""
+    parts = loop.stage_runs(run) if run.kind == "loop" else [run]
+    table = TrajectoryTable(sum(_lines(path) for part in parts for path in trajectory_files(part)))
+    tally, unreadable = Tally(), Unreadable()
+    for part in parts:
+        for trajectory in read_trajectories(part, unreadable):
+            tally.add(trajectory)
+            if part is not run:
+                source = f"../{part.name}/{trajectory.source}"
+                trajectory = replace(trajectory, stage=part.name, source=source)
+            table.add(trajectory)
+    table.finish()
+    return table, tally, unreadable
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def _charts(run: RunFolder, tally: Tally) -> list[Chart]:
+    if run.kind == "training":
+        return training_charts(run, tally)
+    return [*loop.score_charts(run), *loop.synthesis_charts(_syntheses(run))]
+
+
+def _syntheses(run: RunFolder) -> list[Path]:
+    """The folders of the syntheses, or of the preview, that the page is about."""
+    parts = loop.stage_runs(run) if run.kind == "loop" else [run]
+    return [part.folder for part in parts if part.kind in ("synthesize", "preview")]
+
+
+def _examples(run: RunFolder) -> list[tuple[str, Examples]]:
+    """The questions to read, by stage; of a loop those of all its stages, the last ones first."""
+    parts = loop.stage_runs(run)[::-1] if run.kind == "loop" else [run]
+    found = ((part.name, read_examples(part.folder)) for part in parts)
+    return [(name, examples) for name, examples in found if examples]
+
+
+def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
+    """The head of the page: what ran, on what, how it ended, what it cost, how to repeat it."""
+    seconds = run.seconds
+    tokens = run.result.get("tokens")
+    first = run  # of a loop, the stage whose config has the model and the machine that it began with
+    if run.kind == "loop":
+        stages = loop.stages(run)
+        seconds, tokens = math.fsum(s.seconds for s in stages), sum(s.tokens for s in stages)
+        first = next(iter(loop.stage_runs(run)), run)
+    facts = {
+        "run": run.name,
+        "stage": {"hrpo": "challenger (HRPO)", "grpo": "solver (GRPO)", "environment": "train (GRPO)"}.get(
+            str(run.setting("method")), run.kind
+        ),
+        "model": first.setting("actor_rollout_ref.model.path")
+        or first.report.get("model")
+        or first.setting("challenger"),
+        "machine": _machine(first),
+        "engine": first.setting("actor_rollout_ref.rollout.name") or first.setting("solver.engine"),
+        "took": _duration(seconds),
+        "tokens": f"{tokens:,}" if isinstance(tokens, int) and tokens else None,
+        "cost": _cost(run, first.config, seconds),
+        "trajectories": f"{table.total:,}" if table.total else None,
+        "command": run.command,
+        "config as run": f"{RESOLVED}.yaml" if run.config else None,
+        "manifest": MANIFEST if run.kind == "loop" else None,
+        "versions": loop.versions(run) if run.kind == "loop" else run.versions,
+        "folder": str(run.folder),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _machine(run: RunFolder) -> str | None:
+    device, gpus, nodes = (run.setting(f"machine.{key}") for key in ("device", "gpus", "nodes"))
+    if device is None:
+        return None
+    gpu = run.setting("compute.type") or run.setting("machine.gpu") or "GPU"
+    one = "no GPU" if device == "cpu" else f"{run.setting('compute.count') or gpus} × {gpu}"
+    return f"{nodes} machines with {one}" if (nodes or 1) > 1 else one
+
+
+def _cost(run: RunFolder, config: Mapping[str, Any], seconds: float | None) -> str | None:
+    """By the launcher's record, else by the table of prices for a machine that has one."""
+    if run.spent_usd is not None:
+        return f"${run.spent_usd:.2f} for all its launches"
+    declared = {name: config[name] for name in ("compute", "machine") if name in config}
+    if not seconds or len(declared) < 2:
+        return None
+    rate = declared_machine(OmegaConf.create(declared), starting=True).usd_per_hour
+    return (
+        f"${rate * seconds / 3600:.2f} at ${rate:.2f} an hour (prices of {RATES_DATE}), pauses included"
+        if rate
+        else None
+    )
+
+
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.1f} minutes"
+
+
+def embedded_json(data: Mapping[str, Any]) -> Markup:
+    """JSON that can stand in a script block: in ASCII and without a `<`."""
+    text = json.dumps(_plain(data), separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _plain(value: Any) -> Any:
+    """The value with text made visible, and null for numbers that JSON lacks."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _policy(scripts: Sequence[str], live: Live | None) -> str:
+    """The content security policy: no other script, no connection but a live page's to its server."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    connects = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {connects}; base-uri 'none'; form-action 'none'"
+    )

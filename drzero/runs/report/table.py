@@ -1,0 +1,136 @@
+"""The trajectories of a page: a row each for its table, and their conversations packed for the browser.
+
+    table = TrajectoryTable(expected=12_800)
+    table.add(trajectory)                   # each one, once
+    table.finish()
+    table.columns, table.rows, table.packs
+
+A conversation is HTML of some 30 kB, so they are packed 32 at a time with gzip, which a browser undoes when a
+row is opened. A page has at most ROW_LIMIT rows and PACK_LIMIT bytes of packs. Of more trajectories every
+second, third … is kept, and of more packs every second, fourth …, so that all parts of a run have some; the
+others stay in the run's files, and the page says so.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from drzero.runs.report.conversation import render
+from drzero.runs.report.trajectories import PARTS, Trajectory
+
+ROW_LIMIT = 20_000
+PACK_LIMIT = 48 << 20
+"""Bytes of packed conversations, in base64."""
+PACK_SIZE = 32
+_LONGEST_CELL = 300
+
+_FIRST = ("stage", "step", "hop", "score", "question", "answer", "failures")
+_COLUMNS = (*_FIRST, "attempts_right", *PARTS, "turns", "searches")
+_PLACE = ("source", "line", "place")
+
+
+class TrajectoryTable:
+    """Rows in the order given; only the columns that some row fills are kept."""
+
+    def __init__(self, expected: int, *, row_limit: int = ROW_LIMIT, pack_limit: int = PACK_LIMIT) -> None:
+        """`expected` trajectories will be added."""
+        self._pack_limit = pack_limit
+        self._row_every = max(-(-expected // row_limit), 1)
+        self._open_every = self._row_every
+        self._rows: list[dict[str, Any]] = []
+        self._pending: list[str] = []
+        self.packs: list[str] = []
+        """Each the base64 of a gzipped JSON list of conversations, PACK_SIZE of them but in the last."""
+        self.total = 0
+        """All trajectories, with those left out."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Add one, as far as the limits allow."""
+        number, self.total = self.total, self.total + 1
+        if number % self._row_every:
+            return
+        row = _cells(trajectory)
+        self._rows.append(row)
+        if number % self._open_every == 0:
+            row["place"] = len(self.packs) * PACK_SIZE + len(self._pending)
+            self._pending.append(render(trajectory))
+            if len(self._pending) == PACK_SIZE:
+                self._pack()
+
+    def finish(self) -> None:
+        """Pack what is left; nothing can be added afterwards."""
+        if self._pending:
+            self._pack()
+
+    @property
+    def opened(self) -> int:
+        """Rows whose conversation is in the page."""
+        return sum(row.get("place") is not None for row in self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that some row fills."""
+        # An environment's rewards have parts of their own.
+        others = dict.fromkeys(name for row in self._rows for name in row if name not in (*_COLUMNS, *_PLACE))
+        return [
+            name
+            for name in (*_COLUMNS, *others)
+            if any(row.get(name) not in (None, "") for row in self._rows)
+        ]
+
+    @property
+    def rows(self) -> list[Sequence[Any]]:
+        """The cells of each row; at the end its file, its line there, and its place in the packs or null."""
+        columns = [*self.columns, *_PLACE]
+        return [[row.get(name) for name in columns] for row in self._rows]
+
+    def _pack(self) -> None:
+        data = gzip.compress(json.dumps(self._pending).encode(), compresslevel=6, mtime=0)
+        self.packs.append(base64.b64encode(data).decode())
+        self._pending = []
+        while len(self.packs) > 1 and sum(map(len, self.packs)) > self._pack_limit:
+            self._leave_out_every_second()
+
+    def _leave_out_every_second(self) -> None:
+        """Of the packs, and of the conversations to come."""
+        self.packs = self.packs[::2]
+        self._open_every *= 2
+        for row in self._rows:
+            if (place := row.get("place")) is not None:
+                pack, inside = divmod(place, PACK_SIZE)
+                row["place"] = None if pack % 2 else pack // 2 * PACK_SIZE + inside
+
+
+def _cells(trajectory: Trajectory) -> dict[str, Any]:
+    reward = trajectory.reward
+    k = reward.get("k")
+    cells: dict[str, Any] = {
+        "stage": trajectory.stage,
+        "step": trajectory.step,
+        "hop": trajectory.hop or None,
+        "score": trajectory.score if trajectory.valid else None,
+        # A part may be named as a column is.
+        **{name: part for name, part in trajectory.parts.items() if name not in (*_FIRST, *_PLACE, "turns")},
+        "attempts_right": None if k is None else int(k),
+        "turns": len(trajectory.conversation.turns),
+        "searches": len(trajectory.conversation.searches),
+        "failures": ", ".join(trajectory.failures),
+        "question": trajectory.question,
+        "answer": trajectory.answer,
+        "source": trajectory.source,
+        "line": trajectory.line,
+    }
+    return {name: _cell(value) for name, value in cells.items()}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, str):
+        return value[:_LONGEST_CELL] + "…" if len(value) > _LONGEST_CELL else value
+    return value

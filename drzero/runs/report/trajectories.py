@@ -1,0 +1,268 @@
+"""The trajectories of a run as one kind of record: rollouts, synthesized samples, evaluation answers.
+
+    for trajectory in read_trajectories(run):
+        trajectory.step, trajectory.parts["difficulty"], trajectory.failures
+
+Files are read line by line: they may be longer than the memory holds. docs/dumps.md has their format.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data.parquet_io import read_parquet
+from data.solver_rows import REJECTS, TRAIN, VAL
+from drzero.runs.report.run_folder import Record, RunFolder
+from drzero.stages.result import FOUND, SAMPLES
+from drzero.stages.scores import ANSWERS
+from verl_ext.method.challenger_reward import extract_pair
+from verl_ext.method.trajectory import Trajectory as Conversation
+
+PARTS = ("difficulty", "format", "think", "tool", "answer_part", "f1")
+"""Parts of a reward that the table has columns for."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One solver attempt at a challenger's question."""
+
+    conversation: Conversation
+    answer: str | None
+    right: bool
+    failure: str | None
+    searches: int
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One conversation, what it was scored for, and where it stands in the run's files."""
+
+    source: str
+    """The file, relative to the run's folder."""
+    line: int
+    """Its line there, from 1."""
+    key: str
+    conversation: Conversation
+    step: int | None = None
+    hop: int = 0
+    score: float | None = None
+    valid: bool = True
+    """False if a service failed: it is in no statistic."""
+    reward: Record = field(default_factory=dict)
+    """All that the reward function returned."""
+    question: str | None = None
+    answer: str | None = None
+    targets: tuple[str, ...] = ()
+    """Accepted answers, where the file has them."""
+    doc_id: str | None = None
+    document: str | None = None
+    attempts: tuple[Attempt, ...] = ()
+    observations: tuple[str | None, ...] = ()
+    """What an environment said after each turn, besides the answers of its tools."""
+    reasons: tuple[str, ...] = ()
+    """Why a gate refused the pair, or why the sample was taken."""
+    stage: str = ""
+    """The run that it is of, where a page shows several."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts of its reward by name."""
+        known = [(name, self.reward.get(name)) for name in PARTS]
+        known += dict(self.reward.get("parts") or {}).items()  # of an environment's
+        return {name: float(value) for name, value in known if isinstance(value, (int, float))}
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong in it, each in a few words; several may apply."""
+        calls = self.conversation.calls
+        found = [] if self.valid else ["not counted: a service failed"]
+        if fault := self.reward.get("integrity_fault"):
+            found.append(str(fault).replace("_", " "))
+        if refused := self.reward.get("refused"):
+            found.append(f"not tried: {str(refused).partition(':')[0].replace('_', ' ')}")
+        if self.reward.get("undeclared_calls"):
+            found.append("a call of no tool")
+        if any(call.failed for call in calls):
+            found.append("a search failed")
+        if any(not call.valid for call in calls):
+            found.append("an invalid call")
+        if any(turn.truncated for turn in self.conversation.turns):
+            found.append("a turn cut off")
+        if any(attempt.failure for attempt in self.attempts):
+            found.append("an attempt failed")
+        return [*found, *sorted({reason.partition(":")[0] for reason in self.reasons if ": " in reason})]
+
+
+@dataclass
+class Unreadable:
+    """Lines that hold no trajectory, such as the last one of a killed run."""
+
+    lines: list[str] = field(default_factory=list)
+    """Where they are, as FILE:LINE."""
+
+
+def trajectory_files(run: RunFolder) -> list[Path]:
+    """The files that hold a run's trajectories, in order."""
+    if run.kind == "training":
+        return sorted((run.folder / "dumps").glob("step_*.jsonl"))
+    names = {"evaluate": ANSWERS, "synthesize": SAMPLES, "preview": SAMPLES}
+    return [path for path in [run.folder / names.get(run.kind, "")] if path.is_file()]
+
+
+def read_trajectories(run: RunFolder, unreadable: Unreadable) -> Iterator[Trajectory]:
+    """Every trajectory in the order of the files; what cannot be read is added to `unreadable`."""
+    parse: Callable[..., Trajectory] = _rollout if run.kind in ("training", "preview") else _answer
+    if run.kind == "synthesize":
+        parse = partial(_sample, _fates(run.folder))
+    elif run.kind == "preview":
+        parse = partial(_previewed, _gate_verdicts(run.folder))
+    for path in trajectory_files(run):
+        source = path.relative_to(run.folder).as_posix()
+        with path.open("rb") as file:
+            for line, raw in enumerate(file, 1):
+                try:
+                    record = json.loads(raw)
+                    if "trajectory" in record:  # a journal begins with its conditions
+                        yield parse(record, source=source, line=line)
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    unreadable.lines.append(f"{source}:{line}")
+
+
+def _rollout(record: Record, **at: Any) -> Trajectory:
+    """A line of a training run's dump."""
+    reward = dict(record["reward"])
+    return Trajectory(
+        **at,
+        key=str(record["key"]),
+        conversation=_conversation(record["trajectory"]),
+        observations=_observations(record["trajectory"]),
+        step=int(record["step"]),
+        hop=int(record["hop"] or 0),
+        score=float(reward["score"]),
+        valid=bool(reward.get("valid", True)),
+        reward=reward,
+        question=record.get("question"),
+        answer=reward.get("answer"),
+        targets=tuple(record.get("targets") or ()),
+        doc_id=record.get("doc_id"),
+        document=record.get("document"),
+        attempts=tuple(map(_attempt, record.get("attempts") or ())),
+    )
+
+
+def _conversation(record: Mapping[str, Any]) -> Conversation:
+    """The turns; a call of an environment's own tool is a search call whose query is the call."""
+    turns = []
+    for turn in record["turns"]:
+        calls = [
+            call | {"queries": [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})"]}
+            if "undeclared" in call and call["error"] is None
+            else call
+            for call in turn["calls"]
+        ]
+        turns.append(turn | {"calls": calls})
+    return Conversation.from_dict({"turns": turns})
+
+
+def _observations(record: Mapping[str, Any]) -> tuple[str | None, ...]:
+    return tuple(turn.get("observation") for turn in record["turns"]) if "opening" in record else ()
+
+
+def _attempt(record: Mapping[str, Any]) -> Attempt:
+    conversation = Conversation.from_dict(record["trajectory"])
+    failure = None if record["finished"] else str(record["failure"] or "unfinished")
+    return Attempt(conversation, record["answer"], bool(record["right"]), failure, int(record["searches"]))
+
+
+def _answer(record: Record, **at: Any) -> Trajectory:
+    """A line of an evaluation's journal."""
+    return Trajectory(
+        **at,
+        key=str(record["key"]),
+        conversation=_conversation(record["trajectory"]),
+        observations=_observations(record["trajectory"]),
+        hop=int(record.get("hop") or 0),
+        score=float(record["right"]),
+        reward={name: record[name] for name in ("f1", "parts", "undeclared_calls") if name in record},
+        # An environment's rows have no question and no answer, but an id.
+        question=record.get("question", record["key"]),
+        answer=record.get("answer"),
+        targets=tuple(map(str, record.get("targets", ()))),
+        doc_id=str(record["benchmark"]),
+    )
+
+
+def _gate_verdicts(folder: Path) -> dict[int, tuple[str, ...]]:
+    """What the gates said of each question of a preview."""
+    path = folder / FOUND
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()
+    found = (json.loads(line) for line in lines)
+    return {
+        int(each["prompt_index"]): tuple(each["reasons"]) or ("passed every gate",) * bool(each["accepted"])
+        for each in found
+    }
+
+
+def _previewed(verdicts: Mapping[int, tuple[str, ...]], record: Record, **at: Any) -> Trajectory:
+    """A line of a preview's journal: scored as in training, and judged by the gates."""
+    return replace(_rollout(record, **at), reasons=verdicts.get(int(record["prompt_index"]), ()))
+
+
+@dataclass(frozen=True)
+class _Fate:
+    """What became of a sample's prompt."""
+
+    hop: int
+    doc_id: str | None
+    document: str | None = None
+    refused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Reasons by the sample's number; empty for a prompt that gave a pair."""
+    taken: str | None = None
+    """The question that went into the solver's data."""
+
+
+def _fates(folder: Path) -> dict[int, _Fate]:
+    """What became of each prompt, from the rejects and the solver's data."""
+    fates = {}
+    for name in (TRAIN, VAL):
+        if (folder / name).is_file():
+            for info in read_parquet(folder / name, ["extra_info"]).column("extra_info").to_pylist():
+                fates[int(info["index"])] = _Fate(
+                    int(info["hop"]), info["doc_id"], info["document"], taken=info["question"]
+                )
+    rejects = folder / REJECTS
+    for line in rejects.read_text(encoding="utf-8").splitlines() if rejects.is_file() else ():
+        record = json.loads(line)
+        refused = {int(sample["sample"]): tuple(sample["reasons"]) for sample in record["samples"]}
+        fates[int(record["prompt_index"])] = _Fate(int(record["hop"]), record["doc_id"], refused=refused)
+    return fates
+
+
+def _sample(fates: Mapping[int, _Fate], record: Record, **at: Any) -> Trajectory:
+    """A line of synthesize's journal; its score is 1 for the sample that went into the solver's data."""
+    index, number = int(record["prompt_index"]), int(record["sample"])
+    conversation = Conversation.from_dict(record["trajectory"])
+    question, answer = extract_pair(conversation)
+    fate = fates.get(index, _Fate(0, None))
+    is_taken = fate.taken is not None and question == fate.taken
+    reasons = fate.refused.get(number, ())
+    if fate.taken is not None:
+        reasons = (
+            ("taken into the solver's data",) if is_taken else ("another sample of its prompt was taken",)
+        )
+    return Trajectory(
+        **at,
+        key=f"{index}/{number}",
+        conversation=conversation,
+        step=index,
+        hop=fate.hop,
+        score=float(is_taken),
+        question=question,
+        answer=answer,
+        doc_id=fate.doc_id,
+        document=fate.document,
+        reasons=reasons,
+    )

@@ -1,0 +1,144 @@
+"""A run's report served on loopback while the run continues: the page reloads when the files have changed.
+
+    serve_report(folder, port=0)            # until Ctrl-C; 0 takes a free port
+
+`/NAME/` is the page, `/NAME/version` what its files are like now; the files that the page links to are served
+as text. A folder that holds no run yet has a page that waits for it. Requests that do not name this machine
+are refused: a page from elsewhere could reach it by a name of its own.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from urllib.parse import quote, unquote, urlsplit
+
+from drzero.ops.process.lock import lock_is_held
+from drzero.runs.report.loop import stage_runs
+from drzero.runs.report.page import Live, make_page, waiting_page
+from drzero.runs.report.run_folder import NotARun, RunFolder
+
+_WATCHED = ("*.json", "*.jsonl", "resolved.yaml", "logs/events.jsonl", "dumps/*.jsonl", "metrics/*.jsonl")
+_LINKED = (".json", ".jsonl", ".yaml", ".html")
+_RESTS = 9
+"""Times as long as a page took to make it is left as it is: at most a tenth of a core is the run's price."""
+
+
+class LivePage:
+    """The page of a folder, made again only when its files have changed, and seldom if that takes long."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._lock = Lock()
+        self._made = ("", b"")
+        self._rests_until = -math.inf
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those that the page is made of: the run's, and of a loop its stages' as well; none before a run."""
+        try:
+            run = RunFolder(self.folder)
+            return [self.folder, *(part.folder for part in stage_runs(run))]
+        except NotARun:
+            return []
+
+    def version(self) -> str:
+        """Changes with the size or time of any file that the page is made of, but not while it rests.
+
+        And when the run begins or ends: one that is killed leaves no file for it.
+        """
+        if self._clock() < self._rests_until:
+            return self._made[0]
+        files = sorted(path for folder in self.folders for name in _WATCHED for path in folder.glob(name))
+        known: list[object] = [lock_is_held(self.folder / "lock")]
+        for path in files:
+            with suppress(FileNotFoundError):  # a run that starts again removes some
+                status = path.stat()
+                known.append((str(path), status.st_size, status.st_mtime_ns))
+        return hashlib.sha256(repr(known).encode()).hexdigest()
+
+    def html(self) -> bytes:
+        """The page of the present version."""
+        with self._lock:
+            version = self.version()
+            if self._made[0] != version:
+                began = self._clock()
+                self._made = version, self._page(version).encode()
+                ended = self._clock()
+                self._rests_until = ended + _RESTS * (ended - began)
+            return self._made[1]
+
+    def _page(self, version: str) -> str:
+        try:
+            return make_page(RunFolder(self.folder), Live(version))
+        except NotARun as reason:
+            return waiting_page(f"{reason}: this page waits for it")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET from this machine."""
+
+    def __init__(self, live: LivePage, *arguments: object) -> None:
+        self._live = live
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        """The page, its version, or a file of the run."""
+        with suppress(ConnectionError):  # a browser that reloads does not wait for its last answer
+            self._answer()
+
+    def _answer(self) -> None:
+        host, path = self.headers.get("Host", "").partition(":")[0], unquote(urlsplit(self.path).path)
+        if host not in ("127.0.0.1", "localhost"):
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif path == f"/{self._live.folder.name}/":
+            self._send(self._live.html(), "text/html")
+        elif path == f"/{self._live.folder.name}/version":
+            self._send(self._live.version().encode(), "text/plain")
+        elif (file := self._linked(path)) is not None:
+            self._send(file.read_bytes(), "text/html" if file.suffix == ".html" else "text/plain")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _linked(self, path: str) -> Path | None:
+        """A file that the page may link to; none outside of the folders that it is made of."""
+        file = (self._live.folder.parent / path.lstrip("/")).resolve()
+        is_inside = any(file.is_relative_to(folder) for folder in self._live.folders)
+        return file if is_inside and file.suffix in _LINKED and file.is_file() else None
+
+    def _send(self, body: bytes, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Requests are not logged."""
+
+
+def live_server(live: LivePage, port: int) -> ThreadingHTTPServer:
+    """The server, bound and not yet serving; raises OSError when the port is taken."""
+    return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, live))
+
+
+def serve_report(folder: Path, port: int) -> None:
+    """Serve until interrupted, and print the address; a folder that holds no run yet is waited for."""
+    live = LivePage(folder)
+    with live_server(live, port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/{quote(folder.name)}/"
+        follows = "follows" if live.folders else "waits for a run in"
+        print(f"{address} {follows} {folder}; Ctrl-C ends it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

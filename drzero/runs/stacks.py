@@ -1,0 +1,217 @@
+"""`drzero stacks RUN_DIR`: where every Python process of a live run stands now, grouped, compared by rank.
+
+    drzero stacks outputs/checkpoints/challenger_iter1      # from another terminal than the run's
+    drzero stacks outputs/checkpoints/evolve                # of a loop: the stage that was begun last
+
+It reads what the watchdog reads at a stall, from outside of the run, and writes the same page
+(`RUN_DIR/logs/stacks_001.md`). Nothing is stopped or slowed down: py-spy reads the processes' memory. The
+run is found by its lock, whose holder is the stage's own process; the components are below that.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from drzero.ops.flow.monitor import FLOW_FILE
+from drzero.ops.flow.workers import read_workers
+from drzero.ops.process.child import components_of
+from drzero.ops.process.lock import lock_holder
+from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
+from drzero.ops.resources.sampler import disk_free_gb
+from drzero.ops.watchdog.collect import STAGE, first_error, run_stacks
+from drzero.ops.watchdog.collectives import place_of
+from drzero.ops.watchdog.diagnosis import (
+    UNKNOWN,
+    Diagnosis,
+    Landmarks,
+    ServiceFact,
+    Situation,
+    diagnose,
+    ranks_of,
+)
+from drzero.ops.watchdog.movement import Patience, Stall
+from drzero.ops.watchdog.post_mortem import lasting_stall
+from drzero.ops.watchdog.report import grouped, last_line, next_page, stall_report
+from drzero.recipe.errors import CheckError
+from drzero.runs.report.run_folder import RunFolder
+from drzero.runs.run_folder import last_stage, run_folder
+from drzero.runs.view.run_state import RunFacts, RunFiles, RunState
+from drzero.stages.nodes import read_elsewhere
+from drzero.stages.watch import LANDMARKS, PROGRESS
+
+_DEADLINE_S = 20.0
+"""For all dumps together; a machine whose cores are all at work needs seconds for one."""
+NO_STALL = "no stall"
+
+
+def run_stacks_now(arguments: Sequence[str]) -> None:
+    """Print and write down where a live run stands.
+
+    Raises NotARun for a folder without a run, and CheckError for one that is not running on this machine, or
+    whose processes py-spy may not read.
+    """
+    run = RunFolder(last_stage(run_folder(arguments, "stacks")))
+    began = time.monotonic()
+    look = _look(run, _stage_of(run.folder))
+    diagnosis = look.diagnosis()
+    page = next_page(run.folder / "logs", "stacks")
+    page.parent.mkdir(exist_ok=True)
+    streams = {FLOW_FILE: last_line(run.folder / FLOW_FILE)}
+    seconds = time.monotonic() - began
+    text = stall_report(look.situation, diagnosis, look.landmarks, look.state.usage, streams, seconds)
+    page.write_text(text, encoding="utf-8")
+    _show(arguments[0], look, diagnosis, page, seconds)
+
+
+def _stage_of(folder: Path) -> int:
+    """The pid of the run's own process; raises CheckError where there is none to be read from here."""
+    lock = folder / "lock"
+    pid = lock_holder(lock)
+    if pid is None:
+        raise CheckError(f"{folder} is not running: `drzero diagnose {folder}` has how it ended")
+    try:
+        open_files = list(Path(f"/proc/{pid}/fd").iterdir())
+    except PermissionError:
+        raise CheckError(
+            f"{folder} is run by another user (pid {pid}): py-spy may not attach to the processes; repeat as "
+            "that user or as root"
+        ) from None
+    except OSError:
+        open_files = []
+    # On another machine, or in another container, its number means another process or none.
+    if not any(_is_same(file, lock) for file in open_files):
+        raise CheckError(
+            f"{folder} is run by process {pid} of another machine or container: repeat this there (on Modal: "
+            f"--action stacks {folder.name})"
+        )
+    return pid
+
+
+def _is_same(file: Path, lock: Path) -> bool:
+    try:
+        return os.path.samefile(file, lock)
+    except OSError:  # closed meanwhile, or a socket
+        return False
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is known of a run at this moment."""
+
+    state: RunState
+    situation: Situation
+    landmarks: Landmarks
+    stall: dict[str, Any] | None
+    """The event of a stall that lasts, as the run's own watchdog has reported it."""
+
+    @property
+    def where(self) -> str:
+        """The phase that it is in; of a stage without phases its name."""
+        step = f" of step {self.situation.step}" if self.state.beats else ""
+        return f"{self.situation.phase}{step}"
+
+    def diagnosis(self) -> Diagnosis:
+        """That of the stall; of a run that moves, what a stall that looks like this would be called."""
+        if self.stall is not None:
+            return diagnose(self.situation, self.landmarks)
+        # An error in a log explains a stall only if it came right before it.
+        found = diagnose(replace(self.situation, errors={}), self.landmarks)
+        called = f"would be reported as: {found.sentence} (culprit: {found.culprit})"
+        if found.pattern == UNKNOWN:
+            called = f"would have no known pattern; its suspect would be {found.culprit}"
+        sentence = f"no stall has been reported; one that looks like this {called}"
+        return Diagnosis(NO_STALL, self.where, sentence, found.evidence)
+
+
+def _look(run: RunFolder, stage: int) -> _Look:
+    """Read the stacks, and what the run's files say; raises CheckError if py-spy may read no stack at all."""
+    folder, now = run.folder, time.time()
+    files = RunFiles(folder, RunFacts(run.name))
+    files.poll()
+    state = files.state
+    try:
+        roots = components_of(stage)
+    except psutil.Error:
+        raise CheckError(f"{folder} has ended just now: `drzero diagnose {folder}` has how") from None
+    env = {name: str(value) for name, value in (run.setting("process_env") or {}).items()}
+    there = read_elsewhere(run.setting("machine.ray_address"), env, _DEADLINE_S, native=False)
+    stacks = [*run_stacks(roots, _DEADLINE_S, native=False, stage=stage), *there.stacks]
+    failures = [stack.failure for stack in stacks if stack.failure]
+    if failures and not any(stack.threads for stack in stacks):
+        raise CheckError(
+            f"py-spy can read none of the run's processes ({failures[0]}): repeat as root or with "
+            "CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
+        )
+    main, logs = _logs(folder)
+    stall = lasting_stall(folder)
+    phase = state.phase if main or state.beats else run.kind
+    situation = Situation(
+        phase=phase,
+        step=state.step,
+        stall=_stillness(run, phase, now - (state.phase_began or now), stall, now),
+        stacks=stacks,
+        services=[ServiceFact(name, is_) for name, is_ in state.components.items() if name != main],
+        workers=read_workers(folder / PROGRESS, now, [stack.pid for stack in stacks]),
+        errors={name: line for name, log in logs.items() if (line := first_error(*log)) is not None},
+        disk_free_gb=disk_free_gb(folder),
+        unseen=there.unseen,
+    )
+    # A stage that only asks has no main command: what it does, it does in its own process.
+    return _Look(state, situation, replace(LANDMARKS, driver=main or STAGE), stall)
+
+
+def _stillness(run: RunFolder, phase: str, phase_s: float, stall: dict[str, Any] | None, now: float) -> Stall:
+    """A stall that lasts, as long as it has lasted by now; else that this was only asked for."""
+    if stall is not None:
+        silent = now - stall["time"] + stall["silent_s"]
+        return Stall("phase", stall["phase"], str(stall["text"]), silent, stall["limit_s"])
+    limit = float(run.setting("watchdog.cold_start_s") or Patience().cold_start_s)
+    return Stall("asked", phase, "it was asked for by `drzero stacks`", phase_s, limit)
+
+
+def _logs(folder: Path) -> tuple[str | None, dict[str, tuple[Path, int]]]:
+    """The main command's name, and by component its log with the byte where its last start begins there."""
+    main, logs = None, {}
+    for event in read_json_lines(folder / "logs" / EVENTS_FILE):
+        if event.get("kind") == "start" and event.get("log"):
+            main = event["component"] if "offset" in event else main
+            log = folder / "logs" / Path(event["log"]).name
+            logs[str(event["component"])] = log, int(event.get("offset", 0))
+    return main, logs
+
+
+def _show(name: str, look: _Look, diagnosis: Diagnosis, page: Path, seconds: float) -> None:
+    console = Console(width=110, highlight=False)
+    for line in _lines(name, look, diagnosis, page, seconds):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _lines(name: str, look: _Look, diagnosis: Diagnosis, page: Path, seconds: float) -> Iterator[str]:
+    situation, marks = look.situation, look.landmarks
+    read = sum(bool(stack.threads) for stack in situation.stacks)
+    silent = f"{situation.stall.silent_s:.0f} s"
+    yield f"{name}: {look.where} for {silent}; {read} Python processes, read in {seconds:.1f} s"
+    for line in grouped(situation.stacks, marks):
+        yield f"  {line}"
+    ranks = [f"{marks.who(stack)}: {place_of(stack)}" for stack in ranks_of(situation.stacks, marks)]
+    for line in ranks:
+        yield f"  {line}"
+    for stack in situation.stacks:
+        if stack.failure:
+            yield f"  {marks.who(stack)}, pid {stack.pid}, could not be read: {stack.failure}"
+    rows = [
+        ("verdict", diagnosis.sentence),
+        ("culprit", diagnosis.culprit if look.stall else ""),
+        *(("evidence", line) for line in diagnosis.evidence if line not in ranks),
+        ("what to do", diagnosis.advice),
+        ("page", str(page)),
+    ]
+    for head, text in rows:
+        if text:
+            yield f"  {head:<14}{text}"

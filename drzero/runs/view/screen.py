@@ -1,0 +1,156 @@
+"""Draws the state of a run at any width: where it is, what it learns, its parts, what happened.
+
+screen(state, notices, now, width=80, height=24)    # with height=None all notices, else the last ones
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from drzero.ops.notices import Notice, plain
+from drzero.recipe.metrics import ALARMS, COLUMNS, columns_of, is_training, k_of_n
+from drzero.runs.view.run_state import RunState, shown_s, shown_time
+
+_BARS = "▁▂▃▄▅▆▇█"
+_TREND = 12
+"""Steps of a trend."""
+_TWO_COLUMNS = 76
+"""From this width on, figures stand in two columns."""
+_STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
+_WELL = ("healthy", "running", "starting", "stopped", "ended")
+_LEAST_NOTICES = 3
+_INDENT = 9
+"""Of a notice's further lines: below its component's name."""
+_CONSOLE = Console()
+"""Text is wrapped by one, whatever it prints to."""
+
+
+def screen(state: RunState, notices: Sequence[Notice], now: float, width: int, height: int | None) -> Text:
+    """The whole picture, each line at most `width` cells; what has no room in `height` lines is left out.
+
+    Where the run is comes first; then as many figures and parts as leave room for the last notices.
+    """
+    lines = [_headline(state, now), _times(state, now)]
+    if state.facts.steps:
+        lines.append(_bar(state, width))
+    body = [*_figures(state, width), *_components(state)]
+    if height is None:
+        lines += [*body, *(line for notice in notices for line in _notice(notice, width))]
+    else:
+        lines += body[: max(height - len(lines) - min(len(notices), _LEAST_NOTICES), 0)]
+        lines += _last(notices, width, height - len(lines))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n").join(lines if height is None else lines[:height])
+
+
+def trend(values: Sequence[float]) -> str:
+    """The last values as bars, the lowest of them empty and the highest full; flat ones in the middle."""
+    values = values[-_TREND:]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if high == low:
+        return _BARS[3] * len(values)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
+
+
+def _headline(state: RunState, now: float) -> Text:
+    line = Text(plain(state.facts.name), "bold")
+    where = state.phase
+    if state.facts.steps and state.step:
+        where = f"step {min(state.step, state.facts.steps)} of {state.facts.steps}, {where}"
+    since = state.phase_began
+    if state.ended is not None:
+        where = "ended" if state.phase == "done" else f"ended in {where}"
+    elif since is not None:
+        where += f" for {shown_s(now - since)}"
+    return line.append(f": {where}", "")
+
+
+def _times(state: RunState, now: float) -> Text:
+    parts = []
+    if state.began is not None:
+        parts.append(f"{shown_s((state.ended or now) - state.began)} since its start")
+    if state.ended is None and (left := state.left_s(now)) is not None:
+        parts.append(f"about {shown_s(left)} left, until {shown_time(now + left)}")
+    if usd := state.usd(now):
+        parts.append(f"${usd:.2f} so far")
+    return Text(", ".join(parts) or "waiting for its first sign", "dim")
+
+
+def _bar(state: RunState, width: int) -> Text:
+    done = sum(1 for step in state.metrics.values() if is_training(step))
+    cells = min(width, 60)
+    full = round(cells * min(done / state.facts.steps, 1.0))
+    return Text("━" * full, "green").append("─" * (cells - full), "dim")
+
+
+def _figures(state: RunState, width: int) -> Iterator[Text]:
+    """The figures of the last step, each with its trend; and the solver's k of n of all steps."""
+    trained = [step for step in state.metrics.values() if is_training(step)]
+    if not trained or state.facts.method not in COLUMNS:
+        return
+    cells = []
+    for name, key in columns_of(state.facts.method, state.metrics).items():
+        values = [step[key] for step in state.metrics.values() if key in step]
+        if values:
+            label = plain(name.replace("\n", " "))
+            bad = key in (ALARMS, "drzero/failures/share", "drzero/rollout/token_drift_rate") and values[-1]
+            cell = Text(f"{label:<17}").append(f"{values[-1]:>7.3g} ", "bold red" if bad else "bold")
+            cells.append(cell.append(f"{trend(values):<{_TREND}}", "cyan"))
+    columns = 2 if width >= _TWO_COLUMNS else 1
+    rows = -(-len(cells) // columns)
+    for row in range(rows):
+        yield Text("  ").join(cells[row::rows])
+    if solved := k_of_n(state.metrics):
+        counts = [f"{name.replace('_of_', '/')} {count:.0f}" for name, count in solved.items()]
+        line = Text("solver right     ").append(trend([0.0, *solved.values()])[1:], "cyan")
+        yield line.append(f" {'  '.join(counts)}")
+
+
+def _components(state: RunState) -> Iterator[Text]:
+    """A line for each part of the run: its state and what it uses; then one of the host."""
+    for name, condition in state.components.items():
+        usage = state.usage.get(name, {})
+        if condition == "starting" and name in state.usage and "state" not in usage:
+            condition = "running"  # nobody asks a main command whether it is ready
+        style = "green" if condition in _WELL else "bold red"
+        line = Text(f"{plain(name):<11}").append(f"{plain(condition):<10}", style)
+        if usage and condition not in ("stopped", "ended", "dead", "gone"):
+            line.append(f"CPU {usage.get('cpu_share', 0.0):>4.1f}{usage.get('rss_mb', 0) / 1024:>6.1f} GiB")
+            if usage.get("gpu_mb"):
+                line.append(f", GPU {usage['gpu_mb'] / 1024:.1f} GiB")
+        yield line
+    if host := state.usage.get("host"):
+        parts = [f"load {host.get('load', 0.0):.1f}"]
+        if host.get("memory_free_mb") is not None:
+            parts.append(f"{host['memory_free_mb'] / 1024:.1f} GiB of memory free")
+        if host.get("disk_free_gb") is not None:
+            parts.append(f"{host['disk_free_gb']:.0f} GB of disk free")
+        parts += [
+            f"GPU {number}: {gpu.get('busy_percent', 0)} % busy, {(gpu.get('used_mb') or 0) / 1024:.0f} GiB"
+            for number, gpu in enumerate(host.get("gpus") or ())
+        ]
+        yield Text(f"{'host':<11}{', '.join(parts)}")
+
+
+def _last(notices: Sequence[Notice], width: int, room: int) -> list[Text]:
+    """The last notices that fit into so many lines, the beginning of the newest if even that does not."""
+    lines: list[Text] = []
+    for notice in reversed(notices):
+        own = _notice(notice, width, room + 1)
+        if len(lines) + len(own) > room:
+            return lines or own[:room]
+        lines = [*own, *lines]
+    return lines
+
+
+def _notice(notice: Notice, width: int, most: int | None = None) -> list[Text]:
+    """A notice on as many lines as it needs, or its first `most`, further ones indented."""
+    head = f"{shown_time(notice.time)} {notice.component:<10} "
+    indent = min(_INDENT, width // 4)
+    body = notice.text.replace("\n", " ")
+    text = Text(head + (body if most is None else body[: most * width]), _STYLES[notice.level])
+    text.stylize("dim", 0, 8)
+    first, *rest = text.wrap(_CONSOLE, max(width - indent, 1)) or [Text()]
+    return [first, *(Text(" " * indent).append_text(line) for line in rest)][:most]

@@ -1,0 +1,313 @@
+"""Many conversations with a served model: what synthesize and evaluate share.
+
+    async with served_agent(SolverAgent, config, url, "solver", tokenizer) as agent:
+        failed = await play_all(jobs, play, on_result, services, concurrency=256, description="evaluate")
+    check_failed_share(failed, len(jobs), config.run.max_failed_share)
+
+A result is handed over as soon as its conversation ends: what a journal keeps of it survives a kill. The
+services are polled meanwhile, so that a dead one ends the stage at once with its name and last log lines.
+Near the stop time no conversation is started; those that do not end in time are left to the next run.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from drzero.ops.bearer import MODEL_KEY
+from drzero.ops.console import has_live_terminal, say
+from drzero.ops.errors import OutOfTime, RunFailed
+from drzero.ops.process.logs import OUT_OF_TIME
+from drzero.ops.services.services import AnySpec, ServiceGroup
+from drzero.recipe.compose import retrieval_url, write_resolved
+from drzero.recipe.settings.schema import schema_of
+from drzero.stages.result import RESULT
+from search.client import SearchClient, SearchRequestError
+from verl_ext.artefacts import announce
+from verl_ext.method.chat_endpoint import ChatEndpoint
+from verl_ext.method.search_agent import SearchAgent
+from verl_ext.method.served_model import SolverServerError
+from verl_ext.method.solver_agent import SolverAgent
+from verl_ext.stop_time import describe_left, require_time, seconds_left
+
+LAST_BEGIN_S = 60.0
+"""With less than this left, no conversation is started, and no service for one."""
+_LAST_END_S = 20.0
+"""Conversations still running this long before the stop time are dropped: services take time to stop."""
+_CHECK_EVERY_S = 1.0
+_LOG_EVERY_S = 60.0
+"""Between two lines of progress, if there is no terminal to draw a bar on."""
+_BLAME_S = 1.0  # a service whose end made a conversation fail may take a moment to be seen as ended
+_HOPELESS = 2
+"""After this many times `concurrency` failures in a row, the rest is not tried."""
+
+
+class Ended(Protocol):
+    """What is to be known of a conversation that has ended, of whatever kind."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended it or reached a limit."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why it is not finished."""
+        ...
+
+
+Job = TypeVar("Job")
+Played = TypeVar("Played", bound=Ended)
+Agent = TypeVar("Agent", bound=SearchAgent)
+
+
+class ConversationsFailed(RunFailed):
+    """Conversations failed although every service lives; the message says how many and why."""
+
+
+@dataclass(frozen=True)
+class Failed(Generic[Job]):
+    """A job whose conversation was cut short twice, and the reason of the second time."""
+
+    job: Job
+    reason: str
+
+
+def journal_settings(config: DictConfig, stage: str) -> dict[str, Any]:
+    """The settings with which a stage's conversations change; an endpoint chooses its own engine."""
+    keys = schema_of(stage).changing_journal()
+    ours = [key for key in keys if not (config.endpoint and key in ("solver.engine", "solver.dtype"))]
+    values = {key: OmegaConf.select(config, key) for key in ours}
+    return {
+        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+    }
+
+
+def completions_url(config: DictConfig) -> str:
+    """The completions endpoint of the stage's own model server."""
+    return f"http://{config.solver.host}:{config.solver.port}/v1/completions"
+
+
+@asynccontextmanager
+async def served_agent(
+    kind: type[Agent],
+    config: DictConfig,
+    url: str,
+    model_name: str,
+    tokenizer: Any,
+    endpoint: ChatEndpoint | None = None,
+    key_variable: str = MODEL_KEY,
+) -> AsyncIterator[Agent]:
+    """An agent for the running event loop, with the limits of `solver` and `retrieval` in a resolved config.
+
+    `url` is the full address of the completions endpoint; a chat `endpoint` replaces it and the tokenizer.
+    `key_variable` names that server's key (`drzero.ops.bearer`): by default the stage's own server's.
+    """
+    solver, retrieval = config.solver, config.retrieval
+    search = SearchClient(retrieval_url(retrieval), topk=retrieval.topk, deadline_s=retrieval.deadline_s)
+    wording = {"prompt_form": config.prompts.form} if issubclass(kind, SolverAgent) else {}
+    agent = kind(
+        url,
+        model_name,
+        tokenizer,
+        search,
+        topk=retrieval.topk,
+        max_turns=solver.max_turns,
+        max_tokens_per_turn=solver.max_tokens_per_turn,
+        max_context_tokens=solver.max_context_tokens,
+        tool_response_limit=retrieval.response_limit,
+        temperature=solver.temperature,
+        concurrency=solver.concurrency,
+        deadline_s=solver.deadline_s,
+        endpoint=endpoint,
+        key_variable=key_variable,
+        **wording,
+    )
+    try:
+        yield agent
+    finally:
+        await agent.aclose()
+        await search.aclose()
+
+
+def with_services(
+    config: DictConfig,
+    specs: Sequence[AnySpec],
+    journal: Path,
+    play: Callable[[ServiceGroup], Coroutine[Any, Any, list[Failed[Job]]]],
+) -> list[Failed[Job]]:
+    """What `play` returns, with the services running; the journal is announced however it ends.
+
+    Raises OutOfTime when too little time is left to start them.
+    """
+    require_time(config.run.name, LAST_BEGIN_S)
+    # The old result would pass for that of unfinished work.
+    (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
+    write_resolved(config)
+    try:
+        with ServiceGroup(specs) as services:
+            return asyncio.run(play(services))
+    finally:
+        announce(journal)
+
+
+async def play_all(
+    jobs: Sequence[Job],
+    play: Callable[[Job], Awaitable[Played]],
+    on_result: Callable[[Job, Played], None],
+    services: ServiceGroup,
+    *,
+    concurrency: int,
+    description: str,
+) -> list[Failed[Job]]:
+    """Run every job, hand each finished conversation to `on_result`, and return the jobs that failed twice.
+
+    A conversation that a service cut short is retried once after all others. Raises OutOfTime if the stop
+    time comes before all have run, ServiceDied, or ConversationsFailed if a server refuses a request or so
+    many conversations fail in a row that the rest would too.
+    """
+    player = _Player(play, on_result, services, concurrency)
+    failed = await player.once(jobs, description)
+    if failed:
+        (reason, times), *_ = Counter(failure.reason for failure in failed).most_common(1)
+        say(description, f"{len(failed)} failed and are tried again; {times} times: {reason}")
+        failed = await player.once([failure.job for failure in failed], f"{description}, retries")
+    return failed
+
+
+def check_failed_share(failed: Sequence[Failed[Any]], total: int, max_share: float) -> None:
+    """Raise ConversationsFailed when more than `max_share` of `total` conversations failed."""
+    if len(failed) > max_share * total:
+        raise ConversationsFailed(
+            f"{len(failed)} of {total} conversations failed twice, more than the run.max_failed_share="
+            f"{max_share:g} allowed: the rest would be a biased sample. {_cause_and_advice(failed)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Player(Generic[Job, Played]):
+    """What both passes over the jobs share, as given to `play_all`."""
+
+    play: Callable[[Job], Awaitable[Played]]
+    on_result: Callable[[Job, Played], None]
+    services: ServiceGroup
+    concurrency: int
+
+    async def once(self, jobs: Sequence[Job], description: str) -> list[Failed[Job]]:
+        """Run every job once; returns those whose conversations are not finished."""
+        failed: list[Failed[Job]] = []
+        waiting, running = iter(jobs), dict[asyncio.Future[Played], Job]()
+        since_success, check_at = 0, time.monotonic()
+        with _progress(description, len(jobs)) as advance:
+            try:
+                while self._fill(running, waiting) and seconds_left() > _LAST_END_S:
+                    done, _ = await asyncio.wait(
+                        running, timeout=_CHECK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if time.monotonic() >= check_at:
+                        self.services.check()
+                        check_at = time.monotonic() + _CHECK_EVERY_S
+                    for future in done:
+                        job, result = running.pop(future), await self._result(future)
+                        if result.finished:
+                            self.on_result(job, result)
+                            since_success = 0
+                        else:
+                            failed.append(Failed(job, result.failure or "no reason given"))
+                            since_success += 1
+                        advance(len(failed))
+                    if since_success >= _HOPELESS * self.concurrency:
+                        await self._blame()
+                        raise ConversationsFailed(
+                            f"{since_success} conversations in a row failed, and the rest would too. "
+                            f"{_cause_and_advice(failed)}"
+                        )
+                if left := len(running) + sum(1 for _ in waiting):
+                    ended = f"{len(jobs) - left} of {len(jobs)} conversations of this start"
+                    message = f"out of time after {ended}: {describe_left(seconds_left())}"
+                    self.services.events.add(OUT_OF_TIME, description, message)
+                    raise OutOfTime(f"{message}. Finished ones are kept: rerun to resume")
+            finally:
+                for future in running:
+                    future.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+        if failed:
+            await self._blame()
+        return failed
+
+    def _fill(self, running: dict[asyncio.Future[Played], Job], waiting: Iterator[Job]) -> bool:
+        """Start jobs up to `concurrency` while time is left; returns whether any is running."""
+        while len(running) < self.concurrency and seconds_left() > LAST_BEGIN_S:
+            job = next(waiting, None)
+            if job is None:
+                break
+            running[asyncio.ensure_future(self.play(job))] = job
+        return bool(running)
+
+    async def _result(self, future: asyncio.Future[Played]) -> Played:
+        try:
+            return future.result()
+        except (SolverServerError, SearchRequestError) as error:
+            await self._blame()
+            raise ConversationsFailed(str(error)) from error
+
+    async def _blame(self) -> None:
+        """Raise ServiceDied if conversations failed because a service ended."""
+        await asyncio.sleep(_BLAME_S)
+        self.services.check()
+
+
+def _cause_and_advice(failed: Sequence[Failed[Any]]) -> str:
+    (reason, times), *_ = Counter(failure.reason for failure in failed).most_common(1)
+    advice = "Finished ones are kept: rerun once the cause is fixed"
+    return f"The most common cause ({times} times): {reason}. {advice}"
+
+
+@contextmanager
+def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal, else a log line every `_LOG_EVERY_S` seconds.
+
+    Yields what counts one more ended conversation, given the number of failures so far.
+    """
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        # Conversations take minutes on a small machine: a rate over a shorter period would jump.
+        speed_estimate_period=300,
+        refresh_per_second=2,
+    )
+    bar.add_task(description, total=total, rate="–/s")
+    task = bar.tasks[0]
+    is_terminal, log_at = has_live_terminal(), time.monotonic() + _LOG_EVERY_S
+
+    def log() -> None:
+        left = f", {task.time_remaining:.0f} s left" if task.time_remaining else ""
+        say(description, f"{task.completed:g} of {task.total:g}, {task.fields['rate']}{left}")
+
+    def advance(failed: int) -> None:
+        nonlocal log_at
+        bar.update(task.id, advance=1)
+        speed = task.finished_speed or task.speed
+        rate = f"{speed:.3g}/s" if speed else "–/s"
+        bar.update(task.id, rate=f"{rate}, {failed} failed" if failed else rate)
+        if not is_terminal and time.monotonic() >= log_at:
+            log()
+            log_at = time.monotonic() + _LOG_EVERY_S
+
+    with bar if is_terminal else nullcontext():
+        try:
+            yield advance
+        finally:
+            if not is_terminal:
+                log()

@@ -1,0 +1,94 @@
+"""The questions that a stage shows at its end, on the console and in its report (data/examples.py)."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from data.examples import Example, Examples, evidence, spread
+from drzero.ops.notices import plain
+from drzero.recipe.tables import console
+from drzero.stages.scores import REPORT
+from verl_ext.method.trajectory import Trajectory
+
+SUMMARY = "summary.json"
+"""Of a training run: its figures, its steps, and a challenger's examples."""
+_STEPS = 4
+"""Of a training run, the last steps are looked at, at most this many."""
+FAULTS = {
+    "no_question": "the last turn has no <question>",
+    "no_answer": "the last turn has no <answer>",
+    "question_without_words": "the question has no words",
+    "answer_without_words": "the answer has no words",
+    "answer_in_question": "the question contains its answer",
+}
+"""What costs a question its integrity, in words."""
+
+
+def print_examples(examples: Examples, name: str) -> None:
+    """Print both kinds, a few lines each."""
+    out = console()
+    for title, kind in (("accepted", examples.accepted), ("rejected", examples.rejected)):
+        out.print(f"[bold]{escape(name)}: {title}[/bold]" + ("" if kind else ": none"), highlight=False)
+        for example in kind:
+            for line in lines_of(example):
+                out.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def lines_of(example: Example) -> Iterator[str]:
+    """One example as two plain lines."""
+    question, answer = (plain(part or "–") for part in (example.question, example.answer))
+    hops = f"{example.hop} hop{'s' * (example.hop != 1)}"
+    yield f"  • {question} → {answer} ({hops}; {plain(example.reason)})"
+    yield f"      {plain(example.evidence)}"
+
+
+def verdict(reward: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether a challenger's question earned its difficulty, and why, by what its reward returned."""
+    if not reward.get("valid", True):
+        return False, f"counts in no statistic: {reward.get('reason_invalid') or 'a service failed'}"
+    if not reward["integrity"]:
+        fault = str(reward.get("integrity_fault"))
+        return False, FAULTS.get(fault, fault)
+    if reward["k"] is None:
+        return False, f"not tried: {reward.get('refused') or 'no attempts'}"
+    k, n = int(reward["k"]), int(reward["n"])
+    tried = f"{k} of {n} attempts gave this answer"
+    if 0 < k < n:
+        return True, f"{tried}, reward {reward['score']:.2f}"
+    return False, f"{tried}: {'too easy' if k else 'too hard, or its answer is wrong'}"
+
+
+def challenger_examples(folder: Path) -> Examples:
+    """Examples of a challenger's run, from the dumps of its last steps."""
+    accepted: list[tuple[str, Example]] = []
+    rejected: list[tuple[str, Example]] = []
+    for path in sorted((folder / "dumps").glob("step_*.jsonl"))[-_STEPS:][::-1]:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            is_good, why = verdict(record["reward"])
+            kind = str(record["hop"]) if is_good else why.rpartition(": ")[2][:20]
+            (accepted if is_good else rejected).append((kind, _of_dump(record, why)))
+    return Examples(
+        *([one for _, one in spread(some, lambda pair: pair[0])] for some in (accepted, rejected))
+    )
+
+
+def read_examples(folder: Path) -> Examples | None:
+    """The examples that a finished stage has left in its report or summary; None without any."""
+    for name in (REPORT, SUMMARY):
+        try:
+            kept = json.loads((folder / name).read_text(encoding="utf-8"))["examples"]
+            return Examples.from_dict(kept)
+        except (OSError, ValueError, KeyError, TypeError):  # another stage's, or cut off by a kill
+            continue
+    return None
+
+
+def _of_dump(record: Mapping[str, Any], why: str) -> Example:
+    reward, document = record["reward"], str(record.get("document") or "")
+    found = evidence(reward.get("answer"), document, Trajectory.from_dict(record["trajectory"]))
+    names = str(record.get("doc_id")), record.get("question"), reward.get("answer")
+    return Example(int(record["hop"] or 0), *names, why, found)

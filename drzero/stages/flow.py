@@ -1,0 +1,67 @@
+"""The flow monitor of a training run: which points a sample passes, and what counts each of them.
+
+    with flow_monitor(config) as flow:
+        run_supervised(trainer, services, plan=watch_plan(config, flow))
+
+What veRL's buffer holds comes from the trainer's counters (`verl_ext.trainer.flow_counters`), calls in flight
+from the workers' progress files, queues from the services' own metrics. All of it is in `RUN_DIR/flow.jsonl`
+(`drzero.ops.flow.monitor`).
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from drzero.ops.console import detail
+from drzero.ops.flow.monitor import FLOW_FILE, FlowMonitor, FlowTimes
+from drzero.ops.flow.sources import QueueMetrics, Source, counters_source, service_source, workers_source
+from drzero.recipe.compose import retrieval_url
+from drzero.stages.watch import PROGRESS, WAITS_ON
+
+COUNTERS_FILE = "flow_counters.json"
+"""As in `verl_ext.trainer.flow_counters`, which imports veRL."""
+
+CALLS = ("rollout", "generation", "search", "reward", "completion")
+"""The kinds of calls that workers write down (`verl_ext.telemetry`), each a flow point."""
+WORK = {"token": "generation"}
+"""Progress within a call: the rollout engine's tokens."""
+
+_RETRIEVAL = QueueMetrics(
+    depth="retrieval_queue_depth",
+    out="retrieval_request_seconds_count",
+    dropped="retrieval_rejected_total",
+    errors="retrieval_errors_total",
+)
+_SOLVER = {
+    "reference": QueueMetrics(depth="engine_queue_depth", out="engine_requests_total"),
+    "sglang": QueueMetrics(depth="sglang:num_queue_reqs"),
+}
+
+
+def flow_monitor(
+    config: DictConfig, *, services: bool = True, log: Callable[[str, str], None] = detail
+) -> FlowMonitor:
+    """The monitor of a run, from its resolved config; without `services` no metrics are read.
+
+    `log` takes the line that is due every `flow.log_every_s`.
+    """
+    folder, since = Path(config.run.dir), time.time()
+    plays = config.method == "environment"
+    calls = (*CALLS, "environment") if plays else CALLS
+    sources: list[Source] = [
+        counters_source(folder / COUNTERS_FILE, since),
+        workers_source(folder / PROGRESS, calls, since, WORK),
+    ]
+    retrieval, solver, flow = config.retrieval, config.solver, config.flow
+    # What an environment searches is one of its own calls; the queue of a service elsewhere has others' too.
+    if services and not plays and retrieval.url is None:
+        sources.append(service_source("retrieval queue", f"{retrieval_url(retrieval)}/metrics", _RETRIEVAL))
+    # The solver stage has no solver server: its own policy is the solver.
+    if services and config.method == "hrpo":
+        url = f"http://{solver.host}:{solver.port}/metrics"
+        sources.append(service_source("solver queue", url, _SOLVER[solver.engine]))
+    times = FlowTimes(every_s=flow.every_s, log_every_s=flow.log_every_s, floor_s=config.watchdog.floor_s)
+    workers = folder / PROGRESS if flow.workers else None
+    return FlowMonitor(folder / FLOW_FILE, sources, WAITS_ON, times, log=log, workers=workers)

@@ -1,0 +1,255 @@
+"""The prepare-data stage: index a corpus if one is given, then write the challenger's prompts.
+
+    drzero prepare-data source=papers.jsonl fields.text=abstract fields.title=name    # index, then prompts
+    drzero prepare-data source=notes/                  # a folder: texts, Markdown, html, rst, tables
+    drzero prepare-data 'source=docs/**/*.md' on_bad=skip
+    drzero prepare-data chroma.path=my/chromadb        # prompts from an existing index
+    drzero prepare-data source=papers.jsonl hold_out=[questions.jsonl]    # none from an evaluated document
+    drzero prepare-data source=papers.jsonl compute=8xh100    # for that machine: its embedder
+    drzero prepare-data source=wiki.jsonl chroma.shards=4     # an index in four collections
+    drzero prepare-data source=wiki.jsonl indexing.embed_only=true    # on a GPU; then without it, elsewhere
+
+A prompt is made of one entry of the index: a document, or one chunk of a long document, which `doc_id` then
+names. Lengths are counted with the embedder's tokenizer, by which chunks were cut, so that a prompt shows a
+chunk whole. `quality.json` next to the prompts says what was read, left out and adapted.
+"""
+
+import math
+import signal
+from collections.abc import Container, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig
+from tokenizers import Tokenizer
+
+from data.benchmarks import load_benchmark
+from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
+from data.errors import DataError
+from data.links import MEASURED, Entry, can_be_counted, chain_lengths
+from data.quality import FILE, quality, quality_lines, write_quality
+from data.question_rows import FieldNames
+from drzero.ops.console import say
+from drzero.ops.errors import OutOfTime
+from drzero.preflight.demo_world import demo_notice
+from drzero.preflight.index_size import require_room
+from drzero.preflight.inputs import question_fields
+from drzero.preflight.machine import declared_machine
+from drzero.preflight.run import require
+from drzero.recipe.compose import resolve
+from drzero.recipe.indices import index_of, target_of
+from search.chroma.store import ChromaIndex
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.adopt import adopt
+from search.indexing.build import BuildOptions, IndexReport
+from search.indexing.chunking import Chunking, document_of
+from search.indexing.shards import build
+from search.sources.corpus import Corpus
+from search.sources.fields import Fields
+from verl_ext.artefacts import announce
+from verl_ext.stop_time import describe_left, require_time, seconds_left
+
+_LEAST_S = 120.0
+"""Not started with less time left. The next run resumes an index that was cut off."""
+
+
+def run_prepare_data(config: DictConfig) -> None:
+    """Check, index and write the prompts; raises PreflightFailed, or what `prepare_data` raises."""
+    require(config, "prepare_data")
+    if config.indexing.embed_only:
+        embed_corpus(config)
+    else:
+        prepare_data(config)
+
+
+def embed_corpus(config: DictConfig) -> None:
+    """Embed the source for an index that another run writes; raises as `prepare_data`."""
+    require_time("prepare-data", _LEAST_S)
+    config = resolve(config)
+    embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
+    _build_index(config, corpus_of(config), embedder, embed_only=True)
+
+
+def prepare_data(
+    config: DictConfig, corpus: Corpus | None = None, about: Container[str] | None = None
+) -> PrepareReport:
+    """Write `zero_ratio….parquet`, its held-out split and `quality.json`; prints and returns what was done.
+
+    A `corpus` is indexed in place of the configured source. With `about`, prompts show documents of these ids
+    alone.
+
+    Raises CorpusError, StoreError, DataError or ValueError with nothing half-written, OutOfTime before
+    anything starts or at the stop time: the next run resumes the index.
+    """
+    require_time("prepare-data", _LEAST_S)
+    config = resolve(config)
+    held_out = held_out_documents(config.hold_out, question_fields(config))
+    embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
+    index = None
+    if corpus is None and config.source is not None:
+        corpus = corpus_of(config)
+    if corpus is None:
+        _adopt_index(config, embedder)
+    else:
+        index = _build_index(config, corpus, embedder)
+    tokenizer = Embedder(embedder).plain_tokenizer()
+    prompts, chains, unknown = write_prompts(config, held_out, tokenizer, about)
+    out_dir = Path(config.out_dir)
+    lines = list(quality_lines(prompts, chains, index))
+    write_quality(out_dir / FILE, quality(prompts, chains, index) | {"lines": lines})
+    for path in filter(None, (prompts.train_path, prompts.heldout_path, out_dir / FILE)):
+        announce(path)
+    for line in lines:
+        say("corpus", line)
+    kept = len(held_out) - len(unknown)
+    shown = f"; none shows any of the {kept} documents that benchmarks are about" if kept else ""
+    say("prompts", prompts.summary() + shown)
+    if unknown and about is None:
+        lacks = f"{len(unknown)} of the {len(held_out)} documents to hold out, {min(unknown)!r} for one"
+        say("prompts", f"the index has not {lacks}: benchmarks name them by their ids in the index")
+    if notice := demo_notice(str(config.base_model), prompts.train_path):
+        say("prompts", notice)
+    return prompts
+
+
+def write_prompts(
+    config: DictConfig, held_out: set[str], tokenizer: Tokenizer, about: Container[str] | None = None
+) -> tuple[PrepareReport, dict[str, int] | None, set[str]]:
+    """Write the prompts of the configured index.
+
+    Returns them, its chains, None if not counted, and the documents to hold out that it does not have, of
+    an index that is read whole.
+    """
+    index = index_of(config)
+    with closing(index.open()) as store:
+        chunks = store.info.chunks
+    is_large = chunks > MEASURED
+    drawn = index.drawn(config.data.seed) if is_large else None
+    chains = None
+    if config.fit_hops and not is_large:
+        # Held-out documents too: a question may lead to them.
+        some = list(index.documents())
+        chains = chain_lengths(some) if can_be_counted(some) else None
+        del some
+    if is_large and drawn is None:
+        say("prompts", f"all {chunks:,} entries are read: this index has no draws, as new ones do")
+    entries = index.documents() if drawn is None else drawn
+    found: set[str] = set()
+
+    def not_held_out() -> Iterator[Entry]:
+        for entry in entries:
+            document = document_of(entry[0])
+            if named := held_out & {entry[0], document}:
+                found.update(named)
+            elif about is None or document in about:
+                yield entry
+
+    prompts = prepare_challenger_prompts(
+        not_held_out(),
+        rows=config.rows,
+        hop_ratio=list(config.hop_ratio),
+        tokenizer=tokenizer,
+        min_document_tokens=config.min_document_tokens,
+        min_prose=config.min_prose,
+        max_document_tokens=config.max_document_tokens,
+        chains=chains,
+        prompt_form=config.prompts.form,
+        max_turns=config.rollout.max_turns,
+        heldout_rows=config.heldout_rows,
+        seed=config.data.seed,
+        corpus_id=index.name,
+        out_dir=Path(config.out_dir),
+        drawn_from=None if drawn is None else chunks,
+    )
+    # Of entries that are drawn not all are seen.
+    return prompts, chains, held_out - found if drawn is None else set()
+
+
+def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
+    """Take over the index at chroma.path, if another tool wrote it: shards and FAISS are as they are."""
+    index = index_of(config)
+    if not isinstance(index, ChromaIndex):
+        return
+    adopted = adopt(index.path, index.collection, embedder)
+    if adopted is not None:
+        vectors = f"with vectors of {adopted.embedder}"
+        say("index", f"adopted {adopted.chunks} records of another tool, {vectors}")
+        _announce_index(config)
+
+
+def _build_index(
+    config: DictConfig, corpus: Corpus, embedder: EmbedderSpec, embed_only: bool = False
+) -> IndexReport:
+    """Index the corpus; raises PreflightFailed, before anything is embedded, for one that cannot fit."""
+    machine = declared_machine(config, starting=True)
+    try:
+        with until_the_stop_time():
+            report = build(
+                corpus,
+                target_of(config),
+                embedder,
+                BuildOptions(
+                    replace=config.replace,
+                    chunking=Chunking(config.indexing.chunk_tokens, config.indexing.chunk_overlap),
+                    workers=config.indexing.workers,
+                    judge=lambda planned: say("index", require_room(planned, config, machine, embed_only)),
+                    embed_only=embed_only,
+                ),
+            )
+    except OutOfTime:
+        # What is embedded so far is in the journal next to it.
+        _announce_index(config)
+        raise
+    say("index", str(report))
+    if report.is_written:
+        _announce_index(config)
+    return report
+
+
+def corpus_of(config: DictConfig) -> Corpus:
+    """The source of a config with its settings: what is indexed."""
+    fields = Fields(config.fields.text, config.fields.title, config.fields.id)
+    return Corpus(config.source, config.source_collection, fields, config.on_bad)
+
+
+def _announce_index(config: DictConfig) -> None:
+    if folder := index_of(config).folder:  # not a server's
+        announce(folder)
+
+
+@contextmanager
+def until_the_stop_time() -> Iterator[None]:
+    """End the block by OutOfTime when the stop time comes; in the main thread, as any use of signals."""
+    left = seconds_left()
+    if math.isinf(left):
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise OutOfTime(f"prepare-data was ended: {describe_left(seconds_left())}; rerun to resume its index")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def held_out_documents(benchmarks: Iterable[str], names: FieldNames | None = None) -> set[str]:
+    """The ids of the documents that these benchmark files are about.
+
+    Raises DataError for a file that cannot be read, or has a question that names no document.
+    """
+    documents: set[str] = set()
+    for source in benchmarks:
+        for question in load_benchmark(source, names):
+            if not question.doc_ids:
+                raise DataError(
+                    f"hold_out: question {question.id!r} of {source} names no document (doc_ids, or what "
+                    "question_fields.documents names), so that none can be held out for it: name them, or "
+                    "give this file to gates.benchmarks alone"
+                )
+            documents.update(question.doc_ids)
+    return documents

@@ -1,0 +1,176 @@
+"""What a preview found: rates by hop, what the gates refused, examples, cost, and what the corpus lacks.
+
+    report = preview_report(config, rows, records, failures, selection, corpus)
+    print_preview(report, "preview")
+
+`records` are the journal's: each has its question, its reward and its attempts (drzero/stages/preview.py).
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from data.examples import Examples, evidence, of_selection
+from data.pairs import trajectory_of
+from data.selection import Selection, prompts_by_index
+from drzero.recipe.tables import console, new_table
+from drzero.stages.endpoint import request_lines, usd
+from drzero.stages.examples import print_examples, verdict
+from drzero.stages.synthesize import costs
+
+_MANY = 1 / 3
+"""The share of questions with one fault that is worth a word about the corpus."""
+_LACKS = {
+    "hops": "of {n} questions of several hops, {k} did not hold their hops: the documents lead to too few "
+    "others, or the model did not follow them",
+    "duplicates": "of {n} questions, {k} repeat another in the same words: the documents are alike",
+    "near_duplicates": "of {n} questions, {k} ask what another asks: the documents are alike",
+    "evidence": "of {n} questions, {k} have an answer that stands in nothing that was read: the documents "
+    "say too little to ask about, or the model makes things up",
+}
+
+Record = Mapping[str, Any]
+
+
+def preview_report(
+    config: DictConfig,
+    rows: Sequence[Record],
+    records: Sequence[Record],
+    failures: Sequence[Record],
+    selection: Selection,
+    corpus: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All of it in JSON form; `corpus` is what is known of it, with lines to read."""
+    by_index = {record["prompt_index"]: record for record in records}
+    examples = of_selection(
+        selection,
+        prompts_by_index(rows),
+        records,
+        lambda pair: f"passed every gate; {verdict(by_index[pair.prompt_index]['reward'])[1]}",
+    )
+    spent = costs([*records, *({"latency_s": 0.0} | dict(failure) for failure in failures)])
+    return {
+        **selection.counts,
+        "corpus": dict(corpus),
+        "per_hop": by_hop(rows, records, selection),
+        "lacks": list(_lacks(corpus, selection)),
+        "examples": examples.to_dict(),
+        "failed": len(rows) - len(records),
+        "cut_short": len(failures),
+        "cost": spent | {"usd": usd(config, spent["tokens_in"], spent["tokens_out"])},
+        "turns_cut_off": _cut_off(records),
+    }
+
+
+def by_hop(
+    rows: Sequence[Record], records: Sequence[Record], selection: Selection
+) -> dict[str, dict[str, Any]]:
+    """For each hop count: prompts, proper questions, accepted ones, and how the attempts went."""
+    accepted = Counter(pair.hop for pair in selection.accepted)
+    rejected = Counter(one.hop for one in selection.rejected)
+    prompts = Counter(row["extra_info"]["hop"] for row in rows)
+    of_hop: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        of_hop[record["hop"]].append(record["reward"])
+    return {
+        str(hop): {
+            "prompts": prompts[hop],
+            "accepted": accepted[hop],
+            "rejected": rejected[hop],
+            **_rates(of_hop[hop]),
+        }
+        for hop in sorted(prompts)
+    }
+
+
+def _rates(rewards: Sequence[Record]) -> dict[str, Any]:
+    tried = [reward for reward in rewards if reward["k"] is not None]
+    attempts = sum(reward["n"] for reward in tried)
+    return {
+        "played": len(rewards),
+        "questions": sum(reward["integrity"] for reward in rewards),
+        "attempts": attempts,
+        "pass_rate": sum(reward["k"] for reward in tried) / attempts if attempts else None,
+        "sometimes": sum(0 < reward["k"] < reward["n"] for reward in tried),
+        "reward": math.fsum(reward["score"] for reward in rewards) / len(rewards) if rewards else None,
+    }
+
+
+def question_rows(records: Sequence[Record], selection: Selection) -> list[dict[str, Any]]:
+    """A line for each question, in the order of the prompts: what it is, what became of it, what shows it."""
+    accepted = {pair.prompt_index: pair for pair in selection.accepted}
+    refused = {one.prompt_index: one.samples[0].reasons for one in selection.rejected if one.samples}
+    lines = []
+    for record in sorted(records, key=lambda record: record["prompt_index"]):
+        index, reward = record["prompt_index"], record["reward"]
+        line = {
+            "prompt_index": index,
+            "accepted": index in accepted,
+            "reasons": list(refused.get(index, ())),
+            **{name: record[name] for name in ("hop", "doc_id")},
+            **{
+                name: reward[name]
+                for name in ("question", "answer", "k", "n", "score", "format", "difficulty")
+            },
+            "evidence": evidence(reward["answer"], record["document"], trajectory_of(record)),
+            "document": record["document"],
+        }
+        lines.append(line)
+    return lines
+
+
+def _lacks(corpus: Record, selection: Selection) -> Iterator[str]:
+    """What is amiss with the corpus, as far as its documents and the questions about them show it."""
+    yield from corpus["lines"]
+    several = sum(pair.hop > 1 for pair in selection.accepted)
+    several += sum(one.hop > 1 for one in selection.rejected if one.samples)
+    for gate, text in _LACKS.items():
+        counts = selection.counts["gates"].get(gate, {})
+        judged = several if gate == "hops" else counts.get("judged", 0)
+        if judged and counts["refused"] > _MANY * judged:
+            yield text.format(n=judged, k=counts["refused"])
+
+
+def _cut_off(records: Sequence[Record]) -> int:
+    trajectories = [record["trajectory"] for record in records]
+    trajectories += [attempt["trajectory"] for record in records for attempt in record["attempts"]]
+    return sum(turn["truncated"] for trajectory in trajectories for turn in trajectory["turns"])
+
+
+def print_preview(report: Mapping[str, Any], name: str) -> None:
+    """Print the report as tables and lines."""
+    columns = (">prompts", ">questions", ">accepted", ">attempts right", ">some, not all", ">reward")
+    table = new_table(f"{name}: {report['model']}", "hops", *columns)
+    for hop, rates in report["per_hop"].items():
+        right = "–" if rates["pass_rate"] is None else f"{rates['pass_rate']:.0%} of {rates['attempts']}"
+        reward = "–" if rates["reward"] is None else f"{rates['reward']:.2f}"
+        counts = (rates["prompts"], rates["questions"], rates["accepted"])
+        table.add_row(hop, *map(str, counts), right, str(rates["sometimes"]), reward)
+    gates = new_table("gates", "gate", ">judged", ">refused")
+    for gate, counts in report["gates"].items():
+        gates.add_row(gate, str(counts["judged"]), str(counts.get("note") or counts["refused"]))
+    console().print(table, gates)
+    print_examples(Examples.from_dict(report["examples"]), name)
+    print("\nthe corpus:" if report["lacks"] else "\nthe corpus: nothing amiss in this sample")
+    for line in report["lacks"]:
+        print(f"  • {line}")
+    for line in cost_lines(report):
+        print(line)
+
+
+def cost_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Tokens, price, and what went wrong on the way."""
+    cost = report["cost"]
+    price = "" if cost["usd"] is None else f", ${cost['usd']:.2f}"
+    yield f"{cost['tokens_in']:,} tokens read, {cost['tokens_out']:,} written{price}"
+    if report["cut_short"]:
+        yield f"{report['cut_short']} questions were cut short by a service and asked again, tokens included"
+    if report["failed"]:
+        yield f"{report['failed']} questions are missing, none of them counted: rerun to ask them"
+    if report["turns_cut_off"]:
+        yield f"{report['turns_cut_off']} turns were cut off at solver.max_tokens_per_turn"
+    yield from request_lines(report["endpoint"]) if report.get("endpoint") else ()
+    yield f"{report['accepted']} of {report['prompts']} prompts gave a question that passes every gate"

@@ -1,0 +1,254 @@
+"""The training stages challenger and solver, and what `train` shares with them.
+
+A run is: start → services → veRL → export → summary → result.
+
+    drzero challenger iteration=1 hardware=8xh100 model=qwen2.5-7b     # HRPO against the last solver
+    drzero solver iteration=1 hardware=8xh100 model=qwen2.5-7b         # GRPO on the synthesized questions
+
+veRL runs as a child process on the resolved config and resumes by its own mechanism, once the run's folder
+has been put in order after a kill (`verl_ext.checkpoints`). A trainer that runs out of time, or is to stop at
+a collapse, exits with 0 and leaves a note in the run's folder (`verl_ext.early_end`); here that becomes the
+stage's OutOfTime or Collapsed.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from drzero.checkpoints.export import export_policy
+from drzero.checkpoints.resume import choose_start, start_step
+from drzero.ops.console import say
+from drzero.ops.errors import OutOfTime, RunFailed
+from drzero.ops.process.child import Command
+from drzero.ops.process.leftovers import remove_temporaries
+from drzero.ops.process.lock import HeldLock
+from drzero.ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog
+from drzero.ops.services.services import AnySpec, ServiceGroup
+from drzero.ops.supervisor import NothingDone, Stalled, run_supervised
+from drzero.preflight.data import use_train_for_missing_val
+from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
+from drzero.recipe.metrics import metrics_path, read_metrics, spent_tokens
+from drzero.runs.view.follow import following
+from drzero.stages.flight_recorder import flight_recorder
+from drzero.stages.flow import flow_monitor
+from drzero.stages.nodes import node_watch, share_environment
+from drzero.stages.result import write_result
+from drzero.stages.services import check_and_resolve, search_spec, solver_spec
+from drzero.stages.summary import print_summary
+from drzero.stages.watch import PROGRESS, watch_plan, watched_env
+from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
+from verl_ext.early_end import Note, drop_note, read_note
+from verl_ext.sglang import cpu
+from verl_ext.stop_time import require_time
+
+START_S = 60.0
+"""With less than this left, services and trainer are not started: they would not reach a first step."""
+
+
+class Collapsed(RunFailed):
+    """The policy has collapsed, and the run was stopped at the checkpoint after that step."""
+
+
+def run_challenger(config: DictConfig) -> None:
+    """Train the challenger to `trainer.total_training_steps`, then export and summarise.
+
+    Raises PreflightFailed before anything starts, else what `train` raises.
+    """
+    config = prepare(config, "challenger")
+    train(config, [search_spec(config), solver_spec(config)])
+    finish(config, {"export": export_policy(config, Path(config.run.dir))})
+
+
+def run_solver(config: DictConfig) -> None:
+    """As `run_challenger`, for the solver: with its validations, and without an export."""
+    config = prepare(config, "solver")
+    train(config, [search_spec(config)])
+    finish(config, {})
+
+
+def prepare(config: DictConfig, stage: str) -> DictConfig:
+    """Run preflight, then choose ports, validation file and checkpoint; returns the resolved config."""
+    config = check_and_resolve(config, stage)
+    if stage != "train":  # which writes both of its files itself
+        use_train_for_missing_val(config)
+    choose_start(config)
+    return config
+
+
+def train(config: DictConfig, services: Sequence[AnySpec]) -> None:
+    """Train to `trainer.total_training_steps`, the last validation included; does nothing if already done.
+
+    `config` is resolved and checked. Raises AlreadyRunning when another process has this run, OutOfTime when
+    the stop time ends it at a checkpoint, Collapsed when `collapse.policy` does, or ended the last start at
+    the one that this would resume, ServiceDied, ChildFailed or NodeLost when a part of the run ends.
+    """
+    folder, steps = Path(config.run.dir), config.trainer.total_training_steps
+    with HeldLock(folder / "lock"):
+        _tidy(folder, start_step(config))
+        _plan_validation(config, folder)
+        resumes = config.trainer.resume_mode != "disable"
+        if resumes and saved_step(folder) >= steps and not config.trainer.val_only:
+            print(f"{folder} has all its {steps} steps: nothing to train; a new run needs another run.name")
+            return
+        _refuse_to_resume_a_collapse(config, folder)
+        require_time(config.run.name, START_S)
+        write_for_trainer(config, folder)
+        events = EventLog(folder / "logs" / EVENTS_FILE)
+        try:
+            with following(config), ServiceGroup(services, events=events) as group:
+                _until_done(config, folder, group)
+        except Collapsed:
+            print_summary(config)  # only now: a live view would draw over it
+            raise
+
+
+def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
+    """Run the trainer to its end; the stall action `resume` restarts a stalled one from its checkpoint."""
+    resumes = config.watchdog.resumes if config.watchdog.policy == "resume" else 0
+    for left in range(resumes, -1, -1):
+        try:
+            # A restarted trainer counts from zero, so each start has a monitor of its own.
+            with (
+                flow_monitor(config) as flow,
+                flight_recorder(folder) as recorder,
+                node_watch(config) as nodes,
+            ):
+                trainer = trainer_command(config, folder, recorder)
+                run_supervised(trainer, services, plan=watch_plan(config, flow), nodes=nodes)
+            _raise_if_ended_early(config, folder, services)
+            return
+        except NothingDone:
+            # Starting up may have taken all the time left.
+            _raise_if_ended_early(config, folder, services)
+            raise
+        except Stalled as stalled:
+            if not left:
+                raise
+            say("watchdog", f"{stalled.summary}; restarting from the last checkpoint ({left - 1} left)")
+        require_time(config.run.name, START_S)
+        if saved_step(folder) > (start_step(config) or 0):
+            config.trainer.resume_mode = "auto"
+        _tidy(folder, start_step(config))
+        _plan_validation(config, folder)
+        write_for_trainer(config, folder)
+
+
+def write_for_trainer(config: DictConfig, folder: Path) -> None:
+    """Write what the trainer reads; for a Ray that runs already with the environment of its workers."""
+    if joins_cluster(config):
+        share_environment(config, trainer_env(config, folder))
+    write_resolved(config)
+
+
+def _raise_if_ended_early(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
+    """Raise OutOfTime or Collapsed if the trainer has left a note; that of a collapse remains for a rerun."""
+    if (note := read_note(folder)) is None:
+        return
+    if note.collapsed:
+        error = _collapsed(config, note)
+        services.events.add("end", "trainer", str(error), advice="see the alarms above")
+        raise error
+    drop_note(folder)
+    message = f"out of time after step {note.step} of {config.trainer.total_training_steps}: {note.why}"
+    services.events.add(OUT_OF_TIME, "trainer", message, step=note.step)
+    advice = "rerun to resume"
+    if config.trainer.resume_mode == "disable":
+        advice = "trainer.resume_mode=disable, so a rerun starts from step 0"
+    raise OutOfTime(f"{message}; {advice}")
+
+
+def _refuse_to_resume_a_collapse(config: DictConfig, folder: Path) -> None:
+    """Raise Collapsed if the last start was stopped at the very checkpoint that this one would resume."""
+    note, start = read_note(folder), start_step(config)
+    if note is None:
+        return
+    if note.step == (saved_step(folder) if start is None else start):
+        if config.collapse.policy == "stop":
+            raise _collapsed(config, note)
+        say("collapse", f"resuming after step {note.step} in spite of it (collapse.policy=warn): {note.why}")
+    drop_note(folder)
+
+
+def _collapsed(config: DictConfig, note: Note) -> Collapsed:
+    return Collapsed(
+        f"stopped at step {note.step} of {config.trainer.total_training_steps}, which is saved "
+        f"(collapse.policy=stop): {note.why}. A rerun ends here as well; collapse.policy=warn resumes after "
+        f"that step, another run.name (in a loop: --from {config.run.name}) starts again"
+    )
+
+
+def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
+    """Print the summary and write the stage's result: the last checkpoint and `outputs`."""
+    folder = Path(config.run.dir)
+    checkpoint = step_folder(folder, saved_step(folder))
+    write_result(config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), print_summary(config))
+
+
+def _tidy(folder: Path, start: int | None) -> None:
+    """Put a run's folder in order after the last start, however it ended; `start` as `start_step` has it."""
+    for line in settle_checkpoints(folder, start):
+        say("checkpoints", line)
+    for partial in (folder / "dumps").glob("*.partial"):
+        partial.unlink()
+    if (note := read_note(folder)) and not note.collapsed:
+        drop_note(folder)
+    remove_temporaries(folder)
+    for old in (folder / PROGRESS).glob("*.json"):
+        old.unlink()
+
+
+def _plan_validation(config: DictConfig, folder: Path) -> None:
+    """On resume, run only the validation that the interrupted start skipped.
+
+    veRL saves a step before it validates it, so a kill in between would lose that validation for good; after
+    the last step that validation is all that is left to run.
+    """
+    trainer, step = config.trainer, saved_step(folder)
+    trainer.val_only = False
+    if trainer.resume_mode != "auto" or not step or trainer.test_freq <= 0:
+        return
+    is_last = step >= trainer.total_training_steps
+    due = is_last or step % trainer.test_freq == 0
+    scored = read_metrics(folder).get(step, {}).keys() & {"drzero/val/em", "drzero/val/success"}
+    trainer.val_before_train = due and not scored
+    trainer.val_only = is_last and trainer.val_before_train
+
+
+def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> Command:
+    """veRL's trainer on the resolved config in `folder`; `recorder` is `flight_recorder`'s environment."""
+    return Command(
+        name="trainer",
+        command=(
+            *(sys.executable, "-m", "verl.trainer.main_ppo"),
+            *("--config-path", str(folder), "--config-name", RESOLVED),
+            # Hydra's own output folder and log file would land in the working directory.
+            *("hydra.run.dir=" + str(folder / "logs"), "hydra.output_subdir=null", "hydra/job_logging=none"),
+        ),
+        log_path=folder / "logs" / "trainer.log",
+        env={**trainer_env(config, folder), **recorder},
+    )
+
+
+def trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
+    """What every process of the trainer needs in its environment; no secret is among it."""
+    root, rollout = str(Path(__file__).resolve().parents[2]), config.actor_rollout_ref.rollout
+    is_sglang_on_cpu = rollout.name == "sglang" and config.machine.device == "cpu"
+    engine = cpu.environment(rollout.tensor_model_parallel_size) if is_sglang_on_cpu else {}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Ray's usage reports would be the only thing that leaves the machine.
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
+        "WANDB_DIR": str(folder),
+        "WANDB_MODE": os.environ.get("WANDB_MODE")
+        or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),
+        **engine,
+        **watched_env(config),
+        **verl_env(config),
+    }

@@ -1,0 +1,152 @@
+"""What the watchdog must know about this recipe: phases, flow points, who answers them, where veRL waits.
+
+plan = watch_plan(config, flow)         # config: a resolved training config; flow: the flow monitor
+run_supervised(trainer, services, plan=plan)
+"""
+
+from functools import partial
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from drzero.ops.causes import Cause
+from drzero.ops.flow.monitor import FLOW_FILE, FlowMonitor
+from drzero.ops.watchdog.diagnosis import Landmarks
+from drzero.ops.watchdog.movement import Patience
+from drzero.ops.watchdog.watchdog import WatchPlan
+from drzero.recipe.compose import process_env
+from drzero.stages.flight_recorder import FLIGHT, recorder_folder
+from drzero.stages.nodes import read_elsewhere
+
+PROGRESS = "progress"
+
+WAITS_ON = {
+    "buffer": ("prompts",),
+    "prompts": ("rollout",),
+    "validation": ("rollout",),
+    "rollout": ("generation", "search", "environment", "reward"),
+    "reward": ("completion", "search"),
+    "completion": ("solver queue", "search"),
+    "search": ("retrieval queue",),
+}
+"""What each flow point waits on; the trainer itself waits on the buffer. A rollout ends with its reward."""
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "retrieval answers garbage",
+        r"is no retrieval service: it answered|answered \d+ of \d+ queries",
+        "something else listens on retrieval.port or at retrieval.url, or its index is broken: query it with "
+        "curl, restart it",
+        culprit="retrieval",
+    ),
+    Cause(
+        "solver fails",
+        r"the solver server at \S+ failed|SolverServerError",
+        "read solver.log; a server that runs out of memory needs a smaller solver.mem_fraction_static or "
+        "solver.max_batch_size",
+        culprit="solver",
+    ),
+    Cause(
+        "retrieval does not answer",
+        r"SearchUnavailable|/retrieve did not answer",
+        "read retrieval.log, with retrieval.url where it runs; more room: retrieval.encoders, "
+        "retrieval.max_queue, retrieval.deadline_s",
+        culprit="retrieval",
+    ),
+    Cause(
+        "a process of SGLang's ended",
+        r"Subprocess \S+ \(pid=\d+\) crashed with exit code",
+        "exit code -9 is mostly a lack of memory (smaller actor_rollout_ref.rollout.gpu_memory_utilization); "
+        "rerun to resume",
+        culprit="rollout engine",
+    ),
+    Cause(
+        "too many spoiled rollouts",
+        r"TooManyFailures",
+        "the message names the first causes; rerun to resume once the service is up (run.max_failed_share)",
+    ),
+)
+"""Failures whose lines only this project writes."""
+
+LANDMARKS = Landmarks(
+    batch_wait=(
+        ("_wait_for_next_poll", "verl/trainer/ppo/v1/replay_buffer.py"),
+        ("sample", "verl/trainer/ppo/v1/replay_buffer.py"),
+        ("wait_for_sampleable", "verl/trainer/ppo/v1/replay_buffer.py"),
+    ),
+    data_fetch=(
+        ("_fetch_one_gen_batch", "verl/trainer/ppo/v1/trainer_base.py"),
+        ("__getitem__", "verl/utils/dataset/rl_dataset.py"),
+    ),
+    waits_on=WAITS_ON,
+    answered_by={
+        "retrieval queue": "retrieval",
+        "search": "retrieval",
+        "solver queue": "solver",
+        "completion": "solver",
+        "generation": "rollout engine",
+        "environment": "the environment's own code",
+        "reward": "reward workers",
+        "rollout": "rollout workers",
+    },
+    tools=frozenset({"search", "environment"}),
+    driver="trainer",
+    roles=(
+        (r"ray::TaskRunner", "the trainer's driver"),
+        (r"ray::\w*ActorRolloutRef|ray::WorkerDict", "training rank"),
+        (r"ray::AgentLoopWorker", "rollout worker"),
+        (r"ray::RewardLoopWorker", "reward worker"),
+        (r"ray::ReferenceServer|ray::SGLang", "rollout engine"),
+        (r"sglang::", "SGLang of {component}"),
+        (r"ray::(SimpleStorage|TransferQueue)", "replay buffer's store"),
+        (r"drzero: retrieval", "retrieval"),
+        (r"drzero: solver", "solver"),
+    ),
+    ranks=r"ray::\w*ActorRolloutRef\w*|ray::WorkerDict\w*|\brank \d+",
+    # SGLang's schedulers distribute requests by a broadcast that a replica's other ranks always wait in.
+    engines=r"sglang::|ray::SGLang",
+    causes=CAUSES,
+    end_phases=frozenset({"done", "out-of-time"}),
+)
+
+
+def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan:
+    """The plan for one start of a training run, from `watchdog` in a resolved config."""
+    watchdog, folder = config.watchdog, Path(config.run.dir)
+    fixed = {str(phase): float(limit) for phase, limit in watchdog.limits.items() if limit is not None}
+    return WatchPlan(
+        folder=folder,
+        heartbeats=folder / "heartbeats.jsonl",
+        progress=folder / PROGRESS,
+        patience=Patience(
+            cold_start_s=watchdog.cold_start_s, floor_s=watchdog.floor_s, factor=watchdog.factor, fixed=fixed
+        ),
+        flow=flow.snapshot if flow else lambda: None,
+        # Only there does finished work count: asynchronous rollouts continue while an update may hang.
+        counted_phases=frozenset({"rollout", "validation"}),
+        # A growing checkpoint is movement: a large one takes longer than any limit on silence.
+        writing_phases={"save": "global_step_*"},
+        landmarks=LANDMARKS,
+        stall_action=watchdog.policy,
+        native=watchdog.native_stacks,
+        sample_every_s=watchdog.sample_every_s,
+        streams=(folder / FLOW_FILE,),
+        recorder=recorder_folder(folder),
+        flight=folder / FLIGHT,
+        elsewhere=partial(read_elsewhere, config.machine.ray_address, process_env(config)),
+        must_begin=not OmegaConf.select(config, "trainer.val_only", default=False),
+    )
+
+
+def watched_env(config: DictConfig) -> dict[str, str]:
+    """The environment by which the trainer's processes can be watched."""
+    return {
+        "DRZERO_PROGRESS_DIR": str(Path(config.run.dir) / PROGRESS),
+        # Tracebacks of all threads on a crash in C code, and of every process of the run.
+        "PYTHONFAULTHANDLER": "1",
+        # Seconds after which a rank whose NCCL thread itself hangs is ended, so that the others fail too.
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480",
+        # On an error the process ends without waiting for NCCL, which may never return.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    }

@@ -1,5 +1,0 @@
-"""Child processes of a run: start, log, lock, stop, and clean up after a kill.
-
-A child runs under a keeper that leaves none of its descendants behind. Whether a child does useful work is
-judged in `ops.services` and `ops.watchdog`, not here.
-"""

@@ -1,4 +1,0 @@
-"""GPU and host memory, and periodic samples of what each component uses.
-
-Measurements only. Estimates for a planned run are in `pipeline.preflight`.
-"""

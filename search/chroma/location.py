@@ -1,0 +1,280 @@
+"""Where a Chroma is, and how to open it: a folder, or a Chroma server (`chroma run`, Chroma Cloud).
+
+    with connect("outputs/corpus/chromadb") as client: ...
+    with connect("https://api.trychroma.com/TENANT/DATABASE") as client: ...  # the key from CHROMA_API_KEY
+
+Chroma creates an empty database in any folder that has none, so a folder is opened only if its database and
+vector files have their full sizes (`check_files`). Every call to a server has a timeout, and the API key is
+sent only where it cannot be read on the way: over TLS, or within this machine.
+"""
+
+import ipaddress
+import os
+import re
+import struct
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import chromadb
+import httpx
+from chromadb.api import ClientAPI
+from chromadb.api.client import Client
+from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT, Settings
+from chromadb.errors import ChromaError
+
+from search.chroma.quota import Quota
+from search.errors import StoreError, StoreNotReady
+from search.faiss.location import is_faiss
+
+DATABASE_FILE = "chroma.sqlite3"
+API_KEY_VARIABLE = "CHROMA_API_KEY"
+_BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma Cloud with /TENANT/DATABASE"
+# Chroma's own port, and that of https.
+_PORTS = {"http": 8000, "https": 443}
+# A search that takes longer is not worth waiting for: its client has a deadline too. A write also builds the
+# graph.
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 10.0
+_WRITE_TIMEOUT_S = 120.0
+
+# Of hnswlib, as Chroma's own fork writes it: version, offset of the first level, capacity, elements, bytes of
+# an element, two offsets, top level, entry point, links of an element above the first level and on it, links
+# asked for, level factor, search width at building.
+_VECTOR_HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
+_VECTOR_FILES = ("header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle")
+
+
+@dataclass(frozen=True)
+class ChromaPlace:
+    """A folder (`folder` is set), or a database of a Chroma server (`host` is set)."""
+
+    text: str
+    folder: Path | None = None
+    host: str = ""
+    port: int = 0
+    tls: bool = False
+    tenant: str = DEFAULT_TENANT
+    database: str = DEFAULT_DATABASE
+    quota: Quota = field(default=Quota(), compare=False)
+
+    @classmethod
+    def parse(cls, text: "str | Path | ChromaPlace") -> "ChromaPlace":
+        """Read a folder or `http(s)://HOST[:PORT][/TENANT/DATABASE]`; raises StoreError for anything else."""
+        if isinstance(text, ChromaPlace):
+            return text
+        if isinstance(text, Path) or "://" not in text:
+            return cls(str(text), folder=Path(text))
+        try:
+            address = urlsplit(text)
+            host, port = address.hostname, address.port
+        except ValueError:
+            raise StoreError(_BAD_ADDRESS) from None
+        names = [name for name in address.path.split("/") if name]
+        if address.username or address.password or address.query or address.fragment:
+            # The message does not repeat the address, which may contain a key.
+            raise StoreError(f"{_BAD_ADDRESS} and nothing else: put a key into {API_KEY_VARIABLE}")
+        if address.scheme not in _PORTS or not host or len(names) not in (0, 2):
+            raise StoreError(f"{text}: {_BAD_ADDRESS}")
+        tenant, database = names or (DEFAULT_TENANT, DEFAULT_DATABASE)
+        is_tls = address.scheme == "https"
+        return cls(text, None, host, port or _PORTS[address.scheme], is_tls, tenant, database)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def within(self, quota: Quota) -> "ChromaPlace":
+        """The place under a server's quota; a folder has none."""
+        return self if self.folder else replace(self, quota=quota)
+
+    @property
+    def url(self) -> str:
+        """The address of a server, without tenant and database."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.tls else ''}://{host}:{self.port}"
+
+
+@contextmanager
+def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[ClientAPI]:
+    """Open a Chroma and close it afterwards; raises StoreError if it cannot be used as asked.
+
+    StoreNotReady if it is missing, damaged or lost while open. `create` is for writing: a missing folder is
+    created, and calls to a server may take longer.
+    """
+    place = ChromaPlace.parse(place)
+    folder = place.folder
+    if folder and (folder / DATABASE_FILE).is_file():
+        check_files(folder)
+    elif folder and not create:
+        raise no_chroma(folder)
+    try:
+        if folder:
+            client = chromadb.PersistentClient(str(folder), settings=Settings(anonymized_telemetry=False))
+        else:
+            client = _open_server(place, create)
+        with cast(Client, client):
+            yield client
+    except httpx.HTTPError as error:
+        raise StoreNotReady(f"Chroma at {place} failed: {plain(error)}") from error
+    except ChromaError as error:
+        raise StoreError(f"Chroma at {place} failed: {plain(error)}") from error
+    except BaseException as error:
+        # Chroma's Rust part panics over some damaged databases; PyO3 has no importable name for that.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise StoreNotReady(f"Chroma at {place} is damaged: {plain(error)}. Build it again") from error
+
+
+def shard_counts(names: Iterable[str], prefix: str) -> set[int]:
+    """The numbers of shards that these names belong to, named as in `search.chroma.shard_layout`."""
+    shard = re.compile(rf"\.?{re.escape(prefix)}-\d\d-of-(\d\d)(\.building|\.previous)?")
+    return {int(found[1]) for name in names if (found := shard.fullmatch(name))}
+
+
+def shards_in(folder: Path) -> set[int]:
+    """Of which numbers of shards a folder has some, unfinished ones included."""
+    return shard_counts((path.name for path in folder.iterdir()), "shard") if folder.is_dir() else set()
+
+
+def other_shards(where: object, found: int, asked: int) -> StoreError:
+    """The error for an index of another number of shards than `chroma.shards`."""
+    holds = f"an index of {found} shards" if found > 1 else "an index without shards"
+    return StoreError(
+        f"{where} holds {holds}, and chroma.shards is {asked}: set chroma.shards={found} (or --shards) to "
+        f"use it, or another chroma.path to build one of {asked}"
+    )
+
+
+def no_chroma(folder: Path) -> StoreError:
+    """The error for a folder without a Chroma, which may come later unless something else is there."""
+    if found := shards_in(folder):
+        return other_shards(folder, min(found), 1)
+    if is_faiss(folder):
+        return StoreError(f"{folder} holds a FAISS index, not a Chroma: set index=faiss faiss.path={folder}")
+    return StoreNotReady(
+        f"no Chroma folder at {folder}: make one with `drzero prepare-data chroma.path={folder} source=…`"
+    )
+
+
+def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
+    timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+    headers = request_headers(place)
+    if _is_loopback(place.host):
+        # The environment's proxy would be sent the API key. Chroma's client has no setting for it, only
+        # `no_proxy`, of which the lower-case name takes precedence.
+        exempt = urllib.request.getproxies_environment().get("no", "")
+        if place.host not in (name.strip() for name in exempt.split(",")):
+            os.environ["no_proxy"] = f"{exempt},{place.host}" if exempt else place.host
+    _check_server(place, headers, timeout)
+    try:
+        client = chromadb.HttpClient(
+            host=place.host if ":" not in place.host else f"[{place.host}]",
+            port=place.port,
+            ssl=place.tls,
+            headers=headers,
+            settings=Settings(anonymized_telemetry=False),
+            tenant=place.tenant,
+            database=place.database,
+        )
+    except Exception as error:  # Chroma raises ValueError, or a bare Exception, for what it does not expect
+        raise StoreError(f"the Chroma server at {place} refuses us: {plain(error)}") from error
+    # chromadb (1.5.9) waits for ever and has no setting for it; a test fails when it has one.
+    cast(Any, client)._server._session.timeout = timeout
+    return client
+
+
+def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
+    """Raise StoreError unless a Chroma with the database answers in time; its client would wait for ever."""
+    path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
+    try:
+        answer = httpx.get(place.url + path, headers=headers, timeout=timeout)
+    except httpx.HTTPError as error:
+        raise StoreNotReady(
+            f"no Chroma server answers at {place} ({plain(error)}): start one (`chroma run --path … "
+            f"--port {place.port}`), or correct the address"
+        ) from error
+    status = answer.status_code
+    if status in (401, 403):
+        key = "its API key" if headers else f"an API key in {API_KEY_VARIABLE}, which is sent over https only"
+        raise StoreError(f"the Chroma server at {place} refuses access (HTTP {status}): check {key}")
+    if status == 404 and "error" in answer.text:
+        raise StoreError(
+            f"the Chroma server at {place} has no database {place.database!r} of a tenant {place.tenant!r}: "
+            "create it there, or correct the address"
+        )
+    if status == 429 or status >= 500:
+        raise StoreNotReady(f"the Chroma server at {place} is not ready: it answered HTTP {status}")
+    if status != 200:
+        raise StoreError(f"{place} is no Chroma server, or not one of version 1: it answered HTTP {status}")
+
+
+def request_headers(place: ChromaPlace) -> dict[str, str]:
+    """Return the headers of requests to a server: the API key, if it cannot be read on the way."""
+    key = _api_key()
+    # Checked here, because an HTTP library that rejects it would print it.
+    if not (key.isascii() and key.isprintable()):
+        raise StoreError(f"{API_KEY_VARIABLE} holds characters that an HTTP header cannot carry")
+    return {"X-Chroma-Token": key} if key and (place.tls or _is_loopback(place.host)) else {}
+
+
+def plain(error: BaseException) -> str:
+    """Return an error as one line, without the API key, in case a server has repeated it."""
+    text = f"{type(error).__name__}: {error}"
+    if key := _api_key():
+        text = text.replace(key, "***")
+    return " ".join(text.split())[:500]
+
+
+def _api_key() -> str:
+    return os.environ.get(API_KEY_VARIABLE, "").strip()
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def check_files(folder: Path) -> None:
+    """Raise StoreNotReady unless the database and the vector files of all collections have their sizes."""
+
+    def damaged(what: str) -> StoreNotReady:
+        return StoreNotReady(f"the Chroma folder {folder} is damaged: {what}. Build it again")
+
+    path = folder / DATABASE_FILE
+    with path.open("rb") as file:
+        head = file.read(100)
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\0"):
+        raise damaged(f"{path.name} is no SQLite database")
+    # A journal is left by an interrupted write, which SQLite rolls back when it opens the file.
+    if not path.with_name(f"{path.name}-journal").exists():
+        # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page, and pages in the file,
+        # which are valid if the change counter equals the one they were written for.
+        page_size = int.from_bytes(head[16:18])
+        wanted = int.from_bytes(head[28:32]) * (65536 if page_size == 1 else page_size)
+        if head[24:28] == head[92:96] and (size := path.stat().st_size) < wanted:
+            raise damaged(f"{path.name} has {size} of its {wanted} bytes")
+    for vectors in sorted({path.parent for path in folder.glob("*/*.bin")}):
+        missing = [name for name in _VECTOR_FILES if not (vectors / name).is_file()]
+        if "header.bin" in missing:
+            raise damaged(f"{vectors.name} lacks header.bin")
+        header = (vectors / "header.bin").read_bytes()
+        if len(header) != _VECTOR_HEADER.size:
+            raise damaged(f"{vectors.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes")
+        version, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
+        # Another version is of another Chroma, which knows its own files; few vectors stay in the database.
+        if version != 1 or elements == 0:
+            continue
+        if missing:
+            raise damaged(f"{vectors.name} lacks {', '.join(missing)}")
+        for name, wanted in (("data_level0.bin", elements * element_bytes), ("length.bin", elements * 4)):
+            if (size := (vectors / name).stat().st_size) < wanted:
+                raise damaged(f"{vectors.name}/{name} has {size} of its {wanted} bytes")
+        # For each element the size of its links above the first level, then those links, a block per level.
+        above = (vectors / "link_lists.bin").stat().st_size - elements * 4
+        if above < 0 or above % (links * 4 + 4):
+            raise damaged(f"{vectors.name}/link_lists.bin is cut off")

@@ -1,0 +1,343 @@
+"""The FAISS store: an index file, and the JSONL whose lines are the passages of its rows.
+
+    with closing(FaissIndex("wiki/e5_Flat.index", "wiki/wiki-18.jsonl").open()) as store:
+        store.query(embeddings, topk=3)
+
+It answers from indices that `search.indexing` built and, unchanged, from those that others share: any index
+of FAISS over unit vectors whose row i is line i of the corpus. Such an index records no embedder: the caller
+names it, and `check_embedder` embeds a stored passage again.
+
+The files are memory-mapped (`search.faiss.mapped_file`). What is mapped is never read after its file was
+changed: a query compares the files' state first, and an index that was replaced by another is refused
+until the process is restarted, as in `search.chroma.store`.
+"""
+
+import os
+import random
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from search.embedders import Embedder
+from search.errors import StoreError, StoreNotReady, StoreUnavailable
+from search.faiss.device import on_device
+from search.faiss.jsonl_passages import JsonlPassages, StoredPassage
+from search.faiss.location import FaissFiles, find_files
+from search.faiss.mapped_file import map_index
+from search.stored_index import (
+    SAME_VECTOR_COSINE,
+    CollectionInfo,
+    another_version,
+    check_records,
+    cosine_again,
+    other_embedder,
+    passage_text,
+)
+from search.wire import ScoredPassage
+
+SAME_CODE_COSINE = 0.7
+"""The least cosine of a vector that an index keeps as a code (PQ, SQ) with the one it was made from. A bound
+and no measurement: a code is a rounded vector, and another model's vector of the text about orthogonal."""
+_UNIT = 1e-2
+"""How far the length of a stored unit vector may be from 1; indices are also made in half precision."""
+_UNRECORDED = "unrecorded"
+_COSINE = {
+    faiss.METRIC_INNER_PRODUCT: lambda score: score,
+    faiss.METRIC_L2: lambda square: 1.0 - square / 2.0,
+}
+"""From FAISS's number to the cosine of unit vectors, by metric."""
+
+
+@dataclass(frozen=True)
+class FaissIndex:
+    """Where a FAISS index is and how it is searched, before it is opened.
+
+    `corpus` None is the one JSONL next to it; `lines_folder` is for its lines' file where that folder is
+    read-only. `ef_search` and `nprobe` are the candidates of HNSW and the lists of IVF that a query inspects;
+    `device` is cpu, cuda or cuda:N.
+    """
+
+    path: Path | str
+    corpus: Path | str | None = None
+    lines_folder: Path | None = None
+    ef_search: int = 256
+    nprobe: int = 64
+    device: str = "cpu"
+
+    @property
+    def setting(self) -> str:
+        """The config key that says where it is."""
+        return "faiss.path"
+
+    @property
+    def name(self) -> str:
+        """The file's or folder's."""
+        return Path(self.path).stem
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that holds it."""
+        path = Path(self.path)
+        return path.parent if path.is_file() else path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> "FaissStore":
+        """Open it; raises StoreError if it cannot be used, StoreNotReady if files are missing."""
+        return FaissStore(self)
+
+    def documents(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (id, title, text) of every passage, in the order of rows; raises StoreError."""
+        with closing(JsonlPassages(find_files(self.path, self.corpus).corpus, self.lines_folder)) as passages:
+            for passage in passages:
+                yield passage.id, passage.title, passage.text
+
+    def drawn(self, seed: int) -> Iterator[tuple[str, str, str]]:
+        """Yield (id, title, text) of every passage, in an order random by `seed`; raises StoreError."""
+        with closing(JsonlPassages(find_files(self.path, self.corpus).corpus, self.lines_folder)) as passages:
+            for row in _shuffled(len(passages), random.Random(f"{seed}/rows")):
+                passage = passages[row]
+                yield passage.id, passage.title, passage.text
+
+
+class FaissStore:
+    """An open index; its queries may come from several threads."""
+
+    def __init__(self, index: FaissIndex) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        self._opened = _OpenFiles(index)
+        self.files = self._opened.files
+        self.info = self._opened.info
+        self.name = self.files.index.name
+
+    def close(self) -> None:
+        """Release the files."""
+        self._opened.close()
+
+    def check_embedder(self, embedder: Embedder) -> None:
+        """Raise StoreError unless queries of `embedder` may be compared with the index's vectors.
+
+        What a build of ours recorded is compared first; then the first passage is embedded again and must
+        give its stored vector, or one close to it where the index keeps codes.
+        """
+        what, opened = f"the index {self.files}", self._opened
+        if self.info.embedder:
+            check_records(what, self.info, embedder)
+        elif embedder.dimension != self.info.dimension:
+            raise self._not_of(
+                embedder, f"they have {self.info.dimension} numbers, its own {embedder.dimension}"
+            )
+        stored = opened.first_vector()
+        if (off := abs(float(np.linalg.norm(stored)) - 1.0)) > _UNIT and opened.is_exact:
+            raise StoreError(
+                f"{what} is not of unit vectors (the first is {off:.2f} off), so that its scores are "
+                "no cosines: normalise them and build it again"
+            )
+        cosine = cosine_again(embedder, opened.embedded_text(opened.passages[0]), stored)
+        if cosine >= (SAME_VECTOR_COSINE if opened.is_exact else SAME_CODE_COSINE):
+            return
+        if self.info.embedder:
+            again = f"the same text gets another vector (cosine {cosine:.3f}): its revision is"
+            raise other_embedder(what, self.info, embedder, again, self.info.revision, embedder.revision)
+        raise self._not_of(embedder, f"its first passage gets another one (cosine {cosine:.3f})")
+
+    def _not_of(self, embedder: Embedder, why: str) -> StoreError:
+        return StoreError(
+            f"the vectors of {self.files} are not those of {embedder.name!r}: {why}. Set retrieval.embedder "
+            "(or --embedder) to the model that made them, and faiss.corpus to the passages they are of"
+        )
+
+    def check_content(self) -> bool:
+        """Whether hashes were recorded at the build; raises StoreError unless the files have them."""
+        return self.files.check_content()
+
+    def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
+        """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
+
+        The score is the cosine similarity. A `topk` beyond the index's size gives all; an IVF index may find
+        fewer. Raises StoreUnavailable when the index that was opened cannot answer now.
+        """
+        vectors = np.ascontiguousarray(embeddings, dtype=np.float32)
+        wanted = min(topk, self.info.chunks)
+        try:
+            # FAISS computes with several threads itself; a GPU takes one search at a time.
+            with self._lock:
+                opened = self._ready()
+                scores, rows = opened.searched.search(vectors, wanted)
+            cosine = _COSINE[opened.index.metric_type]
+            return [
+                [
+                    {"document": opened.passages[row].to_wire(), "score": float(cosine(score))}
+                    for row, score in zip(found.tolist(), of_them.tolist(), strict=True)
+                    if row >= 0
+                ]
+                for found, of_them in zip(rows, scores, strict=True)
+            ]
+        # FAISS raises RuntimeErrors; a file that another thread has just opened anew gives a ValueError.
+        except (StoreError, OSError, RuntimeError, ValueError) as error:
+            raise StoreUnavailable(f"the index at {self.files} failed: {error}") from error
+
+    def passages_of(self, ids: Collection[str]) -> dict[str, str]:
+        """Return the passages that have these ids; a pass over the corpus unless ids are line numbers."""
+        opened = self._opened
+        found = {}
+        for key in ids:
+            if key.isascii() and key.isdigit() and int(key) < len(opened.passages):
+                passage = opened.passages[int(key)]
+                if passage.id == key:
+                    found[key] = passage_text(passage.title, passage.text)
+        if wanted := set(ids) - found.keys():
+            for passage in opened.passages:
+                if passage.id in wanted:
+                    found[passage.id] = passage_text(passage.title, passage.text)
+        return found
+
+    def documents_among(self, names: Sequence[str]) -> set[str]:
+        """Return those of some documents' ids of which the index has the whole or a chunk."""
+        there = set(self.passages_of(names))
+        if others := set(names) - there:
+            there |= others & {passage.document for passage in self._opened.passages}
+        return there
+
+    def _ready(self) -> "_OpenFiles":
+        """Return the open files, opened again if they changed; the lock is held."""
+        if self._opened.is_unchanged():
+            return self._opened
+        try:
+            opened = _OpenFiles(self._index)
+        except StoreError as error:
+            raise StoreUnavailable(str(error)) from error
+        if opened.info != self.info:
+            opened.close()
+            raise another_version(f"the index {self.files}", opened.info, self.info)
+        self._opened.close()
+        self._opened = opened
+        return opened
+
+
+class _OpenFiles:
+    """One opening of an index and its corpus, and whether the files are still those that were opened."""
+
+    def __init__(self, index: FaissIndex) -> None:
+        self.files = find_files(index.path, index.corpus)
+        self._stamp = self._stat()  # before opening: a change in between is seen at the first query
+        self._record = self.files.read_record()
+        self.index = _read(self.files)
+        """As it is in the file."""
+        self.passages = JsonlPassages(self.files.corpus, index.lines_folder)
+        try:
+            self.info = self._describe()
+            self.is_exact = _keeps_vectors(self.index)
+            _set_breadth(self.index, index)
+            self.searched = on_device(self.index, index.device, self.files.index.stat().st_size)
+        except BaseException:
+            self.passages.close()
+            raise
+
+    def close(self) -> None:
+        """Release the files."""
+        self.passages.close()
+
+    def is_unchanged(self) -> bool:
+        """Whether the files are those that were opened; raises StoreUnavailable while one is missing."""
+        try:
+            return self._stat() == self._stamp
+        except OSError as error:
+            raise StoreUnavailable(f"the index at {self.files} is gone ({error})") from error
+
+    def first_vector(self) -> np.ndarray:
+        """Return the stored vector of row 0 (dimension,); raises StoreError if the index cannot give it."""
+        ivf = faiss.try_extract_index_ivf(self.index)
+        try:
+            if ivf is not None:  # it knows vectors by list; the map from rows takes 8 bytes each
+                ivf.make_direct_map()
+            return np.asarray(self.index.reconstruct(0))
+        except RuntimeError as error:
+            raise StoreError(f"the first vector of {self.files} cannot be read ({error})") from error
+        finally:
+            if ivf is not None:
+                ivf.set_direct_map_type(ivf.direct_map.NoMap)
+
+    def embedded_text(self, passage: StoredPassage) -> str:
+        """Return the text that a passage's vector was made from, without the prefix."""
+        if passage.contents is not None:
+            return passage.contents
+        if self._record is not None:
+            return passage_text(passage.title, passage.text)
+        return f'"{passage.title}"\n{passage.text}'  # of a corpus without contents, as Search-R1 makes them
+
+    def _describe(self) -> CollectionInfo:
+        """How the index was built, as recorded or, of another tool's, as far as seen; raises StoreError."""
+        index, files = self.index, self.files
+        if index.metric_type not in _COSINE or isinstance(index, faiss.IndexIDMap):
+            raise StoreError(
+                f"{files} is of a kind ({type(index).__name__}, metric {index.metric_type}) that cannot be "
+                "served: its rows have to be those of the corpus, by inner product or L2 of unit vectors"
+            )
+        rows, lines = index.ntotal, len(self.passages)
+        if rows != lines or not rows:
+            raise StoreError(
+                f"{files} has {rows} rows and {files.corpus} {lines} lines, and row i has to be line i: set "
+                "faiss.corpus to the corpus that it was built from"
+            )
+        if self._record is None:
+            return CollectionInfo("", _UNRECORDED, index.d, "", "", rows, rows, 0, 0, files.edges())
+        info = self._record.info
+        if (info.chunks, info.dimension) != (rows, index.d):
+            raise StoreError(
+                f"{files} has {rows} rows of {index.d} numbers, and {files.record} says {info.chunks} of "
+                f"{info.dimension}: they are not of one build; restore the folder from a copy"
+            )
+        return info
+
+    def _stat(self) -> list[tuple[int, int, int, int]]:
+        """Return device, inode, time and size of both files."""
+        found = map(os.stat, (self.files.index, self.files.corpus))
+        return [(state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size) for state in found]
+
+
+def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
+    """Yield the numbers below `count` in a random order, with memory for those that have been yielded.
+
+    The algorithm of Fisher and Yates over a list of which only what was moved exists.
+    """
+    moved: dict[int, int] = {}
+    for last in range(count - 1, -1, -1):
+        place = rng.randint(0, last)
+        yield moved.get(place, place)
+        moved[place] = moved.pop(last, last)
+
+
+def _read(files: FaissFiles) -> Any:
+    """Map the index; raises StoreError for a file that is none, or is cut off."""
+    try:
+        return map_index(files.index)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).rpartition("Error: ")[2] or str(error)
+        raise StoreNotReady(
+            f"{files} is no FAISS index, or is cut off ({reason}): copy, download or build it again"
+        ) from error
+
+
+def _keeps_vectors(index: Any) -> bool:
+    """Whether vectors are kept as they are, and not as codes or rotated."""
+    if isinstance(index, faiss.IndexHNSW):
+        return isinstance(faiss.downcast_index(index.storage), faiss.IndexFlat)
+    return isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat)
+
+
+def _set_breadth(index: Any, wanted: FaissIndex) -> None:
+    """Set how much of an approximate index a query inspects."""
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    if isinstance(inner, faiss.IndexHNSW):
+        inner.hnsw.efSearch = wanted.ef_search
+    elif isinstance(inner, faiss.IndexIVF):
+        inner.nprobe = min(wanted.nprobe, inner.nlist)

@@ -1,0 +1,99 @@
+"""The bench of one GPU, as far as it goes without one: what it runs, what it leaves, how it continues."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from bench import gpu
+from bench.gpu import PIECES, Record, arguments, chosen, page
+from drzero.preflight.run import preflight
+from drzero.recipe.compose import compose_stage
+
+
+def record(piece: str, step_s: float, code: int = 0) -> Record:
+    """Three steps, the first of them slow."""
+    steps = (
+        [{"timing_s/step": 100.0}, {"timing_s/step": step_s}, {"timing_s/step": step_s}] if not code else []
+    )
+    return Record(piece, "a GPU", code, 60.0, 9.5, 11.0, steps, "out of memory" if code else "")
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_a_piece_composes_and_its_memory_is_known_before_it_runs(name: str, tmp_path: Path) -> None:
+    config = compose_stage(PIECES[name].stage, arguments(name, tmp_path, "single_gpu", batch=16))
+    assert config.actor_rollout_ref.rollout.name == PIECES[name].engine
+    assert config.trainer.v1.trainer_mode == ("sync" if "stock" in name else f"drzero_{config.method}_sync")
+    report = preflight(config, PIECES[name].stage)
+    assert report.ledger and 0 < report.ledger.total(report.ledger.worst) < 80
+    # What `prepare` makes, and SGLang, are not here; nothing else may be missing.
+    missing = {"base_model", "data.train_files", "chroma.path", "actor_rollout_ref.rollout.name"}
+    assert {finding.key for finding in report.findings if finding.severity == "error"} <= missing
+
+
+def test_its_page_compares_our_trainer_with_veRLs_without_the_first_step() -> None:
+    text = page([record("reference-solver", 11.0), record("stock-solver", 10.0)])
+    assert "`reference-solver` takes 1.10 times one of `stock-solver`" in text
+    assert "| 9.5 | 11.0 |" in text
+
+
+def test_a_failed_piece_is_named_with_its_reason_and_has_no_figures() -> None:
+    text = page([record("reference-solver", 11.0), record("stock-solver", 0, code=1)])
+    assert "`stock-solver` failed: out of memory" in text and "times one of" not in text
+
+
+def test_finished_pieces_are_not_run_again_and_the_page_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints" / "synthesize_iter1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "synthesize_iter1" / "val.parquet").touch()
+    (tmp_path / "records").mkdir()
+    for name in PIECES:
+        (tmp_path / "records" / f"{name}.json").write_text(json.dumps(asdict(record(name, 10.0))))
+    monkeypatch.setattr(sys, "argv", ["gpu", "--work", str(tmp_path), "--page", str(tmp_path / "gpu.md")])
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    assert gpu.main() == 0
+    assert all(f"| {name} |" in (tmp_path / "gpu.md").read_text() for name in PIECES)
+
+
+def test_a_piece_that_fails_is_recorded_and_run_again_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints" / "synthesize_iter1").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "synthesize_iter1" / "val.parquet").touch()
+    command = ["gpu", "--work", str(tmp_path), "--hardware", "cpu", "reference-solver"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert gpu.main() == 1
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["reference-solver.failed.json"]
+    assert "`reference-solver` failed: no output" in capsys.readouterr().out
+
+
+def test_pieces_of_an_engine_that_is_not_installed_are_left_out_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert list(chosen([], "single_gpu")) == ["reference-solver", "stock-solver", "reference-challenger"]
+    assert "sglang-challenger: SGLang is not installed here" in capsys.readouterr().out
+
+
+@pytest.mark.slow("a run of three steps; the rest of the script is tested in the first tier")
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path: Path, speaking_model: Path) -> None:
+    gpu.prepare(tmp_path)
+    policy = tmp_path / "corpus" / "models" / "demo-policy"
+    shutil.rmtree(policy)
+    shutil.copytree(speaking_model, policy)
+    command = [sys.executable, "-m", "bench.gpu", "--hardware", "cpu", "--batch", "4", "--work"]
+    run = subprocess.run([*command, str(tmp_path), "reference-solver"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    made = Record(**json.loads((tmp_path / "records" / "reference-solver.json").read_text()))
+    assert len(made.steps) == gpu.STEPS
+    for key in (*gpu.PHASES.values(), *gpu.CHECKS.values()):
+        assert any(key in step for step in made.steps), key
+    # Without a GPU the peak is that of the machine, on which other tests run as well.
+    assert made.peak_gib > 0.5 and made.ledger_gib > 0.5

@@ -1,0 +1,128 @@
+"""`drzero fetch-models` against a hub on loopback: what it takes, what it leaves, what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from loopback_hub import REVISION, LoopbackHub
+
+from drzero.cli import main
+from drzero.commands.models import wanted_files
+
+POLICY = {
+    "config.json": b'{"a": 1}',
+    "tokenizer.json": b'{"b": 2}',
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"the same weights",
+    "original/consolidated.safetensors": b"and again",
+}
+EMBEDDER = {"modules.json": b"[]", "1_Pooling/config.json": b'{"c": 3}', "pytorch_model.bin": b"its weights"}
+STAGE = ["base_model=org/policy", "retrieval.embedder=org/embedder"]
+# One process for all command lines: each import of torch and transformers takes ten seconds.
+_SCRIPT = """
+import json, sys
+from drzero.cli import main
+for words in json.load(sys.stdin):
+    print("exit", main(["fetch-models", *words]), file=sys.stderr)
+"""
+
+
+@dataclass
+class Fetched:
+    """What came of command lines, one after the other."""
+
+    fetched: list[str]
+    cache: Path
+    codes: list[int]
+    errors: list[str]
+
+
+def fetch(url: str, cache: Path, *lines: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Exit codes and other lines of standard error."""
+    own = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        input=json.dumps(lines),
+        env={**os.environ, **own, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    printed = done.stderr.splitlines()
+    codes = [int(line.split()[1]) for line in printed if line.startswith("exit ")]
+    return codes, [line for line in printed if line.startswith("drzero ")]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
+    cache = tmp_path_factory.mktemp("hub")
+    with LoopbackHub({"org/policy": POLICY, "org/embedder": EMBEDDER}) as hub:
+        codes, errors = fetch(
+            hub.url,
+            cache,
+            ["challenger", *STAGE],
+            ["challenger", *STAGE],
+            ["evolve", "loop=full", *STAGE],
+            ["challenger", f"base_model={cache}", "retrieval.embedder=packaged-minilm"],
+            ["challenger", "base_model=org/polisy", "retrieval.embedder=org/embedder"],
+        )
+    return Fetched(hub.fetched, cache, codes, errors)
+
+
+def test_a_stages_models_and_its_embedder_are_fetched_in_one_format(session: Fetched) -> None:
+    policy = {f"org/policy/{name}" for name in ("config.json", "tokenizer.json", "model.safetensors")}
+    assert set(session.fetched) == policy | {f"org/embedder/{name}" for name in EMBEDDER}
+    snapshot = session.cache / "hub" / "models--org--policy" / "snapshots" / REVISION
+    assert (snapshot / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_what_is_cached_is_not_fetched_again_by_the_stage_or_the_loop(session: Fetched) -> None:
+    assert len(session.fetched) == len(set(session.fetched))
+
+
+def test_stages_whose_models_are_there_or_are_fetched_end_well(session: Fetched) -> None:
+    assert session.codes[:4] == [0, 0, 0, 0], session.errors
+
+
+def test_a_model_that_the_hub_does_not_have_is_one_line_with_its_key(session: Fetched) -> None:
+    assert session.codes[4] == 2
+    (line,) = session.errors
+    assert "base_model: org/polisy could not be downloaded from the hub" in line
+
+
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+    codes, errors = fetch("http://127.0.0.1:9", tmp_path, ["challenger", *STAGE])
+    assert codes == [2]
+    (line,) = errors
+    assert "could not be downloaded from the hub" in line
+
+
+def test_offline_nothing_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert main(["fetch-models", "challenger", *STAGE]) == 0
+    assert "nothing is downloaded" in capsys.readouterr().out
+
+
+def test_the_stage_has_to_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch-models"]) == 2
+    assert "name a stage" in capsys.readouterr().err
+
+
+def test_of_several_formats_safetensors_are_wanted() -> None:
+    names = ["config.json", "a.bin", "a.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md"]
+    assert wanted_files(names) == ["a.safetensors", "config.json"]
+
+
+def test_without_safetensors_the_other_weights_are_wanted() -> None:
+    names = ["config.json", "pytorch_model.bin", "flax_model.msgpack"]
+    assert wanted_files(names) == ["config.json", "pytorch_model.bin"]

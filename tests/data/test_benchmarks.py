@@ -1,0 +1,622 @@
+"""Benchmark files as questions, and the draw of a smaller number."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from damaged import damage_pages
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.benchmarks import BenchmarkQuestion, choose_questions, load_benchmark
+from data.demo_world import generate_world, write_world
+from data.errors import DataError
+from data.parquet_io import write_training_rows
+from data.question_rows import FieldNames, read_row
+from drzero.stages.scores import PAPER_BENCHMARKS
+
+CHAIN = {"id": "run-0-0001", "hop": 2, "question": "Who?", "answer": "Vell", "doc_ids": ["a"]}
+
+
+def published_row(**changes: Any) -> dict[str, Any]:
+    """A row of the published nq_hotpotqa_train, with every column it has."""
+    question, answers = "who got the first nobel prize in physics", ["Wilhelm Conrad Röntgen", "Röntgen"]
+    row = {
+        "id": "test_0",
+        "question": question,
+        "golden_answers": answers,
+        "data_source": "nq",
+        "prompt": [{"role": "user", "content": f"Answer the given question. {question}?"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
+        "extra_info": {"index": 0, "split": "test"},
+        "metadata": None,
+    }
+    return row | changes
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def write_chains(path: Path, *chains: Any) -> Path:
+    path.write_text("".join(json.dumps(chain) + "\n" for chain in chains))
+    return path
+
+
+def test_the_demo_worlds_chains_are_one_benchmark_per_hop_count(tmp_path: Path) -> None:
+    world = generate_world(0, "run", passages=60, chains_per_hop=5)
+    write_world(world, tmp_path)
+    questions = load_benchmark(tmp_path / "chains.jsonl")
+    assert Counter(question.benchmark for question in questions) == {f"demo_{h}hop": 5 for h in (1, 2, 3, 4)}
+    assert [(q.id, q.question, q.targets, q.hop) for q in questions] == [
+        (chain.id, chain.question, (chain.answer,), chain.hop) for chain in world.chains
+    ]
+
+
+def test_a_chain_names_the_documents_that_hold_its_facts_if_it_knows_them(tmp_path: Path) -> None:
+    unknowing = {name: value for name, value in CHAIN.items() if name != "doc_ids"}
+    path = write_chains(tmp_path / "chains.jsonl", CHAIN, unknowing)
+    assert [question.doc_ids for question in load_benchmark(path)] == [("a",), ()]
+
+
+@pytest.mark.parametrize(
+    ("named", "documents"),
+    [
+        ({"doc_ids": ["a", "b"]}, ("a", "b")),
+        ({"extra_info": {"doc_id": "a"}}, ("a",)),
+        ({"extra_info": {"doc_id": None}}, ()),
+    ],
+)
+def test_a_row_names_its_documents_in_a_list_or_as_the_one(
+    named: dict[str, Any], documents: tuple[str, ...], tmp_path: Path
+) -> None:
+    row = published_row()
+    extra = row["extra_info"] | named.get("extra_info", {})
+    path = write_parquet(tmp_path / "test.parquet", [row | named | {"extra_info": extra}])
+    assert load_benchmark(path)[0].doc_ids == documents
+
+
+def test_the_published_layout_holds_one_benchmark_per_data_source(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
+    first, second = load_benchmark(str(path))
+    targets = ("Wilhelm Conrad Röntgen", "Röntgen")
+    assert first == BenchmarkQuestion(
+        "nq", "test_0", "who got the first nobel prize in physics", targets, None
+    )
+    assert second.key == "musique/test_0"
+
+
+def test_verls_preprocessed_copy_gives_the_same_benchmarks(tmp_path: Path) -> None:
+    row = published_row(data_source="searchR1_nq")
+    extra = {**row["extra_info"], "question": row["question"], "need_tools_kwargs": True}
+    kept = ("data_source", "prompt", "ability", "reward_model", "metadata")
+    path = write_parquet(
+        tmp_path / "test.parquet", [{name: row[name] for name in kept} | {"extra_info": extra}] * 2
+    )
+    questions = load_benchmark(path)
+    assert [question.key for question in questions] == ["nq/0", "nq/1"]
+    assert questions[0].question == row["question"]
+    assert questions[0].targets == tuple(row["golden_answers"])
+
+
+def test_this_projects_own_rows_with_targets_are_a_benchmark_too(tmp_path: Path) -> None:
+    row = {
+        "data_source": "search_zero",
+        "prompt": [{"role": "user", "content": "Who?"}],
+        "ability": "fact-reasoning",
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Vell"]}},
+        "extra_info": {
+            "index": 0,
+            "split": "val",
+            "hop": 3,
+            "doc_id": "a",
+            "document": "Vell came.",
+            "question": "Who?",
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"search": {"create_kwargs": {"data_source": "search_zero"}}},
+        },
+        "agent_name": "search_agent",
+        "metadata": dict.fromkeys(
+            ("corpus_id", "document_sha256", "generator_checkpoint", "seed", "trajectory")
+        ),
+    }
+    write_training_rows(tmp_path / "val.parquet", [row])
+    assert load_benchmark(tmp_path / "val.parquet") == [
+        BenchmarkQuestion("search_zero", "0", "Who?", ("Vell",), 3, ("a",))
+    ]
+
+
+def test_a_single_target_may_be_a_plain_string(tmp_path: Path) -> None:
+    row = published_row(reward_model={"style": "rule", "ground_truth": {"target": "Vell"}})
+    assert load_benchmark(write_parquet(tmp_path / "test.parquet", [row]))[0].targets == ("Vell",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"question": " "}, "row 2: no question"),
+        ({"data_source": None}, "row 2: no data_source"),
+        (
+            {"golden_answers": [], "reward_model": {"style": "rule", "ground_truth": {"target": []}}},
+            "no answer",
+        ),
+        ({"golden_answers": None, "reward_model": None}, "row 2: no answer"),
+    ],
+)
+def test_a_row_that_cannot_be_asked_or_scored_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(**changes)])
+    with pytest.raises(DataError, match=rf"test\.parquet: 1 of 2 records .*{message}"):
+        load_benchmark(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: no object"),
+        (json.dumps({**CHAIN, "answer": None}), "line 2: no answer"),
+        (json.dumps({**CHAIN, "question": ""}), "line 2: no question"),
+    ],
+)
+def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "chains.jsonl"
+    path.write_text(f"{json.dumps(CHAIN)}\n{line}\n")
+    with pytest.raises(DataError, match=f"1 of 2 records cannot be asked and scored: {message}"):
+        load_benchmark(path)
+
+
+def test_all_faults_of_a_file_are_in_one_list(tmp_path: Path) -> None:
+    rows = [("Who?", "Vell"), ("", "Vell"), ("Where?", ""), *[("When?", "")] * 12]
+    path = tmp_path / "questions.csv"
+    path.write_text("question,answer\nHow?,so,or so\n" + "".join(f"{q},{a}\n" for q, a in rows))
+    with pytest.raises(DataError) as refusal:
+        load_benchmark(path)
+    said = str(refusal.value)
+    assert said.startswith(f"{path}: 15 of 16 records cannot be asked and scored: row 1: 3 fields, and the ")
+    assert "; row 3: no question; row 4: no answer; row 5: no answer; " in said
+    assert "; and 5 more. Correct them" in said and "row 14" not in said
+
+
+def test_a_test_split_without_answers_is_refused_with_the_likely_cause(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text('{"_id": "5a", "question": "Who?", "answer": null}\n' * 2)
+    with pytest.raises(DataError, match=r"2 of 2 records .*A test split is often published without"):
+        load_benchmark(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (
+            "frage,answer",
+            r"no field question or .*, but frage, answer: name .* by question_fields\.question=",
+        ),
+        (
+            "question,antwort",
+            r"no field .* or answers or .*, but question, antwort: .* question_fields\.answers=",
+        ),
+    ],
+)
+def test_a_field_of_an_unknown_name_is_asked_for(tmp_path: Path, header: str, said: str) -> None:
+    path = tmp_path / "questions.csv"
+    path.write_text(f"{header}\nWho?,Vell\n")
+    with pytest.raises(DataError, match=said):
+        load_benchmark(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("chains.jsonl", "", "holds no question"),
+        ("test.parquet", "not parquet", "is not a parquet file"),
+        ("test.csv", "", "cannot be read: empty"),
+        ("test.json", '"Who?"', "neither a list of records nor one record"),
+        ("test.xlsx", "a,b", "is no benchmark file: a benchmark is a csv"),
+        ("absent.jsonl", None, "there is no benchmark file at"),
+    ],
+)
+def test_a_file_that_is_no_benchmark_is_refused_by_name(
+    tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message) as refusal:
+        load_benchmark(tmp_path / name)
+    assert name in str(refusal.value)
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "chains.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    with pytest.raises(DataError, match=r"chains\.jsonl"):
+        load_benchmark(tmp_path / "chains.jsonl")
+
+
+def test_a_parquet_of_another_layout_is_refused_with_what_it_has(tmp_path: Path) -> None:
+    path = write_parquet(
+        tmp_path / "foreign.parquet", [{"id": "1", "statement": "Orrin is a town.", "label": 1}]
+    )
+    with pytest.raises(
+        DataError, match=r"foreign\.parquet has no field question .*, but id, statement, label: "
+    ):
+        load_benchmark(path)
+
+
+def test_a_parquet_file_with_a_damaged_page_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "test.parquet", [published_row(id=f"test_{i}") for i in range(50)])
+    damage_pages(path)
+    with pytest.raises(DataError, match=r"test\.parquet is not a parquet file or is damaged"):
+        load_benchmark(path)
+
+
+HUB_FILE = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache; the hub itself is out of reach (HF_HUB_OFFLINE)."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_hub_file_is_read_from_the_hubs_cache(hub_cache: Path) -> None:
+    repo = hub_cache / "datasets--PeterJinGo--nq_hotpotqa_train"
+    revision = "0" * 40
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(revision)
+    (repo / "snapshots" / revision).mkdir(parents=True)
+    write_parquet(repo / "snapshots" / revision / "test.parquet", [published_row()])
+    assert [question.key for question in load_benchmark(HUB_FILE)] == ["nq/test_0"]
+
+
+def test_a_hub_file_out_of_reach_says_what_to_do(hub_cache: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot be fetched.*HF_HUB_OFFLINE, or download the file"):
+        load_benchmark(HUB_FILE)
+
+
+@pytest.mark.parametrize("url", ["hf://PeterJinGo/nq_hotpotqa_train", "hf://datasets/a/b/notes.txt"])
+def test_a_hub_address_that_names_no_benchmark_file_is_refused(url: str) -> None:
+    with pytest.raises(DataError, match="write hf://datasets/OWNER/NAME/FILE"):
+        load_benchmark(url)
+
+
+# --- one's own questions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("exam.csv", "question,answer\nWho founded Orrin?,Vell\n"),
+        ("exam.csv", "Question;Answer\r\nWho founded Orrin?;Vell\r\n"),
+        ("exam.tsv", 'question\tanswers\nWho founded Orrin?\t["Vell"]\n'),
+        ("exam.csv", "n,question,answers\n7,Who founded Orrin?,\"['Vell']\"\n"),
+        ("exam.jsonl", '{"question": "Who founded Orrin?", "answers": ["Vell"]}\n\n'),
+        ("exam.jsonl", '{"query": "Who founded Orrin?", "target": "Vell"}\n'),
+        ("exam.json", '[{"question": "Who founded Orrin?", "golden_answers": ["Vell"]}]'),
+        ("exam.json", '{"version": 1, "data": [{"problem": "Who founded Orrin?", "answer": "Vell"}]}'),
+    ],
+)
+def test_a_table_of_questions_is_one_benchmark_named_like_the_file(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content, newline="")
+    expected = BenchmarkQuestion("exam", "0", "Who founded Orrin?", ("Vell",), None)
+    assert load_benchmark(tmp_path / name) == [expected]
+
+
+def test_a_parquet_of_questions_needs_no_other_column(tmp_path: Path) -> None:
+    rows = [{"question": "Who?", "answer": "Vell"}, {"question": "When?", "answer": "1914"}]
+    path = write_parquet(tmp_path / "exam.parquet", rows)
+    assert [(q.key, q.targets) for q in load_benchmark(path)] == [
+        ("exam/0", ("Vell",)),
+        ("exam/1", ("1914",)),
+    ]
+
+
+def test_the_user_names_a_benchmark_and_its_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my q=1.csv").write_text("frage,antwort,quelle\nWer?,Vell,doc-1\n")
+    names = FieldNames(question="frage", answers="antwort", documents="quelle")
+    expected = [BenchmarkQuestion("staff exam", "0", "Wer?", ("Vell",), None, ("doc-1",))]
+    for place in (tmp_path / "my q=1.csv", "~/my q=1.csv"):
+        assert load_benchmark(f"staff exam={place}", names) == expected
+    assert load_benchmark(tmp_path / "my q=1.csv", names)[0].benchmark == "my q=1"
+
+
+def test_of_a_file_with_several_benchmarks_each_has_the_users_name_before_its_own(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
+    assert [q.benchmark for q in load_benchmark(f"mine={path}")] == ["mine_nq", "mine_musique"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_the_encoding_is_found(tmp_path: Path, encoding: str) -> None:
+    text = "question,answer\nWer entdeckte die Röntgenstrahlen?,Wilhelm Conrad Röntgen\n"
+    (tmp_path / "exam.csv").write_bytes(text.encode(encoding))
+    (question,) = load_benchmark(tmp_path / "exam.csv")
+    assert question.targets == ("Wilhelm Conrad Röntgen",) and "Röntgenstrahlen" in question.question
+
+
+def test_a_quoted_cell_may_have_commas_quotes_and_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "exam.csv").write_text('question,answer\n"Who, as ""V"",\ncame?","Vell, Ada"\n')
+    (question,) = load_benchmark(tmp_path / "exam.csv")
+    assert (question.question, question.targets) == ('Who, as "V",\ncame?', ("Vell, Ada",))
+
+
+@pytest.mark.parametrize(
+    ("answer", "targets"),
+    [
+        (1914, ("1914",)),
+        (1914.0, ("1914",)),
+        (2.5, ("2.5",)),
+        (["Vell", "", "Vell", "the Vell"], ("Vell", "the Vell")),
+        ("[sic]", ("[sic]",)),
+        ("['Vell' \"Ada's\"]", ("Vell", "Ada's")),
+        ("['Vell', \"Ada's\"]", ("Vell", "Ada's")),
+        ({"text": ["Vell"], "answer_start": [3]}, ("Vell",)),
+        (True, ()),
+        (float("nan"), ()),
+    ],
+)
+def test_accepted_answers_are_read_from_whatever_holds_them(answer: Any, targets: tuple[str, ...]) -> None:
+    assert read_row({"question": "Who?", "answer": answer}, FieldNames()).answers == targets
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "exam.csv"
+    for answer in ("Vell", "Ada Quill"):
+        path.write_text(f"question,answer\nWho?,{answer}\n")
+        assert load_benchmark(path)[0].targets == (answer,)
+
+
+# --- the seven benchmarks of the paper, as they were published, with every field that they have ------------
+
+NQ = {
+    "question": "when was the last time anyone was on the moon",
+    "answer": ["14 December 1972 UTC", "December 1972"],
+}
+TRIVIA_ANSWER = {
+    "Aliases": ["Sinclair Lewis", "Harry Sinclair Lewis"],
+    "MatchedWikiEntityName": "Sinclair Lewis",
+    "NormalizedAliases": ["harry sinclair lewis", "sinclair lewis"],
+    "NormalizedMatchedWikiEntityName": "sinclair lewis",
+    "NormalizedValue": "sinclair lewis",
+    "Type": "WikipediaEntity",
+    "Value": "Sinclair Lewis",
+}
+TRIVIA = {
+    "Data": [
+        {
+            "Answer": TRIVIA_ANSWER,
+            "EntityPages": [{"DocSource": "TagMe", "Filename": "A.txt", "Title": "A"}],
+            "Question": "Which American-born Sinclair won the Nobel Prize for Literature in 1930?",
+            "QuestionId": "tc_1",
+            "QuestionSource": "http://www.triviacountry.com/",
+            "SearchResults": [{"Description": "…", "Rank": 0, "Title": "…", "Url": "http://a"}],
+        }
+    ],
+    "Domain": "Web",
+    "VerifiedEval": False,
+    "Version": 1.0,
+}
+POPQA = (
+    "id\tsubj\tprop\tobj\tsubj_id\tprop_id\tobj_id\ts_aliases\to_aliases\ts_uri\to_uri\ts_wiki_title"
+    "\to_wiki_title\ts_pop\to_pop\tquestion\tpossible_answers\n"
+    '4222362\tGeorge Rankin\toccupation\tpolitician\t1850297\t22\t2834605\t"[""George James Rankin""]"\t'
+    '"[""political leader""]"\thttp://s\thttp://o\tGeorge Rankin\tPolitician\t142\t25692\t'
+    'What is George Rankin\'s occupation?\t"[""politician"", ""political leader""]"\n'
+)
+HOTPOT = {
+    "_id": "5a8b57f25542995d1e6f1371",
+    "answer": "yes",
+    "question": "Were Scott Derrickson and Ed Wood of the same nationality?",
+    "supporting_facts": [["Scott Derrickson", 0], ["Ed Wood", 0]],
+    "context": [["Ed Wood (film)", ["Ed Wood is a 1994 American film.", "It stars …"]]],
+    "type": "comparison",
+    "level": "hard",
+}
+HOTPOT_ON_THE_HUB = {
+    "id": HOTPOT["_id"],
+    "question": HOTPOT["question"],
+    "answer": HOTPOT["answer"],
+    "type": "comparison",
+    "level": "hard",
+    "supporting_facts": {"title": ["Scott Derrickson", "Ed Wood"], "sent_id": [0, 0]},
+    "context": {"title": ["Ed Wood (film)"], "sentences": [["Ed Wood is a 1994 American film."]]},
+}
+TWO_WIKI = {
+    "_id": "8813f87c0bdd11eba7f7acde48001122",
+    "type": "compositional",
+    "question": "Who is the mother of the director of film Polish-Russian War (Film)?",
+    "context": [["Maheen Khan", ["Maheen Khan is a Pakistani fashion designer."]]],
+    "supporting_facts": [["Polish-Russian War (film)", 1]],
+    "evidences": [["Polish-Russian War", "director", "Xawery Żuławski"]],
+    "answer": "Małgorzata Braunek",
+}
+MUSIQUE = {
+    "id": "2hop__460946_294723",
+    "paragraphs": [{"idx": 0, "title": "Grant's First Stand", "paragraph_text": "…", "is_supporting": False}],
+    "question": "Who is the spouse of the Green performer?",
+    "question_decomposition": [
+        {
+            "id": 460946,
+            "question": "Green >> performer",
+            "answer": "Steve Hillage",
+            "paragraph_support_idx": 10,
+        },
+        {"id": 294723, "question": "#1 >> spouse", "answer": "Miquette Giraudy", "paragraph_support_idx": 5},
+    ],
+    "answer": "Miquette Giraudy",
+    "answer_aliases": ["M. Giraudy"],
+    "answerable": True,
+}
+BAMBOOGLE = "Question,Answer\nWho was president in the year that Citibank was founded?,james madison\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        (
+            "nq_open/NQ-open.dev.jsonl",
+            json.dumps(NQ) + "\n",
+            BenchmarkQuestion("NQ-open.dev", "0", NQ["question"], tuple(NQ["answer"]), None),
+        ),
+        (
+            "triviaqa/unfiltered-web-dev.json",
+            json.dumps(TRIVIA),
+            BenchmarkQuestion(
+                "unfiltered-web-dev",
+                "tc_1",
+                TRIVIA["Data"][0]["Question"],
+                ("Sinclair Lewis", "Harry Sinclair Lewis", "harry sinclair lewis", "sinclair lewis"),
+                None,
+            ),
+        ),
+        (
+            "PopQA/test.tsv",
+            POPQA,
+            BenchmarkQuestion(
+                "PopQA",
+                "4222362",
+                "What is George Rankin's occupation?",
+                ("politician", "political leader"),
+                None,
+            ),
+        ),
+        (
+            "hotpot_dev_fullwiki_v1.json",
+            json.dumps([HOTPOT]),
+            BenchmarkQuestion("hotpot_dev_fullwiki_v1", HOTPOT["_id"], HOTPOT["question"], ("yes",), None),
+        ),
+        (
+            "2wikimultihopqa/dev.json",
+            json.dumps([TWO_WIKI], ensure_ascii=False),
+            BenchmarkQuestion(
+                "2wikimultihopqa", TWO_WIKI["_id"], TWO_WIKI["question"], ("Małgorzata Braunek",), None
+            ),
+        ),
+        (
+            "musique/data/musique_ans_v1.0_dev.jsonl",
+            json.dumps(MUSIQUE) + "\n",
+            BenchmarkQuestion(
+                "musique_ans_v1.0_dev",
+                MUSIQUE["id"],
+                MUSIQUE["question"],
+                ("Miquette Giraudy", "M. Giraudy"),
+                2,
+            ),
+        ),
+        (
+            "bamboogle/test.csv",
+            BAMBOOGLE,
+            BenchmarkQuestion(
+                "bamboogle",
+                "0",
+                "Who was president in the year that Citibank was founded?",
+                ("james madison",),
+                None,
+            ),
+        ),
+    ],
+)
+def test_the_seven_benchmarks_are_read_as_their_authors_publish_them(
+    tmp_path: Path, name: str, content: str, expected: BenchmarkQuestion
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    assert load_benchmark(path) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "targets"),
+    [
+        ("nq_open/validation-00000-of-00001.parquet", NQ, tuple(NQ["answer"])),
+        (
+            "trivia_qa/data/validation-00000-of-00001.parquet",
+            {
+                "question": "Which American-born Sinclair won?",
+                "question_id": "tc_1",
+                "question_source": "http://www.triviacountry.com/",
+                "answer": {
+                    "aliases": ["Harry Sinclair Lewis"],
+                    "normalized_aliases": ["harry sinclair lewis"],
+                    "normalized_value": "sinclair lewis",
+                    "type": "WikipediaEntity",
+                    "value": "Sinclair Lewis",
+                },
+            },
+            ("Sinclair Lewis", "Harry Sinclair Lewis", "harry sinclair lewis"),
+        ),
+        ("hotpot_qa/validation-00000-of-00001.parquet", HOTPOT_ON_THE_HUB, ("yes",)),
+    ],
+)
+def test_their_parquet_copies_on_the_hub_are_read_too(
+    tmp_path: Path, name: str, row: dict[str, Any], targets: tuple[str, ...]
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    (question,) = load_benchmark(write_parquet(path, [row]))
+    assert (question.benchmark, question.question) == (name.partition("/")[0], row["question"])
+    assert question.targets == targets
+
+
+@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
+def test_flashrags_copies_have_the_names_of_the_papers_table(tmp_path: Path, name: str) -> None:
+    split = "test" if name in ("nq", "triviaqa", "popqa", "bamboogle") else "dev"
+    record = {"id": f"{split}_0", "question": "Who?", "golden_answers": ["Vell", "the Vell"], "metadata": {}}
+    if name == "hotpotqa":
+        record["metadata"] = {"type": "comparison", "level": "hard", "context": {"title": ["A"]}}
+    path = tmp_path / name / f"{split}.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(record) + "\n")
+    assert load_benchmark(path) == [BenchmarkQuestion(name, f"{split}_0", "Who?", ("Vell", "the Vell"), None)]
+
+
+# --- the choice ---------------------------------------------------------------------------------------------
+
+
+def questions_of(counts: dict[str, int]) -> list[BenchmarkQuestion]:
+    return [
+        BenchmarkQuestion(name, str(i), "Who?", ("Vell",), None)
+        for name, n in counts.items()
+        for i in range(n)
+    ]
+
+
+counts = st.dictionaries(st.sampled_from(["nq", "popqa", "musique"]), st.integers(1, 30), min_size=1)
+
+
+@given(counts, st.integers(1, 40), st.integers(0, 3))
+def test_a_choice_takes_as_many_of_each_benchmark_in_their_order(
+    counts: dict[str, int], per_benchmark: int, seed: int
+) -> None:
+    questions = questions_of(counts)
+    chosen = choose_questions(questions, per_benchmark, seed)
+    expected = {name: min(n, per_benchmark) for name, n in counts.items()}
+    assert Counter(question.benchmark for question in chosen) == expected
+    assert chosen == [question for question in questions if question in chosen]
+
+
+@given(counts, st.integers(1, 20), st.integers(0, 20), st.integers(0, 3))
+def test_a_larger_choice_holds_the_smaller_one(
+    counts: dict[str, int], few: int, more: int, seed: int
+) -> None:
+    questions = questions_of(counts)
+    assert set(choose_questions(questions, few, seed)) <= set(choose_questions(questions, few + more, seed))
+
+
+def test_another_seed_chooses_others() -> None:
+    questions = questions_of({"nq": 100})
+    assert choose_questions(questions, 10, 0) != choose_questions(questions, 10, 1)
+
+
+def test_without_a_limit_all_are_chosen() -> None:
+    questions = questions_of({"nq": 3, "popqa": 2})
+    assert choose_questions(questions, None, 0) == questions

@@ -1,0 +1,623 @@
+"""Challenger prompts: ratio, cycling, cutting, and the parquet contract as veRL's own dataset reads it."""
+
+import json
+import random
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from damaged import damage_pages
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from data.challenger_prompts import (
+    PrepareReport,
+    cut_to_tokens,
+    largest_remainder,
+    prepare_challenger_prompts,
+)
+from data.demo_world import generate_world
+from data.errors import DataError
+from data.hop_ratio import assign_hops
+from data.parquet_io import TRAINING_SCHEMA, check_training_rows, read_parquet, write_training_rows
+from data.prose import prose_share, without_lead_in
+from data.quality import quality_lines
+from drzero.ops.files import atomic_path
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.chunking import Chunker, Chunking
+from search.sources.document import Document
+from verl_ext.method.passages import defuse
+from verl_ext.method.prompts import challenger_messages
+
+Prepare = Callable[..., PrepareReport]
+
+
+def word_tokenizer() -> Tokenizer:
+    """One token a word: all that counting needs."""
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The packaged embedder's: what chunks and prompts are counted with."""
+    return Embedder(EmbedderSpec("packaged-minilm", "cpu")).plain_tokenizer()
+
+
+@cache
+def small_chunker() -> Chunker:
+    return Chunker(Embedder(EmbedderSpec("packaged-minilm", "cpu")), Chunking(64, 8))
+
+
+def count(tokenizer: Tokenizer, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Prepare:
+    def run(documents: int = 50, **changes: Any) -> PrepareReport:
+        arguments: dict[str, Any] = {
+            "rows": 20,
+            "tokenizer": word_tokenizer(),
+            "prompt_form": "short",
+            "heldout_rows": 10,
+            "seed": 0,
+            "corpus_id": "tests",
+            "out_dir": tmp_path / "out",
+        }
+        corpus = [(f"d{i}", f"Title {i}", f"Text number {i}.") for i in range(documents)]
+        return prepare_challenger_prompts(changes.pop("corpus", corpus), **(arguments | changes))
+
+    return run
+
+
+def rows_of(path: Path | None) -> list[dict[str, Any]]:
+    assert path
+    return read_parquet(path).to_pylist()
+
+
+def doc_ids(path: Path | None) -> list[str]:
+    return [row["extra_info"]["doc_id"] for row in rows_of(path)]
+
+
+# --- ratio -------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any))
+def test_counts_sum_up_and_stay_within_one_of_their_share(total: int, weights: list[int]) -> None:
+    counts = largest_remainder(total, weights)
+    assert sum(counts) == total
+    for count, weight in zip(counts, weights, strict=True):
+        assert abs(count * sum(weights) - total * weight) < sum(weights)
+
+
+@given(st.integers(0, 500), st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any))
+def test_a_total_that_divides_evenly_is_split_exactly(factor: int, weights: list[int]) -> None:
+    assert largest_remainder(factor * sum(weights), weights) == [factor * weight for weight in weights]
+
+
+def test_the_largest_remainders_get_the_rest() -> None:
+    assert largest_remainder(8, (4, 3, 2, 1)) == [3, 2, 2, 1]  # shares 3.2, 2.4, 1.6, 0.8
+
+
+@pytest.mark.parametrize(("total", "weights"), [(-1, (1,)), (1, ()), (1, (0, 0)), (1, (2, -1))])
+def test_an_invalid_ratio_is_refused(total: int, weights: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match="cannot split"):
+        largest_remainder(total, weights)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.integers(1, 60), ratio=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any))
+def test_rows_keep_the_ratio(prepare: Prepare, rows: int, ratio: list[int]) -> None:
+    report = prepare(rows=rows, hop_ratio=ratio)
+    hops = Counter(row["extra_info"]["hop"] for row in rows_of(report.train_path))
+    expected = dict(enumerate(largest_remainder(rows, ratio), start=1))
+    assert report.hop_counts == expected
+    assert hops == {hop: count for hop, count in expected.items() if count}
+
+
+def test_of_documents_in_random_order_the_first_that_are_fit_are_taken_and_no_more_read(
+    prepare: Prepare,
+) -> None:
+    read = []
+
+    def corpus() -> Iterator[tuple[str, str, str]]:
+        for number in range(1000):
+            read.append(number)
+            empty, again = number % 10 == 3, number % 10 == 7
+            yield f"d{number}", "Title", "" if empty else f"Text number {number - again}."
+
+    report = prepare(corpus=corpus(), rows=20, heldout_rows=10, drawn_from=10**6)
+    shown = {*doc_ids(report.train_path), *doc_ids(report.heldout_path)}
+    fit = [number for number in read if number % 10 not in (3, 7)]
+    assert shown == {f"d{number}" for number in fit} and len(fit) == 30
+    assert (report.corpus_documents, report.read_documents) == (10**6, len(read))
+    assert report.short.count + report.repeated.count == len(read) - 30
+    (line, *_) = quality_lines(report, None, None)
+    assert line.startswith(f"{len(read)} of 1,000,000 entries were drawn at random")
+
+
+def test_hops_are_shuffled(prepare: Prepare) -> None:
+    hops = [row["extra_info"]["hop"] for row in rows_of(prepare(rows=40).train_path)]
+    assert hops != sorted(hops)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "name"),
+    [((4, 3, 2, 1), "zero_ratio4321"), ((1, 0), "zero_ratio10"), ((10, 3), "zero_ratio10-3")],
+)
+def test_files_are_named_after_the_ratio(prepare: Prepare, ratio: tuple[int, ...], name: str) -> None:
+    report = prepare(hop_ratio=ratio)
+    assert report.train_path.name == f"{name}.parquet"
+    assert report.heldout_path and report.heldout_path.name == f"{name}_heldout.parquet"
+
+
+# --- documents ---------------------------------------------------------------------------------------------
+
+
+def test_a_large_corpus_gives_every_row_its_own_document(prepare: Prepare) -> None:
+    report = prepare(documents=200)
+    used = doc_ids(report.train_path) + doc_ids(report.heldout_path)
+    assert len(used) == len(set(used)) == 30
+    assert report.cycles == 1 and report.heldout_is_disjoint
+    assert "cycled" not in report.summary()
+
+
+def test_a_small_corpus_is_cycled_evenly_and_the_report_says_so(prepare: Prepare) -> None:
+    report = prepare(documents=30, rows=50)
+    assert report.cycles == 2.5
+    assert Counter(Counter(doc_ids(report.train_path)).values()) == {2: 10, 3: 10}
+    assert "cycled 2.50 times" in report.summary()
+
+
+def test_heldout_documents_are_not_trained_on(prepare: Prepare) -> None:
+    report = prepare(documents=30, rows=50)
+    assert set(doc_ids(report.train_path)).isdisjoint(doc_ids(report.heldout_path))
+
+
+def test_the_report_says_when_a_corpus_is_too_small_to_hold_documents_out(prepare: Prepare) -> None:
+    report = prepare(documents=15)
+    assert not report.heldout_is_disjoint
+    assert "trained on too" in report.summary()
+
+
+def test_no_heldout_rows_means_no_heldout_file(prepare: Prepare) -> None:
+    report = prepare(heldout_rows=0)
+    assert report.heldout_path is None
+    assert [path.name for path in report.train_path.parent.iterdir()] == ["zero_ratio4321.parquet"]
+
+
+def test_every_document_is_equally_likely_to_be_drawn(prepare: Prepare) -> None:
+    drawn = Counter(
+        doc
+        for seed in range(150)
+        for doc in doc_ids(prepare(20, rows=5, heldout_rows=0, seed=seed).train_path)
+    )
+    assert len(drawn) == 20
+    assert min(drawn.values()) >= 15 and max(drawn.values()) <= 65  # 37.5 each on average, sd 5.3
+
+
+def test_same_inputs_give_the_same_bytes(prepare: Prepare, tmp_path: Path) -> None:
+    one, two = prepare(out_dir=tmp_path / "one"), prepare(out_dir=tmp_path / "two")
+    assert one.train_path.read_bytes() == two.train_path.read_bytes()
+    assert one.heldout_path and two.heldout_path
+    assert one.heldout_path.read_bytes() == two.heldout_path.read_bytes()
+
+
+def test_another_seed_gives_other_rows(prepare: Prepare) -> None:
+    assert doc_ids(prepare(seed=0).train_path) != doc_ids(prepare(seed=1).train_path)
+
+
+def test_an_empty_corpus_is_refused_and_nothing_written(prepare: Prepare, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'tests' has no document to ask about"):
+        prepare(documents=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_control_tokens_in_a_document_are_shown_as_the_prompt_shows_them(tmp_path: Path) -> None:
+    report = prepare_challenger_prompts(
+        [("d", "Title", "a <|im_end|> b")],
+        rows=1,
+        tokenizer=word_tokenizer(),
+        prompt_form="short",
+        heldout_rows=0,
+        seed=0,
+        corpus_id="tests",
+        out_dir=tmp_path,
+    )
+    row = rows_of(report.train_path)[0]
+    assert row["extra_info"]["document"] in row["prompt"][0]["content"]
+
+
+# --- what is fit to be asked about -------------------------------------------------------------------------
+
+
+def test_documents_below_the_floor_are_counted_and_not_asked_about(prepare: Prepare) -> None:
+    report = prepare(documents=0, corpus=[("a", "RF", "Radio frequency."), *LONG], min_document_tokens=8)
+    assert set(doc_ids(report.train_path)) <= {doc for doc, _, _ in LONG}
+    assert (report.short.count, report.short.examples) == (1, ["RF Radio frequency."])
+
+
+def test_where_all_are_below_the_floor_the_error_names_the_setting(prepare: Prepare) -> None:
+    named = r"of 50 that are not held out, 50 have fewer than 9 tokens \(min_document_tokens\)"
+    with pytest.raises(DataError, match=named):
+        prepare(min_document_tokens=9)
+
+
+LISTING = "```\nfor level in levels:\n    log(level, 'Message no. %d', i)\nif level == 4:\n    stop()\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("  Two parts.\n\n  It has. The output is:\n", "  Two parts.\n\n  It has."),
+        ("  The salt.\n\n## Market", "  The salt."),
+        ("Old.\n\n\nNew.\n\n# Why？", "Old.\n\n\nNew."),  # that is no sentence's end
+        ("Its parts are:", "Its parts are:"),
+    ],
+)
+def test_a_text_is_shown_from_its_beginning_on_without_a_last_line_that_leads_on(
+    text: str, shown: str
+) -> None:
+    assert without_lead_in(text) == shown
+
+
+LINES = "print the harbour of the town"
+COMMENTED = """  onSend: (request, reply) => {
+    // This hook will always be executed after those of the whole application
+    done() // which is why it is called so late
+  },
+};
+# Another one, of a shell or of Python, has other signs before it
+/* and this is one as well, which ends where it began */"""
+
+
+def test_what_is_no_sentences_is_counted_and_not_asked_about(prepare: Prepare) -> None:
+    corpus = [("code", "Levels", LISTING), ("see", "boot", "n. See {bounce}."), *LONG]
+    report = prepare(documents=0, corpus=corpus, min_prose=0.15)
+    assert set(doc_ids(report.train_path)) <= {doc for doc, _, _ in LONG} and report.unsaid.count == 2
+    assert "2 of 22 entries with hardly a sentence" in next(quality_lines(report, None, None))
+    with pytest.raises(DataError, match=r"of 2 .* 2 less than 15% .* \(min_prose\)\. Index longer texts"):
+        prepare(documents=0, corpus=corpus[:2], min_prose=0.15)
+    assert prepare(documents=0, corpus=corpus[:2]).unsaid.count == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "is_prose"),
+    [
+        ("The harbour of `Orrin` is as old as the town, says {the map}.", True),
+        ("Der Hafen von Orrin ist so alt wie die Stadt.", True),
+        ("東京は日本の首都である。人口は多い。", True),
+        ("हिन्दी विश्व की एक प्रमुख भाषा है और भारत की राजभाषा है।", True),
+        ("القاهرة هي عاصمة مصر، وهي أكبر مدينة فيها، فهل زرتها؟", True),
+        (unicodedata.normalize("NFD", "Été après été, les élèves préféraient être à la mer."), True),
+        (LISTING, False),
+        (COMMENTED, False),
+        (f"```js\n{COMMENTED}\n```", False),
+        (COMMENTED.partition("};")[0] + "```\n\nThe harbour is old.", False),  # begins inside of a fence
+        ("So the harbour of the old town is shown by\n\n```\n" + LINES, True),  # ends inside of one
+        (f"{LINES}\n```\nThis harbour is as old as the town, which is why it is so small.", True),
+        ("The harbour is called as follows in the old map.\n```js\nx()\n```\nNobody knows why it is.", True),
+        ("| 'B' | unsigned_char |\n| 'b' | unsigned_char |\n| 'c' | char |", False),
+        ("- [onReady](#onready)\n- [The onListen hook](#onlisten)\n- [Manage errors](#errors)", False),
+    ],
+)
+def test_prose_is_what_has_words_in_a_row(text: str, is_prose: bool) -> None:
+    assert (prose_share(text) > 0.5) == is_prose and (prose_share(text) < 0.1) != is_prose
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("It has two parts. The output is:", "It has two parts."),
+        ("It has two parts, e.g. a head.\n\nSee e.g. this:\n\n**Note:**\n", "It has two parts, e.g. a head."),
+        ("It has two parts.\n\n## The parts\n\nThey are:\n", "It has two parts."),
+        ("There are two: a head and a tail.", "There are two: a head and a tail."),
+        ("There are two:", "There are two:"),
+    ],
+)
+def test_a_prompt_does_not_end_with_what_introduces_the_next_chunk(
+    prepare: Prepare, text: str, shown: str
+) -> None:
+    rows = rows_of(prepare(documents=0, corpus=[("a", "Orrin", text)]).train_path)
+    assert {row["extra_info"]["document"] for row in rows} == {f"Orrin\n{shown}"}
+
+
+def test_texts_that_differ_in_white_space_alone_are_asked_about_once(prepare: Prepare) -> None:
+    twice = [(f"b{doc}", title, text.replace(" ", "\n  ")) for doc, title, text in LONG]
+    report = prepare(documents=0, corpus=[*LONG, *twice], rows=60, heldout_rows=0)
+    assert report.repeated.count == len(LONG) and report.train_documents == len(LONG)
+
+
+LONG = [(f"d{n}", f"Title {n}", f"Orrin {n} is a town. It lies on the river Vell {n}.") for n in range(20)]
+
+
+def test_no_document_is_asked_for_more_hops_than_its_chain_has(prepare: Prepare) -> None:
+    chains = {doc: 1 + n % 3 for n, (doc, _, _) in enumerate(LONG)}
+    report = prepare(documents=0, corpus=LONG, rows=40, heldout_rows=0, chains=chains)
+    for row in rows_of(report.train_path):
+        assert row["extra_info"]["hop"] <= chains[row["extra_info"]["doc_id"]]
+    assert report.wanted_hops == {1: 16, 2: 12, 3: 8, 4: 4}
+    # The four of 4 hops have 3, as 12 or 14 rows can carry; nothing else changes.
+    assert report.hop_counts == {1: 16, 2: 12, 3: 12, 4: 0}
+    told = list(quality_lines(report, chains, None))
+    assert told[0].startswith(
+        "of 20 entries 13 begin a chain of 2 documents that name one another, 6 of 3, 0 "
+    )
+    assert "the hop ratio is adapted" in told[1] and "not 16 of 1 hop, 12 of 2 hops, 8 of 3" in told[1]
+
+
+def test_where_the_corpus_carries_all_hops_the_rows_are_those_of_the_ratio_alone(prepare: Prepare) -> None:
+    as_published = prepare(documents=0, corpus=LONG).train_path.read_bytes()
+    chains = dict.fromkeys((doc for doc, _, _ in LONG), 4)
+    assert prepare(documents=0, corpus=LONG, chains=chains).train_path.read_bytes() == as_published
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=60).flatmap(
+        lambda hops: st.tuples(
+            st.just(hops), st.lists(st.integers(1, 4), min_size=len(hops), max_size=len(hops))
+        )
+    )
+)
+def test_hops_are_given_to_rows_that_carry_them_and_only_ever_become_fewer(
+    both: tuple[list[int], list[int]],
+) -> None:
+    hops, carried = both
+    given_hops = assign_hops(hops, carried, random.Random(0))
+    assert len(given_hops) == len(hops) and all(
+        1 <= hop <= most for hop, most in zip(given_hops, carried, strict=True)
+    )
+    for most in (2, 3, 4):
+        wanted = sum(hop >= most for hop in hops)
+        able = sum(carry >= most for carry in carried)
+        assert sum(hop >= most for hop in given_hops) <= wanted
+        if able == len(hops):
+            assert sum(hop >= most for hop in given_hops) == wanted
+
+
+def test_rows_that_too_few_carry_are_shared_in_the_ratio() -> None:
+    """Of 100 rows 24 carry four hops, and 60 are wanted: 30 of two, 20 of three, 10 of four."""
+    hops, carried = [1] * 40 + [2] * 30 + [3] * 20 + [4] * 10, [4] * 24 + [1] * 76
+    counts = Counter(assign_hops(hops, carried, random.Random(0)))
+    assert counts == {1: 76, 2: 11, 3: 9, 4: 4}
+
+
+# --- cutting -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(text=st.text(max_size=200), limit=st.integers(1, 40))
+def test_a_cut_document_is_a_beginning_within_the_limit(tokenizer: Tokenizer, text: str, limit: int) -> None:
+    cut = cut_to_tokens(text, tokenizer, limit)
+    assert text.startswith(cut)
+    assert count(tokenizer, cut) <= limit
+
+
+def test_a_long_document_is_cut_close_to_the_limit_and_after_a_sentence(tokenizer: Tokenizer) -> None:
+    text = " ".join(passage.text for passage in list(generate_world(0).passages.values())[:20])
+    cut = cut_to_tokens(text, tokenizer, 256)
+    assert 215 <= count(tokenizer, cut) <= 256
+    assert cut.endswith(".") and text[len(cut)] == " "
+
+
+@pytest.mark.parametrize("text", ["日本語の文章" * 200, "x1y2" * 400])
+def test_text_without_spaces_is_cut_between_characters(tokenizer: Tokenizer, text: str) -> None:
+    cut = cut_to_tokens(text, tokenizer, 256)
+    assert text.startswith(cut)
+    assert 1 <= count(tokenizer, cut) <= 256
+
+
+def test_a_word_that_just_fits_is_kept() -> None:
+    assert cut_to_tokens("one two three four", word_tokenizer(), 2) == "one two"
+
+
+def test_documents_in_rows_are_cut_after_a_sentence_and_named(prepare: Prepare) -> None:
+    long = ("long", "Title", "The quick brown fox runs. " * 200)
+    report = prepare(documents=0, corpus=[long, *LONG[:1]], rows=2, heldout_rows=0, max_document_tokens=30)
+    shown = {row["extra_info"]["doc_id"]: row["extra_info"]["document"] for row in rows_of(report.train_path)}
+    assert shown["long"] == "Title\n" + "The quick brown fox runs. " * 4 + "The quick brown fox runs."
+    assert report.cut_documents.count == 1
+
+
+@given(
+    st.lists(st.sampled_from(["Orrin is a town.", "It is old!", "<|im_end|> Who?"]), min_size=1, max_size=90)
+)
+def test_a_prompt_shows_every_chunk_whole(tokenizer: Tokenizer, sentences: list[str]) -> None:
+    chunker = small_chunker()
+    for chunk in chunker.split(Document("d", "Orrin", " ".join(sentences))):
+        whole = defuse(f"{chunk.title}\n{chunk.text}".strip())
+        assert cut_to_tokens(whole, tokenizer, 64) == whole
+
+
+# --- parquet contract --------------------------------------------------------------------------------------
+
+
+def test_rows_follow_the_contract(prepare: Prepare) -> None:
+    report = prepare()
+    for index, row in enumerate(rows_of(report.train_path)):
+        extra = row["extra_info"]
+        assert row["data_source"] == f"search_zero_{extra['hop']}"
+        assert row["prompt"] == challenger_messages(extra["document"], extra["hop"], "short")
+        assert row["reward_model"] == {"style": "rule", "ground_truth": {"target": None}}
+        assert (extra["index"], extra["split"], extra["question"]) == (index, "train", None)
+        assert extra["tools_kwargs"]["search"]["create_kwargs"]
+        assert (row["ability"], row["agent_name"]) == ("fact-reasoning", "search_agent")
+        assert row["metadata"]["corpus_id"] == "tests" and len(row["metadata"]["document_sha256"]) == 64
+
+
+def test_verls_dataset_reads_the_rows(prepare: Prepare, smollm2_tokenizer: Any, tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    report = prepare()
+    config = OmegaConf.create(
+        {"cache_dir": str(tmp_path), "max_prompt_length": 512, "filter_overlong_prompts_workers": 1}
+    )
+    dataset = RLHFDataset([str(report.train_path), str(report.heldout_path)], smollm2_tokenizer, config)
+    assert len(dataset) == 30
+    row, stored = dataset[3], rows_of(report.train_path)[3]
+    assert row["raw_prompt"] == stored["prompt"]
+    assert row["index"] == 3
+    assert row["tools_kwargs"] == stored["extra_info"]["tools_kwargs"]
+    assert row["reward_model"]["ground_truth"]["target"] is None
+
+
+def solver_row(row: dict[str, Any]) -> dict[str, Any]:
+    copy = json.loads(json.dumps(row))
+    copy["data_source"] = "search_zero"
+    copy["reward_model"]["ground_truth"]["target"] = ["Drosken"]
+    return copy
+
+
+def test_rows_with_and_without_target_share_a_schema(prepare: Prepare, tmp_path: Path) -> None:
+    row = rows_of(prepare().train_path)[0]
+    write_training_rows(tmp_path / "mixed.parquet", [row, solver_row(row)])
+    write_training_rows(tmp_path / "plain.parquet", [row])
+    assert rows_of(tmp_path / "mixed.parquet") == [row, solver_row(row)]
+    assert pq.read_schema(tmp_path / "plain.parquet") == pq.read_schema(tmp_path / "mixed.parquet")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("data_source", "zero", "data_source must be"),
+        ("data_source", "search_zero", "without target must be a challenger row"),
+        ("prompt", [], "prompt must be"),
+        ("prompt", [{"role": "user", "content": ""}], "prompt must be"),
+        ("ability", "math", "ability must be"),
+        ("reward_model.style", "model", "style must be"),
+        ("reward_model.ground_truth.target", [], "target must be"),
+        ("reward_model.ground_truth.target", [3], "target must be"),
+        ("reward_model.ground_truth", None, "missing reward_model.ground_truth"),
+        ("extra_info.hop", 9, "same hop"),
+        ("extra_info.index", None, "index must be"),
+        ("extra_info.document", "", "needs extra_info.document"),
+        ("extra_info.need_tools_kwargs", False, "need_tools_kwargs must be true"),
+        ("extra_info.tools_kwargs", {}, "missing extra_info.tools_kwargs.search"),
+        ("agent_name", "tool_agent", "agent_name must be"),
+        ("metadata", {}, "missing metadata.corpus_id"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_fault(prepare: Prepare, path: str, value: Any, message: str) -> None:
+    rows = rows_of(prepare().train_path)
+    *parents, name = path.split(".")
+    node = rows[7]
+    for parent in parents:
+        node = node[parent]
+    node[name] = value
+    with pytest.raises(DataError, match=rf"training row 7: .*{message}"):
+        check_training_rows(rows)
+
+
+def test_bad_rows_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="training row 0: missing data_source"):
+        write_training_rows(tmp_path / "bad.parquet", [{}])
+    with pytest.raises(DataError, match="no rows to write"):
+        write_training_rows(tmp_path / "bad.parquet", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no parquet file at .*nowhere\.parquet: prepare the data"):
+        read_parquet(tmp_path / "nowhere.parquet")
+
+
+def test_missing_columns_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"ability": ["x"]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t\.parquet lacks the columns data_source.*it has ability"):
+        read_parquet(tmp_path / "t.parquet")
+    assert read_parquet(tmp_path / "t.parquet", ["ability"]).to_pylist() == [{"ability": "x"}]
+
+
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.parquet").write_text("half a file")
+    with pytest.raises(DataError, match=r"t\.parquet is not a parquet file"):
+        read_parquet(tmp_path / "t.parquet")
+
+
+def test_a_file_with_damaged_pages_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"ability": [f"ability {i}" for i in range(100)]}), path)
+    damage_pages(path)
+    with pytest.raises(DataError, match=r"t\.parquet is not a parquet file or is damaged"):
+        read_parquet(path, ["ability"])
+
+
+FOREIGN = {
+    "ground_truth is a string": (
+        {"reward_model": pa.array([{"style": "rule", "ground_truth": "Vell"}])},
+        r"reward_model\.ground_truth is of type string, not a struct",
+    ),
+    "one target": (
+        {"reward_model": pa.array([{"style": "rule", "ground_truth": {"target": "Vell"}}])},
+        r"reward_model\.ground_truth\.target is of type string, not list",
+    ),
+    "no document": (
+        {"extra_info": pa.array([{"index": 0, "split": "train", "hop": 1, "doc_id": "a"}])},
+        r"extra_info\.document is missing; extra_info\.question is missing",
+    ),
+    "the index is text": (
+        {"extra_info": pa.array([{"index": "0", "hop": 1}])},
+        r"extra_info\.index is of type string, not int64",
+    ),
+    "a prompt of text": ({"prompt": pa.array(["Who?"])}, r"prompt is of type string, not list"),
+    "a null struct": (
+        {"reward_model": pa.array([None], TRAINING_SCHEMA.field("reward_model").type)},
+        "reward_model is null in 1 rows",
+    ),
+    "a nested null struct": (
+        {"reward_model": pa.array([{"ground_truth": None}], TRAINING_SCHEMA.field("reward_model").type)},
+        r"reward_model\.ground_truth is null in 1 rows",
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "message"), FOREIGN.values(), ids=FOREIGN)
+def test_a_column_of_another_shape_is_refused_with_file_and_field(
+    tmp_path: Path, columns: dict[str, pa.Array], message: str
+) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "foreign.parquet")
+    with pytest.raises(DataError, match=rf"foreign\.parquet is no file of training rows.*{message}"):
+        read_parquet(tmp_path / "foreign.parquet", list(columns))
+
+
+def test_values_written_in_wider_types_or_all_null_are_read(tmp_path: Path) -> None:
+    targets = pa.large_list(pa.large_string())
+    truth = pa.struct({"style": pa.large_string(), "ground_truth": pa.struct({"target": targets})})
+    rows = [{"style": "rule", "ground_truth": {"target": ["Vell"]}}]
+    table = pa.table({"reward_model": pa.array(rows, truth), "ability": pa.nulls(1)})
+    pq.write_table(table, tmp_path / "t.parquet", store_schema=True)
+    assert read_parquet(tmp_path / "t.parquet", table.column_names).to_pylist() == table.to_pylist()
+
+
+def test_a_file_without_rows_is_read(tmp_path: Path) -> None:
+    pq.write_table(TRAINING_SCHEMA.empty_table(), tmp_path / "t.parquet")
+    assert len(read_parquet(tmp_path / "t.parquet")) == 0
+
+
+def test_the_schema_has_no_empty_struct() -> None:
+    def structs(kind: pa.DataType) -> list[pa.StructType]:
+        inner = [kind.field(i).type for i in range(kind.num_fields)]
+        return [t for t in [kind] if pa.types.is_struct(t)] + [s for t in inner for s in structs(t)]
+
+    assert all(s.num_fields for field in TRAINING_SCHEMA for s in structs(field.type))
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), atomic_path(path) as temporary:
+        temporary.write_text("ne")
+        raise KeyboardInterrupt
+    assert [p.name for p in tmp_path.iterdir()] == ["file"] and path.read_text() == "old"

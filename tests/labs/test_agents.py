@@ -1,0 +1,387 @@
+"""Agent-bench: an agent's runs against a real server, and the faults that only they show, each named."""
+
+import asyncio
+import gc
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bench_agents
+import httpx
+import numpy as np
+import openai
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import unused_port
+from scripted_endpoint import scripted_endpoint
+from served_model import served_model
+
+from drzero.cli import main
+from drzero.commands.serve_model import add_call_form, model_name
+from drzero.labs.agent_bench import choose
+from drzero.labs.agents.contract import RewardRule
+from drzero.labs.agents.load import load_agent, load_items
+from drzero.labs.agents.proxy import Recorder
+from drzero.labs.agents.report import by_cause, faults
+from drzero.labs.agents.runs import Bench, Plan, play
+from drzero.ops.bearer import MODEL_KEY
+from drzero.ops.process.lock import lock_is_held
+from drzero.ops.watchdog.post_mortem import examine
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.errors import CheckError
+from drzero.stages.services import solver_spec
+from verl_ext.engine.engine import ReferenceEngine
+
+KEY = "planted-openai-c840"
+NUMBERED = [{"number": number} for number in range(50)]
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path) -> Iterator[tuple[str, ReferenceEngine]]:
+    with served_model(tiny_model, "tiny", max_seq_len=2000) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def url(served: tuple[str, ReferenceEngine]) -> str:
+    return served[0]
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MODEL_KEY, raising=False)
+
+
+def bench(url: str, name: str, items: list[Any], **plan: Any) -> Bench:
+    agent = load_agent(f"bench_agents:{name}", {})
+    with Recorder(url) as recorder:
+        return asyncio.run(play(agent, items, Plan(**{"at_once": True, **plan}), recorder))
+
+
+def found(bench: Bench, max_pause_s: float | None = None) -> list[str]:
+    return list(faults(bench, max_pause_s))
+
+
+def line_of(code: str) -> int:
+    """The number of the line of `bench_agents` that has this code."""
+    lines = Path(bench_agents.__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if code in line)
+
+
+def command(url: str, folder: Path, *words: str) -> int:
+    places = [f"paths.corpus={folder}", f"paths.checkpoints={folder}", f"endpoint={url}", "hardware=cpu"]
+    return main(["agent-bench", *words, *places])
+
+
+def test_the_guides_agent_runs_on_one_item_and_its_call_is_shown(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(url, tmp_path, f"{bench_agents.__file__}:MyAgent") == 0
+    out = capsys.readouterr().out
+    assert "List 3 countries and their capitals." in out and '"chat.completion"' in out
+    assert "finished       1 of 1" in out and "no fault was seen" in out
+    assert not (tmp_path / "agent_bench" / "failures.jsonl").exists()
+    assert examine(tmp_path / "agent_bench").state == "finished"
+
+
+def test_one_item_is_played_where_a_debugger_stops_in_the_commands_own_process_and_thread(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, stopped = psutil.Process(), list[Any]()
+
+    def hook() -> None:
+        stopped.append((os.getpid(), threading.get_ident(), own.children()))
+
+    monkeypatch.setattr(sys, "breakpointhook", hook)
+    children = own.children()
+    assert command(url, tmp_path, "bench_agents:Stops") == 0
+    assert stopped == [(own.pid, threading.get_ident(), children)]
+
+
+def test_calls_and_tokens_are_counted_by_run_and_the_rewards_summed_up(url: str) -> None:
+    done = bench(url, "Asks", NUMBERED[:3], group_size=2)
+    assert [len(run.calls) for run in done.runs] == [1] * 6
+    assert [run.item for run in done.runs] == [0, 0, 1, 1, 2, 2]
+    assert done.totals.calls == 6 and done.totals.tokens_out == 12 and not done.totals.failed
+    assert 1 < done.most_at_once <= 6 and found(done) == []
+
+
+def test_an_agent_that_reads_the_address_from_the_environment_is_counted_too(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = dict(os.environ)
+    assert command(url, tmp_path, "bench_agents.FromEnvironment", "mode=sample", "n=2") == 0
+    assert "model calls    2, 1 a run" in capsys.readouterr().out
+    assert dict(os.environ) == before
+
+
+def test_an_agent_that_changes_the_environment_leaves_none_of_it(url: str, tmp_path: Path) -> None:
+    before = dict(os.environ)
+    assert command(url, tmp_path, "bench_agents:Forgets") == 0
+    assert dict(os.environ) == before
+
+
+def test_an_agent_that_raises_in_one_of_fifty_runs_is_found_and_named(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "items.jsonl"
+    data.write_text("".join(json.dumps(item) + "\n" for item in NUMBERED))
+    words = ("mode=concurrent", "batch_size=50", "group_size=1", "max_pause_s=60")
+    assert command(url, tmp_path, "bench_agents:Raises", f"data={data}", *words) == 1
+    said = capsys.readouterr()
+    where = f"bench_agents.py:{line_of('>= 0)')}"
+    assert f"1 of 50 runs failed: KeyError: 'number' ({where})" in said.err
+    (failed,) = map(json.loads, (tmp_path / "agent_bench" / "failures.jsonl").read_text().splitlines())
+    assert failed["item"] == 17 and failed["data"] == {"number": 17} and "KeyError" in failed["trace"]
+    (call,) = failed["calls"]
+    assert call["status"] == 200 and call["request"]["max_tokens"] == 2 and "choices" in call["answer"]
+    death = examine(tmp_path / "agent_bench")
+    assert death.state == "failed" and "1 of 50 runs failed: KeyError: 'number'" in death.sentence
+
+
+def test_an_agent_that_blocks_the_event_loop_is_found_and_its_line_named(url: str) -> None:
+    done = bench(url, "Blocks", NUMBERED[15:20])
+    assert done.pause.seconds > 2
+    line = line_of("time.sleep(2.5)")
+    assert found(done, 1.0) == [
+        f"the event loop stood still for {done.pause.seconds:.1f} s at bench_agents.py:{line} in judge: "
+        "time.sleep(2.5)"
+    ]
+
+
+def test_an_agent_that_leaks_connections_is_found_and_its_runs_named(url: str) -> None:
+    try:
+        done = bench(url, "Leaks", NUMBERED[:5])
+    finally:
+        bench_agents.KEPT.clear()
+        gc.collect()
+    (fault,) = found(done)
+    assert fault.startswith("5 connections to 127.0.0.1:")
+    assert fault.endswith("were left open (the model's, by runs 0, 1, 2, 3, 4): close the client")
+
+
+def test_runs_that_end_as_no_run_should_are_counted_by_cause(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODEL_KEY, KEY)
+    done = bench(url, "Misbehaves", NUMBERED[:7], deadline_s=1.5, api_key=KEY)
+    causes = {run.number: run.failure.cause for run in done.failed if run.failure}
+    assert causes == {
+        0: "SystemExit: no key",
+        1: "CancelledError",
+        2: "did not end within 1.5 s",
+        3: "ValueError: the first",
+        4: "RuntimeError: refused with ***",
+    }
+    assert KEY not in repr(done.failed)
+    assert any("tasks were left running: sleep" in fault for fault in found(done))
+
+
+def test_a_key_that_a_server_repeats_is_shown_and_kept_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(MODEL_KEY, KEY)
+    with scripted_endpoint() as endpoint:
+        assert command(endpoint.url, tmp_path, f"{bench_agents.__file__}:MyAgent") == 1
+    said, folder = capsys.readouterr(), tmp_path / "agent_bench"
+    for text in (said.out, said.err, (folder / "failures.jsonl").read_text()):
+        assert "Incorrect API key provided: ***" in text
+    kept = [file.read_text() for file in folder.rglob("*") if file.is_file()]
+    assert not any(KEY in text for text in (said.out, said.err, *kept))
+
+
+@pytest.mark.parametrize(
+    ("returned", "fault"),
+    [
+        (1.0, None),
+        (0, None),
+        ({"reward": 0.5, "format": 1}, None),
+        (np.float32(0.5), None),
+        (np.True_, "the reward is np.True_ (bool), not a number"),
+        (True, "the reward is True (bool), not a number"),
+        (None, "the reward is None (NoneType), not a number"),
+        ("1", "the reward is '1' (str), not a number"),
+        (math.nan, "the reward is nan"),
+        (1.5, "the reward is outside of 0 to 1"),
+        ({"reward": 0.5, "format": False}, "the reward 'format' is False (bool), not a number"),
+        ({}, "the rewards are an empty dict"),
+        ({1: 1.0}, "a name of a reward is 1, not text"),
+    ],
+)
+def test_a_reward_is_a_finite_number_in_its_range_or_a_dict_of_such(returned: Any, fault: str | None) -> None:
+    assert RewardRule(0, 1).fault(returned) == fault
+
+
+def test_what_is_no_reward_is_a_failure_and_no_zero(url: str) -> None:
+    done = bench(url, "Returns", [{"returns": value} for value in (1.0, None, None, math.inf)])
+    assert {cause: len(runs) for cause, runs in by_cause(done.failed).items()} == {
+        "the reward is None (NoneType), not a number": 2,
+        "the reward is inf": 1,
+    }
+
+
+def test_a_client_that_leaves_cancels_the_generation_behind_the_recorder(
+    served: tuple[str, ReferenceEngine],
+) -> None:
+    url, engine = served
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(timeout=0.5) as http:
+            with pytest.raises(httpx.ReadTimeout):
+                body = {"model": "tiny", "prompt": [9], "max_tokens": 1900, "n": 8}
+                await http.post(f"{recorder.url(0)}/completions", json=body)
+            for _ in range(600):
+                if not engine.stats().running + engine.stats().waiting:
+                    return
+                await asyncio.sleep(0.05)
+
+    before = engine.stats().tokens_out
+    with Recorder(url) as recorder:
+        asyncio.run(leave())
+        (call,) = recorder.take(0)
+    assert engine.stats().tokens_out - before < 8 * 1900
+    assert call.status is None and recorder.totals.failed == 1
+
+
+def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(url: str) -> None:
+    with Recorder(url) as recorder:
+        with openai.OpenAI(base_url=recorder.url(4), api_key="None", timeout=60) as client:
+            events = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "Who came?"}],
+                max_tokens=20,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            assert len(list(events)) > 3
+        (call,) = recorder.take(4)
+    assert call.tokens_out is not None and call.tokens_out == recorder.totals.tokens_out > 0
+    assert not hasattr(call, "headers"), "a key is in them"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bench_agents:MyAgnt", "no class 'MyAgnt'; it has Asks, Blocks, Forgets, FromEnvironment"),
+        ("no_such_module:MyAgent", "there is no module 'no_such_module'"),
+        ("no/such/file.py:MyAgent", "there is no file no/such/file.py"),
+        ("bench_agents:NoAgent", "has no method run: an agent has `async def run(self, data"),
+        ("bench_agents:NotAsync", "bench_agents:NotAsync.run is not async"),
+        ("bench_agents:TakesNoAddress", "does not take data, base_url and api_key"),
+    ],
+)
+def test_an_agent_that_cannot_be_run_is_refused_with_what_is_there(
+    url: str, tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(url, tmp_path, name) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_answer_is_named_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(f"http://127.0.0.1:{unused_port()}/v1", tmp_path, "bench_agents:Asks") == 2
+    assert "no OpenAI-compatible server answers" in capsys.readouterr().err
+
+
+def test_items_are_json_lines_or_parquet_and_a_broken_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"number": 1}\n\n{"number": 2}\n')
+    pq.write_table(pa.Table.from_pylist([{"number": 1}, {"number": 2}]), tmp_path / "a.parquet")
+    assert load_items(tmp_path / "a.jsonl") == load_items(tmp_path / "a.parquet")
+    for text, said in (("{", "line 1 is no JSON"), ("[1]", "line 1 is list"), ("", "no items")):
+        (tmp_path / "b.jsonl").write_text(text)
+        with pytest.raises(CheckError, match=said):
+            load_items(tmp_path / "b.jsonl")
+
+
+def test_a_choice_of_items_is_the_seeds_and_too_few_are_taken_again() -> None:
+    assert choose(50, 5, seed=1) == choose(50, 5, seed=1) != choose(50, 5, seed=2)
+    assert choose(2, 5, seed=1).count(0) in (2, 3)
+
+
+def test_an_environment_by_its_name_is_played_by_the_projects_own_agent(
+    url: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"base_model={tiny_model}", "model=wordle-policy", "mode=concurrent"]
+    sizes = ["batch_size=2", "group_size=2", "max_pause_s=60"]
+    assert command(url, tmp_path, "wordle", *words, *sizes) == 0
+    out = capsys.readouterr().out
+    assert "finished       4 of 4" in out and "reward " in out
+
+
+def test_the_model_is_served_under_its_hub_id_or_its_folders_name(tmp_path: Path) -> None:
+    assert model_name("Qwen/Qwen2.5-3B-Instruct") == "Qwen/Qwen2.5-3B-Instruct"
+    assert model_name(str(tmp_path / "smollm2-135m")) == "smollm2-135m"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        (["hardware=cpu", "call_form=xlam"], "--call-form", "xlam"),
+        (["hardware=8xh100"], "--tool-call-parser", "hermes"),
+        (["hardware=8xh100", "solver.server_args.tool_call_parser=qwen25"], "--tool-call-parser", "qwen25"),
+    ],
+)
+def test_either_engine_is_told_how_the_model_writes_calls(words: list[str], option: str, value: str) -> None:
+    config = compose_stage("serve_model", ["model=Qwen/Qwen2.5-3B-Instruct", *words])
+    add_call_form(config)
+    command = solver_spec(resolve(config), "model", "a-name").command
+    assert command[command.index(option) + 1] == value
+    assert command[command.index("--served-model-name") + 1] == "a-name"
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--port") + 1] == "8080"
+
+
+def test_a_form_of_calls_that_sglang_cannot_read_is_refused() -> None:
+    with pytest.raises(CheckError, match="SGLang has no parser for call_form=xlam"):
+        add_call_form(compose_stage("serve_model", ["hardware=8xh100", "call_form=xlam"]))
+
+
+def test_a_port_in_use_ends_serve_model_before_a_model_is_loaded(
+    url: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = url.removesuffix("/v1").rpartition(":")[2]
+    words = [f"model={tiny_model}", f"port={port}", "hardware=cpu", f"paths.checkpoints={tmp_path}"]
+    assert main(["serve-model", *words]) == 2
+    assert f"port {port} on 127.0.0.1 is taken by" in capsys.readouterr().err
+
+
+@pytest.mark.slow("a server in a process of its own, and 512 runs")
+def test_the_guides_agent_runs_64_times_8_at_once_against_serve_model_in_the_background(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    port = unused_port()
+    words = [f"model={tiny_model}", f"port={port}", "hardware=cpu", "background=true", "served_name=tiny"]
+    words += ["solver.max_context_tokens=1024", "rollout.max_tokens_per_turn=64"]
+    places = [f"paths.checkpoints={tmp_path}", f"paths.corpus={tmp_path}"]
+    drzero = [sys.executable, "-m", "drzero.cli"]
+    started = subprocess.run(
+        [*drzero, "serve-model", *words, *places], capture_output=True, text=True, timeout=300, check=True
+    )
+    pid = int(started.stdout.partition("it runs as pid ")[2].partition(",")[0])
+    try:
+        agent = [f"{bench_agents.__file__}:MyAgent", "mode=concurrent", "max_pause_s=60"]
+        at = [f"endpoint=http://127.0.0.1:{port}/v1"]
+        done = subprocess.run(
+            [*drzero, "agent-bench", *agent, *at, *places, "hardware=cpu"],
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "finished       512 of 512" in done.stdout and "512, 1 a run" in done.stdout
+        assert lock_is_held(tmp_path / f"serve_model_{port}" / "lock"), "diagnose says that it is running"
+    finally:
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        os.kill(pid, signal.SIGTERM)
+        assert not psutil.wait_procs(tree, timeout=60)[1], "the command that it prints ends all of it"
+    assert examine(tmp_path / f"serve_model_{port}").state == "finished"

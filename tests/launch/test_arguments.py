@@ -1,0 +1,130 @@
+"""What may be typed after `modal run modal_train.py`."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drzero.launch.actions import ACTIONS
+from drzero.launch.arguments import parse, parse_function, split_overrides, words_of_modal_run
+from drzero.launch.errors import LaunchError
+
+
+def test_flags_and_any_number_of_overrides_come_in_any_order():
+    words = parse(
+        [
+            *("+trainer.foo=1", "--action", "challenger", "a.b=[1,2]", "--iteration", "2"),
+            *("~data.seed", "--model", "qwen3-8b"),
+        ]
+    )
+    assert (words.action, words.iteration, words.model) == ("challenger", 2, "qwen3-8b")
+    assert words.overrides == ["+trainer.foo=1", "a.b=[1,2]", "~data.seed"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--action chalenger", "did you mean 'challenger'?"),
+        ("--action challenger --modle x", "did you mean '--model'?"),
+        ("--action challenger --iteration", "--iteration"),
+        ("--action challenger --iteration two", "--iteration"),
+        ("--action challenger --steps 0", "--steps 0: must be 1 or more"),
+        ("--action merge --steps 3", "merge does not train"),
+        ("--action challenger --follow", "--follow is for --action logs"),
+        ("--action challenger wordle", "'wordle': challenger takes flags and overrides"),
+        ("challenger", "an action is required: --action smoke, --action prepare-data"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(line, message):
+    with pytest.raises(LaunchError) as refused:
+        parse(line.split())
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_upload_and_download_take_places():
+    assert parse(["--action", "upload", "papers.jsonl", "/data/"]).places == ["papers.jsonl", "/data/"]
+
+
+@given(
+    action=st.sampled_from(sorted(ACTIONS)),
+    overrides=st.lists(st.from_regex(r"\+?[a-z]{1,8}(\.[a-z]{1,8}){0,3}=[^\x00]{0,20}", fullmatch=True)),
+)
+def test_overrides_pass_through_unchanged(action, overrides):
+    assert parse(["--action", action, *overrides]).overrides == overrides
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("modal run modal_train.py --action smoke", ["--action", "smoke"]),
+        ("modal run --detach -q ./modal_train.py --action smoke", ["--action", "smoke"]),
+        ("modal run modal_train.py::main --action smoke", ["--action", "smoke"]),
+        ("modal run modal_train.py::train --env demo", None),
+        ("modal deploy modal_train.py", None),
+        ("pytest modal_train.py", None),
+    ],
+)
+def test_the_words_of_a_modal_run_are_read_at_import(argv, words):
+    assert words_of_modal_run(argv.split(), "modal_train.py") == words
+
+
+def function_words(line):
+    return parse_function(f"modal run modal_train.py::{line}".split(), "modal_train.py")
+
+
+def test_the_flags_of_an_app_function_are_parsed_before_modal_parses_them():
+    words = function_words("train --stage solver --config-path=a.yaml --steps 3")
+    assert (words.action, words.config_path, words.steps) == ("solver", "a.yaml", 3)
+    assert function_words("evaluate --num-examples 50").num_examples == 50
+    # What the environment trains, which is known once the run file is read.
+    assert function_words("train_with_config --config-path a.yaml").action == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a=1 +b=2", ["a=1", "+b=2"]),
+        ("+a.b='x y'", ["+a.b='x y'"]),
+        ("c=[1, 2] d={e: 'f g'}", ["c=[1, 2]", "d={e: 'f g'}"]),
+        ("'c=[1, 2]' a=1", ["c=[1, 2]", "a=1"]),
+        ("", []),
+    ],
+)
+def test_overrides_in_one_string_are_separated_outside_of_quotes_and_brackets(text, words):
+    assert split_overrides(text) == words
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,5}=('[a-z ]{0,5}'|[a-z0-9]{1,5}|\[[a-z, ]{0,8}\])", fullmatch=True)))
+def test_overrides_in_one_string_come_out_as_they_went_in(overrides):
+    assert split_overrides("  ".join(overrides)) == overrides
+
+
+def test_a_quote_that_is_not_closed_is_one_line():
+    with pytest.raises(LaunchError, match="a quote or bracket is not closed"):
+        split_overrides("+a.b='x y")
+
+
+def test_help_lists_actions_and_flags(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"  {name}" in shown for name in ACTIONS) and "--gpu-type" in shown
+
+
+def test_other_modal_commands_on_the_file_are_not_parsed():
+    assert function_words("main --action smoke") is None
+    assert parse_function(["modal", "deploy", "modal_train.py"], "modal_train.py") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train --stage merge", "--stage merge: use train, challenger, solver or evolve"),
+        ("train --stage solvr", "did you mean 'solver'?"),
+        ("train --steps -1", "--steps -1: must be 1 or more"),
+    ],
+)
+def test_a_mistake_in_an_app_functions_flags_is_one_line(line, message):
+    with pytest.raises(LaunchError, match=message):
+        function_words(line)

@@ -1,0 +1,44 @@
+"""Which overrides the client refuses before anything is built."""
+
+import pytest
+import yaml
+
+from drzero.launch.errors import LaunchError
+from drzero.launch.known_keys import FILE, all_keys, check_keys
+
+
+def test_the_file_has_every_key_of_every_stage() -> None:
+    assert yaml.safe_load(FILE.read_text(encoding="utf-8")) == all_keys(), (
+        "run python -m drzero.launch.known_keys"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.save_frek=5", "did you mean 'trainer.save_freq'?"),
+        ("retrieval.topkk=5", "did you mean 'retrieval.topk'?"),
+        ("~trainer.no_such", "there is no key 'trainer.no_such'"),
+        ("stages.solver.trainer.save_frek=5", "did you mean 'trainer.save_freq'?"),
+        ("stages.solvr.trainer.save_freq=5", "did you mean 'solver'?"),
+        ("mode=synk", "did you mean 'sync'?"),
+    ],
+)
+def test_a_key_or_option_that_does_not_exist_is_refused_with_the_nearest(override: str, message: str) -> None:
+    with pytest.raises(LaunchError) as refused:
+        check_keys([override])
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("trainer.save_freq=5", "watchdog.limits.rollout=9", "stages.solver.trainer.save_freq=5"),
+        *("+trainer.foo=1", "++trainer.foo=1", "~trainer.balance_batch", "loop=demo", "iterations=2"),
+        *("process_env.NCCL_DEBUG=INFO", "hydra.verbose=true", "critic.optim.lr=1", "steps_per_iteration=3"),
+        *("benchmarks=[a.parquet]", "flow_test.seconds=3"),
+    ],
+)
+def test_what_a_stage_may_have_passes(override: str) -> None:
+    check_keys([override])

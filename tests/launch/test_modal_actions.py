@@ -1,0 +1,568 @@
+"""Every action, by the unmodified client, against the control plane of tests/modal_plane: what it requests.
+
+The functions are answered by the tests here, so nothing of them runs; tests/launch/test_modal_runs.py runs
+them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modal.exception import FunctionTimeoutError
+from modal_checkout import PLANTED, make_checkout, run_action, run_function, start_action, start_function
+from modal_plane import ControlPlane
+from modal_plane.client import Done
+from modal_plane.state import Call
+
+from drzero.ops.versions import pinned
+
+ROOTS = ["paths.corpus={corpus}", "paths.checkpoints={checkpoints}"]
+FINISHED = {"state": "finished", "message": "done", "usd": 1.5, "next": None}
+VOLUMES = {"/corpus": "dr-zero-corpus", "/checkpoints": "dr-zero-checkpoints", "/cache": "dr-zero-cache"}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
+        plane.answer("ask", lambda module, words: 0)
+        plane.answer("check_gpu_image", lambda: 0)
+        plane.answer("cpu_stage", lambda request: FINISHED)
+        plane.answer("gpu_stage", lambda request: FINISHED)
+        yield plane
+
+
+def calls_of(plane: ControlPlane) -> list[Call]:
+    """The last run's calls."""
+    return [call for call in plane.calls if call.app_id == plane.app.id]
+
+
+def stage_of(plane: ControlPlane) -> Call:
+    """The one call of a stage."""
+    (call,) = [call for call in calls_of(plane) if call.function in ("cpu_stage", "gpu_stage")]
+    return call
+
+
+more_of_a_kind = pytest.mark.slow("one of a kind in the first tier; test_request.py has each in process")
+ONE_OF_A_KIND = ("prepare-data", "smoke")
+"""Stages in the first tier, and a challenger with every flag."""
+STAGES = [
+    (["prepare-data", "source=/corpus/a.jsonl"], "cpu_stage", None, "prepare-data compute=cpu"),
+    (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu"),
+    (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 1), "challenger compute=single_h100"),
+    (["synthesize"], "gpu_stage", ("A100-40GB", 1), "synthesize compute=a100-40gb"),
+    (["solver", "--steps", "7"], "gpu_stage", ("H100", 1), "solver compute=single_h100"),
+    (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("A100-80GB", 4), "evaluate compute=4xa100-80gb"),
+    (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 1), "evolve compute="),
+    (["smoke"], "gpu_stage", ("A10G", 2), "challenger compute=2xa10g"),
+]
+
+
+class TestEveryStage:
+    """The machine that each requests, and its command."""
+
+    @pytest.mark.parametrize(
+        ("words", "function", "gpu", "command"),
+        [pytest.param(*row, marks=() if row[0][0] in ONE_OF_A_KIND else more_of_a_kind) for row in STAGES],
+    )
+    def test_requests_its_machine_after_the_checks(
+        self, plane: ControlPlane, checkout: Path, words: list[str], function: str, gpu: Any, command: str
+    ) -> None:
+        done = run_action(plane, checkout, *words)
+        assert done.code == 0, done.stdout + done.stderr
+        *checks, call = calls_of(plane)
+        assert {check.function for check in checks} <= {"ask", "check_gpu_image"}
+        assert all(check.spec.gpu is None for check in checks)
+        # On a CPU, before its machine is requested.
+        asked = [check.args[1][:2] for check in checks if check.function == "ask"]
+        assert ["preflight", command.split()[0]] in asked
+        assert (call.function, call.spec.gpu, call.spawned) == (function, gpu, True)
+        assert " ".join(call.args[0].command).startswith(command)
+        assert "it cost $1.50" in done.stdout
+
+
+class TestChecks:
+    """Preflight of the stage that they are about, then their machine, requested once."""
+
+    @pytest.mark.parametrize(
+        ("words", "preflighted", "function", "command"),
+        [
+            (
+                ["check-services", "solver", "--with-trainer", "--model", "qwen2.5-3b"],
+                ["preflight", "solver"],
+                "gpu_stage",
+                "check-services solver compute=single_h100",
+            ),
+            pytest.param(
+                ["flow-test", "flow_test.seconds=60"],
+                ["preflight", "flow-test"],
+                "cpu_stage",
+                "flow-test compute=cpu",
+                marks=more_of_a_kind,
+            ),
+        ],
+    )
+    def test_are_preflighted_and_not_retried(
+        self,
+        plane: ControlPlane,
+        checkout: Path,
+        words: list[str],
+        preflighted: list[str],
+        function: str,
+        command: str,
+    ) -> None:
+        done = run_action(plane, checkout, *words)
+        assert done.code == 0, done.stdout + done.stderr
+        first, *_, call = calls_of(plane)
+        assert first.args[1][:2] == preflighted and "--with-trainer" not in first.args[1]
+        assert call.function == function
+        request = call.args[0]
+        assert " ".join(request.command).startswith(command)
+        assert ("--with-trainer" in request.command) == ("--with-trainer" in words)
+        assert request.compute.retries == 0
+
+
+class TestLooks:
+    @pytest.mark.parametrize(
+        ("words", "module", "asked"),
+        [
+            (["status"], "drzero.launch.status", []),
+            pytest.param(["list-models"], "drzero.cli", ["list-models", *ROOTS], marks=more_of_a_kind),
+            (
+                ["preflight", "solver"],
+                "drzero.cli",
+                ["preflight", "solver", *ROOTS, "compute=single_h100", "compute.max_usd=130"],
+            ),
+            pytest.param(
+                ["diagnose", "--stage", "solver", "--iteration", "2"],
+                "drzero.cli",
+                ["diagnose", "{checkpoints}/solver_iter2"],
+                marks=more_of_a_kind,
+            ),
+        ],
+    )
+    def test_take_a_cpu_and_nothing_else(
+        self, plane: ControlPlane, checkout: Path, words: list[str], module: str, asked: list[str]
+    ) -> None:
+        done = run_action(plane, checkout, *words)
+        assert done.code == 0, done.stdout + done.stderr
+        (call,) = calls_of(plane)
+        assert (call.function, call.args, call.spec.gpu) == ("ask", (module, asked), None)
+        assert "gpu_stage" not in plane.functions
+
+
+class TestTransfers:
+    def test_a_partly_sent_folder_is_completed(
+        self, plane: ControlPlane, checkout: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        first = run_action(plane, checkout, "upload", str(folder), "models/cut")
+        (folder / "model.safetensors").write_bytes(b"weights")
+        second = run_action(plane, checkout, "upload", str(folder), "models/cut")
+        assert "1 files sent, 0 already present" in first.stdout, first.stderr
+        assert "1 files sent, 1 already present" in second.stdout, second.stderr
+        sent = plane.volume("dr-zero-corpus").committed() / "models" / "cut"
+        assert (sent / "model.safetensors").read_bytes() == b"weights"
+
+    def test_an_interrupted_download_fetches_the_incomplete_file(
+        self, plane: ControlPlane, checkout: Path, tmp_path: Path
+    ) -> None:
+        there, here = plane.volume("dr-zero-checkpoints").committed() / "run", tmp_path / "run"
+        there.mkdir()
+        for name in ("a.jsonl", "b.jsonl"):
+            (there / name).write_text(name)
+        words = ["download", "run", str(here)]
+        assert "2 files fetched" in run_action(plane, checkout, *words).stdout
+        (here / "b.jsonl").rename(here / ".b.jsonl.partial")
+        (here / ".b.jsonl.partial").write_text("b.")
+        done = run_action(plane, checkout, *words)
+        assert "1 files fetched, 1 already present" in done.stdout, done.stderr
+        assert sorted(path.name for path in here.iterdir()) == ["a.jsonl", "b.jsonl"]
+
+
+class TestOneLaunch:
+    """A challenger with every flag and setting."""
+
+    @pytest.fixture(scope="class")
+    def done(self, plane: ControlPlane, checkout: Path) -> Done:
+        plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
+        flags = ["--iteration", "2", "--model", "qwen2.5-7b", "--steps", "9", "--gpu-count", "4"]
+        return run_action(
+            *(plane, checkout, "challenger", *flags, "--gpu-type", "a100-80gb"),
+            *("+trainer.foo=1", "trainer.save_freq=5", "compute.timeout=7200", "compute.region=us-east"),
+        )
+
+    @pytest.fixture(scope="class")
+    def call(self, plane: ControlPlane, done: Done) -> Call:
+        assert done.code == 0, done.stdout + done.stderr
+        return stage_of(plane)
+
+    def test_the_machine_is_applied_by_options_of_the_call(self, plane: ControlPlane, call: Call) -> None:
+        spec = call.spec
+        assert (spec.gpu, spec.cpu, spec.memory, spec.timeout) == (("A100-80GB", 4), 16, 262144, 7200)
+        assert spec.regions == ("us-east",)
+        assert plane.functions["gpu_stage"].gpu is None
+
+    def test_volumes_are_where_the_guide_says(self, call: Call) -> None:
+        mounted = {path: volume.name for path, volume in call.spec.volumes.items()}
+        assert mounted == VOLUMES
+        assert not any(volume.read_only for volume in call.spec.volumes.values())
+
+    def test_the_dotenv_is_sent_as_modals_own_secret_and_replaces_the_named_ones(self, call: Call) -> None:
+        assert set(PLANTED) in [set(secret.keys) for secret in call.spec.secrets]
+        assert not [secret.name for secret in call.spec.secrets if secret.name]
+
+    def test_flags_and_overrides_reach_the_stage_in_order(self, call: Call) -> None:
+        command = list(call.args[0].command)
+        assert command[0] == "challenger"
+        assert command[command.index("model=qwen2.5-7b") :] == [
+            *("model=qwen2.5-7b", "iteration=2", "steps_per_iteration=9"),
+            *("+trainer.foo=1", "trainer.save_freq=5"),
+        ]
+        assert "compute.timeout=7200" in command
+
+    def test_a_cpu_runs_preflight_on_the_same_command_and_then_fetches_its_models(
+        self, plane: ControlPlane, call: Call
+    ) -> None:
+        checks = [other for other in calls_of(plane) if other.function == "ask"]
+        said = [*ROOTS, *call.args[0].command[1:]]
+        assert [check.args for check in checks] == [
+            ("drzero.cli", [verb, "challenger", *said]) for verb in ("preflight", "fetch-models")
+        ]
+        assert {(check.spec.gpu, check.spec.timeout) for check in checks} == {(None, 1800)}
+
+    def test_the_image_is_sglangs_with_our_packages_and_no_source_build(self, call: Call) -> None:
+        commands = call.spec.image.commands
+        assert commands[0].startswith("FROM lmsysorg/sglang@sha256:")
+        text = "\n".join(commands)
+        assert "verl==0.9.1" in text and "transformers==5.9.0" in text
+        assert "--no-deps" in text and "--no-build-isolation" not in text
+
+    def test_our_source_is_added_after_all_layers_and_without_secrets(
+        self, plane: ControlPlane, call: Call
+    ) -> None:
+        files = plane.mounted_files
+        assert "/root/drzero/drzero/cli.py" in files
+        assert "/root/drzero/config/challenger.yaml" in files
+        assert not [path for path in files if path.endswith((".env", "id_rsa")) or "/tests/" in path]
+        for value in PLANTED.values():
+            assert not [path for path, content in files.items() if value.encode() in content]
+            assert value not in "\n".join(call.spec.image.commands)
+
+    def test_the_resolved_launch_is_printed(self, done: Done) -> None:
+        assert "type: A100-80GB" in done.stdout
+        assert "command: drzero challenger" in done.stdout
+        assert "usd_per_hour:" in done.stdout
+
+    def test_nothing_secret_is_printed_and_no_request_leaves_the_machine(
+        self, plane: ControlPlane, done: Done
+    ) -> None:
+        assert not [value for value in PLANTED.values() if value in done.stdout + done.stderr]
+        assert plane.left_machine == []
+
+
+class TestRunFiles:
+    def launch(self, plane: ControlPlane, checkout: Path, compute: str) -> Call:
+        (checkout / "run.yaml").write_text(
+            f"compute: {compute}\nsteps: 3\noverrides: [trainer.save_freq=5]\n"
+        )
+        done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
+        assert done.code == 0, done.stdout + done.stderr
+        return stage_of(plane)
+
+    def test_another_compute_file_changes_the_requested_machine_and_nothing_else(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        one, two = (self.launch(plane, checkout, name) for name in ("single_h100", "a10g"))
+        assert (one.spec.gpu, two.spec.gpu) == (("H100", 1), ("A10G", 1))
+        assert one.spec.image.commands == two.spec.image.commands
+        assert one.spec.volumes == two.spec.volumes
+        words = [[w for w in call.args[0].command if "compute" not in w] for call in (one, two)]
+        assert words[0] == words[1]
+
+    def test_packages_and_scripts_of_the_users_own_go_into_the_image(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        (checkout / "tools").mkdir()
+        (checkout / "tools" / "mine.py").write_text("MINE = 1\n")
+        (checkout / "run.yaml").write_text(
+            "image: {pip: [sympy==1.14.0], apt: [graphviz], scripts: [tools]}\n"
+        )
+        done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
+        assert done.code == 0, done.stdout + done.stderr
+        text = "\n".join(stage_of(plane).spec.image.commands)
+        assert "sympy==1.14.0" in text and "graphviz" in text
+        assert [path for path in plane.mounted_files if path.endswith("mine.py")]
+
+
+class TestInterrupted:
+    def test_a_launch_that_ctrl_c_ends_has_not_succeeded(self, plane: ControlPlane, checkout: Path) -> None:
+        released = threading.Event()
+        plane.answer("cpu_stage", lambda request: released.wait(60) and FINISHED)
+        try:
+            client = start_action(plane, checkout, "merge")
+            plane.wait_for(lambda: "may be closed now" in client.stdout, "that the stage is requested")
+            client.interrupt()
+            done = client.wait(60)
+        finally:
+            released.set()
+            plane.answer("cpu_stage", lambda request: FINISHED)
+        assert done.code == 130
+        assert "interrupted: the app ends with it" in done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+
+
+class TestDetached:
+    def test_the_stage_continues_when_the_client_dies_and_is_not_launched_again(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        released = threading.Event()
+
+        def stage(request: Any) -> dict[str, Any]:
+            released.wait(60)
+            return FINISHED
+
+        plane.answer("cpu_stage", stage)
+        try:
+            client = start_action(plane, checkout, "merge", detach=True)
+            plane.wait_for(lambda: "may be closed now" in client.stdout, "that the terminal may be closed")
+            client.kill()
+            app, call = plane.app, stage_of(plane)
+            assert app.detached
+            again = run_action(plane, checkout, "merge")
+            assert again.code == 1
+            assert f"another launch of this run is running (call {call.function_call_id})" in again.stderr
+            assert f"modal app stop {app.id}" in again.stderr
+            assert calls_of(plane) == []
+            released.set()
+            plane.wait_stopped(app)
+        finally:
+            released.set()
+            plane.answer("cpu_stage", lambda request: FINISHED)
+        assert call.status == "success"
+
+
+class TestAppFunctions:
+    def test_train_takes_the_guides_flags(self, plane: ControlPlane, checkout: Path) -> None:
+        flags = ["--env", "demo", "--steps", "20", "--gpu-count", "1", "--gpu-type", "A10G"]
+        done = run_function(
+            plane, checkout, "train", *flags, "--overrides", "trainer.save_freq=5 +trainer.foo=1"
+        )
+        assert done.code == 0, done.stdout + done.stderr
+        call = stage_of(plane)
+        assert call.spec.gpu == ("A10G", 1)
+        assert {"env=demo", "steps_per_iteration=20", "trainer.save_freq=5", "+trainer.foo=1"} <= set(
+            call.args[0].command
+        )
+
+    def test_evaluate_takes_a_hub_id_and_restarted_waits_for_the_run_that_it_has_requested(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        released = threading.Event()
+
+        def stage(request: Any) -> dict[str, Any]:
+            released.wait(60)
+            return FINISHED
+
+        plane.answer("gpu_stage", stage)
+        try:
+            words = ["--model", "Qwen/Qwen2.5-0.5B-Instruct", "--num-examples", "50"]
+            client = start_function(plane, checkout, "evaluate", *words)
+            plane.wait_for(lambda: "is requested" in client.stdout, "the request")
+            waiter = next(call for call in calls_of(plane) if call.function == "evaluate")
+            plane.preempt(waiter)
+            plane.wait_for(lambda: client.stdout.count("is requested") == 2, "the restarted container")
+            released.set()
+            done = client.wait(60)
+        finally:
+            released.set()
+            plane.answer("gpu_stage", lambda request: FINISHED)
+        assert done.code == 0, done.stdout + done.stderr
+        command = set(stage_of(plane).args[0].command)
+        assert {"base_model=Qwen/Qwen2.5-0.5B-Instruct", "questions_per_benchmark=50"} <= command
+        assert stage_of(plane).spec.gpu == ("A10G", 1)
+        assert (waiter.attempts, waiter.spec.nonpreemptible, waiter.spec.retries) == (2, True, 3)
+
+    def test_a_launch_that_is_refused_ends_with_one_line_of_error(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        plane.answer("ask", lambda module, words: 2)
+        try:
+            done = run_function(plane, checkout, "evaluate", "--overrides", "+a.b='x y'")
+        finally:
+            plane.answer("ask", lambda module, words: 0)
+        assert done.code == 1
+        assert done.stderr.strip().splitlines()[-1].startswith("modal_train: preflight found errors")
+        # Once, though the app function is retried: for runs that outlast its time.
+        (preflight,) = [call for call in calls_of(plane) if call.function == "ask"]
+        assert "+a.b='x y'" in preflight.args[1]
+
+    @pytest.mark.slow("two clients; test_environments.py resolves every command of the guide in process")
+    def test_training_and_evaluation_in_an_environment_are_launched_as_the_guide_types_them(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        trained = run_function(plane, checkout, "train", "--env", "vf-bfcl-single-turn", "--steps", "200")
+        assert trained.code == 0, trained.stdout + trained.stderr
+        call, checks = stage_of(plane), [call for call in calls_of(plane) if call.function == "ask"]
+        assert (call.spec.gpu, call.spec.cpu, call.spec.timeout) == (("A100-40GB", 1), 8, 14400)
+        assert [check.args[1][:2] for check in checks] == [["preflight", "train"], ["fetch-models", "train"]]
+        assert {"env=bfcl-single-turn", "steps=200", "base_model=Salesforce/xLAM-2-3b-fc-r"} <= set(
+            call.args[0].command
+        )
+        assert f"bfcl-eval=={pinned('bfcl-eval')}" in "\n".join(call.spec.image.commands)
+        flags = ["--env", "wordle", "--model", "Qwen/Qwen2.5-0.5B-Instruct", "--num-examples", "50"]
+        evaluated = run_function(plane, checkout, "evaluate", *flags)
+        assert evaluated.code == 0, evaluated.stdout + evaluated.stderr
+        assert {"env=wordle", "num_examples=50"} <= set(stage_of(plane).args[0].command)
+        assert "/root/drzero/environments/wordle/words/answers.txt" in plane.mounted_files
+        for value in PLANTED.values():
+            assert value not in trained.stdout + trained.stderr + evaluated.stdout + evaluated.stderr
+
+    def test_train_with_config_reads_a_run_file_of_the_checkout(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        done = run_function(
+            *(plane, checkout, "train_with_config", "--config-path", "config/runs/challenger_a100.yaml")
+        )
+        assert done.code == 0, done.stdout + done.stderr
+        assert stage_of(plane).spec.gpu == ("A100-40GB", 1)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["challenger", "--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
+            pytest.param(["chalenger"], "did you mean 'challenger'?", marks=more_of_a_kind),
+            pytest.param(["challenger", "--modle", "x"], "did you mean '--model'?", marks=more_of_a_kind),
+            pytest.param(["challenger", "--gpu-type", "H10"], "did you mean 'H100'?", marks=more_of_a_kind),
+            pytest.param(
+                ["challenger", "--config-path", "nowhere.yaml"], "no such file", marks=more_of_a_kind
+            ),
+        ],
+    )
+    def test_a_mistake_is_one_line_before_anything_reaches_modal(
+        self, plane: ControlPlane, checkout: Path, words: list[str], message: str
+    ) -> None:
+        before = len(plane.requests)
+        done = run_action(plane, checkout, *words)
+        assert done.code == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert message in line
+        assert "AppCreate" not in plane.requests[before:]
+
+    def test_errors_of_preflight_end_the_launch_and_no_gpu_is_requested(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        plane.answer("ask", lambda module, words: 2)
+        try:
+            done = run_action(plane, checkout, "challenger")
+        finally:
+            plane.answer("ask", lambda module, words: 0)
+        assert done.code == 1
+        assert "preflight found errors" in done.stderr
+        assert [call.function for call in calls_of(plane)] == ["ask"]
+
+    def test_a_model_that_cannot_be_fetched_ends_the_launch(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        plane.answer("ask", lambda module, words: 2 * (words[0] == "fetch-models"))
+        try:
+            done = run_action(plane, checkout, "challenger")
+        finally:
+            plane.answer("ask", lambda module, words: 0)
+        assert done.code == 1
+        assert "a model could not be fetched" in done.stderr
+        preflight, fetched = calls_of(plane)
+        assert fetched.args[1] == ["fetch-models", *preflight.args[1][1:]]
+
+    def test_a_call_that_modal_ends_is_one_line_of_error(self, plane: ControlPlane, checkout: Path) -> None:
+        def time_out(request: Any) -> None:
+            raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
+
+        plane.answer("gpu_stage", time_out)
+        try:
+            done = run_action(plane, checkout, "challenger")
+        finally:
+            plane.answer("gpu_stage", lambda request: FINISHED)
+        assert done.code == 1
+        assert "modal_train: Modal: FunctionTimeoutError: Task's current input" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--config-path", "run.yaml"], "put it under config/, or use --action"),
+            pytest.param(["--config-path", "config/runs/nowhere.yaml"], "no such file", marks=more_of_a_kind),
+            pytest.param(["--env", "vf-wordel"], "did you mean 'wordle'?", marks=more_of_a_kind),
+            pytest.param(["--model", "qwen3-9b"], "did you mean 'qwen3-8b'?", marks=more_of_a_kind),
+            pytest.param(["--gpu-type", "H10"], "did you mean 'H100'?", marks=more_of_a_kind),
+        ],
+    )
+    def test_a_mistake_in_an_app_functions_flags_is_refused_here(
+        self, plane: ControlPlane, checkout: Path, flags: list[str], message: str
+    ) -> None:
+        done = run_function(plane, checkout, "train", *flags)
+        assert done.code == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert message in line
+
+    def test_names_of_volumes_that_modal_would_refuse_are_reported_in_one_line(
+        self, plane: ControlPlane, checkout: Path
+    ) -> None:
+        env = {"EXPERIMENTER": "", "EXPERIMENT_NAME": "wide"}
+        done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
+        assert done.code == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert "EXPERIMENT_NAME=wide without EXPERIMENTER" in line
+
+    def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane: ControlPlane, checkout: Path) -> None:
+        plane.answer("check_gpu_image", lambda: 1)
+        try:
+            done = run_action(plane, checkout, "smoke")
+        finally:
+            plane.answer("check_gpu_image", lambda: 0)
+        assert done.code == 1
+        (call,) = calls_of(plane)
+        assert (call.function, call.spec.gpu) == ("check_gpu_image", None)
+        assert call.spec.image.commands[0].startswith("FROM lmsysorg/sglang@sha256:")
+
+
+class TestNames:
+    def test_an_experimenter_has_volumes_of_her_own(self, plane: ControlPlane, checkout: Path) -> None:
+        env = {"EXPERIMENTER": "alice", "EXPERIMENT_NAME": "wide"}
+        done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
+        assert done.code == 0, done.stdout + done.stderr
+        names = {volume.name for volume in stage_of(plane).spec.volumes.values()}
+        assert names == {f"dr-zero-{kind}-alice-wide" for kind in ("corpus", "checkpoints", "cache")}
+
+
+class TestSecrets:
+    @pytest.fixture(scope="class")
+    def bare(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return make_checkout(tmp_path_factory.mktemp("bare"), dotenv=False)
+
+    def test_named_secrets_that_exist_are_used_and_missing_ones_reported(
+        self, plane: ControlPlane, bare: Path
+    ) -> None:
+        plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
+        plane.secrets.pop("wandb-secret", None)
+        done = run_action(plane, bare, "merge")
+        assert done.code == 0, done.stdout + done.stderr
+        assert [secret.name for secret in stage_of(plane).spec.secrets if secret.name] == [
+            "huggingface-secret"
+        ]
+        (check,) = [call for call in calls_of(plane) if call.function == "ask"]
+        assert "huggingface-secret" in [secret.name for secret in check.spec.secrets]
+        assert stage_of(plane).args[0].secrets == ("huggingface-secret",)
+        assert "no secret wandb-secret (WANDB_API_KEY): metrics are logged offline" in done.stdout

@@ -1,0 +1,42 @@
+"""What our apps need at the client: modal, pyyaml, python-dotenv, and nothing heavy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = {"drzero", "environments", "modal_train", "modal_search", "yaml", "_yaml", "dotenv"}
+
+LIST_NEW_MODULES = """
+import sys
+import modal, rich.progress
+before = set(sys.modules)
+__import__(sys.argv.pop())
+for name in sorted(set(sys.modules) - before):
+    print(name)
+"""
+
+
+@pytest.mark.parametrize("app", ["modal_train", "modal_search"])
+def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_library(app: str) -> None:
+    command = [sys.executable, "-c", LIST_NEW_MODULES, app]
+    env = {**os.environ, "RETRIEVAL_TOKEN": "of a service"}
+    listed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    new = listed.stdout.split()
+    # What PyYAML's C part registers for itself.
+    packages = {name.partition(".")[0] for name in new if "cython" not in name}
+    assert packages <= OURS | sys.stdlib_module_names | {"modal", "rich"}
+    ours = [name for name in new if name.startswith(("drzero.ops.", "drzero.recipe."))]
+    assert set(ours) <= {
+        "drzero.ops.errors",
+        "drzero.ops.files",
+        "drzero.ops.versions",
+        "drzero.recipe.rates",
+    }
+    # The interface, and no environment.
+    of_environments = {name.partition(".")[2] for name in new if name.startswith("environments.")}
+    interface = {"call", "conversation", "episode", "fault", "registry", "row", "score", "taskset"}
+    assert of_environments <= interface

@@ -1,0 +1,420 @@
+"""The control plane of `tests/modal_plane/`, with Modal's own command line and container on both sides of it.
+
+The launcher's tests stand on it, so what is asserted here is what they take for granted of Modal.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modal_plane import ControlPlane
+from modal_plane.client import Done
+from modal_plane.state import App, Call, FunctionSpec, MountedVolume
+from modal_plane.volumes import Volume
+
+SAMPLE = Path(__file__).parents[1] / "parts" / "modal_plane" / "sample" / "sample_app.py"
+WANDB = {"WANDB_API_KEY": "planted-wandb-key"}
+
+pytestmark = pytest.mark.slow("tests of a stand-in; in the first tier the launcher's own tests run on it")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the client runs: a project with a `.env`."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / ".env").write_text("FROM_DOTENV=planted-dotenv-value\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("plane"), secrets={"wandb-secret": dict(WANDB)}) as plane:
+        yield plane
+
+
+def calls_of(plane: ControlPlane, app: App) -> list[Call]:
+    return [call for call in plane.calls if call.app_id == app.id]
+
+
+class TestOneCall:
+    """All that is recorded of one run."""
+
+    @pytest.fixture(scope="class")
+    def done(self, plane: ControlPlane, folder: Path) -> Done:
+        plane.volume("sample-corpus").put("chromadb/index", b"index")
+        command = ("run", str(SAMPLE), "facts", "--iteration", "1", "+trainer.foo=1")
+        return plane.modal(*command, cwd=folder, env={"ONLY_ON_THE_LAPTOP": "1"})
+
+    @pytest.fixture(scope="class")
+    def spec(self, plane: ControlPlane, done: Done) -> FunctionSpec:
+        return plane.functions["facts"]
+
+    @pytest.fixture(scope="class")
+    def call(self, plane: ControlPlane, done: Done) -> Call:
+        return calls_of(plane, plane.app)[0]
+
+    def test_the_command_ends_well_and_its_app_with_it(self, plane: ControlPlane, done: Done) -> None:
+        assert done.code == 0, done.stdout + done.stderr
+        assert (plane.app.name, plane.app.detached, plane.app.state) == ("plane-sample", False, "stopped")
+
+    def test_the_requested_compute_is_recorded(self, spec: FunctionSpec) -> None:
+        assert (spec.gpu, spec.cpu, spec.memory) == (("H100", 8), (2, 4), 1024)
+        assert (spec.timeout, spec.retries, spec.regions) == (3600, 0, ("us-east", "eu-west"))
+
+    def test_volumes_are_recorded_by_mount_path(self, spec: FunctionSpec) -> None:
+        assert spec.volumes == {
+            "/corpus": MountedVolume("sample-corpus", read_only=True, sub_path=None),
+            "/checkpoints": MountedVolume("sample-checkpoints", read_only=False, sub_path=None),
+        }
+
+    def test_secrets_are_recorded_by_name_or_by_their_keys(self, spec: FunctionSpec) -> None:
+        names = [(secret.name, secret.keys) for secret in spec.secrets]
+        assert names == [("wandb-secret", ("WANDB_API_KEY",)), (None, ("FROM_DOTENV",)), (None, ("MODE",))]
+
+    def test_the_values_of_secrets_are_not_in_what_a_failing_test_prints(self, spec: FunctionSpec) -> None:
+        assert "planted" not in repr(spec)
+
+    def test_image_steps_are_recorded_in_order(self, spec: FunctionSpec) -> None:
+        steps = [layer.commands[-1] for layer in spec.image.layers]
+        assert steps[0].startswith("CMD ")
+        assert steps[1:] == ["RUN python -m pip install numpy==2.2.0", "ENV HF_HOME=/checkpoints/hub"]
+        assert spec.image.environment["GREETING"] == "hello there"
+
+    def test_local_files_are_recorded_with_their_path_in_the_container(
+        self, plane: ControlPlane, done: Done
+    ) -> None:
+        assert plane.mounted_files["/root/sample_app.py"] == SAMPLE.read_bytes()
+        assert set(plane.mounted_files) == {"/root/sample_app.py", "/root/added/greeting.py"}
+
+    def test_the_call_is_recorded_with_its_arguments_and_result(self, call: Call, done: Done) -> None:
+        assert (call.function, call.spawned, call.parent, call.options) == ("facts", False, None, {})
+        assert (call.args, call.kwargs) == (("--iteration 1 +trainer.foo=1",), {"steps": 3})
+        assert call.result == json.loads(done.stdout.split("\nfacts ")[1].splitlines()[0])
+
+    def test_the_function_runs_as_in_a_container(self, call: Call) -> None:
+        assert call.result["local"] is False
+        assert (call.result["call"], call.result["input"]) == (call.function_call_id, call.id)
+        assert call.result["mounted"] == "from the mounted folder"
+        assert call.result["corpus"] == ["chromadb"]
+
+    def test_a_container_has_the_apps_environment_and_not_the_clients(self, call: Call) -> None:
+        assert call.result["laptop"] is None
+        assert call.result["environment"] == {
+            "GREETING": "hello there",
+            "MODE": "test",
+            "WANDB_API_KEY": WANDB["WANDB_API_KEY"],
+            "FROM_DOTENV": "planted-dotenv-value",
+        }
+
+    def test_a_path_of_the_container_in_its_environment_is_where_it_is_here(
+        self, plane: ControlPlane, call: Call
+    ) -> None:
+        assert call.result["hub"] == str(plane.volumes["sample-checkpoints"].folder / "hub")
+
+    def test_a_containers_output_is_in_the_clients_output_and_recorded(self, call: Call, done: Done) -> None:
+        assert "\nlooking\n" in done.stdout
+        assert call.logs == "looking\n"
+
+    def test_commits_and_reloads_reach_the_server(self, plane: ControlPlane, call: Call) -> None:
+        checkpoints, corpus = plane.volumes["sample-checkpoints"], plane.volumes["sample-corpus"]
+        assert [commit.at_exit for commit in checkpoints.commits if commit.call_id == call.id] == [
+            False,
+            True,
+        ]
+        assert [reload.function for reload in corpus.reloads] == ["facts"]
+        assert (checkpoints.committed() / "seen").read_text() == "--iteration 1 +trainer.foo=1"
+
+    def test_an_apps_logs_can_be_read_afterwards(self, plane: ControlPlane, folder: Path, done: Done) -> None:
+        assert plane.modal("app", "logs", plane.app.id, cwd=folder).stdout == "looking\n"
+
+
+class TestSeveralCalls:
+    """One run whose local entry point calls several functions, one after the other."""
+
+    @pytest.fixture(scope="class")
+    def done(self, plane: ControlPlane, folder: Path) -> Done:
+        plane.answer("double", lambda number: number * 10)
+        return plane.modal("run", str(SAMPLE), "nested,large,failures,answered", cwd=folder)
+
+    @pytest.fixture(scope="class")
+    def calls(self, plane: ControlPlane, done: Done) -> list[Call]:
+        return calls_of(plane, plane.app)
+
+    def test_a_container_calls_and_spawns_with_other_compute(
+        self, plane: ControlPlane, done: Done, calls: list[Call]
+    ) -> None:
+        supervisor, spawned, called = calls[:3]
+        assert "nested [b'called', b'spawned']" in done.stdout
+        assert [(call.function, call.parent, call.spawned) for call in (spawned, called)] == [
+            ("echo", supervisor.id, True),
+            ("echo", supervisor.id, False),
+        ]
+        options = {
+            "gpu": ("A100-80GB", 4),
+            "timeout": 60,
+            "volumes": {"/other": MountedVolume("sample-corpus", read_only=False, sub_path=None)},
+        }
+        assert spawned.options == options
+        assert (spawned.spec.gpu, spawned.spec.timeout, spawned.spec.volumes) == tuple(options.values())
+        assert plane.functions["echo"].gpu is None
+
+    def test_arguments_and_results_of_some_size_go_by_the_blob_store(
+        self, plane: ControlPlane, done: Done, calls: list[Call]
+    ) -> None:
+        assert f"large {3 * 2**20}" in done.stdout
+        assert calls[3].result == b"x" * 3 * 2**20
+        assert {"BlobCreate", "BlobGet"} <= set(plane.requests)
+
+    def test_failures_reach_the_caller_with_their_type_after_the_retries(
+        self, done: Done, calls: list[Call]
+    ) -> None:
+        assert "failed builtins ValueError as it must" in done.stdout
+        assert (calls[4].status, calls[4].attempts) == ("failure", 2)
+        assert repr(calls[4].exception) == "ValueError('as it must')"
+
+    def test_timeouts_are_enforced(self, done: Done, calls: list[Call]) -> None:
+        assert "failed modal.exception FunctionTimeoutError" in done.stdout
+        assert (calls[5].status, calls[5].attempts) == ("timeout", 1)
+
+    def test_a_test_can_answer_calls_itself(self, done: Done, calls: list[Call]) -> None:
+        assert "doubled [10, 20, 30]" in done.stdout
+        assert sorted(call.args for call in calls[6:]) == [(1,), (2,), (3,)]
+
+
+def test_a_client_uploads_to_lists_reads_and_clears_volumes_of_both_versions(
+    plane: ControlPlane, folder: Path
+) -> None:
+    done = plane.modal("run", str(SAMPLE), "upload", cwd=folder)
+    assert done.code == 0, done.stdout + done.stderr
+    for name in ("sample-corpus", "sample-checkpoints"):
+        committed = plane.volumes[name].committed()
+        assert (committed / "texts" / "notes.txt").read_text() == "a note"
+        assert not (committed / "large.bin").exists()
+    listed = [line for line in done.stdout.splitlines() if line.startswith("listed")]
+    assert len(listed) == 2
+    for line in listed:
+        assert "'large.bin'" in line and "'texts/notes.txt'" in line
+        assert line.endswith(f"{9 * 2**20 + 3} b'end' ['texts/notes.txt']")
+
+
+def test_the_volume_commands_work(plane: ControlPlane, folder: Path) -> None:
+    plane.volume("by-hand").put("models/tiny/config.json", b"{}")
+    (folder / "more.txt").write_text("more")
+    assert plane.modal("volume", "put", "by-hand", "more.txt", "models/", cwd=folder).code == 0
+    listed = plane.modal("volume", "ls", "by-hand", "models", cwd=folder)
+    assert listed.stdout.split() == ["models/more.txt", "models/tiny"]
+    (folder / "got").mkdir()
+    assert plane.modal("volume", "get", "by-hand", "models", "got", cwd=folder).code == 0
+    assert (folder / "got" / "models" / "tiny" / "config.json").read_text() == "{}"
+
+
+def test_a_lost_container_is_replaced_and_finds_the_last_commit(plane: ControlPlane, folder: Path) -> None:
+    client = plane.start("run", str(SAMPLE), "writes", cwd=folder)
+    call = plane.wait_for(lambda: [call for call in plane.calls if call.function == "writes"], "the call")[0]
+    plane.wait_for(lambda: "attempt after 0" in call.logs, "the first commit")
+    plane.kill(call)
+    plane.wait_for(lambda: "attempt after 1" in call.logs, "the second commit")
+    # Killed it lost what it had not committed; preempted it ends in order, and commits that as well.
+    plane.preempt(call)
+    done = client.wait(60)
+    assert "written ['step0', 'step1', 'uncommitted']" in done.stdout
+    assert call.attempts == 3
+
+
+class TestViews:
+    """A volume as several containers have it."""
+
+    @pytest.fixture
+    def volume(self, tmp_path: Path) -> Volume:
+        return Volume("checkpoints", "vo-1", tmp_path, version=1)
+
+    def test_a_container_sees_what_others_commit_only_after_a_reload(self, volume: Volume) -> None:
+        one, other = volume.mount("ta-1", 0), volume.mount("ta-2", 1)
+        (one / "report").write_text("done")
+        assert not (volume.committed() / "report").exists()
+        volume.commit("ta-1")
+        assert (volume.committed() / "report").exists() and not (other / "report").exists()
+        volume.reload("ta-2")
+        assert (other / "report").read_text() == "done"
+
+    def test_a_commit_leaves_what_others_have_committed(self, volume: Volume) -> None:
+        volume.put("shared/old", b"old")
+        one, other = volume.mount("ta-1", 0), volume.mount("ta-2", 1)
+        (one / "shared" / "mine").write_text("one")
+        volume.commit("ta-1")
+        (other / "shared" / "old").unlink()
+        volume.commit("ta-2")
+        assert [path.name for path in (volume.committed() / "shared").iterdir()] == ["mine"]
+
+    def test_a_reload_keeps_what_is_not_committed_yet(self, volume: Volume) -> None:
+        volume.put("removed", b"old")
+        one, other = volume.mount("ta-1", 0), volume.mount("ta-2", 1)
+        (one / "new").write_text("one")
+        (one / "removed").unlink()
+        (other / "theirs").write_text("two")
+        volume.commit("ta-2")
+        volume.reload("ta-1")
+        assert sorted(path.name for path in one.iterdir()) == ["new", "theirs"]
+        volume.commit("ta-1")
+        assert sorted(path.name for path in volume.committed().iterdir()) == ["new", "theirs"]
+
+    def test_the_next_container_finds_what_was_committed_and_nothing_else(self, volume: Volume) -> None:
+        folder = volume.mount("ta-1", 0)
+        (folder / "lost").write_text("half")
+        volume.views.pop("ta-1")
+        volume.put("uploaded", b"by a client")
+        assert [path.name for path in volume.mount("ta-2", 0).iterdir()] == ["uploaded"]
+
+    def test_a_commit_includes_files_that_are_new_changed_removed_or_of_another_kind(
+        self, volume: Volume
+    ) -> None:
+        for path in ("removed/deep/file", "folder/file", "file", "changed"):
+            volume.put(path, b"old")
+        folder = volume.mount("ta-1", 0)
+        shutil.rmtree(folder / "removed")
+        shutil.rmtree(folder / "folder")
+        (folder / "folder").write_text("a file now")
+        (folder / "file").unlink()
+        (folder / "file" / "new").mkdir(parents=True)
+        (folder / "changed").write_text("new")
+        (folder / "link").symlink_to("changed")
+        volume.commit("ta-1")
+        committed = volume.committed()
+        names = sorted(path.relative_to(committed).as_posix() for path in committed.rglob("*"))
+        assert names == ["changed", "file", "file/new", "folder", "link"]
+        assert (committed / "folder").read_text() == "a file now"
+        assert (committed / "link").read_text() == "new"
+
+
+class TestWarmContainers:
+    """Two calls of a function, each committing with a file open."""
+
+    @pytest.fixture(scope="class")
+    def done(self, plane: ControlPlane, folder: Path) -> Done:
+        client = plane.start("run", str(SAMPLE), "holds", cwd=folder)
+        plane.wait_for(lambda: "asked" in client.stdout, "both calls")
+        plane.expire(calls_of(plane, plane.app)[0])
+        (folder / "go").touch()
+        return client.wait(60)
+
+    @pytest.fixture(scope="class")
+    def results(self, done: Done) -> list[dict[str, Any]]:
+        held = [line for line in done.stdout.splitlines() if line.startswith("held")]
+        return [json.loads(line.removeprefix("held ")) for line in held]
+
+    def test_they_share_a_process(self, results: list[dict[str, Any]]) -> None:
+        first, second = results
+        assert first["process"] == second["process"]
+
+    def test_a_commit_with_an_open_file_persists_and_raises(self, results: list[dict[str, Any]]) -> None:
+        first, second = results
+        assert "there are open files preventing the operation" in first["refused"]
+        assert set(second["found"]) - set(first["found"]) == {f"held{len(first['found'])}"}
+
+    def test_a_result_expires(self, done: Done) -> None:
+        assert "expired" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_modal_does_not_offer_is_refused_and_the_client_has_no_other_packages(
+    plane: ControlPlane, folder: Path
+) -> None:
+    done = plane.modal("run", str(SAMPLE), "beyond", cwd=folder)
+    assert done.code == 0, done.stdout + done.stderr
+    refused = [line for line in done.stdout.splitlines() if line.startswith("refused")]
+    wanted = ("cores", "MiB", "region", "retries", "timeout", "GPU Functions")
+    assert len(refused) == len(wanted)
+    for line, word in zip(refused, wanted, strict=True):
+        assert word in line
+    assert "bare No module named 'torch'" in done.stdout
+
+
+class TestClientLost:
+    """The client is killed while its call runs."""
+
+    @pytest.fixture
+    def lose(self, plane: ControlPlane, folder: Path) -> Any:
+        def lose(*arguments: str) -> Call:
+            before = len(plane.calls)
+            client = plane.start("run", *arguments, cwd=folder)
+            plane.wait_for(lambda: "waiting" in client.stdout, "the container's words in the client's output")
+            assert plane.calls[before].status == "running"
+            client.kill()
+            return plane.calls[before]
+
+        return lose
+
+    def test_its_app_ends_with_it(self, plane: ControlPlane, lose: Any) -> None:
+        call = lose(f"{SAMPLE}::waits", "--name", "never")
+        plane.wait_stopped(plane.app)
+        assert call.status == "terminated"
+
+    def test_a_detached_apps_function_continues(self, plane: ControlPlane, lose: Any) -> None:
+        call = lose("--detach", f"{SAMPLE}::waits", "--name", "go")
+        plane.volumes["sample-checkpoints"].put("go", b"")
+        plane.wait_stopped(plane.app)
+        assert (call.status, call.result, call.spawned) == ("success", "go", True)
+
+    def test_what_a_local_entry_point_itself_waits_for_ends_though_detached(
+        self, plane: ControlPlane, lose: Any
+    ) -> None:
+        call = lose("--detach", str(SAMPLE), "waits", "never")
+        plane.wait_stopped(plane.app)
+        assert call.status == "terminated"
+
+
+def test_ctrl_c_at_the_client_ends_its_app(plane: ControlPlane, folder: Path) -> None:
+    client = plane.start("run", str(SAMPLE), "waits", "never", cwd=folder)
+    plane.wait_for(lambda: "waiting" in client.stdout, "the container")
+    client.interrupt()
+    assert "Disconnecting from Modal" in client.wait(60).stdout
+    assert plane.calls[-1].status == "terminated"
+
+
+def test_a_secret_that_does_not_exist_stops_the_run_before_anything_is_called(
+    plane: ControlPlane, folder: Path
+) -> None:
+    before = len(plane.calls)
+    del plane.secrets["wandb-secret"]
+    done = plane.modal("run", str(SAMPLE), "facts", cwd=folder)
+    plane.secrets["wandb-secret"] = dict(WANDB)
+    assert done.code == 1
+    assert "Secret 'wandb-secret' not found" in done.stderr
+    assert len(plane.calls) == before
+
+
+def test_an_image_is_built_once_even_if_local_files_change(plane: ControlPlane, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLE.parent, tmp_path, dirs_exist_ok=True)
+    plane.answer("double", lambda number: number)
+    counts = []
+    for _ in range(2):
+        assert plane.modal("run", "sample_app.py", "answered", cwd=tmp_path).code == 0
+        counts.append(len(plane.images_built))
+        with (tmp_path / "extra" / "greeting.py").open("a") as module:
+            module.write("# changed\n")
+    assert counts[0] == counts[1]
+
+
+def test_an_unknown_request_is_refused_by_name(plane: ControlPlane, folder: Path) -> None:
+    done = plane.modal("queue", "list", cwd=folder)
+    assert done.code == 1
+    assert "no handler of QueueList" in done.stdout + done.stderr
+
+
+def test_nothing_has_left_the_machine(plane: ControlPlane) -> None:
+    assert plane.left_machine == []
+
+
+def test_a_connection_elsewhere_would_be_seen(tmp_path: Path) -> None:
+    with ControlPlane(tmp_path) as plane:
+        script = tmp_path / "elsewhere.py"
+        script.write_text(
+            "import socket, modal\n"
+            "s = socket.socket()\n"
+            "s.settimeout(0.1)\n"
+            "try:\n    s.connect(('192.0.2.1', 80))\nexcept OSError:\n    pass\n"
+        )
+        plane.modal("run", "elsewhere.py", cwd=tmp_path)
+        assert plane.left_machine == ["192.0.2.1"]

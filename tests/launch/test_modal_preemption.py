@@ -1,0 +1,202 @@
+"""A launch whose containers are taken away at each point of its life: its call is neither lost nor doubled.
+
+Client, app functions, claims, commits and supervision are the launcher's own, on the plane of
+tests/modal_plane. The stage is a stand-in that writes numbered steps to the volume and can be held at one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from modal_checkout import make_checkout, start_action, start_function
+from modal_plane import ControlPlane
+from modal_plane.client import Client, Done
+from modal_plane.state import Call
+
+pytestmark = pytest.mark.slow("a container or two for each case; test_modal_actions.py restarts a waiter")
+
+STEPS = 6
+STAGE = '''
+"""Writes a step a moment, with its file open all the time; waits at step HELD until the gate is open."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from verl_ext.artefacts import announce
+
+(root,) = [word.partition("=")[2] for word in sys.argv if word.startswith("paths.checkpoints=")]
+steps = Path(root, "solver_iter1", "steps.txt")
+steps.parent.mkdir(exist_ok=True)
+first = len(steps.read_text().splitlines()) if steps.is_file() else 0
+print(f"stage from step {first}", flush=True)
+with steps.open("a") as file:
+    for step in range(first, %(steps)d):
+        while step == %(held)d and not Path(os.environ["GATE"]).exists():
+            time.sleep(0.05)
+        print(step, file=file, flush=True)
+        announce(steps)
+        print(f"step {step}", flush=True)
+        time.sleep(0.1)
+'''
+HELD = 3
+
+
+class Launcher:
+    """A checkout with the stand-in, and a plane of its own."""
+
+    def __init__(self, plane: ControlPlane, checkout: Path, gate: Path) -> None:
+        self.plane, self.checkout, self.gate = plane, checkout, gate
+        self.volume = plane.volume("dr-zero-checkpoints")
+
+    def stages(self) -> list[Call]:
+        """The calls on the requested machine."""
+        return [call for call in self.plane.calls if call.function == "cpu_stage"]
+
+    def waiter(self) -> Call:
+        """The call of the app function."""
+        return next(call for call in self.plane.calls if call.function == "train")
+
+    def held(self) -> Call:
+        """The stage's call, when it waits at the held step and what is before is committed."""
+        ready = self.plane.wait_for(
+            lambda: [call for call in self.stages() if f"step {HELD - 1}" in call.logs], "the held step"
+        )
+        self.plane.wait_for(lambda: len(self.committed()) == HELD, "the commit of what is before")
+        return ready[0]
+
+    def committed(self) -> list[str]:
+        steps = self.volume.committed() / "solver_iter1" / "steps.txt"
+        return steps.read_text().split() if steps.is_file() else []
+
+    def preempt_at_a_commit(self, call: Call) -> None:
+        """Take the container away while a commit of the checkpoints is under way."""
+        self.plane.wait_for(lambda: self.volume.waiting, "a commit")
+        with ThreadPoolExecutor(1) as pool:
+            taken = pool.submit(self.plane.preempt, call)
+            self.volume.open.set()
+            taken.result()
+
+    def once(self, done: Done, attempts: int) -> None:
+        """Each step was made once and is on the volume, by one call of so many attempts."""
+        assert done.code == 0, done.stdout[-5000:] + done.stderr
+        assert self.committed() == [str(step) for step in range(STEPS)]
+        self.log(attempts)
+
+    def log(self, attempts: int) -> None:
+        ran = [call for call in self.stages() if "stage from step" in call.logs]
+        assert [call.attempts for call in ran] == [attempts]
+        paid = json.loads((self.volume.committed() / "launches" / "solver_iter1" / "spend.json").read_text())
+        assert len({(call["launch"], call["part"]) for call in paid}) == 1
+        for call in self.plane.calls:
+            came = f"{call.function} {call.function_call_id} of {call.parent or 'the client'}"
+            print(f"{came}: {call.status}, {call.attempts} attempts")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    checkout = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
+    (checkout / "drzero" / "cli.py").write_text(STAGE % {"steps": STEPS, "held": HELD})
+    return checkout
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, checkout: Path) -> Iterator[Launcher]:
+    gate = tmp_path / "gate"
+    with ControlPlane(tmp_path / "plane", container_env={"GATE": str(gate)}, grace=40) as plane:
+        plane.answer("ask", lambda module, words: 0)
+        yield Launcher(plane, checkout, gate)
+
+
+WORDS = ("--iteration", "1", "--gpu-count", "0")
+
+
+def launch(launcher: Launcher, detach: bool = False) -> Client:
+    return start_action(launcher.plane, launcher.checkout, "solver", *WORDS, detach=detach)
+
+
+def launch_by_function(launcher: Launcher) -> Client:
+    words = ["--stage", "solver", "--iteration", "1", "--gpu-count", "0", "--gpu-count", "0"]
+    return start_function(launcher.plane, launcher.checkout, "train", *words)
+
+
+def test_the_app_function_before_it_has_requested_anything(launcher: Launcher) -> None:
+    asked, released = threading.Event(), threading.Event()
+
+    def preflight(module: str, words: list[str]) -> int:
+        asked.set()
+        released.wait(60)
+        return 0
+
+    launcher.plane.answer("ask", preflight)
+    launcher.gate.touch()
+    client = launch_by_function(launcher)
+    launcher.plane.wait_for(asked.is_set, "preflight")
+    launcher.plane.preempt(launcher.waiter())
+    released.set()
+    launcher.once(client.wait(120), attempts=1)
+    assert launcher.waiter().attempts == 2
+
+
+@pytest.mark.parametrize("how", ["preempt", "kill"])
+def test_the_app_function_while_its_run_is_under_way(launcher: Launcher, how: str) -> None:
+    client = launch_by_function(launcher)
+    launcher.held()
+    getattr(launcher.plane, how)(launcher.waiter())
+    launcher.gate.touch()
+    launcher.once(client.wait(120), attempts=1)
+    assert launcher.waiter().attempts == 2
+
+
+@pytest.mark.parametrize("how", ["preempt", "kill"])
+def test_the_run_between_two_steps(launcher: Launcher, how: str) -> None:
+    client = launch(launcher)
+    getattr(launcher.plane, how)(launcher.held())
+    launcher.gate.touch()
+    launcher.once(client.wait(120), attempts=2)
+
+
+def test_the_run_during_a_commit(launcher: Launcher) -> None:
+    client = launch(launcher)
+    call = launcher.held()
+    launcher.volume.open.clear()
+    launcher.gate.touch()
+    launcher.preempt_at_a_commit(call)
+    launcher.once(client.wait(120), attempts=2)
+
+
+def test_the_run_during_its_last_commit(launcher: Launcher) -> None:
+    client = launch(launcher)
+    call = launcher.held()
+    launcher.volume.open.clear()
+    launcher.gate.touch()
+    launcher.plane.wait_for(lambda: "solver_iter1 is finished" in call.logs, "the stage's end")
+    launcher.preempt_at_a_commit(call)
+    launcher.once(client.wait(120), attempts=2)
+
+
+def test_two_launches_at_the_same_time(launcher: Launcher) -> None:
+    clients = [launch(launcher), launch(launcher)]
+    launcher.gate.touch()
+    done = sorted((client.wait(120) for client in clients), key=lambda done: done.code)
+    assert [one.code for one in done] == [0, 1]
+    assert "another launch of this run is running" in done[1].stderr
+    launcher.once(done[0], attempts=1)
+
+
+def test_a_client_that_goes_away(launcher: Launcher) -> None:
+    client = launch(launcher, detach=True)
+    call = launcher.held()
+    client.kill()
+    launcher.plane.preempt(call)
+    launcher.gate.touch()
+    launcher.plane.wait_stopped(launcher.plane.app)
+    assert call.status == "success"
+    assert launcher.committed() == [str(step) for step in range(STEPS)]
+    launcher.log(attempts=2)

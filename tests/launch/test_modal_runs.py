@@ -1,0 +1,303 @@
+"""Stages through the launcher, for real: Modal's client and container, our functions' bodies, a tiny model.
+
+One run is made step by step, on what the launch before has left on the volume: prepared; cut by the end of a
+call, continued, and killed in a write; stopped by its budget.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from data_order import unbroken_order
+from modal_checkout import PLANTED, make_checkout, run_action, stage_plane, start_action
+from modal_plane import ControlPlane
+from modal_plane.client import Done
+from modal_plane.state import Call
+from omegaconf import DictConfig, OmegaConf
+from stage_run import RUN_LIMIT_S, Run, dumped_order
+from watch import Watch
+
+from data.demo_world import generate_world, write_world
+from drzero.launch.container import MARGIN_S
+from drzero.recipe.metrics import read_metrics
+from verl_ext.checkpoints import saved_step
+
+# `launched_loop` runs every stage this way once; test_challenger.py cuts and resumes a run.
+pytestmark = [
+    pytest.mark.timeout(4 * RUN_LIMIT_S),
+    pytest.mark.slow("four more starts of the trainer"),
+    # It counts on a start that takes less than ONE_STEP_S: not so on a machine that does other work.
+    pytest.mark.matrix,
+]
+
+RUN = "challenger_iter1"
+ONE_STEP_S = 160
+"""Enough for a start and one step, too little for another step and its save (120 s before one is timed)."""
+TINY = [
+    *("--gpu-count", "0", "base_model=${paths.corpus}/models/tiny", "data.train_batch_size=8"),
+    # No save is due but the last step's: the others are those of a run that is cut.
+    *("trainer.save_freq=10", "actor_rollout_ref.actor.optim.lr=1e-3", "process_env.OMP_NUM_THREADS=1"),
+]
+
+
+@dataclass
+class Cut:
+    """A launch of several calls, and the step that was committed when a container of it was killed."""
+
+    done: Done
+    committed_when_killed: int
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with stage_plane(tmp_path_factory.mktemp("plane")) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[str]:
+    """Everything that was printed, and every command line of a process that was seen meanwhile."""
+    return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def command_lines(seen: list[str]) -> Iterator[None]:
+    """Record all processes' command lines, which include their titles, while the file runs."""
+    ended = threading.Event()
+
+    def poll() -> None:
+        while not ended.wait(1.0):
+            seen.extend(" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def uploaded(
+    plane: ControlPlane, checkout: Path, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Done]:
+    """A corpus and a model, uploaded by the launcher."""
+    world = tmp_path_factory.mktemp("world")
+    write_world(generate_world(0, "run", passages=60), world)
+    return [
+        run_action(plane, checkout, "upload", str(world / "corpus.jsonl")),
+        run_action(plane, checkout, "upload", str(speaking_model), "models/tiny"),
+        run_action(plane, checkout, "upload", str(speaking_model), "models/tiny"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def prepared(plane: ControlPlane, checkout: Path, uploaded: list[Done], seen: list[str]) -> Done:
+    """Prompts from that corpus."""
+    sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
+    words = ["prepare-data", "base_model=${paths.corpus}/models/tiny", *sizes]
+    return recorded(seen, run_action(plane, checkout, *words, seconds=RUN_LIMIT_S))
+
+
+@pytest.fixture(scope="module")
+def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) -> Cut:
+    """Two steps, by calls that have time for one each; the container is killed while the second is saved."""
+    timeout = f"compute.timeout={MARGIN_S + ONE_STEP_S:.0f}"
+    words = ["challenger", *TINY, "trainer.total_training_steps=2", timeout]
+    client = start_action(plane, checkout, *words)
+    volume = plane.volume("dr-zero-checkpoints")
+    torn = volume.folder / RUN / "global_step_2" / "actor"
+
+    def is_saving() -> bool:
+        return client.has_ended or (torn.is_dir() and any(torn.iterdir()))
+
+    plane.wait_for(is_saving, "a save of step 2", RUN_LIMIT_S)
+    plane.kill(parts(plane)[-1])
+    committed = saved_step(volume.committed() / RUN)
+    return Cut(recorded(seen, client.wait(RUN_LIMIT_S)), committed)
+
+
+@pytest.fixture(scope="module")
+def out_of_money(
+    plane: ControlPlane, checkout: Path, cut: Cut, seen: list[str]
+) -> tuple[Done, list[dict[str, Any]]]:
+    """Two more steps, and money for one of them."""
+    spent = sum(usd(call) for call in calls_paid(plane))
+    rate = calls_paid(plane)[0]["usd_per_hour"]
+    limit = spent + rate * (MARGIN_S + ONE_STEP_S) / 3600
+    words = ["challenger", *TINY, "trainer.total_training_steps=4", f"compute.max_usd={limit:.6f}"]
+    # The estimate of two steps is for larger machines' starts; the point here is what happens at the limit.
+    done = run_action(plane, checkout, *words, seconds=RUN_LIMIT_S)
+    return recorded(seen, done), calls_paid(plane)
+
+
+def recorded(seen: list[str], done: Done) -> Done:
+    seen += [done.stdout, done.stderr]
+    return done
+
+
+def parts(plane: ControlPlane) -> list[Call]:
+    """The calls of the first challenger launch."""
+    calls = [call for call in plane.calls if call.function == "cpu_stage" and call.args[0].name == RUN]
+    return [call for call in calls if call.args[0].id == calls[0].args[0].id]
+
+
+def run_folder(plane: ControlPlane) -> Path:
+    """The run as last committed."""
+    return plane.volume("dr-zero-checkpoints").committed() / RUN
+
+
+def launch_file(plane: ControlPlane, name: str) -> Path:
+    return plane.volume("dr-zero-checkpoints").committed() / "launches" / RUN / name
+
+
+def calls_paid(plane: ControlPlane) -> list[dict[str, Any]]:
+    paid: list[dict[str, Any]] = json.loads(launch_file(plane, "spend.json").read_text())
+    return paid
+
+
+def usd(call: dict[str, Any]) -> float:
+    return float((call["until"] - call["began"]) / 3600 * call["usd_per_hour"])
+
+
+class TestUpload:
+    def test_puts_files_where_the_stages_expect_them(self, plane: ControlPlane, uploaded: list[Done]) -> None:
+        assert [done.code for done in uploaded] == [0, 0, 0], uploaded[0].stdout + uploaded[0].stderr
+        volume = plane.volume("dr-zero-corpus").committed()
+        assert (volume / "corpus.jsonl").is_file()
+        assert (volume / "models" / "tiny" / "config.json").is_file()
+
+    def test_a_second_time_sends_nothing(self, uploaded: list[Done]) -> None:
+        assert " 0 files sent" in uploaded[2].stdout
+
+
+class TestPrepareData:
+    def test_writes_prompts_to_the_corpus_volume(self, plane: ControlPlane, prepared: Done) -> None:
+        assert prepared.code == 0, prepared.stdout + prepared.stderr
+        volume = plane.volume("dr-zero-corpus").committed()
+        assert (volume / "data" / "zero_ratio11.parquet").is_file()
+        assert (volume / "chromadb" / "chroma.sqlite3").is_file()
+
+    def test_shows_preflight_before_it_starts(self, prepared: Done) -> None:
+        assert "it may start" in prepared.stdout
+
+
+class TestCutAndContinued:
+    def test_the_run_is_finished_by_a_second_call_of_the_same_function(
+        self, plane: ControlPlane, cut: Cut
+    ) -> None:
+        assert cut.done.code == 0, cut.done.stdout[-6000:] + cut.done.stderr
+        # A slow machine may need a third.
+        *others, last = parts(plane)
+        assert [part.result["state"] for part in (*others, last)] == [*["continue"] * len(others), "finished"]
+        assert others
+        for before, after in pairwise([*others, last]):
+            assert after.parent == before.id
+            assert (after.spec.timeout, after.spec.cpu) == (before.spec.timeout, before.spec.cpu)
+
+    def test_it_has_the_steps_and_data_of_an_uninterrupted_one(self, plane: ControlPlane, cut: Cut) -> None:
+        config = OmegaConf.load(run_folder(plane) / "resolved.yaml")
+        assert isinstance(config, DictConfig)
+        run = Run(0, "", "", run_folder(plane), Watch())
+        assert dumped_order(run, [1, 2]) == unbroken_order(config, 2)
+        assert len(read_metrics(run.folder)) == 2
+
+    def test_its_cost_is_that_of_every_container(self, plane: ControlPlane, cut: Cut) -> None:
+        paid = calls_paid(plane)
+        started = [number for number, part in enumerate(parts(plane)) for _ in range(part.attempts)]
+        assert [call["part"] for call in paid] == started
+        assert f"it cost ${sum(usd(call) for call in paid):.2f}" in cut.done.stdout
+
+    def test_every_checkpoint_was_committed_as_it_came(self, plane: ControlPlane, cut: Cut) -> None:
+        first = parts(plane)[0]
+        commits = plane.volume("dr-zero-checkpoints").commits
+        mine = [commit for commit in commits if commit.call_id == first.id and not commit.at_exit]
+        # At the start, for a dump or a checkpoint at least, at the end.
+        assert len(mine) >= 3
+
+
+class TestKilledInAWrite:
+    def test_what_was_committed_is_usable(self, cut: Cut) -> None:
+        assert cut.committed_when_killed == 1
+
+    def test_the_next_container_resumes_from_there(self, plane: ControlPlane, cut: Cut) -> None:
+        assert saved_step(run_folder(plane)) == 2
+        assert sum(part.attempts for part in parts(plane)) == len(parts(plane)) + 1
+
+
+class TestOutOfMoney:
+    def test_it_stops_at_a_complete_checkpoint_and_prints_what_to_raise(
+        self, plane: ControlPlane, out_of_money: tuple[Done, list[dict[str, Any]]]
+    ) -> None:
+        done, _ = out_of_money
+        assert done.code == 1
+        assert "raise compute.max_usd and launch it again" in done.stdout
+        assert saved_step(run_folder(plane)) == 3
+
+    def test_what_was_spent_is_within_the_limit(
+        self, out_of_money: tuple[Done, list[dict[str, Any]]]
+    ) -> None:
+        done, paid = out_of_money
+        limit = float(done.stdout.split("max_usd: ")[1].split()[0])
+        assert sum(usd(call) for call in paid) <= limit
+
+
+class TestAfterwards:
+    def test_status_has_state_and_cost_of_the_launch(
+        self, plane: ControlPlane, checkout: Path, out_of_money: object
+    ) -> None:
+        done = run_action(plane, checkout, "status")
+        assert done.code == 0, done.stdout + done.stderr
+        (line,) = [line for line in done.stdout.splitlines() if RUN in line]
+        assert "out of money" in line
+
+    def test_logs_show_the_console_of_all_calls(
+        self, plane: ControlPlane, checkout: Path, out_of_money: object
+    ) -> None:
+        done = run_action(plane, checkout, "logs", "--stage", "challenger", "--iteration", "1")
+        assert done.code == 0, done.stdout + done.stderr
+        assert "[trainer]" in done.stdout and "[retrieval]" in done.stdout
+
+    def test_diagnose_reads_the_run(self, plane: ControlPlane, checkout: Path, out_of_money: object) -> None:
+        done = run_action(plane, checkout, "diagnose", RUN)
+        assert done.code == 0, done.stdout + done.stderr
+        assert "out of time" in done.stdout
+
+    def test_download_brings_dumps_and_a_second_time_nothing(
+        self, plane: ControlPlane, checkout: Path, out_of_money: object, tmp_path: Path
+    ) -> None:
+        words = ["download", f"{RUN}/dumps", str(tmp_path / "dumps")]
+        first, second = (run_action(plane, checkout, *words) for _ in range(2))
+        assert first.code == 0, first.stdout + first.stderr
+        assert (tmp_path / "dumps" / "step_0001.jsonl").is_file()
+        assert " 0 files fetched" in second.stdout
+
+    def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(
+        self, plane: ControlPlane, seen: list[str], out_of_money: object
+    ) -> None:
+        assert any("planted" in value for value in PLANTED.values())
+        texts = set(seen) | {app.log.text() for app in plane.apps}
+        for value in PLANTED.values():
+            assert not [text[:200] for text in texts if value in text]
+            for name in ("dr-zero-checkpoints", "dr-zero-corpus", "dr-zero-cache"):
+                assert not files_with(plane.volume(name).committed(), value.encode())
+
+    def test_no_request_has_left_the_machine(self, plane: ControlPlane, out_of_money: object) -> None:
+        # Ray asks whether it is on a cloud's machine, by addresses that end on the machine's own link.
+        assert set(plane.left_machine) <= {"169.254.169.254", "metadata.google.internal"}
+
+
+def files_with(folder: Path, value: bytes) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and value in path.read_bytes()]

@@ -1,0 +1,291 @@
+"""A launch resolved: run file < environment default < flag."""
+
+import dataclasses
+import pickle
+
+import pytest
+import yaml
+
+from drzero.launch.arguments import parse
+from drzero.launch.compute import CONFIG
+from drzero.launch.errors import LaunchError
+from drzero.launch.request import DEFAULT_MODEL, resolve
+from drzero.recipe.compose import compose_stage
+
+
+def launch(line, tmp_path=None, file=""):
+    words = line.split()
+    if file:
+        (tmp_path / "run.yaml").write_text(file)
+        words += ["--config-path", str(tmp_path / "run.yaml")]
+    return resolve(parse(["--action", *words]))
+
+
+def test_a_stage_becomes_the_words_that_are_typed_locally():
+    request = launch("challenger --iteration 2 --model qwen2.5-7b --steps 3 +trainer.foo=1")
+    assert request.command == (
+        *(
+            "challenger",
+            "compute=4xa100-80gb",
+            "compute.max_usd=400",
+            "model=qwen2.5-7b",
+            "iteration=2",
+            "steps_per_iteration=3",
+        ),
+        "+trainer.foo=1",
+    )
+    assert (request.name, request.preflight) == ("challenger_iter2", True)
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "model"),
+    [
+        ("challenger", "model: qwen3-8b", "model=qwen3-8b"),
+        ("challenger", "{model: qwen3-8b, env: own}", "model=qwen3-8b"),
+        ("challenger --env demo", "model: qwen3-8b", None),
+        ("challenger --env demo", "{model: qwen3-8b, models_by_env: {demo: qwen2.5-3b}}", "model=qwen2.5-3b"),
+        ("challenger --env demo --model qwen3-14b", "{models_by_env: {demo: qwen2.5-3b}}", "model=qwen3-14b"),
+        ("challenger --model Qwen/Qwen3-8B", "", "model=qwen3-8b"),
+    ],
+)
+def test_the_flags_model_takes_precedence_over_the_environments_and_that_over_the_files(
+    tmp_path, line, file, model
+):
+    chosen = [w for w in launch(line, tmp_path, file).command if w.startswith(("model=", "base_model="))]
+    assert chosen == ([model] if model else [])
+
+
+@pytest.mark.parametrize("flags", ["", "--env demo", "--gpu-count 0"])
+def test_a_named_model_is_what_is_evaluated_with_its_own_prompts_and_turns(flags):
+    """The demo's environment and the CPU's profile bring the demo policy's short ones."""
+    request = launch(f"evaluate --model Qwen/Qwen2.5-0.5B-Instruct {flags}")
+    config = compose_stage("evaluate", request.command[1:])
+    assert config.solver.model_path == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert (config.prompts.form, config.solver.max_tokens_per_turn) == ("full", 1024)
+    assert config.run.name == request.name == "evaluate_Qwen_Qwen2.5-0.5B-Instruct"
+
+
+def test_the_group_that_a_hub_id_stands_on_sets_nothing_but_the_id():
+    values = yaml.safe_load((CONFIG / "model" / f"{DEFAULT_MODEL}.yaml").read_text())
+    assert list(values) == ["base_model"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("evaluate", "evaluate_iter1"),
+        ("evaluate --model qwen2.5-3b --iteration 2", "evaluate_iter2"),
+        ("evaluate --model qwen2.5-3b iteration=2", "evaluate_iter2"),
+        ("evaluate --model qwen2.5-3b run.name=mine", "mine"),
+    ],
+)
+def test_an_evaluation_has_the_name_of_its_run_folder(line, name):
+    request = launch(line)
+    assert (request.name, compose_stage("evaluate", request.command[1:]).run.name) == (name, name)
+
+
+@pytest.mark.parametrize(
+    ("line", "machine"),
+    [
+        ("challenger", "single_h100"),
+        ("challenger --env demo", "a10g"),
+        ("evaluate --model Qwen/Qwen2.5-0.5B-Instruct", "a10g"),
+        ("preflight evaluate --model qwen3-14b", "4xa100-80gb"),
+        ("preflight merge", "cpu"),
+        ("evolve loop=demo", "a10g"),
+        ("evolve loop=demo model=qwen2.5-7b", "4xa100-80gb"),
+        ("challenger --model me/mine --gpu-type L40S", "single_h100"),
+        ("evaluate base_model=me/mine-7B", "single_h100"),
+        ("evaluate solver.model_path=/checkpoints/solver_iter3_hf", "a100-40gb"),
+        ("challenger --env demo compute=8xh100", "8xh100"),
+    ],
+)
+def test_the_smallest_machine_that_holds_the_model_is_requested_unless_one_is_named(line, machine):
+    assert launch(line).compute.name == machine
+
+
+def test_the_choice_of_a_machine_is_printed_with_its_reason():
+    chosen, asked = (yaml.safe_load(launch(line).as_yaml()) for line in ("solver", "solver --gpu-type H200"))
+    assert "smallest machine whose memory holds a model of 3 billion weights" in chosen["because"]
+    assert asked["because"] == "it was asked for"
+
+
+@pytest.mark.parametrize(
+    ("line", "limit"),
+    [
+        ("challenger --env demo", 5),
+        ("challenger --env demo --gpu-type H100", 5),
+        ("challenger --env demo compute.max_usd=45", 45),
+        ("smoke", 2),
+        ("challenger", 130),
+    ],
+)
+def test_a_rehearsal_has_a_small_limit_unless_another_is_typed(line, limit):
+    request = launch(line)
+    assert request.compute.max_usd == limit
+    overrides = [word for word in request.command[1:] if line != "smoke" or word.startswith("compute")]
+    assert compose_stage("merge", overrides).compute.max_usd == limit
+
+
+def test_a_run_files_limit_is_kept_in_the_demo(tmp_path):
+    assert launch("challenger --env demo", tmp_path, "compute: {base: t4, max_usd: 2}").compute.max_usd == 2
+
+
+def test_a_run_files_machine_is_changed_by_flags_and_overrides(tmp_path):
+    file = "compute: {base: a100-40gb, timeout: 7200, max_usd: 30}"
+    request = launch("challenger --gpu-type L40S compute.max_usd=5", tmp_path, file)
+    assert request.compute.modal_options()["gpu"] == "L40S:1"
+    assert (request.compute.timeout, request.compute.max_usd) == (7200, 5)
+    assert "compute.max_usd=5" in request.command
+
+
+def test_another_compute_file_changes_the_machine_and_nothing_else(tmp_path):
+    line = "challenger --iteration 2 trainer.save_freq=5"
+    one, two = (launch(line, tmp_path, f"compute: {name}") for name in ("single_h100", "a10g"))
+    assert one.compute != two.compute
+    assert [w for w in one.command if "compute" not in w] == [w for w in two.command if "compute" not in w]
+    assert (one.name, one.preparations) == (two.name, two.preparations)
+
+
+def test_smoke_ends_after_half_an_hour_by_default():
+    assert launch("smoke").compute.timeout == 1800
+    assert launch("smoke --gpu-type L4").compute.timeout == 1800
+    assert launch("smoke compute.timeout=3600").compute.timeout == 3600
+
+
+def test_a_machine_named_among_a_run_files_overrides_is_taken_unless_another_is_typed(tmp_path):
+    file = "overrides: [compute=a10g]"
+    assert launch("challenger", tmp_path, file).compute.name == "a10g"
+    assert launch("challenger compute=t4", tmp_path, file).compute.name == "t4"
+
+
+def test_smoke_is_three_steps_through_sglang_with_two_gpus_an_engine():
+    request = launch("smoke")
+    assert request.compute.modal_options()["gpu"] == "A10G:2"
+    assert {"rollout=sglang", "solver.tp_size=2", "trainer.total_training_steps=3"} <= set(request.command)
+    assert request.preparations == (("demo-data",),) and request.preflight
+
+
+def test_smoke_on_other_gpus_splits_no_engine_over_one_and_takes_the_model_that_is_named():
+    one, none, named = (
+        launch(line).command
+        for line in ("smoke --gpu-type A10G --gpu-count 1", "smoke compute=cpu", "smoke --model qwen2.5-3b")
+    )
+    assert "rollout=sglang" in one and not [word for word in one if word.startswith("solver.tp_size=")]
+    assert "rollout=sglang" not in none and "trainer.total_training_steps=3" in none
+    assert "model=qwen2.5-3b" in named and not [word for word in named if word.startswith("base_model=")]
+
+
+@pytest.mark.parametrize(
+    ("line", "usd"),
+    [
+        ("smoke", 1.58),  # half an hour of two A10G: it does not continue in another call
+        ("smoke --gpu-type H100", 2),
+        ("smoke compute=2xa10g", 1.58),
+        ("challenger compute.timeout=3600", 130),
+        ("challenger compute.max_usd=null", None),
+    ],
+)
+def test_the_most_that_a_launch_costs_is_printed(line, usd):
+    assert yaml.safe_load(launch(line).as_yaml())["usd_at_most"] == usd
+
+
+def test_the_demo_environment_makes_its_world_first():
+    assert launch("challenger --env demo").preparations == (("demo-data",),)
+    assert launch("challenger").preparations == ()
+    assert launch("prepare-data --env demo").command == ("demo-data",)
+
+
+@pytest.mark.parametrize("action", ["prepare-data", "challenger", "synthesize", "evolve"])
+def test_hop_ratio_names_the_prompts_that_are_written_and_those_that_are_read(action):
+    assert "hop_ratio=[1,1]" in launch(f"{action} --hop-ratio 1:1").command
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "message"),
+    [
+        ("challenger --model qwen3-9b", "", "did you mean 'qwen3-8b'"),
+        ("challenger --env dem", "", "did you mean 'demo'"),
+        ("prepare-data --hop-ratio four", "", "give the weights"),
+        ("solver --hop-ratio 1:1", "", "not solver"),
+        ("challenger --num-examples 3", "", "--num-examples is for evaluate"),
+        ("challenger", "modle: x", "modle: no such key: did you mean 'model'?"),
+        ("challenger", "steps: many", "steps: 'many' is not int"),
+        ("challenger", "image: {pypi: [x]}", "image.pypi"),
+        ("challenger", "compute: {base: a10g, tmeout: 3}", "did you mean 'timeout'"),
+        ("challenger", "a: [", "not YAML"),
+        (
+            "challenger",
+            "compute: {base: a10g, timeout: 4h}",
+            "timeout is '4h', not a whole number of seconds",
+        ),
+        ("challenger", "compute: {base: a10g, max_usd: lots}", "max_usd is 'lots'"),
+        ("challenger", "overrides: [{a: 1}]", "overrides: {'a': 1} is not text"),
+        ("challenger", "image: {pip: [{a: 1}]}", "image.pip: {'a': 1} is not text"),
+        ("challenger", "models_by_env: {demo: 3}", "models_by_env: 3 is not text"),
+        ("challenger compute.cpu=many", "", "cpu is 'many', not a number of cores"),
+        ("challenger compute.cpu=[", "", "no value of a machine"),
+        ("challenger trainer.save_frek=5", "", "did you mean 'trainer.save_freq'?"),
+        ("challenger", "overrides: [trainer.save_frek=5]", "did you mean 'trainer.save_freq'?"),
+        ("preflight solvr", "", "did you mean 'solver'?"),
+        ("preflight --stage smoke", "", "no such stage"),
+        ("challenger run.name=täst", "", "run.name=täst: it names a folder"),
+        ("challenger run.name=../x", "", "run.name=../x: it names a folder"),
+    ],
+)
+def test_a_mistake_is_reported_with_its_place(tmp_path, line, file, message):
+    with pytest.raises(LaunchError) as refused:
+        launch(line, tmp_path, file)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_flash_attention_wheel_the_actor_gets_torchs_own(monkeypatch):
+    monkeypatch.setattr("drzero.launch.image.pins.FLASH_ATTN_WHEELS", ())
+    config = compose_stage("challenger", launch("challenger").command[1:])
+    assert config.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
+
+
+def test_a_request_survives_the_wire():
+    request = launch("evolve --env demo loop=demo")
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert pickle.loads(pickle.dumps(request)).next_part().id == request.id
+
+
+def test_the_next_call_gets_the_secrets_that_were_found_at_the_start():
+    request = dataclasses.replace(launch("challenger"), secrets=("wandb-secret",))
+    assert pickle.loads(pickle.dumps(request)).next_part().secrets == ("wandb-secret",)
+
+
+def test_a_check_of_a_stage_has_the_stages_machine_and_a_folder_of_its_own() -> None:
+    request = launch("check-services solver --with-trainer --model qwen2.5-7b")
+    assert (request.name, request.compute.name, request.compute.retries) == (
+        "check_services",
+        "4xa100-80gb",
+        0,
+    )
+    assert request.command[:2] == ("check-services", "solver")
+    assert {"--with-trainer", "run.name=check_services"} <= set(request.command)
+    assert request.checked[0] == "solver" and "--with-trainer" not in request.checked
+    assert launch("check-services").checked[0] == "challenger"
+    played = launch("check-services train --with-trainer --env wordle").command
+    assert [word for word in played if word.startswith("run.name=")] == ["run.name=check-services_wordle"]
+
+
+def test_a_flow_test_needs_no_gpu_and_no_model() -> None:
+    request = launch("flow-test flow_test.seconds=60")
+    assert (request.name, request.compute.type, request.loads_a_model) == ("flow_test", None, False)
+    assert request.checked == request.command and request.command[0] == "flow-test"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("check-services synthesize", "no such stage"),
+        ("check-services train", "no such stage"),
+        ("challenger --with-trainer", "is for --action check-services"),
+    ],
+)
+def test_a_check_of_what_has_no_services_or_trainer_is_refused(line: str, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        launch(line)

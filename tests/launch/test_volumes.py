@@ -1,0 +1,49 @@
+"""Names of the volumes, and where a container finds them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drzero.launch.errors import LaunchError
+from drzero.launch.volumes import place, volume_names
+
+WORD = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True)
+
+
+def test_the_shared_names_are_the_guides():
+    assert volume_names({}) == {
+        "corpus": "dr-zero-corpus",
+        "checkpoints": "dr-zero-checkpoints",
+        "cache": "dr-zero-cache",
+    }
+
+
+@given(WORD, WORD)
+def test_an_experimenter_has_volumes_of_her_own(who, what):
+    names = volume_names({"EXPERIMENTER": who, "EXPERIMENT_NAME": what})
+    assert names["checkpoints"] == f"dr-zero-checkpoints-{who}-{what}"
+
+
+def test_the_experiments_name_defaults_to_default():
+    assert volume_names({"EXPERIMENTER": "alice"})["corpus"] == "dr-zero-corpus-alice-default"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"EXPERIMENT_NAME": "x"},
+        {"EXPERIMENTER": "a/b"},
+        {"EXPERIMENTER": "x" * 65},
+        {"EXPERIMENTER": "x" * 30, "EXPERIMENT_NAME": "y" * 30},
+    ],
+)
+def test_names_that_modal_would_refuse_are_refused_here(environment):
+    with pytest.raises(LaunchError, match="EXPERIMENT"):
+        volume_names(environment)
+
+
+def test_a_container_has_them_at_their_mounts_or_in_the_folders_that_its_environment_sets(monkeypatch):
+    monkeypatch.delenv("DRZERO_MOUNT_CORPUS", raising=False)
+    assert str(place("corpus")) == "/corpus"
+    monkeypatch.setenv("DRZERO_MOUNT_CORPUS", "elsewhere")
+    assert str(place("corpus")) == "elsewhere"

@@ -1,0 +1,210 @@
+"""The whole loop on tiny models: cut off in the middle, run again, and then asked to do what it must refuse.
+
+The first tier asserts on `launched_loop`, which a container's preemption has cut off, and runs the same loop
+on its folder from here. The second kills a loop of its own in three stages (see `chaos.py` for what is
+checked), and then has a stage of it done again; all six points of every stage are `make chaos`.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from chaos import STEPS, Kill, Loop, Recovery, attack, small_loop
+from conftest import Prepared
+from documented import left_by_a_run
+from launched_loop import CUT, LaunchedLoop
+
+from drzero.cli import main
+from drzero.loop.evolve import _run_stage, run_evolve
+from drzero.loop.manifest import Manifest
+from drzero.loop.plan import compose_loop, plan_loop
+from drzero.ops.errors import OutOfTime
+from drzero.recipe.compose import compose_stage
+from verl_ext.stop_time import STOP_VARIABLE
+
+pytestmark = pytest.mark.timeout(3600)
+KILLS = [
+    Kill("challenger", "while step 2 is saved", "supervisor"),
+    Kill("solver", "in the update of step 2", "tree"),
+    Kill("evaluate", "at 60% of the answers", "tree"),
+]
+"""Synthesize and merge are killed by their own tests, and `launched_loop` is preempted in synthesize."""
+STAGES = (
+    "evaluate_iter0",
+    "challenger_iter1",
+    "synthesize_iter1",
+    "solver_iter1",
+    "merge_iter1",
+    "evaluate_iter1",
+)
+
+
+@dataclass
+class Ended:
+    """A command line that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+DrZero = Callable[..., Ended]
+
+
+@dataclass
+class Attacked:
+    """A loop that has been killed at every point of KILLS and has then finished."""
+
+    loop: Loop
+    arguments: list[str]
+    recoveries: list[Recovery]
+    problems: list[str]
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest(self.loop.checkpoints / "evolve" / "manifest.json")
+
+
+@pytest.fixture
+def drzero(capfd: pytest.CaptureFixture[str]) -> DrZero:
+    """The command line, in this process: starting one takes ten seconds of imports."""
+
+    def run(*arguments: str) -> Ended:
+        code = main(arguments)
+        return Ended(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared, speaking_model: Path) -> Attacked:
+    checkpoints = tmp_path_factory.mktemp("evolve") / "loop"
+    arguments = small_loop(prepared.corpus, speaking_model, checkpoints)
+    loop = Loop(arguments, checkpoints)
+    recoveries, problems = attack(loop, KILLS)
+    return Attacked(loop, arguments, recoveries, problems)
+
+
+@pytest.mark.slow(
+    "a second witness of what `launched_loop` shows of one stage, and further starts of the trainer"
+)
+class TestKilledInThreeStages:
+    def test_a_loop_killed_in_its_stages_recovers_without_a_trace(self, attacked: Attacked) -> None:
+        assert attacked.problems == [], attacked.loop.output.read_text()[-6000:]
+
+    def test_the_kills_struck_where_they_were_meant_to(self, attacked: Attacked) -> None:
+        assert [recovery.struck for recovery in attacked.recoveries] == [True] * len(KILLS)
+
+    def test_only_the_killed_stages_were_started_twice(self, attacked: Attacked) -> None:
+        started_again = {name for name, entry in attacked.manifest.entries.items() if entry.starts > 1}
+        assert started_again == {f"{kill.stage}_iter1" for kill in KILLS}
+
+
+def test_the_manifest_accounts_for_every_stage(launched_loop: LaunchedLoop) -> None:
+    entries = Manifest(launched_loop.mounted / "evolve" / "manifest.json").entries
+    assert tuple(entries) == STAGES
+    assert {name for name, entry in entries.items() if entry.starts > 1} == {CUT}
+    for entry in entries.values():
+        assert entry.seconds > 0 and "verl" in entry.versions and entry.inputs
+        assert all(Path(output["path"]).exists() for output in entry.outputs.values())
+    assert all(entries[name].tokens > 0 for name in STAGES if not name.startswith("merge"))
+
+
+def test_every_file_that_it_leaves_is_in_the_docs(launched_loop: LaunchedLoop) -> None:
+    folder, described = launched_loop.mounted, left_by_a_run()
+    left = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    left = [path if path.startswith("launches/") else f"outputs/checkpoints/{path}" for path in left]
+    assert len(left) > 50
+    assert [path for path in left if not any(shown.fullmatch(path) for shown in described)] == []
+
+
+def test_the_loop_ends_with_the_scores_of_base_and_iteration(launched_loop: LaunchedLoop) -> None:
+    shown = launched_loop.done.stdout.rpartition("exact match, 95 % interval")[2]
+    assert "base" in shown and "iteration 1" in shown
+    assert all(f"demo_{hop}hop" in shown for hop in (1, 2, 3, 4))
+    report = json.loads((launched_loop.mounted / "evolve" / "report.json").read_text())
+    assert [(change["earlier"], change["later"]) for change in report["changes"]] == [(0, 1)] * 5
+    scores = [report["scores"][iteration]["demo_1hop"] for iteration in ("0", "1")]
+    assert report["changes"][0]["effect"] == pytest.approx(scores[1]["em"] - scores[0]["em"])
+
+
+def test_the_solver_was_trained_on_the_synthesized_rows(launched_loop: LaunchedLoop) -> None:
+    dump = (launched_loop.mounted / "solver_iter1" / "dumps" / f"step_{STEPS:04d}.jsonl").read_text()
+    assert {json.loads(line)["reward"]["answer"] for line in dump.splitlines()} & {"Vell", "nobody"}
+    assert all(json.loads(line)["targets"] for line in dump.splitlines())
+
+
+def test_a_finished_loop_does_nothing_when_run_again(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+    manifest = launched_loop.mounted / "evolve" / "manifest.json"
+    before = Manifest(manifest).entries
+    run = drzero("evolve", *launched_loop.arguments)
+    assert run.returncode == 0 and "[evolve]" not in run.stdout, run.stderr
+    assert Manifest(manifest).entries == before
+
+
+def test_status_shows_the_loop_as_a_table(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+    places = ("hardware=", "model=", "base_model=", "paths.")
+    run = drzero("status", *(word for word in launched_loop.arguments if word.startswith(places)))
+    assert run.returncode == 0, run.stderr
+    assert all(name in run.stdout for name in STAGES) and run.stdout.count("complete") == len(STAGES)
+
+
+def test_a_changed_setting_of_a_finished_stage_is_refused_with_what_changed(
+    launched_loop: LaunchedLoop, drzero: DrZero
+) -> None:
+    run = drzero("evolve", *launched_loop.arguments, "stages.solver.data.seed=7")
+    assert run.returncode == 2
+    assert "solver_iter1" in run.stderr and "data.seed: 42 → 7" in run.stderr and "--from" in run.stderr
+
+
+def test_a_changed_output_of_a_finished_stage_is_refused(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+    rejects = launched_loop.mounted / "synthesize_iter1" / "rejects.jsonl"
+    content = rejects.read_text()
+    rejects.write_text(content + "\n")
+    run = drzero("evolve", *launched_loop.arguments)
+    rejects.write_text(content)
+    assert run.returncode == 2 and f"{rejects} has changed" in run.stderr
+
+
+@pytest.mark.slow("an evaluation once more; test_loop_state.py counts what would be done again")
+def test_from_a_stage_on_everything_is_done_again(attacked: Attacked, drzero: DrZero) -> None:
+    folder = attacked.loop.checkpoints / "evaluate_iter1"
+    before = (folder / "answers.jsonl").stat().st_mtime_ns
+    run = drzero("evolve", "--from", "evaluate_iter1", *attacked.arguments)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert (folder / "answers.jsonl").stat().st_mtime_ns > before
+    assert attacked.manifest.entry("evaluate_iter1").starts == 1
+
+
+def test_from_an_unknown_stage_is_refused_with_the_stages_there_are(
+    launched_loop: LaunchedLoop, drzero: DrZero
+) -> None:
+    run = drzero("evolve", "--from", "evaluate_iter9", *launched_loop.arguments)
+    assert run.returncode == 2 and "solver_iter1" in run.stderr
+
+
+def test_a_stage_that_is_out_of_time_ends_the_loop_in_its_words_and_can_be_resumed(
+    prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan_loop(compose_loop(small_loop(prepared.corpus, speaking_model, tmp_path / "loop")))[0]
+    manifest = Manifest(tmp_path / "loop" / "evolve" / "manifest.json")
+    # Less than an evaluation starts its services for.
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 55))
+    with pytest.raises(OutOfTime, match=r"^evaluate_iter0(: evaluate)? was not started: the stop time"):
+        _run_stage(first, compose_stage(first.stage, first.overrides), manifest, manifest.path.parent)
+    entry = Manifest(manifest.path).entry("evaluate_iter0")
+    assert (entry.state, entry.starts) == ("failed", 1)
+    assert entry.error and entry.error.endswith("rerun with more time to resume")
+
+
+def test_a_loop_begins_no_stage_after_its_stop_time(
+    prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 1))
+    with pytest.raises(OutOfTime, match=r"^evaluate_iter0 was not started: the stop time"):
+        run_evolve(small_loop(prepared.corpus, speaking_model, tmp_path / "loop"))
+    assert not list((tmp_path / "loop").glob("evaluate_iter0/*"))
+    assert Manifest(tmp_path / "loop" / "evolve" / "manifest.json").entry("evaluate_iter0").starts == 0

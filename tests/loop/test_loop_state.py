@@ -1,0 +1,250 @@
+"""What a loop makes of what it has finished: on hand-made run folders and manifests, without any stage."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import Prepared
+from omegaconf import DictConfig
+
+from drzero.loop.identity import identity, input_identities, significant_config
+from drzero.loop.manifest import LoopChanged, Manifest
+from drzero.loop.plan import StageRun, compose_loop, plan_loop
+from drzero.loop.preflight import preflight_stage
+from drzero.loop.state import check_finished, forget, prune, recover, stages_from
+from drzero.recipe.compose import compose_plain
+
+
+class Finished:
+    """A loop of two iterations whose every stage is recorded as complete, with small files as results."""
+
+    def __init__(self, prepared: Prepared, folder: Path, *more: str) -> None:
+        self.folder = folder
+        arguments = ["iterations=2", "hardware=cpu", "model=demo-policy", "hop_ratio=[4,3,2,1]"]
+        arguments += [f"base_model={prepared.model}"]
+        arguments += [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={folder}", *more]
+        self.arguments = arguments
+        self.plan = planned(*arguments)
+        self.configs = {run.name: composed(run) for run in self.plan}
+        self.manifest = Manifest(folder / "evolve" / "manifest.json")
+        if not self.manifest.entries:
+            for run in self.plan:
+                self._finish(run)
+
+    def _finish(self, run: StageRun) -> None:
+        config = self.configs[run.name]
+        inputs = input_identities(run.stage, config)
+        self.manifest.begin(run.name, significant_config(run.stage, config, run.overrides), inputs)
+        outputs = write_results(run, Path(config.run.dir), Path(config.run.export_dir))
+        self.manifest.entry(run.name).outputs = {
+            name: {"path": str(path), "identity": identity(path), "pruned": False}
+            for name, path in outputs.items()
+        }
+        self.manifest.end(run.name, "complete")
+
+    def run(self, name: str) -> StageRun:
+        return next(run for run in self.plan if run.name == name)
+
+    def check(self) -> None:
+        check_finished(self.plan, self.configs, self.manifest)
+
+    def prune_all(self) -> None:
+        for run in self.plan:
+            prune(run, self.configs, self.manifest)
+
+
+@cache
+def planned(*arguments: str) -> list[StageRun]:
+    """Planning composes the loop; the same one is planned once."""
+    return plan_loop(compose_loop(list(arguments)))
+
+
+_composed: dict[tuple[str, ...], DictConfig] = {}
+
+
+def composed(run: StageRun) -> DictConfig:
+    """Composing takes a while; the same stage with the same overrides is composed once."""
+    key = (run.stage, *run.overrides)
+    if key not in _composed:
+        _composed[key] = compose_plain(run.stage, run.overrides)
+    return _composed[key]
+
+
+def write_results(run: StageRun, folder: Path, export: Path) -> dict[str, Path]:
+    """The files that later stages read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs: dict[str, Path] = {}
+    if run.stage in ("challenger", "solver"):
+        outputs["checkpoint"] = folder / "global_step_1"
+        (outputs["checkpoint"] / "actor").mkdir(parents=True)
+        (outputs["checkpoint"] / "data.pt").write_text(run.name)
+        (folder / "latest_checkpointed_iteration.txt").write_text("1")
+    if run.stage in ("challenger", "merge"):
+        outputs["export"] = export
+        export.mkdir()
+        (export / "config.json").write_text(json.dumps({"made by": run.name}))
+    if run.stage == "synthesize":
+        outputs = {name: folder / f"{name}.parquet" for name in ("train", "val")}
+        for name, path in outputs.items():
+            path.write_text(f"{name} {run.name}")
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: a config names it, and is composed once for all of them."""
+    return tmp_path_factory.mktemp("loops") / "loop"
+
+
+@pytest.fixture
+def finished(prepared: Prepared, place: Path) -> Iterator[Finished]:
+    yield Finished(prepared, place)
+    shutil.rmtree(place)
+
+
+Reopen = Callable[..., Finished]
+
+
+@pytest.fixture
+def reopen(prepared: Prepared, place: Path) -> Reopen:
+    """The same loop as a new process sees it, with other overrides."""
+    return lambda *more: Finished(prepared, place, *more)
+
+
+def test_a_finished_loop_fits_itself(finished: Finished, reopen: Reopen) -> None:
+    reopen().check()
+
+
+def test_a_finished_and_pruned_loop_fits_itself(finished: Finished, reopen: Reopen) -> None:
+    finished.prune_all()
+    reopen().check()
+
+
+def test_more_iterations_can_be_asked_for_later(finished: Finished, reopen: Reopen) -> None:
+    finished.prune_all()
+    longer = reopen("iterations=3")
+    longer.check()
+    left = [run.name for run in longer.plan if not longer.manifest.is_complete(run.name)]
+    assert left[0] == "challenger_iter3"
+
+
+def test_pruning_leaves_the_last_challengers_checkpoint_alone(finished: Finished) -> None:
+    finished.prune_all()
+    left = sorted(path.parent.name for path in finished.folder.glob("*/global_step_*"))
+    assert left == ["challenger_iter2"]
+
+
+def test_a_kill_while_pruning_is_made_good_by_the_next_start(finished: Finished, reopen: Reopen) -> None:
+    finished.prune_all()
+    half = finished.folder / "solver_iter1" / "global_step_1" / "actor"
+    half.mkdir(parents=True)
+    later = reopen()
+    recover(later.manifest, later.configs, later.folder / "evolve")
+    later.check()
+    assert not half.exists()
+
+
+def test_a_changed_setting_is_refused_with_what_changed(finished: Finished, reopen: Reopen) -> None:
+    with pytest.raises(LoopChanged, match=r"challenger_iter1 is complete.*\n.*solver.attempts: 5 → 3"):
+        reopen("solver.attempts=3").check()
+
+
+def test_a_changed_output_is_refused(finished: Finished, reopen: Reopen) -> None:
+    (finished.folder / "synthesize_iter1" / "train.parquet").write_text("other rows")
+    with pytest.raises(LoopChanged, match=r"output train: .* has changed"):
+        reopen().check()
+
+
+def test_an_output_that_is_gone_is_refused(finished: Finished, reopen: Reopen) -> None:
+    (finished.folder / "synthesize_iter1" / "val.parquet").unlink()
+    with pytest.raises(LoopChanged, match=r"output val: .* is missing"):
+        reopen().check()
+
+
+def test_other_prompts_of_the_same_name_are_refused(
+    finished: Finished, reopen: Reopen, prepared: Prepared
+) -> None:
+    prompts = prepared.corpus / "data" / "zero_ratio4321.parquet"
+    content = prompts.read_bytes()
+    prompts.write_bytes(content + b" ")
+    try:
+        with pytest.raises(LoopChanged, match="input prompts: its content has changed"):
+            reopen().check()
+    finally:
+        prompts.write_bytes(content)
+
+
+def test_an_evaluation_that_no_longer_fits_is_done_again_and_nothing_else(
+    finished: Finished, reopen: Reopen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = reopen("stages.evaluate.questions_per_benchmark=7")
+    later.check()
+    again = [run.name for run in later.plan if not later.manifest.is_complete(run.name)]
+    assert again == ["evaluate_iter0", "evaluate_iter1", "evaluate_iter2"]
+    assert "questions_per_benchmark" in capsys.readouterr().out
+
+
+def test_a_stage_begun_with_other_settings_is_not_resumed(finished: Finished, reopen: Reopen) -> None:
+    finished.manifest.end("challenger_iter2", "failed", "killed")
+    for name in ("synthesize_iter2", "solver_iter2", "merge_iter2", "evaluate_iter2"):
+        finished.manifest.entries.pop(name)
+    finished.manifest.save()
+    changed = reopen("stages.challenger.data.seed=7")
+    only_second = [run for run in changed.plan if run.name == "challenger_iter2"]
+    with pytest.raises(LoopChanged, match=r"challenger_iter2 was started with other settings"):
+        check_finished(only_second, changed.configs, changed.manifest)
+
+
+def test_a_checkpoint_of_a_run_that_is_not_the_loops_is_not_taken_for_its_own(
+    finished: Finished, reopen: Reopen
+) -> None:
+    finished.manifest.entries = {"evaluate_iter0": finished.manifest.entry("evaluate_iter0")}
+    finished.manifest.save()
+    with pytest.raises(LoopChanged, match="challenger_iter1 holds a run that this loop has not started"):
+        reopen().check()
+
+
+def test_preflight_counts_what_from_would_do_again(finished: Finished) -> None:
+    again = preflight_stage("evolve", ["--from", "merge_iter2", *finished.arguments])[-1]
+    assert again.name == "evolve" and again.estimate is not None
+
+
+def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finished: Finished) -> None:
+    solver = finished.folder / "solver_iter1"
+    (solver / "latest_checkpointed_iteration.txt").unlink()
+    shutil.rmtree(solver / "global_step_1")
+    reports = preflight_stage("evolve", finished.arguments)
+    assert "source" not in {finding.key for report in reports for finding in report.findings}
+
+
+def test_from_a_stage_everything_built_on_it_is_done_again(finished: Finished) -> None:
+    again = stages_from("solver_iter1", finished.plan, finished.manifest)
+    assert again[0].name == "solver_iter1" and again[-1].name == "evaluate_iter2"
+    forget(again, finished.configs, finished.manifest)
+    assert sorted(path.name for path in finished.folder.iterdir()) == [
+        *("challenger_iter1", "challenger_iter1_hf", "evaluate_iter0", "evolve", "synthesize_iter1")
+    ]
+
+
+def test_nothing_is_built_on_an_evaluation(finished: Finished) -> None:
+    assert stages_from("evaluate_iter0", finished.plan, finished.manifest) == [finished.plan[0]]
+
+
+@pytest.mark.parametrize("name", ["solver_iter1", "challenger_iter2"])
+def test_from_is_refused_where_a_later_stage_needs_a_pruned_checkpoint(finished: Finished, name: str) -> None:
+    finished.prune_all()
+    with pytest.raises(LoopChanged, match="challenger_iter2 needs the checkpoint of challenger_iter1"):
+        stages_from(name, finished.plan, finished.manifest)
+    assert (finished.folder / "solver_iter1").exists()
+
+
+def test_a_kill_while_forgetting_is_made_good_by_the_next_start(finished: Finished, reopen: Reopen) -> None:
+    finished.manifest.entry("evaluate_iter2").state = "forgotten"
+    finished.manifest.save()
+    later = reopen()
+    recover(later.manifest, later.configs, later.folder / "evolve")
+    assert "evaluate_iter2" not in later.manifest.entries
+    assert not (finished.folder / "evaluate_iter2").exists()

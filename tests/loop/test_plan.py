@@ -1,0 +1,112 @@
+"""Which stages a loop runs, with which overrides; and what of a stage counts as changed."""
+
+import pytest
+
+from drzero.loop.identity import changed_keys, same_input, significant_config
+from drzero.loop.plan import compose_loop, plan_loop
+from drzero.recipe.compose import compose_stage
+from drzero.recipe.overrides import OverrideError
+
+
+def overrides(*arguments: str) -> dict[str, tuple[str, ...]]:
+    return {run.name: run.overrides for run in plan_loop(compose_loop(arguments))}
+
+
+def test_a_loop_evaluates_the_base_model_and_then_takes_turns() -> None:
+    assert list(overrides("iterations=2")) == [
+        "evaluate_iter0",
+        *(f"{stage}_iter1" for stage in ("challenger", "synthesize", "solver", "merge", "evaluate")),
+        *(f"{stage}_iter2" for stage in ("challenger", "synthesize", "solver", "merge", "evaluate")),
+    ]
+
+
+def test_three_iterations_unless_said() -> None:
+    assert len(overrides()) == 1 + 3 * 5
+
+
+def test_an_override_of_a_stage_reaches_that_stage_only() -> None:
+    plan = overrides("iterations=1", "stages.solver.data.train_batch_size=4", "+stages.solver.trainer.foo=1")
+    assert {"data.train_batch_size=4", "+trainer.foo=1"} < set(plan["solver_iter1"])
+    assert not any("train_batch_size" in override for override in plan["challenger_iter1"])
+
+
+def test_any_other_override_reaches_every_stage() -> None:
+    assert all("model=demo-policy" in given for given in overrides("model=demo-policy").values())
+
+
+def test_the_last_word_on_a_group_counts() -> None:
+    given = overrides("loop=demo", "model=smollm2-135m")["merge_iter1"]
+    assert [override for override in given if override.startswith("model=")] == ["model=smollm2-135m"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("run.name=x", "paths.checkpoints"),
+        ("iteration=2", "counts"),
+        ("actor_rollout_ref.model.path=x", "base_model"),
+        ("stages.challenger.solver.model_path=x", "last solver"),
+        ("run.dir=x", "paths.checkpoints"),
+        ("stages.challenger.trainer.total_training_steps=9", "steps_per_iteration"),
+        ("stages.solvr.data.seed=1", "'solver'"),
+        ("iterations=0", "at least 1"),
+        ("loop=demos", "'demo'"),
+    ],
+)
+def test_what_would_break_the_chain_is_refused_with_the_way_to_say_it(argument: str, said: str) -> None:
+    with pytest.raises(OverrideError, match=said):
+        compose_loop([argument])
+
+
+def test_what_is_typed_for_all_stages_outweighs_what_the_loops_file_says_of_one() -> None:
+    given = overrides("loop=demo", "steps_per_iteration=8", "stages.solver.steps_per_iteration=9")
+    assert "steps_per_iteration=8" in given["challenger_iter1"]
+    assert [o for o in given["solver_iter1"] if o.startswith("steps")] == ["steps_per_iteration=9"]
+
+
+def test_a_corpus_without_benchmarks_can_do_without_evaluations() -> None:
+    assert not any(name.startswith("evaluate") for name in overrides("evaluations=false"))
+
+
+def significant(*more: str) -> dict[str, object]:
+    typed = ["hardware=cpu", *more]
+    return significant_config("challenger", compose_stage("challenger", typed), typed)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "paths.checkpoints=elsewhere",
+        "retrieval.port=7777",
+        "retrieval.deadline_s=9",
+        "solver.max_batch_size=3",
+        "trainer.save_freq=1",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    ],
+)
+def test_where_and_how_fast_a_stage_runs_does_not_change_its_results(override: str) -> None:
+    assert changed_keys(significant(), significant(override)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "change"),
+    [
+        ("data.seed=7", "data.seed: 42 → 7"),
+        ("solver.attempts=3", "solver.attempts: 5 → 3"),
+        ("+trainer.foo=1", "trainer.foo: '(not set)' → 1"),
+    ],
+)
+def test_a_setting_that_can_change_results_is_named_with_both_values(override: str, change: str) -> None:
+    assert changed_keys(significant(), significant(override)) == [change]
+
+
+def test_a_hub_model_is_the_same_before_and_after_its_download() -> None:
+    assert same_input("org/model", "org/model@abc") and not same_input("org/model@abc", "org/model@def")
+
+
+def test_later_iterations_read_what_the_earlier_ones_left() -> None:
+    first, second = (compose_stage("challenger", ["hardware=cpu", f"iteration={i}"]) for i in (1, 2))
+    assert first.continue_from is None and first.solver.model_path == first.base_model
+    assert second.continue_from == f"{second.paths.checkpoints}/challenger_iter1"
+    assert second.solver.model_path == f"{second.paths.checkpoints}/solver_iter1_hf"
+    assert second.trainer.total_training_steps == 2 * first.trainer.total_training_steps

@@ -1,0 +1,148 @@
+"""Loops of several training seeds: what each is given, what becomes of one that fails, what they share."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from scored_answers import evaluated
+
+from drzero.cli import main
+from drzero.loop.changes import paired
+from drzero.loop.manifest import Manifest
+from drzero.loop.plan import compose_loop, plan_loop
+from drzero.loop.score_report import read_answers
+from drzero.loop.seeds import SeedsFailed, run_seeds, seed_overrides, split_seeds
+from drzero.ops.errors import OutOfTime, RunFailed
+from drzero.recipe.compose import compose_stage
+from drzero.recipe.errors import CheckError
+
+
+@pytest.mark.parametrize("words", [["--seeds", "3"], ["--seeds=3"]])
+def test_the_number_of_seeds_is_an_option_anywhere_among_the_overrides(words: list[str]) -> None:
+    assert split_seeds(["loop=demo", *words, "iterations=1"]) == (3, ["loop=demo", "iterations=1"])
+    assert split_seeds(["loop=demo", "--from", "solver_iter1"]) == (
+        None,
+        ["loop=demo", "--from", "solver_iter1"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seeds"], "at least 1"),
+        (["--seeds", "0"], "at least 1"),
+        (["--seeds=three"], "--seeds three"),
+        (["--seeds", "2", "--from", "solver_iter1"], "without --seeds"),
+    ],
+)
+def test_what_is_no_number_of_seeds_ends_with_one_line_before_anything_starts(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CheckError, match=said):
+        split_seeds(arguments)
+    assert main(["evolve", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("drzero evolve: --")
+
+
+def test_a_seed_reaches_what_is_trained_on_and_not_what_is_asked(tmp_path: Path) -> None:
+    place = tmp_path / "it's, a place"
+    typed = ["hardware=cpu", "iterations=1", f"paths.checkpoints={tmp_path}", *seed_overrides(place, 7)]
+    plan = plan_loop(compose_loop(typed))
+    assert {run.stage for run in plan if "data.seed=7" in run.overrides} == {
+        "challenger",
+        "synthesize",
+        "solver",
+    }
+    sampled = {run.stage for run in plan if "actor_rollout_ref.rollout.seed=7" in run.overrides}
+    assert sampled == {"challenger", "solver"}
+    config = compose_stage(plan[0].stage, plan[0].overrides)
+    assert Path(config.run.dir) == place / "evaluate_iter0"
+
+
+Loops = Callable[..., Callable[[Sequence[str]], None]]
+
+
+@pytest.fixture
+def loops() -> Loops:
+    """In place of a loop: what it leaves, by seed, or the error that it ends with."""
+
+    def make(started: list[int], *outcomes: list[int] | BaseException) -> Callable[[Sequence[str]], None]:
+        def run(overrides: Sequence[str]) -> None:
+            (place,) = (re.sub(r"^paths.checkpoints='|'$", "", o) for o in overrides if o.endswith("'"))
+            seed = int(place.rpartition("seed")[2])
+            started.append(seed)
+            outcome = outcomes[seed - 1]
+            if isinstance(outcome, BaseException):
+                raise outcome
+            for iteration, right in enumerate((0, 0, outcome.pop())):
+                folder = Path(place) / f"evaluate_iter{iteration}"
+                evaluated(folder, [1] * right + [0] * (20 - right))
+                (folder / "result.json").touch()
+
+        return run
+
+    return make
+
+
+def test_the_loops_of_all_seeds_are_run_and_summed_up(
+    loops: Loops, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[int] = []
+    run_seeds(3, ["hardware=cpu", f"paths.checkpoints={tmp_path}"], loops(started, [6], [9], [12]))
+    assert started == [1, 2, 3]
+    shown = capsys.readouterr().out
+    assert "change of exact match over 3 seeds" in shown
+    (line,) = [line for line in shown.splitlines() if line.split()[:1] == ["demo_2hop"]]
+    assert line.split()[:5] == ["demo_2hop", "20", "0.000", "0.450", "+0.450"]
+    # The base model was asked once, and its answers are every seed's.
+    answers = [read_answers(tmp_path / f"seed{seed}") for seed in (1, 2, 3)]
+    assert [list(of_seed) for of_seed in answers] == [[0, 1, 2]] * 3
+    assert answers[0][0] == answers[1][0] == answers[2][0]
+    change = paired(answers[2][0], answers[2][2])
+    # At 80 columns the third seed's stands below the others'.
+    assert change and f"{change.p:.2g}" in shown.split()
+
+
+def test_a_seed_that_fails_leaves_the_others_their_turn_and_is_named_in_the_end(
+    loops: Loops, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[int] = []
+    with pytest.raises(SeedsFailed, match=r"1 of 3 seeds failed\. seed 2: no luck\. Rerun"):
+        run_seeds(
+            3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], RunFailed("no luck\nat all"), [9])
+        )
+    assert started == [1, 2, 3]
+    assert "change of exact match over 2 seeds" in capsys.readouterr().out
+    run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], [8], [9]))
+    assert started == [1, 2, 3, 1, 2, 3]
+    assert "change of exact match over 3 seeds" in capsys.readouterr().out
+
+
+def test_answers_of_the_base_model_that_are_half_written_are_no_other_seeds(
+    loops: Loops, tmp_path: Path
+) -> None:
+    killed = evaluated(tmp_path / "seed1" / "evaluate_iter0", [1] * 20) / "answers.jsonl"
+    killed.write_bytes(killed.read_bytes() + '{"key": "demo_2hop/é'.encode()[:-1])
+    started: list[int] = []
+    with pytest.raises(SeedsFailed, match="seed 1: killed"):
+        run_seeds(2, [f"paths.checkpoints={tmp_path}"], loops(started, RunFailed("killed"), [9]))
+    answers = read_answers(tmp_path / "seed2")
+    assert started == [1, 2] and sum(record["right"] for record in answers[0] if "2hop" in record["key"]) == 0
+
+
+def test_a_seed_that_runs_out_of_time_ends_all(loops: Loops, tmp_path: Path) -> None:
+    started: list[int] = []
+    with pytest.raises(OutOfTime):
+        run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], OutOfTime("it is late"), [9]))
+    assert started == [1, 2]
+
+
+def test_status_shows_the_loops_of_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", f"paths.checkpoints={tmp_path}"]) == 2
+    for seed in (1, 2):
+        (tmp_path / f"seed{seed}" / "evolve").mkdir(parents=True)
+        Manifest(tmp_path / f"seed{seed}" / "evolve" / "manifest.json").begin(f"solver_iter{seed}", {}, {})
+    assert main(["status", f"paths.checkpoints={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"loop, seed{seed}" in shown and f"solver_iter{seed}" in shown for seed in (1, 2))

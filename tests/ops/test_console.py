@@ -1,0 +1,166 @@
+"""What a run prints, and what it leaves to its logs."""
+
+import json
+import os
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drzero.ops import console
+from drzero.ops.console import detail, has_live_terminal, relay, say, set_verbose, shown_by
+from drzero.ops.notices import Notice, notice_of, plain
+from drzero.ops.process.logs import EventLog
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    yield
+    set_verbose(False)
+
+
+class Drawn:
+    """A view that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.notices: list[Notice] = []
+        self.lines: list[str] = []
+
+    def notice(self, notice: Notice) -> None:
+        self.notices.append(notice)
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_detail_is_printed_only_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    detail("flow", "produced 1/s")
+    set_verbose(True)
+    detail("flow", "produced 2/s")
+    assert capsys.readouterr().out == "[flow] produced 2/s\n"
+
+
+def test_a_view_gets_everything_while_it_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = Drawn()
+    with shown_by(drawn):
+        say("solver", "one", "warning")
+        relay("challenger_iter1", "two")
+    say("solver", "three")
+    [notice] = drawn.notices
+    assert (notice.component, notice.text, notice.level) == ("solver", "one", "warning")
+    assert drawn.lines == ["[challenger_iter1] two"]
+    assert capsys.readouterr().out == "[solver] three\n"
+
+
+def test_once_stdout_is_closed_nothing_that_prints_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, stdout = os.pipe()
+    os.close(seen)  # as `head` does
+    with open(stdout, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        say("solver", "one")
+        print("two", flush=True)
+
+
+def test_a_view_is_left_even_by_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError), shown_by(Drawn()):
+        raise ValueError
+    say("solver", "one")
+    assert capsys.readouterr().out == "[solver] one\n"
+
+
+def test_an_event_is_printed_and_written_with_who_saw_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.add("start", "trainer", "starting", log="logs/trainer.log")
+    log.add("cost", "supervision", "2.56 CPU seconds")
+    assert capsys.readouterr().out == "[trainer] starting, log: logs/trainer.log\n"
+    records = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(record["kind"], record["pid"]) for record in records] == [
+        ("start", os.getpid()),
+        ("cost", os.getpid()),
+    ]
+
+
+STALL = {
+    "kind": "stall",
+    "component": "solver",
+    "text": "it hangs",
+    "silent_s": 61.2,
+    "phase": "rollout",
+    "step": 3,
+    "report": "logs/stall_001.md",
+}
+
+
+@pytest.mark.parametrize(
+    ("event", "level", "text"),
+    [
+        ({"kind": "restart", "text": "restart 1 of at most 2 in 1 s"}, "warning", "restart 1 of at most 2"),
+        ({"kind": "crash", "text": "died: exit code 1", "first_error": "OSError: x"}, "error", "OSError: x"),
+        ({"kind": "exit", "code": 0, "text": "ended without an error"}, "info", "ended without an error"),
+        ({"kind": "exit", "code": 1, "text": "'trainer' failed"}, "error", "'trainer' failed"),
+        ({"kind": "end", "text": "ended from outside: Ctrl-C", "from_outside": True}, "error", "Ctrl-C"),
+        ({"kind": "alarm", "text": "collapse alarm [entropy]"}, "warning", "collapse alarm [entropy]"),
+        ({"kind": "checkpoint", "text": "step 2 is saved"}, "info", "step 2 is saved"),
+        (
+            STALL,
+            "error",
+            "61 s in rollout of step 3: it hangs. Culprit: solver. Report: logs",
+        ),
+        ({"kind": "of a later version", "text": "something"}, "info", "something"),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_an_event_that_matters_is_a_notice(event: dict[str, object], level: str, text: str) -> None:
+    notice = notice_of(event)
+    assert notice is not None and notice.level == level and text in notice.text
+
+
+@pytest.mark.parametrize("event", [{"kind": "cost"}, {"kind": "end", "text": "service 'solver' died"}])
+def test_an_event_that_explains_a_run_afterwards_is_none(event: dict[str, object]) -> None:
+    assert notice_of(event) is None
+
+
+def test_colours_are_removed_and_what_a_terminal_obeys_is_shown() -> None:
+    assert plain("\x1b[36m(TaskRunner pid=1)\x1b[0m ok") == "(TaskRunner pid=1) ok"
+    assert plain("\x1b]0;title\x07 \x9b2J a\rb\t|") == r"\x1b]0;title\x07 \x9b2J a\rb |"
+    assert plain("gnp.\u202etxt é 𝄞 日本") == r"gnp.\u202etxt é 𝄞 日本"
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=20))
+def test_no_text_leaves_anything_for_a_terminal_to_obey(text: str) -> None:
+    shown = plain(text)
+    assert not {unicodedata.category(character) for character in shown.replace("\n", "")} & {"Cc", "Cs"}
+    assert not set(shown) & {"\u202e", "\u2066", "\u200f", "\ufeff"} and plain(shown) == shown
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"CI": "true"}])
+def test_a_terminal_that_cannot_redraw_is_none(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    _, terminal = os.openpty()
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with open(terminal, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert has_live_terminal()
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert not has_live_terminal()
+
+
+def test_what_cannot_show_the_characters_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, terminal = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with open(terminal, "w", encoding="ascii") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert not has_live_terminal()
+
+
+def test_no_one_draws_by_default() -> None:
+    assert isinstance(console._console.view, console._Stdout)

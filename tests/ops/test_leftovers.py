@@ -1,0 +1,44 @@
+"""Processes of a killed run are waited for, then killed; others are left alone."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from drzero.ops.process import leftovers
+
+MARK = "DRZERO_TEST_MARK"
+
+
+def started(value: str, seconds: float) -> "subprocess.Popen[bytes]":
+    script = f"import time; time.sleep({seconds})"
+    return subprocess.Popen([sys.executable, "-c", script], env={**os.environ, MARK: value})
+
+
+def test_a_leftover_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "_GRACE_S", 0.5)
+    process = started("mine", 600)
+    leftovers.end_leftovers("test", MARK, "mine")
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_a_leftover_that_ends_by_itself_is_given_the_time() -> None:
+    process = started("slow", 1.0)
+    leftovers.end_leftovers("test", MARK, "slow")
+    assert process.wait(10) == 0
+
+
+def test_processes_of_another_run_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "_GRACE_S", 0.5)
+    process = started("theirs", 600)
+    leftovers.end_leftovers("test", MARK, "mine")
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_without_leftovers_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    leftovers.end_leftovers("test", MARK, "nobody")
+    assert capsys.readouterr().out == ""

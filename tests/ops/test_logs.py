@@ -1,0 +1,172 @@
+"""Teeing a child's output."""
+
+import io
+import os
+import termios
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from stopped_terminal import stopped_terminal
+
+from drzero.ops import console as ops_console
+from drzero.ops.console import say
+from drzero.ops.process.logs import LogTee, looks_like_error
+
+
+@pytest.fixture(autouse=True)
+def console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has left nothing out yet."""
+    monkeypatch.setattr(ops_console, "_console", ops_console._Console())
+
+
+def tee(folder: Path, content: bytes, keep: int = 30, *, relays: bool = True) -> LogTee:
+    reader, writer = os.pipe()
+    source = io.BufferedReader(io.FileIO(reader))
+    result = LogTee("main", source, folder / "logs" / "main.log", keep, relays=relays)
+    with open(writer, "wb") as pipe:
+        pipe.write(content)
+    result.join()
+    return result
+
+
+def test_the_log_file_holds_every_byte(tmp_path: Path) -> None:
+    content = b"one\n\xff\xfe\r\n 10%\r 20%\rdone\nno end"
+    tee(tmp_path, content)
+    assert (tmp_path / "logs" / "main.log").read_bytes() == content
+
+
+def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
+    tee(tmp_path, b"one\n")
+    tee(tmp_path, b"two\n")
+    assert (tmp_path / "logs" / "main.log").read_text() == "one\ntwo\n"
+
+
+def test_without_being_asked_for_no_line_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tee(tmp_path, b"one\ntwo\n", relays=False)
+    assert capsys.readouterr().out == ""
+    ops_console.set_verbose(True)
+    tee(tmp_path, b"three\n", relays=False)
+    assert capsys.readouterr().out == "[main] three\n"
+
+
+def test_the_first_errors_are_printed_and_the_log_is_named_for_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = b"".join(b"ValueError: %d\nfine\n" % number for number in range(9))
+    tee(tmp_path, errors, relays=False)
+    assert capsys.readouterr().out.splitlines() == [
+        *(f"[main] ValueError: {number}" for number in range(3)),
+        f"[main] more errors: {tmp_path / 'logs' / 'main.log'}",
+    ]
+
+
+def test_what_a_line_would_make_a_terminal_do_is_shown_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tee(tmp_path, b"\x1b[36m(Task pid=1)\x1b[0m ValueError: \x1b]0;mine\x07\n")
+    shown = r"(Task pid=1) ValueError: \x1b]0;mine\x07"
+    assert capsys.readouterr().out == f"[main] {shown}\n"
+    assert (result.first_error, list(result.tail)) == (shown, [shown])
+
+
+def test_every_line_is_printed_behind_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tee(tmp_path, b"one\ntwo\r\nno end")
+    assert capsys.readouterr().out == "[main] one\n[main] two\n[main] no end\n"
+
+
+def test_a_progress_bar_is_printed_in_its_last_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tee(tmp_path, b" 10%\r 20%\r100%\n")
+    assert capsys.readouterr().out == "[main] 100%\n"
+
+
+def test_only_the_last_lines_are_remembered(tmp_path: Path) -> None:
+    assert list(tee(tmp_path, b"1\n2\n3\n", keep=2).tail) == ["2", "3"]
+
+
+def test_output_without_line_ends_is_read_to_its_end(tmp_path: Path) -> None:
+    tee(tmp_path, b"x" * 1_000_000)
+    assert (tmp_path / "logs" / "main.log").stat().st_size == 1_000_000
+
+
+def test_a_stopped_terminal_does_not_stop_the_log(tmp_path: Path) -> None:
+    content = b"a line of it\n" * 50_000
+    with stopped_terminal():
+        assert tee(tmp_path, content).tail[-1] == "a line of it"
+    assert (tmp_path / "logs" / "main.log").read_bytes() == content
+
+
+def test_a_terminal_that_is_unblocked_shows_how_much_it_has_missed() -> None:
+    with stopped_terminal() as (seen, terminal):
+        for number in range(3):
+            say("main", f"line {number}")
+        termios.tcflow(terminal, termios.TCOON)
+        say("main", "line 3")
+        shown = b""
+        while not shown.endswith(b"line 3\n"):  # a terminal may hand the two writes over one by one
+            shown += os.read(seen, 1000)
+    assert shown == b"[drzero] 3 lines were not taken here; the logs have them\n[main] line 3\n"
+
+
+def test_a_pipe_that_nobody_reads_does_not_stop_the_log(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb"), open(writer, "w") as stdout, redirect_stdout(stdout):
+        content = b"x" * 500 + b"y" * 500_000 + b"\nlast\n"
+        assert tee(tmp_path, content).tail[-1] == "last"
+
+
+def test_a_closed_terminal_does_not_stop_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stdout", closed)
+    assert list(tee(tmp_path, b"one\ntwo\n").tail) == ["one", "two"]
+
+
+def test_the_first_error_is_the_end_of_the_first_traceback(tmp_path: Path) -> None:
+    log = b"""INFO start
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    raise KeyError("Error: not this line")
+torch.cuda.OutOfMemoryError: CUDA out of memory
+
+During handling of the above exception, another exception occurred:
+
+RuntimeError: worker died
+"""
+    assert tee(tmp_path, log).first_error == "torch.cuda.OutOfMemoryError: CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: bad",
+        "(TaskRunner pid=12) ray.exceptions.RayTaskError: x",
+        "KeyError",
+        "2026-01-01 12:00:00 ERROR [server] cannot bind",
+        "Fatal Python error: Aborted",
+        "Segmentation fault (core dumped)",
+        "Error: cannot start 'x'",
+    ],
+)
+def test_an_error_line_is_recognised(line: str) -> None:
+    assert looks_like_error(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "step 1 errors: 0",
+        '    raise ValueError("Error: x")',
+        '(TaskRunner pid=12)     raise ValueError("Error: x")',
+        "WARNING ImportError: optional part missing",
+        "a.py:3: UserWarning: ImportError: optional part missing",
+        "error_rate 0.0",
+    ],
+)
+def test_a_harmless_line_is_no_error(line: str) -> None:
+    assert not looks_like_error(line)

@@ -1,0 +1,278 @@
+"""How a run ended, from its folder alone; `drzero diagnose`."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drzero.cli import main
+from drzero.ops.errors import RunFailed
+from drzero.ops.process.lock import HeldLock
+from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.supervisor import ending
+from drzero.ops.watchdog.post_mortem import examine
+from drzero.stages.watch import CAUSES
+
+
+def run_folder(
+    folder: Path, events: list[dict[str, Any]] | None = None, logs: dict[str, str] | None = None
+) -> Path:
+    (folder / "logs").mkdir(parents=True)
+    lines = [json.dumps({"time": 100.0 + place, **event}) for place, event in enumerate(events or [])]
+    if events is not None:
+        (folder / "logs" / "events.jsonl").write_text("\n".join(lines) + "\n")
+    for name, text in (logs or {}).items():
+        (folder / "logs" / f"{name}.log").write_text(text)
+    beats = [{"time": 50.0, "step": 0, "phase": "start-up"}, {"time": 90.0, "step": 3, "phase": "rollout"}]
+    (folder / "heartbeats.jsonl").write_text("".join(json.dumps(beat) + "\n" for beat in beats))
+    return folder
+
+
+def event(kind: str, component: str, text: str = "", **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "component": component, "text": text, **more}
+
+
+STARTED = [event("start", "retrieval"), event("ready", "retrieval"), event("start", "trainer", offset=0)]
+DEATH = event("crash", "retrieval", "died: killed by SIGKILL", first_error="ValueError: lost my index")
+TRAINER_LOG = "INFO start\nhttpx.ConnectError: refused\nRuntimeError: step 3 failed\n"
+
+
+def test_a_run_that_ran_out_of_time_has_not_failed(tmp_path: Path) -> None:
+    reported = "out of time after step 3 of 6: another step may take 60 s"
+    ended = [event("exit", "trainer", code=0), event("out_of_time", "trainer", reported)]
+    folder = run_folder(tmp_path / "run", [*STARTED, *ended, event("stopped", "retrieval")])
+    death = examine(folder, CAUSES)
+    assert (death.state, death.sentence, death.culprit) == ("out of time", reported, None)
+    assert "it resumes from there" in death.advice
+
+
+def test_a_run_that_was_resumed_after_out_of_time_is_judged_by_its_last_start(tmp_path: Path) -> None:
+    events = [*STARTED, event("out_of_time", "trainer"), event("stopped", "retrieval"), *STARTED, DEATH]
+    assert examine(run_folder(tmp_path / "run", events), CAUSES).state == "failed"
+
+
+def test_a_run_that_was_killed_and_started_again_is_judged_by_its_last_start(tmp_path: Path) -> None:
+    stall = event("stall", "solver", "it hangs")
+    first, second = ([{**e, "pid": pid} for e in STARTED] for pid in (7, 8))
+    folder = run_folder(tmp_path / "run", [*first, stall | {"pid": 7}, *second])
+    assert examine(folder, CAUSES).state == "cut off"
+
+
+def test_an_error_is_read_from_behind_rays_colours_and_shown_without_what_a_terminal_obeys(
+    tmp_path: Path,
+) -> None:
+    ray = "\x1b[36m(TaskRunner pid=1)\x1b[0m "
+    log = f'{ray}    raise ValueError("Error: not this line")\n{ray}ValueError: this one\x1b]0;mine\x07\n'
+    death = examine(run_folder(tmp_path / "run", logs={"trainer": log}))
+    assert death.first_error == r"(TaskRunner pid=1) ValueError: this one\x1b]0;mine\x07"
+
+
+def test_the_service_that_died_is_the_cause_and_not_the_trainer_that_used_it(tmp_path: Path) -> None:
+    events = [*STARTED, DEATH, event("end", "trainer", "service 'retrieval' died")]
+    logs = {"trainer": TRAINER_LOG, "retrieval": "ValueError: lost my index\n"}
+    death = examine(run_folder(tmp_path / "run", events, logs))
+    assert (death.state, death.culprit) == ("failed", "retrieval")
+    assert death.first_error == "ValueError: lost my index"
+    assert death.facts["phase"] == "rollout of step 3"
+
+
+def test_a_service_that_came_back_is_not_blamed_for_what_came_later(tmp_path: Path) -> None:
+    back = [DEATH, event("restart", "retrieval"), event("ready", "retrieval")]
+    failed = event("exit", "trainer", "'trainer' failed: exit code 1", code=1)
+    logs = {"trainer": "torch.OutOfMemoryError: CUDA out of memory\n"}
+    death = examine(run_folder(tmp_path / "run", [*STARTED, *back, failed], logs))
+    assert death.culprit == "trainer" and "out of memory" in death.sentence
+    assert death.facts["restarts"] == "retrieval 1"
+
+
+def test_a_stall_that_lasted_is_how_the_run_ended(tmp_path: Path) -> None:
+    stall = event("stall", "solver", "rollout starvation: …", advice="look", evidence=["a"], report="x.md")
+    death = examine(run_folder(tmp_path / "run", [*STARTED, stall]))
+    assert (death.state, death.culprit, death.evidence) == ("stalled", "solver", ("a",))
+    assert death.facts["report"] == "x.md"
+
+
+def test_a_stall_that_passed_is_not(tmp_path: Path) -> None:
+    stall = event("stall", "solver", "…")
+    events = [*STARTED, stall, event("progress", "trainer"), event("exit", "trainer", "", code=0)]
+    assert examine(run_folder(tmp_path / "run", events)).state == "finished"
+
+
+def test_only_the_last_start_counts(tmp_path: Path) -> None:
+    first = [*STARTED, DEATH, event("end", "trainer", "…"), event("stopped", "retrieval")]
+    second = [*STARTED, event("exit", "trainer", "ended without an error", code=0)]
+    assert examine(run_folder(tmp_path / "run", [*first, *second])).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("logs", "culprit", "cause"),
+    [
+        ({"trainer": "OSError: [Errno 28] No space left on device\n"}, "trainer", "disk full"),
+        (
+            {"solver": "torch.OutOfMemoryError: CUDA out of memory\n", "trainer": TRAINER_LOG},
+            "solver",
+            "memory",
+        ),
+        (
+            {"trainer": "SearchRequestError: http://x is no retrieval service: it answered 'lorem'\n"},
+            "retrieval",
+            "garbage",
+        ),
+        (
+            {"trainer": "Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering SIGQUIT\n"},
+            "rollout engine",
+            "a process of SGLang's",
+        ),
+        ({"trainer": "KeyError: 'doc_id'\n"}, "trainer", "in no table: KeyError"),
+    ],
+)
+def test_without_events_the_logs_alone_are_read(
+    tmp_path: Path, logs: dict[str, str], culprit: str, cause: str
+) -> None:
+    death = examine(run_folder(tmp_path / "run", None, logs), CAUSES)
+    assert (death.state, death.culprit) == ("failed", culprit) and cause in death.sentence
+
+
+def test_a_run_that_ended_without_an_error_is_reported_with_what_had_run_out(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", STARTED)
+    host = {"component": "host", "memory_free_mb": 120, "disk_free_gb": 0.1}
+    trainer = {"component": "trainer", "rss_mb": 9000, "time": 95.0}
+    samples = [trainer, {**host, "time": 95.0}]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    death = examine(folder)
+    assert death.state == "cut off" and "120 MB of memory" in death.sentence
+    assert len(death.evidence) == 2 and death.facts["peak memory"] == "trainer 9000 MB"
+
+
+def test_a_run_that_was_ended_from_outside_has_no_culprit(tmp_path: Path) -> None:
+    end = event("end", "trainer", "ended from outside: exit code 143", from_outside=True)
+    death = examine(run_folder(tmp_path / "run", [*STARTED, end, event("stopped", "retrieval")]))
+    assert (death.state, death.culprit) == ("cut off", None) and "from outside" in death.sentence
+
+
+def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", [*STARTED[:2], event("stopped", "retrieval")])
+    assert examine(folder).state == "failed" and "left no result" in examine(folder).sentence
+    (folder / "result.json").write_text("{}")
+    assert examine(folder).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("raised", "state", "sentence"),
+    [
+        (None, "finished", "without an error"),
+        (RunFailed("not ready:\n  1 of 50 runs failed"), "failed", "not ready: 1 of 50 runs failed"),
+        (KeyboardInterrupt(), "cut off", "Ctrl-C"),
+        (SystemExit(143), "cut off", "killed by SIGTERM"),
+    ],
+)
+def test_what_a_command_does_in_its_own_process_is_judged_by_its_last_end(
+    tmp_path: Path, raised: BaseException | None, state: str, sentence: str
+) -> None:
+    events = EventLog(tmp_path / "logs" / EVENTS_FILE)
+    earlier = ValueError("of an earlier start") if raised is None else None
+    for error in (earlier, raised):
+        events.add("start", "compare", "starting")
+        with suppress(BaseException), ending(events, "compare", "both agree"):
+            if error:
+                raise error
+    death = examine(tmp_path)
+    assert death.state == state and sentence in death.sentence
+    assert death.culprit == ("compare" if state == "failed" else None)
+
+
+def test_a_stall_before_the_run_was_restarted_is_not_how_it_ended(tmp_path: Path) -> None:
+    stall = [
+        event("stall", "solver", "…"),
+        event("end", "trainer", "stalled"),
+        event("cost", "supervision"),
+    ]
+    again = [STARTED[2], event("exit", "trainer", "failed", code=1)]
+    death = examine(run_folder(tmp_path / "run", [*STARTED, *stall, *again]))
+    assert (death.state, death.sentence) == ("failed", "failed")
+
+
+def test_an_empty_folder_of_a_run_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    assert examine(tmp_path).state == "cut off"
+
+
+def test_diagnose_prints_culprit_cause_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_folder(tmp_path / "run", [*STARTED, DEATH], {"retrieval": "ValueError: lost my index\n"})
+    assert main(["diagnose", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    for words in ("failed", "retrieval died: killed by SIGKILL", "lost my index", "rollout of step 3"):
+        assert words in printed
+
+
+def test_diagnose_of_a_running_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_folder(tmp_path / "run", STARTED)
+    with HeldLock(folder / "lock"):
+        assert main(["diagnose", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "still running" in said and "cut off" not in said
+
+
+def test_a_folder_without_a_run_is_refused_and_the_runs_in_it_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder(tmp_path / "challenger_iter1")
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert "holds no run" in (reported := capsys.readouterr().err) and "challenger_iter1" in reported
+    assert main(["diagnose", str(tmp_path / "nowhere")]) == 2
+    assert main(["diagnose"]) == 2
+
+
+SYMPTOM = {"check": "samples dropped", "point": "buffer", "text": "5 of the 16 were dropped", "action": ""}
+
+
+def flow_record(time: float, **more: Any) -> dict[str, Any]:
+    samples = {"asked": 16.0, "accepted": 8.0, "in_flight": 8.0, "lost": 0.0}
+    points = {"buffer": {"depth": 3, "capacity": 10}, "prompts": {"depth": 0}}
+    return {
+        **{"time": time, "points": points, "samples": samples, "warmup": False, "waiting": None},
+        **{"about": {"warmup_s": 4.2}, "symptoms": [], **more},
+    }
+
+
+def with_flow(folder: Path, *records: dict[str, Any]) -> Path:
+    (folder / "flow.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_what_flowed_is_among_the_facts_and_its_symptoms_are_evidence_of_a_run_that_did_not_finish(
+    tmp_path: Path,
+) -> None:
+    folder = with_flow(
+        run_folder(tmp_path / "run", STARTED), flow_record(150.0, symptoms=[SYMPTOM]), flow_record(160.0)
+    )
+    death = examine(folder)
+    assert death.facts["warm-up"] == "complete after 4.2 s"
+    assert death.facts["held last"] == "buffer 3/10"
+    assert death.facts["samples"] == "asked 16 = accepted 8 + in flight 8"
+    assert death.evidence == ("samples dropped, buffer: 5 of the 16 were dropped (in 1 of 2 snapshots)",)
+    exited = [*STARTED, event("exit", "trainer", "ended without an error", code=0)]
+    (folder / "logs" / "events.jsonl").write_text(
+        "".join(json.dumps({"time": 100.0, **each}) + "\n" for each in exited)
+    )
+    assert (examine(folder).state, examine(folder).evidence) == ("finished", ())
+
+
+def test_a_warm_up_that_was_never_complete_says_what_was_there(tmp_path: Path) -> None:
+    waiting = {"point": "buffer", "have": 3, "want": 16, "since_s": 90.0}
+    late = flow_record(150.0, warmup=True, waiting=waiting, about={})
+    folder = with_flow(run_folder(tmp_path / "run", STARTED), flow_record(50.0, symptoms=[SYMPTOM]), late)
+    death = examine(folder)
+    assert death.facts["warm-up"] == "never complete: 3 of 16 in buffer"
+    assert death.evidence == ()  # of an earlier start
+
+
+def test_a_check_that_found_a_fault_after_its_load_had_ended_well_has_failed(tmp_path: Path) -> None:
+    ended = event("exit", "load", "ended without an error", code=0)
+    found = event("exit", "flow", "samples do not flow", code=1, culprit="rollout workers")
+    death = examine(run_folder(tmp_path / "run", [event("start", "load", offset=0), ended, found]))
+    assert (death.state, death.culprit) == ("failed", "rollout workers")

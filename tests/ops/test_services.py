@@ -1,0 +1,330 @@
+"""Services and the supervised command, as real processes with real signals on loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from drzero.ops.process.child import Child, Command, describe_exit, marked_processes
+from drzero.ops.process.logs import EVENTS_FILE, OUT_OF_TIME, read_json_lines
+from drzero.ops.process.ports import free_port
+from drzero.ops.services.services import ServiceDied, ServiceGroup, ServiceNotReady, ServiceSpec
+from drzero.ops.supervisor import ChildFailed, Unfinished, run_supervised
+
+HEALTHY = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(int(sys.argv[2]))
+        self.end_headers()
+    def log_message(self, *args): pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("serving", flush=True)
+server.serve_forever()
+"""
+
+# Its child leaves the session and refuses SIGTERM: what a daemon of Ray does, and worse.
+ESCAPED = """
+import os, pathlib, signal, subprocess, sys, time
+code = "import pathlib, os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+code += "pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(300)"
+subprocess.Popen([sys.executable, "-c", code, sys.argv[1]], start_new_session=True)
+while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).read_text():
+    time.sleep(0.02)
+print("escaped", flush=True)
+"""
+
+
+def python(code: str, *arguments: object) -> tuple[str, ...]:
+    return (sys.executable, "-c", textwrap.dedent(code), *map(str, arguments))
+
+
+def command(folder: Path, code: str, *arguments: object, name: str = "main") -> Command:
+    return Command(name=name, command=python(code, *arguments), log_path=folder / f"{name}.log")
+
+
+def service(
+    folder: Path, name: str, code: str = HEALTHY, status: int = 200, budget_s: float = 30
+) -> ServiceSpec:
+    port = free_port(None)
+    return ServiceSpec(
+        name=name,
+        command=python(code, port, status),
+        log_path=folder / f"{name}.log",
+        health_url=f"http://127.0.0.1:{port}/health",
+        startup_budget_s=budget_s,
+    )
+
+
+def eventually(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def written_pid(path: Path) -> int:
+    assert eventually(lambda: path.exists() and path.read_text())
+    return int(path.read_text())
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_services_answer_inside_the_group_and_no_process_of_theirs_is_left_after_it(tmp_path: Path) -> None:
+    with ServiceGroup([service(tmp_path, "retrieval"), service(tmp_path, "solver")]) as group:
+        assert [one.probe() for one in group.services] == [None, None]
+        assert [one.poll() for one in group.services] == [None, None]
+        run_ids = [one.run_id for one in group.services]
+        assert all(marked_processes(run_id) for run_id in run_ids)
+    assert [marked_processes(run_id) for run_id in run_ids] == [[], []]
+
+
+def test_services_are_stopped_in_reverse_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ServiceGroup([service(tmp_path, "first"), service(tmp_path, "second")]):
+        pass
+    printed = capsys.readouterr().out
+    assert printed.index("[second] stopped") < printed.index("[first] stopped")
+
+
+def test_output_is_in_the_services_log_and_not_on_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ServiceGroup([service(tmp_path, "retrieval")]):
+        pass
+    printed = capsys.readouterr().out
+    assert "serving" not in printed and f"log: {tmp_path / 'retrieval.log'}" in printed
+    assert (tmp_path / "retrieval.log").read_text() == "serving\n"
+
+
+def test_a_crash_while_waiting_is_reported_with_exit_first_error_and_log(tmp_path: Path) -> None:
+    broken = service(tmp_path, "solver", "print('loading'); raise ValueError('no such model')")
+    with pytest.raises(ServiceDied) as caught, ServiceGroup([broken]):
+        pass
+    message = str(caught.value)
+    assert message.startswith("service 'solver' died: exit code 1\nfirst error: ValueError: no such model\n")
+    assert "  loading" in message and message.endswith(f"log: {tmp_path / 'solver.log'}")
+
+
+def test_a_crash_of_one_service_is_noticed_while_another_is_still_waited_for(tmp_path: Path) -> None:
+    slow = service(tmp_path, "slow", "import time; time.sleep(300)", budget_s=600)
+    broken = service(tmp_path, "broken", "raise SystemExit(3)", budget_s=600)
+    with pytest.raises(ServiceDied, match="'broken' died: exit code 3"), ServiceGroup([slow, broken]):
+        pass
+
+
+def test_a_failed_start_stops_the_services_that_did_start(tmp_path: Path) -> None:
+    before = psutil.Process().children(recursive=True)
+    specs = [service(tmp_path, "fine"), service(tmp_path, "broken", "raise SystemExit(3)")]
+    with pytest.raises(ServiceDied), ServiceGroup(specs):
+        pass
+    assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_service_unhealthy_past_its_budget_is_reported_with_its_last_answer(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServiceNotReady, match=r"within 2 s: http://\S+ answered: status 503"),
+        ServiceGroup([service(tmp_path, "solver", status=503, budget_s=2)]),
+    ):
+        pass
+
+
+def test_a_command_that_does_not_exist_is_a_crash_with_its_name(tmp_path: Path) -> None:
+    spec = ServiceSpec(
+        name="solver",
+        command=("no-such-program",),
+        log_path=tmp_path / "log",
+        health_url="http://127.0.0.1:9/",
+    )
+    with pytest.raises(ServiceDied, match="cannot start 'no-such-program'"), ServiceGroup([spec]):
+        pass
+
+
+def test_a_killed_service_is_named_with_its_signal_by_check(tmp_path: Path) -> None:
+    with ServiceGroup([service(tmp_path, "retrieval")]) as group:
+        [server] = psutil.Process(group.services[0].pid).children()
+        server.kill()
+        assert eventually(lambda: group.services[0].poll() is not None)
+        with pytest.raises(ServiceDied, match="service 'retrieval' died: killed by SIGKILL"):
+            group.check()
+
+
+def test_shutdown_ends_grandchildren_that_left_the_session_and_refuse_sigterm(tmp_path: Path) -> None:
+    child = Child(command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid"), grace_s=0.5)
+    pid = written_pid(tmp_path / "pid")
+    child.stop()
+    assert gone(pid)
+
+
+def test_grandchildren_are_found_by_the_run_id_when_the_keeper_was_killed(tmp_path: Path) -> None:
+    child = Child(command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid"), grace_s=0.5)
+    pid = written_pid(tmp_path / "pid")
+    os.kill(child.pid, signal.SIGKILL)
+    child.stop()
+    assert eventually(lambda: gone(pid))
+
+
+def test_shutdown_touches_no_process_but_its_own(tmp_path: Path) -> None:
+    stranger = Child(command(tmp_path, "import time; time.sleep(300)", name="stranger"))
+    child = Child(command(tmp_path, "import time; time.sleep(300)"), grace_s=0.5)
+    child.stop()
+    assert stranger.poll() is None
+    stranger.stop()
+
+
+def test_a_command_may_end_in_order_within_its_grace(tmp_path: Path) -> None:
+    code = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(0)))
+        print("up", flush=True)
+        time.sleep(300)
+    """
+    child = Child(command(tmp_path, code))
+    assert eventually(lambda: list(child.tail) == ["up"])
+    child.stop()
+    assert (child.poll(), list(child.tail)) == (0, ["up", "saved"])
+
+
+def test_no_orphan_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    supervisor = """
+        import sys, time
+        from pathlib import Path
+        from drzero.ops.process.child import Child, Command
+        folder = Path(sys.argv[1])
+        Child(Command(name="main", command=tuple(sys.argv[2:]), log_path=folder / "log"), grace_s=0.5)
+        time.sleep(300)
+    """
+    inner = python(
+        ESCAPED + f"pathlib.Path({str(tmp_path / 'own')!r}).write_text(str(os.getpid()))\ntime.sleep(300)"
+    )
+    process = subprocess.Popen(
+        python(supervisor, tmp_path, *inner, tmp_path / "escaped"),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.DEVNULL,
+    )
+    own, escaped = written_pid(tmp_path / "own"), written_pid(tmp_path / "escaped")
+    process.kill()
+    process.wait()
+    assert eventually(lambda: gone(own) and gone(escaped))
+
+
+def test_a_supervised_command_that_succeeds_returns_zero_and_leaves_no_daemon(tmp_path: Path) -> None:
+    with ServiceGroup([]) as services:
+        assert run_supervised(command(tmp_path, ESCAPED, tmp_path / "pid"), services, grace_s=0.5) == 0
+    assert gone(written_pid(tmp_path / "pid"))
+
+
+def test_a_supervised_command_that_fails_is_reported_with_its_first_error(tmp_path: Path) -> None:
+    main = command(tmp_path, "import sys; print('step 1'); raise RuntimeError('out of data')", name="trainer")
+    with (
+        ServiceGroup([service(tmp_path, "retrieval")]) as services,
+        pytest.raises(
+            ChildFailed, match="'trainer' failed: exit code 1\nfirst error: RuntimeError: out of data"
+        ),
+    ):
+        run_supervised(main, services)
+
+
+def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path: Path) -> None:
+    main = command(tmp_path, "import sys; print('Error: a line as of a failure'); sys.exit(75)", name="stage")
+    with ServiceGroup([service(tmp_path, "retrieval")]) as services, pytest.raises(Unfinished) as stopped:
+        run_supervised(main, services)
+    assert str(stopped.value).startswith("'stage' stopped before its work was done; a rerun resumes it")
+    kinds = [event["kind"] for event in read_json_lines(tmp_path / EVENTS_FILE)]
+    assert OUT_OF_TIME in kinds and "exit" not in kinds
+
+
+def test_a_command_killed_by_a_signal_fails_with_the_signals_name(tmp_path: Path) -> None:
+    main = command(tmp_path, "import os; os.abort()")
+    with ServiceGroup([]) as services, pytest.raises(ChildFailed, match="killed by SIGABRT"):
+        run_supervised(main, services)
+
+
+def test_a_service_that_dies_stops_the_command_and_is_blamed(tmp_path: Path) -> None:
+    main = command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid")
+    with ServiceGroup([service(tmp_path, "solver")]) as services:
+
+        def kill_solver_once_main_runs() -> None:
+            written_pid(tmp_path / "pid")
+            psutil.Process(services.services[0].pid).children()[0].kill()
+
+        killer = threading.Thread(target=kill_solver_once_main_runs)
+        killer.start()
+        with pytest.raises(ServiceDied, match="'solver' died: killed by SIGKILL"):
+            run_supervised(main, services, grace_s=0.5)
+        killer.join()
+    assert gone(written_pid(tmp_path / "pid"))
+
+
+def test_a_command_that_fails_because_its_service_died_does_not_take_the_blame(tmp_path: Path) -> None:
+    with ServiceGroup([service(tmp_path, "solver")]) as services:
+        [server] = psutil.Process(services.services[0].pid).children()
+        main = command(
+            tmp_path, f"import os, sys; os.kill({server.pid}, 9); sys.exit('ConnectionError: solver')"
+        )
+        with pytest.raises(ServiceDied, match="'solver'"):
+            run_supervised(main, services)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
+def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown(
+    tmp_path: Path, signum: signal.Signals, code: int
+) -> None:
+    spec = service(tmp_path, "retrieval")
+    supervisor = """
+        import signal, sys, time
+        from pathlib import Path
+        from drzero.ops.process.child import Command
+        from drzero.ops.services.services import ServiceGroup, ServiceSpec
+        from drzero.ops.supervisor import run_supervised
+        # A suite that runs in the background of a shell has Ctrl-C ignored, and its children inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        folder, url, split = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+        server, main = tuple(sys.argv[4:4 + split]), tuple(sys.argv[4 + split:])
+        spec = ServiceSpec(name="retrieval", command=server, log_path=folder / "r", health_url=url)
+        trainer = Command(name="main", command=main, log_path=folder / "m")
+        try:
+            with ServiceGroup([spec]) as services:
+                run_supervised(trainer, services, grace_s=0.5)
+        except KeyboardInterrupt:
+            sys.exit(1)
+    """
+    main = python(ESCAPED + "time.sleep(300)", tmp_path / "pid")
+    process = subprocess.Popen(
+        python(supervisor, tmp_path, spec.health_url, len(spec.command), *spec.command, *main),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    pid = written_pid(tmp_path / "pid")
+    process.send_signal(signum)
+    printed = process.communicate()[0]
+    assert (process.returncode, gone(pid), "[retrieval] stopped" in printed) == (code, True, True)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (1, "exit code 1"),
+        (-15, "killed by SIGTERM"),
+        (-9, "killed by SIGKILL, often for lack of memory"),
+        (139, "exit code 139 (a child was killed by SIGSEGV)"),
+        (255, "exit code 255"),
+    ],
+)
+def test_an_exit_is_described_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words

@@ -1,0 +1,112 @@
+"""A two-layer Llama with the demo's tokenizer: everything about it is real but its size."""
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from data.demo_world import generate_world
+from drzero.policies.warm_start import Example, encode
+from drzero.stages.demo import load_base_tokenizer
+from verl_ext.method.prompts import challenger_messages, solver_messages
+from verl_ext.method.tool_calls import render_tool_call
+
+CALL = render_tool_call(["town"])
+QUESTIONS = (
+    "<think>So.</think><question>Who came?</question><answer>Vell</answer>",
+    "<question>Who came?</question><answer>Vell</answer>",
+)
+ANSWERS = ("<answer>Vell</answer>", "<answer>nobody</answer>")
+STEPS, SAMPLED = 300, 2000
+
+
+def save_tiny_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
+    """Write model and tokenizer to `folder`, and return it.
+
+    Without a `tokenizer` it is read from the packaged model, which takes seconds.
+    """
+    tokenizer = tokenizer or load_base_tokenizer()
+    _new_model(tokenizer, seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_speaking_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
+    """Like `save_tiny_model`, but it has learned the protocol by heart.
+
+    Whatever the document, it asks one of `QUESTIONS`, often after a search; whatever the question, it gives
+    one of `ANSWERS`. So a run with it has searches, solver attempts right and wrong, and rewards that differ.
+    """
+    tokenizer = tokenizer or load_base_tokenizer()
+    model = _new_model(tokenizer, seed)
+    examples = [encode(tokenizer, conversation) for conversation in _conversations(random.Random(seed))]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
+    rng = random.Random(seed)
+    for _ in range(STEPS):
+        loss = _loss(model, rng.sample(examples, 8))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def _conversations(rng: random.Random, count: int = 320) -> list[list[dict[str, str]]]:
+    """Prompts as a run has them, each followed by a random way to go on."""
+    passages = [f"{p.title}\n{p.text}" for p in generate_world(1, "warmstart", passages=60).passages.values()]
+    conversations = []
+    for _ in range(count):
+        document = rng.choice(passages)
+        is_challenger = rng.random() < 0.7
+        if is_challenger:
+            conversation = challenger_messages(document, rng.randint(1, 4), "short")
+        else:
+            conversation = solver_messages("Who came?", "short")
+        if rng.random() < 0.5:
+            results = "\n".join(f"[{i}] {text}" for i, text in enumerate(rng.sample(passages, 3), start=1))
+            conversation += [{"role": "assistant", "content": CALL}, {"role": "tool", "content": results}]
+        last = rng.choice(QUESTIONS if is_challenger else ANSWERS)
+        conversations.append([*conversation, {"role": "assistant", "content": last}])
+    return conversations
+
+
+def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
+    """Negative log-likelihood of the assistant's tokens among themselves and some random others.
+
+    Over the whole vocabulary it would take ten times as long. Padding on the right needs no mask.
+    """
+    length = max(len(example.ids_T) for example in batch)
+    ids_BT = torch.tensor([e.ids_T + [0] * (length - len(e.ids_T)) for e in batch])
+    own_BT = torch.tensor([e.own_T + [False] * (length - len(e.own_T)) for e in batch])
+    own, places = torch.unique(ids_BT[:, 1:][own_BT[:, 1:]], return_inverse=True)
+    others = torch.randint(model.config.vocab_size, (SAMPLED,))
+    candidates = torch.cat([own, others[~torch.isin(others, own)]])
+    hidden_BTD = model.model(input_ids=ids_BT).last_hidden_state
+    logits_NC = hidden_BTD[:, :-1][own_BT[:, 1:]] @ model.lm_head.weight[candidates].T
+    logits_NC[:, len(own) :] += math.log(model.config.vocab_size / SAMPLED)  # each stands for many
+    return torch.nn.functional.cross_entropy(logits_NC, places)

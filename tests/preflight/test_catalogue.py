@@ -1,0 +1,394 @@
+"""Broken configurations, a small file each in tests/broken, and the recipes as they ship.
+
+A file says the stage, the groups it stands on, what is typed or damaged, and the finding that must come of
+it.
+"""
+
+import json
+import os
+import shutil
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from _pytest.mark import ParameterSet
+from conftest import Prepared, unused_port
+from hydra import initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+from loopback_hub import NO_HUB, LoopbackHub
+from omegaconf import DictConfig
+from preflight_world import World, save_model_folder, write_prompts
+
+from data.parquet_io import TRAINING_SCHEMA
+from drzero.ops.resources.cuda import Device, Sight
+from drzero.ops.resources.gpu import GpuSample
+from drzero.preflight import compute as compute_checks
+from drzero.preflight import cuda as cuda_checks
+from drzero.preflight import environment as environment_checks
+from drzero.preflight import machine, ray_cluster, versions
+from drzero.preflight.context import Readings
+from drzero.preflight.memory_ledger import about, loading_gib, offloaded_gib, weights_backup_gib
+from drzero.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
+from drzero.preflight.run import STAGES, Report, preflight, refused_override
+from drzero.preflight.values import LOGGERS, PRECISIONS, concerns_verl
+from drzero.recipe.compose import CONFIG_DIR, resolve
+from drzero.recipe.overrides import OverrideError
+from search.chroma.location import connect
+
+BROKEN = sorted((Path(__file__).parent / "broken").glob("*.yaml"))
+SHIPPED = {
+    "8xh100": ["qwen2.5-3b", "qwen2.5-7b", "qwen3-8b", "qwen3-14b", "qwen3-32b"],
+    "single_gpu": ["qwen2.5-3b", "smollm2-135m", "demo-policy"],
+    "cpu": ["smollm2-135m", "demo-policy"],
+}
+"""Models by the hardware profile that they ship for; docs/preflight.md has the table."""
+MODELLED = ("challenger", "synthesize", "solver", "train", "evaluate")
+PLAYED = ["env=wordle"]
+"""What train is in, which needs an environment."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Iterator[World]:
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        yield World(tmp_path_factory.mktemp("world"), prepared.corpus, prepared.model)
+
+
+@pytest.fixture(autouse=True)
+def no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def form_of(groups: list[str], said: str | None = None) -> str:
+    """How prompts are worded for the model of these groups."""
+    small = any(group in ("hardware=cpu", "compute=cpu") for group in groups) or any(
+        name in group for group in groups for name in ("smollm2", "demo")
+    )
+    return said or ("short" if small else "full")
+
+
+def damage_model(world: World, folder: Path, change: Callable[[Path], Any]) -> None:
+    save_model_folder(folder / "model", world.model, KNOWN["demo-policy"])
+    change(folder / "model")
+
+
+def write_calls_as_xml(model: Path) -> None:
+    template = (model / "chat_template.jinja").read_text()
+    ours = """{"name": ' ~ function.name | tojson ~ ', "arguments": '"""
+    assert ours in template
+    (model / "chat_template.jinja").write_text(template.replace(ours, "<function=' ~ function.name ~ '>'"))
+
+
+def end_otherwise(model: Path) -> None:
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+
+
+def lose_shard(model: Path) -> None:
+    weight_map = {"a": "model.safetensors", "b": "model-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def foreign_prompts(world: World, folder: Path) -> None:
+    rows = pq.read_table(world.prompts("short")).to_pylist()
+    for row in rows:
+        row["extra_info"]["doc_id"] = "elsewhere"
+    write_prompts(folder / "foreign.parquet", rows, "short")
+
+
+def huge_index(folder: Path) -> None:
+    vectors = folder / "chromadb" / "segment" / "data_level0.bin"
+    vectors.parent.mkdir(parents=True)
+    with vectors.open("wb") as file:
+        file.truncate(600 * 10**9)  # it takes no room
+
+
+def index_of_more_than_memory(world: World, folder: Path) -> None:
+    shutil.copytree(world.corpus / "chromadb", folder / "chromadb")
+    with connect(folder / "chromadb") as client:
+        handle = client.get_collection("corpus", embedding_function=None)
+        handle.modify(metadata={**(handle.metadata or {}), "chunks": 10**9})
+
+
+def corpus_of_more_than_the_disk(folder: Path) -> None:
+    with (folder / "huge.jsonl").open("wb") as file:
+        file.truncate(10**13)  # it takes no room
+
+
+def another_run(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "latest_checkpointed_iteration.txt").write_text("3")
+    (folder / "run" / "resolved.yaml").write_text("base_model: elsewhere")
+
+
+DAMAGE: dict[str, Callable[[World, Path], Any]] = {
+    "parquet without columns": lambda world, folder: pq.write_table(
+        pq.read_table(world.prompts("short")).drop_columns(["prompt"]), folder / "bare.parquet"
+    ),
+    "text for parquet": lambda world, folder: (folder / "text.parquet").write_text("no parquet"),
+    "parquet without rows": lambda world, folder: pq.write_table(
+        TRAINING_SCHEMA.empty_table(), folder / "empty.parquet"
+    ),
+    "foreign prompts": foreign_prompts,
+    "template without tools": lambda world, folder: damage_model(
+        world, folder, lambda model: (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    ),
+    "template of another call format": lambda world, folder: damage_model(world, folder, write_calls_as_xml),
+    "another end token": lambda world, folder: damage_model(world, folder, end_otherwise),
+    "missing shard": lambda world, folder: damage_model(world, folder, lose_shard),
+    "cut-off weights": lambda world, folder: damage_model(
+        world, folder, lambda model: (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+    ),
+    "broken config.json": lambda world, folder: damage_model(
+        world, folder, lambda model: (model / "config.json").write_text("{")
+    ),
+    "another run": lambda world, folder: another_run(folder),
+    "huge index": lambda world, folder: huge_index(folder),
+    "index of more than memory": index_of_more_than_memory,
+    "corpus of more than the disk": lambda world, folder: corpus_of_more_than_the_disk(folder),
+}
+
+
+def judge(world: World, case: dict[str, Any], places: dict[str, str]) -> Report:
+    groups = case["on"]
+    overrides = [override.format(**places) for override in case.get("overrides", [])]
+    try:
+        config = world.config(case["stage"], groups, form_of(groups, case.get("form")), overrides)
+    except OverrideError as refused:
+        return refused_override(case["stage"], refused)
+    # What is damaged is a folder of its own, so what was read of the others stays true.
+    readings, starting = Readings() if "hub" in case else world.readings, case.get("starting", False)
+    asks_verl = concerns_verl(overrides)
+    readings.sight = None  # another case's GPUs
+    return preflight(config, case["stage"], starting=starting, asks_verl=asks_verl, readings=readings)
+
+
+def hub_of(world: World, case: dict[str, Any]) -> AbstractContextManager[Any]:
+    """A hub with the case's model and no weights, or none."""
+    if "hub" not in case:
+        return nullcontext()
+    files = {file.name: file.read_bytes() for file in world.model.iterdir() if file.suffix != ".safetensors"}
+    return LoopbackHub({case["hub"]: files}, port=NO_HUB)
+
+
+def gpus_of(case: dict[str, Any]) -> list[GpuSample]:
+    """What NVML is to tell."""
+    return [
+        GpuSample(place, int(one["used_gib"] * 1024), int(one["total_gib"] * 1024), 0, {one.get("pid", 1): 1})
+        for place, one in enumerate(case["nvml"])
+    ]
+
+
+def sight_of(case: dict[str, Any]) -> Sight:
+    """What torch is to see: by default all GPUs."""
+    told = {"torch": "2.11.0", "cuda": "13.0", "available": True, "sees": case["gpus"]} | case.get(
+        "sight", {}
+    )
+    return Sight(devices=(Device("H100"),) * told.pop("sees"), **told)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", b"\xff", "", '{"model_type": "llama"}'])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_damaged_file_of_a_model_is_an_error_of_its_key_that_names_it(
+    world: World, tmp_path: Path, name: str, content: str | bytes
+) -> None:
+    def damage(model: Path) -> None:
+        (model / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    damage_model(world, tmp_path, damage)
+    config = world.config("evaluate", ["hardware=cpu"], "short", [f"solver.model_path={tmp_path / 'model'}"])
+    found = [finding.why for finding in preflight(config, "evaluate", readings=world.readings).errors]
+    assert len(found) == 1 and name in found[0] and "is damaged" in found[0]
+
+
+@given(
+    field=st.sampled_from([name for name in config_of(KNOWN["qwen3-8b"]) if name != "model_type"]),
+    value=st.sampled_from([None, 0, -1, 1.5, "many", [], {}, True, 10**30]),
+)
+def test_sizes_are_positive_numbers_or_refused(field: str, value: object) -> None:
+    try:
+        shape = shape_of({**config_of(KNOWN["qwen3-8b"]), field: value})
+    except ValueError as refused:
+        assert field in str(refused)
+    else:
+        assert shape is not None and shape.parameters > 0
+
+
+@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
+def test_a_broken_configuration_is_reported_with_its_key(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    path: Path,
+) -> None:
+    case = yaml.safe_load(path.read_text())
+    for name, value in case.get("env", {}).items():
+        monkeypatch.setenv(name, value)
+    if "gpus" in case:
+        for module in (machine, compute_checks, cuda_checks):
+            monkeypatch.setattr(module, "gpus_here", lambda: case["gpus"])
+        monkeypatch.setattr(cuda_checks, "look", lambda env: sight_of(case))
+    if "nvml" in case:
+        monkeypatch.setattr(compute_checks, "Gpus", lambda: SimpleNamespace(read=lambda: gpus_of(case)))
+    if "unreadable" in case:
+        monkeypatch.setattr(environment_checks, "why_unreadable", lambda: case["unreadable"])
+    if "shm_free" in case:
+        monkeypatch.setattr(ray_cluster, "shm_free", lambda: case["shm_free"])
+    if "installed" in case:
+        real = versions.installed
+        monkeypatch.setattr(versions, "installed", lambda name: case["installed"].get(name, real(name)))
+    if "damage" in case:
+        DAMAGE[case["damage"]](world, tmp_path)
+    if "hub" in case:
+        request.getfixturevalue("fresh_hub")
+    with socket.create_server(("127.0.0.1", 0)) as listener, hub_of(world, case):
+        places = {
+            "tmp": str(tmp_path),
+            "corpus": str(world.corpus),
+            "taken_port": str(listener.getsockname()[1]),
+            "free_port": str(unused_port()),
+        }
+        report = judge(world, case, places)
+    expected = case["expect"]
+    found = [f for f in report.findings if f.key == expected["key"] and f.severity == expected["severity"]]
+    assert any(expected.get("says", "") in f"{finding.value} {finding}" for finding in found), report.findings
+
+
+def test_each_broken_configuration_has_a_finding_of_its_own() -> None:
+    """No two files break the same: stage, groups, what is typed and damaged, and what must come of it."""
+    cases = Counter(yaml.safe_dump(yaml.safe_load(path.read_text()), sort_keys=True) for path in BROKEN)
+    assert [case for case, count in cases.items() if count > 1] == []
+    assert {"error", "warning"} <= {yaml.safe_load(case)["expect"]["severity"] for case in cases}
+
+
+def shipped() -> Iterator[ParameterSet]:
+    """Every stage on every hardware with every model; stages without a model on every hardware.
+
+    In the first tier the challenger with every model, and the other stages with one for each hardware.
+    """
+    rest = pytest.mark.slow("the first tier has each stage with a model, and each model in the challenger")
+    for hardware, models in SHIPPED.items():
+        for stage in STAGES:
+            for model in models if stage in MODELLED else models[:1]:
+                marks = [] if stage == "challenger" or model == models[0] else [rest]
+                yield pytest.param(stage, hardware, model, marks=marks)
+
+
+@pytest.mark.parametrize(("stage", "hardware", "model"), shipped())
+def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: str, model: str) -> None:
+    # With the machine on Modal its host memory counts as well.
+    groups = [f"{'compute' if hardware == '8xh100' else 'hardware'}={hardware}", f"model={model}"]
+    groups += PLAYED if stage == "train" else []
+    config = world.config(stage, groups, form_of(groups), [])
+    report = preflight(config, stage, asks_verl=True, readings=world.readings)
+    assert report.errors == []
+    if (stage, hardware) == ("challenger", "8xh100"):
+        # An engine takes no more GPUs than it needs where both share them.
+        assert "solver.tp_size" not in {finding.key for finding in report.findings}
+        assert documented_ledger(model) == ledger_row(model, resolve(config), report)
+    assert report.ledger is not None or stage not in MODELLED
+    rows = {name for phase in (report.ledger.phases.values() if report.ledger else ()) for name in phase}
+    assert all(about(name) for name in rows), rows
+
+
+def documented_ledger(model: str) -> list[str]:
+    """A model's row in the table of docs/preflight.md."""
+    lines = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    return next(row for row in rows if row[0] == f"`{model}`")
+
+
+def ledger_row(model: str, config: DictConfig, report: Report) -> list[str]:
+    """The same row, computed."""
+    ledger, shape = report.ledger, load_shape(config.base_model)
+    assert ledger is not None and shape is not None
+    gpus = config.machine.gpus
+    later = offloaded_gib(config, shape) + weights_backup_gib(config, shape, gpus)
+    host = 24 + max(later, loading_gib(config, shape, gpus))
+    totals = (*(ledger.total(phase) for phase in ("rollout", "update", "weight sync")), ledger.margin_gib)
+    layout = f"{config.solver.tp_size} × {config.solver.dp_size}"
+    return [f"`{model}`", layout, *(f"{gib:.1f}" for gib in totals), f"{host:.0f}"]
+
+
+RECIPES = {
+    "8xh100": "qwen2.5-7b",
+    "4xa100-80gb": "qwen2.5-3b",
+    "single_h100": "qwen2.5-3b",
+    "a100-40gb": "smollm2-135m",
+    "2xa10g": "smollm2-135m",
+    "a10g": "smollm2-135m",
+    "t4": "smollm2-135m",
+    "cpu": "demo-policy",
+}
+"""A model for every machine on Modal, with which all stages run there."""
+ENVIRONMENTS = sorted(path.stem for path in (CONFIG_DIR / "env").glob("*.yaml"))
+
+
+def every_launch() -> Iterator[ParameterSet]:
+    """Every environment on every machine in every stage, and train in one that needs no corpus.
+
+    In the first tier the challenger on every machine, and every stage in every environment.
+    """
+    rest = pytest.mark.slow("the first tier has each machine, stage and environment at least once")
+    for place, compute in enumerate(RECIPES):
+        for stage in STAGES:
+            for env in ("wordle",) if stage == "train" else ENVIRONMENTS:
+                of_machine = stage == "challenger" and env == ENVIRONMENTS[place % len(ENVIRONMENTS)]
+                of_stage = stage != "challenger" and compute == "a10g"
+                marks = [] if of_machine or of_stage else [rest]
+                yield pytest.param(env, compute, stage, marks=marks, id=f"{env}-{compute}-{stage}")
+
+
+def test_every_machine_has_a_recipe() -> None:
+    own = {"local", "2x8xh100"}  # a cluster that one starts oneself: tests/preflight/test_preflight_nodes.py
+    assert {*RECIPES, *own} == {path.stem for path in (CONFIG_DIR / "compute").glob("*.yaml")}
+
+
+@pytest.mark.parametrize(("env", "compute", "stage"), every_launch())
+def test_every_environment_composes_and_passes_preflight_on_every_machine_in_every_stage(
+    world: World, env: str, compute: str, stage: str
+) -> None:
+    # An environment may bring its own model.
+    model = [] if env == "demo" else [f"model={RECIPES[compute]}"]
+    groups = [f"compute={compute}", f"env={env}", *model]
+    config = world.config(stage, groups, "short" if env == "demo" else form_of(groups), [])
+    assert env != "demo" or Path(config.base_model).name == "demo-policy"
+    report = preflight(config, stage, readings=world.readings)
+    # Several GPUs may cost more than a rehearsal may.
+    is_dear = env == "demo" and compute in ("8xh100", "4xa100-80gb") and stage in (*MODELLED, "preview")
+    # And all of an environment's steps on a rented CPU, which would take days.
+    is_dear |= (stage, compute) == ("train", "cpu")
+    assert {finding.key for finding in report.errors} <= ({"compute.max_usd"} if is_dear else set())
+    assert report.machine is not None and report.machine.usd_per_hour > 0
+
+
+def test_a_port_that_is_taken_here_says_nothing_of_a_machine_elsewhere(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = f"retrieval.port={listener.getsockname()[1]}"
+        config = world.config("challenger", ["compute=8xh100"], "full", [taken])
+        report = preflight(config, "challenger", readings=world.readings)
+    assert report.errors == []
+
+
+def test_names_that_are_checked_without_verl_are_verls() -> None:
+    from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
+    from verl.utils.tracking import Tracking
+
+    assert set(LOGGERS) == set(Tracking.supported_backend)
+    assert all(name in [*HALF_LIST, *FLOAT_LIST, *BFLOAT_LIST] for name in PRECISIONS)
+
+
+def test_nothing_is_left_behind(world: World) -> None:
+    before = sorted(path for path in world.root.rglob("*"))
+    preflight(world.config("challenger", ["hardware=cpu"], "short", []), "challenger")
+    assert sorted(path for path in world.root.rglob("*")) == before
+    assert os.path.isdir(world.checkpoints) and shutil.disk_usage(world.checkpoints).free

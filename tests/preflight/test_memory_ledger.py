@@ -1,0 +1,358 @@
+"""The memory ledger: parameters by formula against real models, and what each setting does to the sum."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from drzero.preflight.machine import Machine
+from drzero.preflight.memory_ledger import (
+    EMBEDDER_GIB,
+    Ledger,
+    host_ledger,
+    micro_batch_tokens,
+    offloaded_gib,
+    retrieval_in_host_memory,
+    trained,
+    training_ledger,
+    weights_backup_gib,
+)
+from drzero.preflight.model_shape import FAMILIES as COUNTED
+from drzero.preflight.model_shape import KNOWN, ModelShape, load_shape, shape_of
+from drzero.preflight.sglang_memory import CONTEXT_GIB, captured, kept_gib, outside_gib
+from drzero.recipe.compose import compose_plain, resolve
+from drzero.recipe.rates import GPUS
+
+FAMILIES = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "smollm3": SmolLM3Config,
+}
+GIB = 2**30
+
+
+def count(config: PretrainedConfig) -> int:
+    """Parameters of a real model, made without memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@settings(max_examples=25)
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    layers=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    head_size=st.sampled_from([4, 8]),
+    width=st.integers(1, 4),
+    intermediate=st.integers(5, 40),
+    tied=st.booleans(),
+    bias=st.booleans(),
+)
+def test_a_formula_counts_what_transformers_makes(
+    family: str,
+    layers: int,
+    kv_heads: int,
+    groups: int,
+    head_size: int,
+    width: int,
+    intermediate: int,
+    tied: bool,
+    bias: bool,
+) -> None:
+    config = FAMILIES[family](
+        vocab_size=37,
+        hidden_size=kv_heads * groups * 2 * width,  # Transformers wants a multiple of the heads
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=kv_heads * groups,
+        num_key_value_heads=kv_heads,
+        head_dim=head_size,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        **({} if family in ("mistral", "qwen2") else {"attention_bias": bias}),
+        **({"mlp_bias": bias} if family in ("llama", "smollm3") else {}),
+    )
+    shape = shape_of(config.to_dict())
+    assert shape is not None and shape.parameters == count(config)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("Qwen/Qwen3-14B", 14_768_307_200),
+        ("/corpus/models/Qwen3-32B", 32_762_123_264),
+        ("/corpus/models/demo-policy", 134_515_008),
+    ],
+)
+def test_a_shipped_model_has_its_published_parameters(model: str, parameters: int) -> None:
+    shape = load_shape(model)
+    assert shape is not None and shape.parameters == parameters
+
+
+def test_every_family_that_is_counted_is_compared() -> None:
+    assert set(COUNTED) == set(FAMILIES)
+
+
+def test_a_model_of_another_family_is_not_guessed() -> None:
+    assert shape_of({"model_type": "mixtral"}) is None
+
+
+@pytest.mark.parametrize(
+    ("scaling", "stretched"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, 4096),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 0),
+        ({"rope_type": "llama3", "factor": 8.0}, 0),
+        ({"rope_type": "default"}, 0),
+        (None, 0),
+    ],
+)
+def test_rope_scaling_stretches_the_context_as_sglang_reckons_it(
+    scaling: dict[str, object] | None, stretched: int
+) -> None:
+    config = LlamaConfig(max_position_embeddings=1024).to_dict() | {
+        "rope_scaling": scaling,
+        "rope_parameters": {},
+    }
+    shape = shape_of(config)
+    assert shape is not None and (shape.context, shape.stretched_context) == (1024, stretched)
+
+
+def test_the_shape_of_a_folder_is_that_of_its_config(tiny_model: Path) -> None:
+    shape = load_shape(str(tiny_model))
+    assert shape is not None and shape.parameters == count(AutoConfig.from_pretrained(tiny_model))
+
+
+# --- the sum ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published() -> DictConfig:
+    """The challenger on the paper's machine."""
+    return resolve(compose_plain("challenger", ["hardware=8xh100", "model=qwen2.5-7b"]))
+
+
+MACHINE = Machine(True, False, GPUS["H100"], 8, 1, None)
+SHAPE: ModelShape = KNOWN["qwen2.5-7b-instruct"]
+
+
+def ledger(config: DictConfig, **changes: object) -> Ledger:
+    changed = config.copy()
+    for key, value in changes.items():
+        OmegaConf.update(changed, key.replace("__", "."), value, force_add=True)
+    return training_ledger(changed, MACHINE, SHAPE, SHAPE)
+
+
+def test_adam_takes_16_bytes_a_weight_over_all_gpus(published: DictConfig) -> None:
+    items = ledger(published).phases["update"]
+    state = items["actor: weights"] + items["actor: gradients"] + items["actor: Adam"]
+    assert state == pytest.approx(16 * SHAPE.parameters / 8 / GIB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [
+        ({}, 2),
+        ({"rollout__temperature": 0.8}, 4),
+        ({"model__override_config__attn_implementation": "sdpa"}, 10),
+        ({"actor__entropy_coeff": 0.01}, 10),
+        ({"actor__calculate_entropy": True}, 10),
+    ],
+)
+def test_the_gradient_of_logits_takes_their_place_where_flash_attn_computes_the_loss(
+    published: DictConfig, changes: dict[str, object], number: int
+) -> None:
+    tokens = micro_batch_tokens(published)
+    assert tokens == 2 * (1536 + 2560)
+    chosen = {f"actor_rollout_ref__{key}": value for key, value in changes.items()}
+    logits = ledger(published, **chosen).phases["update"]["actor: logits"]
+    assert logits == pytest.approx(number * tokens * 152064 / GIB)
+
+
+def test_what_is_offloaded_is_on_the_gpu_for_the_update_alone(published: DictConfig) -> None:
+    phases = ledger(published).phases
+    assert "actor: Adam" not in phases["rollout"] and "actor: Adam" in phases["update"]
+    key = "actor_rollout_ref__actor__fsdp_config__optimizer_offload"
+    kept = ledger(published, **{key: False}).phases["rollout"]
+    # veRL has none left when it leaves the update.
+    assert "actor: Adam" in kept and "actor: gradients" not in kept
+
+
+def test_an_offload_policy_keeps_the_state_off_the_gpu(published: DictConfig) -> None:
+    key = "actor_rollout_ref__actor__fsdp_config__offload_policy"
+    assert not any(
+        "Adam" in name for items in ledger(published, **{key: True}).phases.values() for name in items
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 1},
+        {"data__max_response_length": 1000},
+        {"solver__mem_fraction_static": 0.1},
+        {"actor_rollout_ref__model__lora_rank": 16, "actor_rollout_ref__model__lora__merge": True},
+        {"actor_rollout_ref__actor__fsdp_config__model_dtype": "bf16"},
+    ],
+)
+def test_less_of_anything_leaves_more_for_the_update(
+    published: DictConfig, changes: dict[str, object]
+) -> None:
+    assert ledger(published, **changes).total("update") < ledger(published).total("update")
+
+
+def test_without_gradient_checkpointing_every_layer_is_kept(published: DictConfig) -> None:
+    key = "actor_rollout_ref__model__enable_gradient_checkpointing"
+    kept = ledger(published, **{key: False}).phases["update"]["actor: activations"]
+    assert kept == pytest.approx(28 * ledger(published).phases["update"]["actor: one layer"])
+
+
+def test_an_engine_that_does_not_sleep_stays_during_the_update(published: DictConfig) -> None:
+    key = "actor_rollout_ref__rollout__free_cache_engine"
+    awake, asleep = ledger(published, **{key: False}).phases, ledger(published).phases
+    assert "rollout engine: share" in awake["update"] and "weight sync" not in awake
+    assert "rollout engine: share" not in asleep["update"]
+    assert 2.5 < asleep["update"]["rollout engine: asleep"] < asleep["rollout"]["rollout engine: outside it"]
+
+
+def test_sglang_takes_its_share_of_what_is_free_when_it_starts(published: DictConfig) -> None:
+    items = ledger(published).phases["rollout"]
+    others = sum(gib for name, gib in items.items() if not name.startswith("rollout engine"))
+    assert items["solver: share"] == pytest.approx(0.25 * (79.2 - CONTEXT_GIB))
+    assert items["rollout engine: share"] == pytest.approx(0.5 * (79.2 - others - CONTEXT_GIB))
+
+
+def captures() -> list[list[str]]:
+    """bench/README.md's table of SGLang's own functions: GPUs, tp, sizes, GiB asleep and at work, reserve."""
+    lines = (Path(__file__).parents[2] / "bench" / "README.md").read_text().splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("| GPUs | tp | prefill |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+
+
+def test_the_ledger_knows_what_sglang_captures_on_each_gpu() -> None:
+    compared = set()
+    for gpus, tp, prefill, batch, lengths, asleep, at_work, _ in captures():
+        for name in gpus.split(", "):
+            gib, each = GPUS[name].memory_gib, int(tp)
+            capture = captured(gib, each)
+            sizes = (capture.prefill_tokens, capture.batch, capture.prefill_lengths)
+            assert [f"{size:,}" for size in sizes] == [prefill, batch, lengths]
+            taken = (kept_gib(SHAPE, gib, each), outside_gib(SHAPE, gib, each))
+            assert [f"{part:.1f}" for part in taken] == [asleep, at_work]
+            compared.add((name, each))
+    with_bf16 = {gpu.name for gpu in GPUS.values() if gpu.has_bf16}
+    assert compared == {(name, each) for name in with_bf16 for each in (1, 2, 4, 8)}
+
+
+def test_weights_are_synced_into_a_woken_engine_through_two_buckets_and_a_tensor(
+    published: DictConfig,
+) -> None:
+    embedding = 4 * 152064 * 3584 / GIB  # more than the bucket's 2 GiB
+    items = ledger(published).phases["weight sync"]
+    assert items["rollout engine: weights"] == pytest.approx(2 * SHAPE.parameters / GIB)
+    assert items["actor: buckets of weights"] == pytest.approx(3 * embedding)
+    bucket = "actor_rollout_ref__rollout__checkpoint_engine__update_weights_bucket_megabytes"
+    wider = ledger(published, **{bucket: 4096}).phases["weight sync"]
+    assert wider["actor: buckets of weights"] == pytest.approx(2 * 4 + embedding)
+    assert "actor: weights" not in items
+
+
+def test_an_adapter_is_merged_on_the_gpu_or_leaves_the_engine_its_weights(published: DictConfig) -> None:
+    lora = {"actor_rollout_ref__model__lora_rank": 16}
+    apart = ledger(published, **lora)
+    merged = ledger(published, **lora, actor_rollout_ref__model__lora__merge=True)
+    assert "actor: weights" in merged.phases["weight sync"]
+    assert "rollout engine: weights" in apart.phases["update"]
+    assert "rollout engine: weights" not in merged.phases["update"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "offloaded", "backed_up"),
+    [
+        ({}, 12, 8),
+        ({"rollout__tensor_model_parallel_size": 2}, 12, 4),
+        ({"rollout__free_cache_engine": False}, 12, 0),
+        ({"rollout__name": "reference"}, 12, 0),
+        ({"model__lora_rank": 16}, 4, 0),
+        ({"actor__fsdp_config__optimizer_offload": False}, 4, 8),
+        ({"actor__fsdp_config__offload_policy": True}, 16, 8),
+    ],
+)
+def test_host_memory_holds_what_is_offloaded_and_a_copy_of_each_sleeping_engines_weights(
+    published: DictConfig, changes: dict[str, object], offloaded: int, backed_up: int
+) -> None:
+    config = published.copy()
+    for key, value in changes.items():
+        OmegaConf.update(config, f"actor_rollout_ref.{key.replace('__', '.')}", value)
+    # An adapter's Adam states are a thousandth.
+    assert offloaded_gib(config, SHAPE) == pytest.approx(offloaded * SHAPE.parameters / GIB, rel=0.05)
+    assert weights_backup_gib(config, SHAPE, 8) == pytest.approx(2 * SHAPE.parameters / GIB * backed_up)
+
+
+@pytest.mark.parametrize(
+    ("device", "encoders", "models"), [("cuda", 2, 1), ("cuda", 9, 2), ("cuda:1", 3, 3), ("cpu", 2, 0)]
+)
+def test_encoders_take_turns_on_the_gpus(
+    published: DictConfig, device: str, encoders: int, models: int
+) -> None:
+    changes = {"retrieval__device": device, "retrieval__encoders": encoders}
+    items = ledger(published, **changes).phases["update"]
+    assert items.get("encoders (of one GPU)", 0) == models * EMBEDDER_GIB
+
+
+def test_encoders_and_the_indexs_graph_lie_in_host_memory(published: DictConfig, tmp_path: Path) -> None:
+    (tmp_path / "segment").mkdir()
+    (tmp_path / "segment" / "data_level0.bin").write_bytes(bytes(1 << 20))
+    changed = published.copy()
+    OmegaConf.update(changed, "retrieval", {"device": "cpu", "encoders": 3})
+    OmegaConf.update(changed, "chroma.path", str(tmp_path))
+    assert retrieval_in_host_memory(changed) == {"encoders": 3 * EMBEDDER_GIB, "index": 2**20 / GIB}
+    OmegaConf.update(changed, "chroma.path", "http://127.0.0.1:9")
+    OmegaConf.update(changed, "retrieval.device", "cuda")
+    assert retrieval_in_host_memory(changed) == {}
+
+
+def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences() -> None:
+    shape = KNOWN["demo-policy"]
+    words = ["hardware=cpu", "rollout=sglang", "solver.dtype=bfloat16"]
+    config = resolve(compose_plain("challenger", words))
+    machine = Machine(True, True, None, 0, 1, 24.0)
+    needed = host_ledger(config, machine, shape, shape).phases["training"]
+    assert needed["rollout engine: weights"] == pytest.approx(4 * shape.parameters / GIB)
+    assert needed["rollout engine: KV cache"] == pytest.approx(16 * 1473 * 2 * 4 * 30 * 192 / GIB)
+    assert needed["solver: weights"] == pytest.approx(2 * shape.parameters / GIB)
+    assert needed["solver: processes"] == needed["rollout engine: processes"] == 3
+    two = OmegaConf.merge(config, {"machine": {"gpus": 2}})
+    twice = host_ledger(two, machine, shape, shape).phases["training"]
+    assert twice["rollout engine: weights"] == 2 * needed["rollout engine: weights"]
+    assert twice["solver: weights"] == needed["solver: weights"]
+
+
+def test_an_adapter_is_what_is_trained(published: DictConfig) -> None:
+    changed = published.copy()
+    OmegaConf.update(changed, "actor_rollout_ref.model.lora_rank", 1)
+    layer = 4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18944)
+    assert trained(changed, SHAPE) == 28 * layer

@@ -1,0 +1,226 @@
+"""`drzero preflight`: what it prints, what it exits with, and what it leaves alone."""
+
+import json
+import logging
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Prepared
+from loopback_hub import NO_HUB, LoopbackHub
+from terminal import terminal_as_stdout
+
+from drzero.cli import main
+from drzero.preflight.finding import PreflightFailed, Severity, error, note, warning
+from drzero.preflight.memory_ledger import Ledger
+from drzero.preflight.report import print_reports, verdict
+from drzero.preflight.run import Report
+from drzero.recipe.errors import CheckError
+
+
+def judged(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["preflight", *arguments]) == code
+    return capsys.readouterr().out
+
+
+def overrides(prepared: Prepared, folder: Path) -> list[str]:
+    return [*prepared.overrides(folder), "data.train_batch_size=4", "run.min_free_gb=0.1"]
+
+
+def test_a_run_that_can_start_ends_well_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    out = judged(capsys, 0, "challenger", *overrides(prepared, tmp_path))
+    assert "it may start" in out and "memory of the machine" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+ON_HUB = ["hardware=8xh100", "model=qwen3-8b", "retrieval.embedder=org/embedder"]
+"""What needs two models of the hub."""
+
+
+def places(prepared: Prepared, folder: Path) -> list[str]:
+    return [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={folder}"]
+
+
+@pytest.mark.usefixtures("fresh_hub")
+@pytest.mark.parametrize("hub", [None, {"silent": True}, {"status": 503}], ids=["away", "silent", "failing"])
+def test_a_hub_that_does_not_answer_is_tried_once_and_is_one_warning_next_to_the_ledger(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    prepared: Prepared,
+    hub: dict[str, Any] | None,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
+    monkeypatch.setattr("drzero.ops.hub.TIMEOUT_S", 0.5)
+    with ExitStack() as stack:
+        running = hub and stack.enter_context(LoopbackHub({}, port=NO_HUB, **hub))
+        (report,) = json.loads(
+            judged(capsys, 2, "challenger", *places(prepared, tmp_path), *ON_HUB, "--json")
+        )
+        assert not running or running.asked() == ["/"]
+    (found,) = (finding for finding in report["findings"] if "does not answer" in finding["why"])
+    assert (found["key"], found["severity"]) == ("base_model", "warning")
+    assert "Qwen/Qwen3-8B (base_model, about 16 GB) and org/embedder (retrieval.embedder)" in found["why"]
+    assert report["memory"]["capacity_gib"] > 0
+    assert not [record for record in caplog.records if record.name.startswith("huggingface_hub")]
+
+
+@pytest.mark.usefixtures("fresh_hub")
+def test_a_model_that_the_hub_refuses_is_asked_for_once_and_is_one_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    with LoopbackHub({}, port=NO_HUB, status=403) as hub:
+        (report,) = json.loads(
+            judged(capsys, 2, "challenger", *places(prepared, tmp_path), *ON_HUB, "--json")
+        )
+    assert hub.asked() == ["/", "/Qwen/Qwen3-8B/resolve/main/config.json"]
+    (why,) = (finding["why"] for finding in report["findings"] if "403" in finding["why"])
+    assert "there is no model at Qwen/Qwen3-8B" in why
+
+
+def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared) -> None:
+    faults = ["run.min_free_gb=1000000", "chroma.collection=papers"]
+    (report,) = json.loads(judged(capsys, 2, "challenger", *overrides(prepared, tmp_path), *faults, "--json"))
+    assert (report["stage"], report["may_start"]) == ("challenger", False)
+    errors = {f["key"]: f for f in report["findings"] if f["severity"] == "error"}
+    assert errors.keys() == {"run.min_free_gb", "chroma.path"}
+    assert float(errors["run.min_free_gb"]["value"]) == 1e6
+    assert set(errors["run.min_free_gb"]) == {"severity", "key", "value", "why", "fix"}
+
+
+def test_a_stage_that_nobody_knows_is_refused_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["preflight", "tune"]) == 2
+    assert "challenger" in capsys.readouterr().err
+
+
+def test_a_composition_that_fails_is_one_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    out = judged(capsys, 2, "challenger", "hardware=cpu", "trainer.total_training_step=2", "--json")
+    (report,) = json.loads(out)
+    assert [finding["key"] for finding in report["findings"]] == ["trainer.total_training_step"]
+
+
+def test_a_loop_is_judged_stage_by_stage_without_missing_what_it_will_make(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    common = [override for override in overrides(prepared, tmp_path) if not override.startswith("run.name")]
+    stages = [f"stages.evaluate.benchmarks=[{prepared.corpus / 'chains.jsonl'}]", "iterations=1"]
+    reports = json.loads(judged(capsys, 0, "evolve", *common, *stages, "--json"))
+    assert [report["stage"] for report in reports] == [
+        "evaluate_iter0",
+        *(f"{stage}_iter1" for stage in ("challenger", "synthesize", "solver", "merge", "evaluate")),
+        "evolve",
+    ]
+    known = [report["estimate"]["low_s"] for report in reports[:-1] if report["estimate"]]
+    assert reports[-1]["estimate"]["low_s"] == pytest.approx(sum(known), abs=len(known))
+
+
+def test_what_a_loop_has_finished_costs_nothing_any_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
+) -> None:
+    common = [override for override in overrides(prepared, tmp_path) if not override.startswith("run.name")]
+    done = {name: {"state": "complete"} for name in ("challenger_iter1", "synthesize_iter1", "solver_iter1")}
+    (tmp_path / "evolve").mkdir()
+    (tmp_path / "evolve" / "manifest.json").write_text(json.dumps({"stages": done}))
+    choices = ["evaluations=false", "iterations=1", "--json"]
+    *_, merge, together = json.loads(judged(capsys, 0, "evolve", *common, *choices))
+    assert together["estimate"]["high_s"] == merge["estimate"]["high_s"]
+
+
+def test_no_secret_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = {"WANDB_API_KEY": "your-planted-0123", "HF_TOKEN": "hf_planted_0456"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    out = judged(capsys, 2, "challenger", *overrides(prepared, tmp_path), "--json")
+    assert "WANDB_API_KEY" in out
+    assert not [value for value in secrets.values() if value in out]
+
+
+def test_an_exception_carries_its_findings_and_says_all_of_them() -> None:
+    findings = [error("a.b", "is wrong", "set it to 2"), error("c", "is unset", "set it")]
+    failed = PreflightFailed(findings)
+    assert isinstance(failed, CheckError) and failed.findings == findings
+    assert str(failed) == "2 errors:\n  a.b: is wrong: set it to 2\n  c: is unset: set it"
+    assert str(PreflightFailed(findings[:1])) == "a.b: is wrong: set it to 2"
+
+
+KEY = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+FIVE = [
+    note("versions", "the machine of the run needs verl 0.9.1", value="not checked here"),
+    error(KEY, "8 devices cannot be divided into engines of 3", f"set {KEY}=2, a divisor of 8", value=3),
+    warning("run.min_free_gb", "the disk of /a/long/path has 61.4 GB free\x1b[2J", "make room", value=200),
+    error("chroma.path", "no Chroma folder at " + "/a/very/long/path" * 6, ""),
+    error("data.train_batch_size", "250 is no multiple of 16", "change it", value=250),
+]
+LEDGER = Ledger(79.2, {"rollout": {"contexts": 1.2, "solver: share": 20.0}, "update": {"actor: Adam": 7.1}})
+
+
+def test_a_finding_in_a_pipe_is_a_block_of_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    print_reports([Report("challenger", FIVE)])
+    assert capsys.readouterr().out.splitlines() == [
+        "challenger",
+        "",
+        f"  error  {KEY} = 3",
+        "    why  8 devices cannot be divided into engines of 3",
+        f"    fix  set {KEY}=2, a divisor of 8",
+        "",
+        "  error  chroma.path",
+        "    why  no Chroma folder at " + "/a/very/long/path" * 6,
+        "",
+        "  error  data.train_batch_size = 250",
+        "    why  250 is no multiple of 16",
+        "    fix  change it",
+        "",
+        "warning  run.min_free_gb = 200",
+        r"    why  the disk of /a/long/path has 61.4 GB free\x1b[2J",
+        "    fix  make room",
+        "",
+        "   note  versions = not checked here",
+        "    why  the machine of the run needs verl 0.9.1",
+        "",
+        "preflight: 3 errors, 1 warning, 1 note: it must not start",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_on_a_terminal_a_finding_is_wrapped_between_words_and_nothing_of_it_is_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    print_reports([Report("challenger", FIVE)])
+    whole = capsys.readouterr().out.split()
+    with terminal_as_stdout() as text:
+        print_reports([Report("challenger", FIVE)])
+        shown = text()
+    assert "\x1b[1;31m  error\x1b[0m" in shown
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert shown.split() == whole
+    *blocks, _ = shown.splitlines()
+    # Only a word that is itself longer may leave the terminal.
+    assert [line for line in blocks if len(line) > columns and len(line[9:].split()) > 1] == []
+
+
+def test_the_memory_ledger_says_what_each_row_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_reports([Report("challenger", [], ledger=LEDGER)])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line != line.rstrip()] == []
+    lines = [line.split() for line in printed]
+    assert ["solver:", "share", "20.0", "–"] in lines and ["sum", "21.2", "7.1"] in lines
+    assert ["actor:", "Adam", "two", "numbers", "for", "each", "trained", "weight"] in lines
+
+
+def test_the_verdict_counts_what_was_found() -> None:
+    found = [error("a", "x", "y"), warning("b", "x", "y"), warning("c", "x", "y"), note("d", "x")]
+    assert verdict([Report("s", found)]) == "preflight: 1 error, 2 warnings, 1 note: it must not start"
+    assert verdict([Report("s", [])]) == "preflight: nothing found: it may start"
+    assert list(Severity) == ["error", "warning", "note"]

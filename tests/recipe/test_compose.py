@@ -1,0 +1,392 @@
+"""The recipe's configs: every combination is what veRL takes, and published values are in place."""
+
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+import verl_ext.plugin  # noqa: F401 - veRL knows our rollout engine by it
+from drzero.loop.plan import compose_loop, plan_loop
+from drzero.preflight.run import preflight
+from drzero.recipe.compose import (
+    CONFIG_DIR,
+    RESOLVED,
+    compose_plain,
+    compose_stage,
+    detect_hardware,
+    resolve,
+    write_resolved,
+)
+from drzero.recipe.overrides import PLAIN_MODEL, OverrideError
+from verl_ext.rewards import challenger_score
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+MODELS, HARDWARE, MODES = options("model"), options("hardware"), options("mode")
+# The nodes that veRL 0.9.1 itself makes into dataclasses for a run like ours. Of `reward`, `distillation` and
+# `global_profiler` it reads single keys; its own defaults for them cannot be made whole.
+DATACLASS_NODES = [
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.rollout",
+    "algorithm",
+    "reward.sandbox_fusion",
+]
+
+
+second_tier = pytest.mark.slow("two options at once; the first tier changes them one by one")
+
+
+def each_option_once(combinations: Iterable[tuple[str, ...]]) -> Iterator[ParameterSet]:
+    """All of them; in the first tier those that differ from the published one in a single option."""
+    published = ("qwen2.5-3b", "8xh100", "sync")
+    for options in combinations:
+        others = sum(option != own for option, own in zip(options, published, strict=False))
+        yield pytest.param(*options, marks=[second_tier] if others > 1 else [])
+
+
+def combination(model: str, hardware: str, mode: str, *overrides: str) -> DictConfig:
+    """The challenger by Hydra alone: `compose_stage` judges the overrides first and takes longer."""
+    chosen = [f"hardware={hardware}", f"model={model}", f"mode={mode}", *overrides]
+    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+        return resolve(compose("challenger", [*chosen, "retrieval.port=8001", "solver.port=8002"]))
+
+
+def test_the_groups_are_those_of_the_design() -> None:
+    assert HARDWARE == ["2x8xh100", "8xh100", "cpu", "single_gpu"]
+    assert MODES == ["colocate_async", "separate_async", "sync"]
+    assert {"qwen3-32b", "qwen3-14b", "qwen3-8b", "qwen2.5-7b", "qwen2.5-3b"} < set(MODELS)
+    assert {"smollm2-135m", "demo-policy"} < set(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "mode"), each_option_once(itertools.product(MODELS, HARDWARE, MODES))
+)
+def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(
+    model: str, hardware: str, mode: str
+) -> None:
+    config = combination(model, hardware, mode)
+    for node in DATACLASS_NODES:
+        assert omega_conf_to_dataclass(OmegaConf.select(config, node)) is not None, node
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    assert config.trainer.v1.trainer_mode == f"drzero_hrpo_{mode}"
+
+
+def test_veRL_loads_our_reward_and_its_manager(published: DictConfig) -> None:
+    reward = get_custom_reward_fn(published)
+    assert isinstance(reward, functools.partial)
+    assert reward.args[0] is challenger_score
+    assert set(reward.args[1]) == {"attempts", "solver", "open_book_check", "hop_check"}
+    assert resolve_reward_manager_cls(published) is not None
+
+
+@pytest.mark.parametrize(("model", "hardware"), each_option_once(itertools.product(MODELS, HARDWARE)))
+def test_a_model_node_loads_as_verls_model_config(tiny_model: Path, model: str, hardware: str) -> None:
+    config = combination(model, hardware, "sync", f"base_model={tiny_model}")
+    loaded = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    assert loaded.tokenizer.eos_token == "<|im_end|>"
+    assert config.solver.model_path == str(tiny_model)
+
+
+@pytest.mark.parametrize(("model", "hardware"), each_option_once(itertools.product(MODELS, HARDWARE)))
+def test_a_whole_conversation_fits_the_engines(model: str, hardware: str) -> None:
+    config = combination(model, hardware, "sync")
+    data, rollout = config.data, config.actor_rollout_ref.rollout
+    # One more: SGLang keeps a position for itself.
+    assert rollout.max_model_len == data.max_prompt_length + data.max_response_length + 1
+    assert rollout.multi_turn.max_tool_response_length > config.retrieval.response_limit
+    assert config.rollout.max_tokens_per_turn <= data.max_response_length
+
+
+@pytest.fixture(scope="module")
+def published() -> DictConfig:
+    """The challenger as a user gets it on the paper's machine."""
+    return resolve(
+        compose_stage("challenger", ["hardware=8xh100", "retrieval.port=8001", "solver.port=8002"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.train_batch_size", 256),
+        ("data.max_prompt_length", 1536),
+        ("data.max_response_length", 2560),
+        ("data.train_files", "zero_ratio4321.parquet"),
+        ("actor_rollout_ref.actor.optim.lr", 1e-6),
+        ("actor_rollout_ref.actor.optim.optimizer", "AdamW"),
+        ("actor_rollout_ref.actor.optim.betas", [0.9, 0.999]),
+        ("actor_rollout_ref.actor.optim.weight_decay", 0.01),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", 0.03),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type", "constant"),
+        ("actor_rollout_ref.actor.optim.clip_grad", 0.1),
+        ("actor_rollout_ref.actor.grad_clip", 0.1),
+        ("actor_rollout_ref.actor.clip_ratio", 0.2),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 256),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 2),
+        ("actor_rollout_ref.actor.ppo_epochs", 1),
+        ("actor_rollout_ref.actor.use_kl_loss", False),
+        ("actor_rollout_ref.actor.entropy_coeff", 0),
+        ("actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
+        ("actor_rollout_ref.rollout.name", "sglang"),
+        ("actor_rollout_ref.rollout.n", 1),
+        ("actor_rollout_ref.rollout.temperature", 1.0),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", 0.25),
+        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", 2),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns", 5),
+        ("algorithm.use_kl_in_reward", False),
+        ("solver.attempts", 5),
+        ("reward.custom_reward_function.reward_kwargs.attempts", 5),
+        ("solver.mem_fraction_static", 0.25),
+        ("solver.temperature", 1.0),
+        ("retrieval.topk", 3),
+        ("retrieval.response_limit", 2048),
+        ("retrieval.embedder", "intfloat/e5-large-v2"),
+        ("trainer.n_gpus_per_node", 8),
+        ("trainer.total_training_steps", 50),
+        ("trainer.resume_mode", "auto"),
+    ],
+)
+def test_a_published_value_is_in_the_group_a_user_would_open(
+    published: DictConfig, key: str, value: Any
+) -> None:
+    found = OmegaConf.select(published, key)
+    assert Path(found).name == value if key == "data.train_files" else found == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "copies", "each"),
+    [
+        ([], 8, 1),
+        (["solver.tp_size=2"], 4, 2),  # the paper's
+        (["model=qwen3-14b"], 2, 4),
+        (["solver.tp_size=2", "machine.gpus=4"], 2, 2),
+    ],
+)
+def test_both_engines_have_as_many_copies_as_the_gpus_hold(
+    overrides: list[str], copies: int, each: int
+) -> None:
+    config = resolve(compose_plain("challenger", ["hardware=8xh100", *overrides]))
+    rollout, gpus = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
+    assert (config.solver.dp_size, config.solver.tp_size) == (copies, each)
+    # veRL makes a replica of each group of this many.
+    assert (gpus // rollout.tensor_model_parallel_size, rollout.tensor_model_parallel_size) == (copies, each)
+
+
+@pytest.mark.parametrize("hardware", ["8xh100", "cpu", "single_gpu"])
+def test_ray_leaves_no_profile_waiting_slowed_or_with_a_third_of_the_memory(hardware: str) -> None:
+    config = combination("qwen2.5-3b", hardware, "sync")
+    ray = config.ray_kwargs.ray_init
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    # That veRL reserves so many, and no more, is seen by test_ray.py.
+    assert ray.num_cpus == 3 * config.machine.gpus + 1 + units + 4
+    assert 0 < ray.object_store_memory < 10**10
+    assert config.process_env["RAY_worker_niceness"] == 0
+
+
+def test_gpus_that_only_sample_have_cpus_and_a_cluster_of_machines_counts_its_own() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    own = combination("qwen2.5-3b", "8xh100", "sync").ray_kwargs.ray_init.num_cpus
+    separate = [f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=4"]
+    config = combination("qwen2.5-3b", "8xh100", "separate_async", *separate)
+    assert config.ray_kwargs.ray_init.num_cpus == own + 2 * 4
+    assert combination("qwen2.5-3b", "8xh100", "sync", "machine.nodes=2").ray_kwargs.ray_init.num_cpus is None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "overrides", "workers"),
+    [("8xh100", (), 8), ("cpu", (), 1), ("single_gpu", (), 2), ("8xh100", ("reward.num_workers=4",), 4)],
+)
+def test_reward_workers_are_as_many_as_a_steps_attempts_need_and_share_the_solver(
+    hardware: str, overrides: tuple[str, ...], workers: int
+) -> None:
+    config = combination("qwen2.5-3b", hardware, "sync", *overrides)
+    each = config.reward.custom_reward_function.reward_kwargs.solver.concurrency
+    assert config.reward.num_workers == workers
+    assert config.solver.concurrency <= workers * each < config.solver.concurrency + workers
+
+
+def test_the_optimizer_veRL_makes_warms_up_and_stays_constant(published: DictConfig) -> None:
+    optim = omega_conf_to_dataclass(published.actor_rollout_ref.actor).optim
+    assert (optim.lr_warmup_steps_ratio, optim.lr_scheduler_type) == (0.03, "constant")
+    # Absolute warm-up steps would win over the ratio.
+    assert optim.lr_warmup_steps in (None, -1, 0)
+
+
+def test_a_key_added_with_plus_is_in_the_resolved_file(tmp_path: Path) -> None:
+    overrides = ["hardware=cpu", "trainer.total_training_steps=2", "+trainer.foo=1", f"run.dir={tmp_path}"]
+    config = compose_stage("challenger", overrides)
+    written = OmegaConf.load(write_resolved(resolve(config)))
+    assert (written.trainer.foo, written.trainer.total_training_steps) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.total_training_step=2", "'trainer.total_training_steps'"),
+        ("solver.attemps=3", "'solver.attempts'"),
+        ("retrieval.prot=1", "'retrieval.port'"),
+        ("hardwear=cpu", "'hardware'"),
+        (
+            "+actor_rollout_ref.actor.micro_batch_size_per_gpu=2",
+            "Write actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        ),
+        ("+actor_rollout_ref.actor.clip_ration=0.1", "'actor_rollout_ref.actor.clip_ratio'"),
+        ("trainer=async", "mode=separate_async"),
+        ("model=qwen3-9b", "qwen3-8b"),
+    ],
+)
+def test_an_override_that_cannot_work_is_refused_with_what_was_meant(override: str, expected: str) -> None:
+    with pytest.raises(OverrideError) as refused:
+        compose_stage("challenger", ["hardware=cpu", override])
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("data.train_file=my.parquet", "'data.train_files'"),
+        ("trainer.save_frek=1", "'trainer.save_freq'"),
+        ("mode=synk", "'sync'"),
+    ],
+)
+def test_a_stage_without_veRL_refuses_what_veRL_has_not_either(override: str, expected: str) -> None:
+    """The loop gives all stages the same overrides, so those of veRL's keys pass here; mistakes do not."""
+    assert compose_stage("evaluate", ["hardware=cpu", "trainer.save_freq=1"])
+    with pytest.raises(OverrideError, match=expected):
+        compose_stage("evaluate", ["hardware=cpu", override])
+
+
+@pytest.mark.parametrize("override", ["trainer={nnodes: 2}", "actor_rollout_ref.rollout={temperature: 0.3}"])
+def test_a_mapping_cannot_set_past_our_keys_what_veRL_takes_from_them(override: str) -> None:
+    with pytest.raises(OverrideError, match=r"takes its value from '(machine.nodes|rollout.temperature)'"):
+        compose_stage("challenger", ["hardware=cpu", override])
+
+
+def machine_with(gpus: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an nvidia-smi first in the path that lists so many GPUs."""
+    listing = "\n".join(f"echo 'GPU {number}: H100 (UUID: x)'" for number in range(gpus))
+    script = folder / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\n{listing}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hardware"), [(0, "cpu"), (1, "single_gpu"), (4, "single_gpu"), (8, "8xh100"), (16, "8xh100")]
+)
+def test_hardware_is_what_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, hardware: str
+) -> None:
+    machine_with(gpus, tmp_path, monkeypatch)
+    assert detect_hardware() == hardware
+
+
+def test_a_machine_without_nvidia_smi_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert detect_hardware() == "cpu"
+
+
+def test_hardware_is_picked_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(8, tmp_path, monkeypatch)
+    assert compose_stage("challenger", []).trainer.n_gpus_per_node == 8
+    assert compose_stage("challenger", ["hardware=cpu"]).trainer.device == "cpu"
+
+
+@pytest.mark.parametrize("order", [["hardware=cpu", "model=qwen3-8b"], ["model=qwen3-8b", "hardware=cpu"]])
+def test_a_model_that_is_said_wins_over_the_hardwares_default(order: list[str]) -> None:
+    assert compose_stage("challenger", order).actor_rollout_ref.model.path == "Qwen/Qwen3-8B"
+
+
+def test_a_model_is_named_by_its_hub_id_with_the_usual_prompts_and_turns() -> None:
+    for stage in ("challenger", "evaluate"):
+        config = compose_stage(stage, ["hardware=cpu", "iteration=0", "model=Qwen/Qwen2.5-1.5B-Instruct"])
+        assert config.base_model == "Qwen/Qwen2.5-1.5B-Instruct"
+        assert (config.prompts.form, config.rollout.max_tokens_per_turn) == ("full", 1024)
+
+
+def test_a_hub_id_with_an_option_of_its_own_is_that_option() -> None:
+    config = compose_stage("challenger", ["hardware=single_gpu", "model=Qwen/Qwen3-8B"])
+    assert config == compose_stage("challenger", ["hardware=single_gpu", "model=qwen3-8b"])
+
+
+def test_a_model_is_named_by_its_folder_from_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "it's mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in (
+        "./models/it's mine",
+        "models/it's mine",
+        "~/models/it's mine",
+        f"{tmp_path}/models/it's mine",
+    ):
+        config = compose_stage("evaluate", ["hardware=cpu", f"model={named}"])
+        assert config.base_model == str(tmp_path / "models" / "it's mine")
+
+
+def test_in_a_loop_a_model_by_name_is_every_stages() -> None:
+    runs = plan_loop(compose_loop(["loop=demo", "model=org/policy"]))
+    models = {compose_stage(run.stage, list(run.overrides)).base_model for run in runs}
+    assert models == {"org/policy"}
+
+
+def test_the_option_that_other_models_stand_on_sets_nothing_but_the_model() -> None:
+    assert set(OmegaConf.load(CONFIG_DIR / "model" / f"{PLAIN_MODEL}.yaml")) == {"base_model"}
+
+
+def test_the_cpu_profile_defaults_to_the_demo_policy() -> None:
+    config = compose_stage("challenger", ["hardware=cpu"])
+    assert config.actor_rollout_ref.model.path.endswith("models/demo-policy")
+    assert config.prompts.form == "short"
+
+
+def test_paths_come_out_absolute() -> None:
+    config = resolve(compose_stage("challenger", ["hardware=cpu", "paths.corpus=a", "paths.checkpoints=b"]))
+    assert config.data.train_files == os.path.abspath("a/data/zero_ratio11.parquet")
+    assert config.run.dir == os.path.abspath("b/challenger_iter1")
+
+
+@pytest.mark.parametrize("stage", ["prepare_data", "serve_search"])
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_the_other_stages_compose(stage: str, hardware: str) -> None:
+    config = resolve(compose_stage(stage, [f"hardware={hardware}"]))
+    assert (config.run.name, config.chroma.collection) == (stage, "corpus")
+
+
+def test_no_secret_of_the_environment_is_in_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = {
+        "WANDB_API_KEY": "wandb-secret-0123",
+        "HF_TOKEN": "hf_secret0123",
+        "MODAL_TOKEN_SECRET": "as-x9",
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    write_resolved(resolve(compose_stage("challenger", ["hardware=cpu", f"run.dir={tmp_path}"])))
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert (tmp_path / f"{RESOLVED}.yaml").is_file()
+    assert not [name for name, value in secrets.items() if value in written]
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_an_asynchronous_challenger_must_be_asked_for_twice(mode: str) -> None:
+    def advice(*overrides: str) -> str:
+        report = preflight(combination("qwen2.5-3b", "8xh100", mode, *overrides), "challenger")
+        return " ".join(finding.fix for finding in report.errors)
+
+    assert "allow_off_policy=true" in advice()
+    assert "allow_off_policy=true" not in advice("allow_off_policy=true")

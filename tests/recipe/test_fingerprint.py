@@ -1,0 +1,110 @@
+"""Fingerprints: content, whatever its place and time; any change shows."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drzero.recipe.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
+from search.chroma.location import StoreError
+from search.chroma.store import ChromaIndex
+from search.embedders import EmbedderSpec
+from search.indexing.build import build_index
+
+names = st.text("abc", min_size=1, max_size=3)
+trees = st.dictionaries(st.tuples(names, names).map("/".join) | names.map("x".__add__), st.binary(max_size=8))
+
+
+def of_tree(tree: dict[str, bytes]) -> str:
+    with TemporaryDirectory() as folder:
+        for name, content in tree.items():
+            (Path(folder) / name).parent.mkdir(exist_ok=True)
+            (Path(folder) / name).write_bytes(content)
+        return fingerprint(Path(folder))
+
+
+@given(st.binary())
+def test_a_files_fingerprint_is_its_sha256(content: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "file").write_bytes(content)
+        assert fingerprint(Path(folder) / "file") == hashlib.sha256(content).hexdigest()
+
+
+@given(trees, trees)
+@settings(deadline=None)
+def test_folders_have_the_same_fingerprint_exactly_when_names_and_contents_are_the_same(
+    one: dict[str, bytes], other: dict[str, bytes]
+) -> None:
+    assert (of_tree(one) == of_tree(other)) == (one == other)
+
+
+@given(trees)
+@settings(deadline=None)
+def test_place_and_order_of_writing_do_not_matter(tree: dict[str, bytes]) -> None:
+    assert of_tree(tree) == of_tree(dict(reversed(tree.items())))
+
+
+def test_the_boundary_between_name_and_content_matters() -> None:
+    assert of_tree({"xa": b"", "xb": b""}) != of_tree({"xaxb": b""})
+
+
+def test_the_time_of_writing_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("same")
+    before = fingerprint(tmp_path)
+    os.utime(tmp_path / "file", (0, 0))
+    assert fingerprint(tmp_path) == before
+
+
+def test_nothing_has_no_fingerprint(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        fingerprint(tmp_path / "nothing")
+
+
+def test_a_model_folder_goes_by_content(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert fingerprint_model(str(tmp_path)) == fingerprint(tmp_path)
+
+
+def test_a_model_folder_that_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no model at"):
+        fingerprint_model(str(tmp_path / "models" / "none"))
+
+
+def test_a_hub_model_goes_by_its_id_and_the_revision_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    repository = tmp_path / "models--some--model"
+    (repository / "snapshots" / "abc123").mkdir(parents=True)
+    (repository / "snapshots" / "abc123" / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc123")
+    assert fingerprint_model("some/model") == "some/model@abc123"
+    assert fingerprint_model("some/other") == "some/other"
+
+
+def build(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "corpus.jsonl").write_text(json.dumps({"id": "1", "title": "Orrin", "text": text}) + "\n")
+    embedder = EmbedderSpec("packaged-minilm", "cpu")
+    build_index(folder / "corpus.jsonl", folder / "chromadb", "corpus", embedder)
+    return folder / "chromadb"
+
+
+def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path: Path) -> None:
+    one, again, other = (
+        fingerprint_collection(ChromaIndex(build(tmp_path / name, text), "corpus"))
+        for name, text in (("a", "A harbour town."), ("b", "A harbour town."), ("c", "A market town."))
+    )
+    assert one == again != other
+
+
+def test_an_index_that_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no Chroma folder"):
+        fingerprint_collection(ChromaIndex(tmp_path, "corpus"))

@@ -1,0 +1,300 @@
+"""Overrides as users type them, judged against veRL's real config and dataclasses."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from drzero.recipe.compose import compose_stage
+from drzero.recipe.overrides import RENAMED, OverrideError, check_overrides
+from drzero.recipe.settings.schema import schema_of
+
+
+def write_config(folder: Path, base: str) -> Path:
+    files = {
+        "run.yaml": base,
+        "model/small.yaml": "# @package _global_\ndata: {max_prompt_length: 64}\n",
+        "model/large.yaml": "# @package _global_\ndata: {max_prompt_length: 128}\n",
+        "mode/sync.yaml": "# @package _global_\n",
+        "mode/separate_async.yaml": "# @package _global_\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = """
+defaults: [ppo_trainer, {model: small}, {mode: sync}, _self_]
+hydra: {searchpath: ["pkg://verl.trainer.config"]}
+"""
+    return write_config(tmp_path_factory.mktemp("config"), base)
+
+
+@pytest.fixture(scope="module")
+def small_config_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = """
+defaults: [{model: small}, {mode: sync}, _self_]
+data: {files: [a, b], max_prompt_length: 1, 7: x}
+trainer: {steps: 3, path: null, name: "${data.files.0}", missing: "???"}
+part: {_target_: fractions.Fraction, a: 1}
+"""
+    return write_config(tmp_path_factory.mktemp("small"), base)
+
+
+def refusal(config_dir: Path, *overrides: str) -> str:
+    with pytest.raises(OverrideError) as caught:
+        check_overrides(list(overrides), config_dir, "run")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["trainer.total_training_steps=2", "+trainer.foo=1"],
+        ["++trainer.foo=1", "++trainer.total_epochs=2"],
+        ["+trainer.foo=1", "trainer.foo=2"],
+        ["+trainer.new={a: 1}", "trainer.new.a=2", "~trainer.new.a"],
+        ["~trainer.total_epochs"],
+        ["model=large", "mode=separate_async"],
+        ["model_engine=megatron", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"],
+        ["+actor_rollout_ref.actor.use_rollout_log_probs=true"],
+        ["+actor_rollout_ref.rollout.engine_kwargs.sglang.mem_fraction_static=0.5"],
+        ["+actor_rollout_ref.model.override_config.attn_implementation=sdpa"],
+        ["+actor_rollout_ref.rollout.custom={anything: {goes: 1}}"],
+        ["algorithm.rollout_correction=null"],
+        ["trainer={total_epochs: 3}"],
+        ["trainer.experiment_name='a, b'"],
+        ["trainer.total_epochs=${trainer.nnodes}"],
+        ["hydra.run.dir=/tmp/x"],
+        ["trainer.logger=console", "trainer.save_freq=null", "actor_rollout_ref.rollout.top_p=0.9"],
+    ],
+    ids=" ".join,
+)
+def test_an_override_that_can_work_is_accepted(config_dir: Path, overrides: list[str]) -> None:
+    check_overrides(overrides, config_dir, "run")
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("trainer.total_training_step=2", "trainer.total_training_steps"),
+        ("trainer.gamma=1", "algorithm.gamma"),
+        ("total_epochs=1", "trainer.total_epochs"),
+        ("actor_rollout_ref.actor.lr=1e-6", "actor_rollout_ref.actor.optim.lr"),
+        ("trainer={total_epoch: 3}", "trainer.total_epochs"),
+        ("modle=large", "model"),
+        ("~trainer.total_epoch", "trainer.total_epochs"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(config_dir: Path, override: str, nearest: str) -> None:
+    message = refusal(config_dir, override)
+    assert "there is no key" in message and repr(nearest) in message
+
+
+def test_an_unknown_key_is_refused_with_the_way_to_add_it(config_dir: Path) -> None:
+    message = refusal(config_dir, "trainer.wandb_proxy=x")
+    assert "To add a new key on purpose, write +trainer.wandb_proxy=x" in message
+
+
+def test_no_way_to_add_a_key_is_advised_where_verl_knows_no_such_name(config_dir: Path) -> None:
+    assert "+" not in refusal(config_dir, "trainer.total_training_stepz=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.save_freq=never", "trainer.save_freq is 'never', not a number"),
+        ("++trainer.save_freq=true", "is True, not a number"),
+        ("data.shuffle=maybe", "data.shuffle is 'maybe', not true or false"),
+        ("trainer={val_only: 1}", "trainer.val_only is 1, not true or false"),
+        ("trainer.logger=3", "trainer.logger is 3, not a list"),
+    ],
+)
+def test_a_value_of_another_kind_than_verls_default_is_refused(
+    config_dir: Path, override: str, said: str
+) -> None:
+    assert said in refusal(config_dir, override)
+
+
+def test_a_plus_on_a_key_that_exists_is_refused_with_the_plain_form(config_dir: Path) -> None:
+    message = refusal(config_dir, "+trainer.total_epochs=2")
+    assert message.endswith("exists already. To set it, write trainer.total_epochs=2")
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        (
+            "+actor_rollout_ref.actor.ppo_micro_batch_size_gpu=2",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        ),
+        ("++actor_rollout_ref.rollout.temprature=1", "actor_rollout_ref.rollout.temperature"),
+        ("+actor_rollout_ref.actor={clip_ration: 1}", "actor_rollout_ref.actor.clip_ratio"),
+        ("+actor_rollout_ref.rollout.engine_kwarg.sglang.x=1", "actor_rollout_ref.rollout.engine_kwargs"),
+        ("+actor_rollout_ref.rollout.agent.num_worker=1", "actor_rollout_ref.rollout.agent.num_workers"),
+    ],
+)
+def test_a_plus_under_a_dataclass_is_refused_with_the_nearest_field(
+    config_dir: Path, override: str, field: str
+) -> None:
+    message = refusal(config_dir, override)
+    assert "has no field" in message and repr(field) in message
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_the_source_guides_own_override_names_its_successor(config_dir: Path, plus: str) -> None:
+    message = refusal(config_dir, f"{plus}actor_rollout_ref.actor.micro_batch_size_per_gpu=2")
+    assert message.endswith("Write actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2")
+
+
+def test_every_renamed_key_is_gone_and_its_successor_exists(config_dir: Path) -> None:
+    verls = [successor for successor, _ in RENAMED.values() if successor not in schema_of("challenger")]
+    check_overrides([f"{successor}=2" for successor in verls], config_dir, "run")
+    for key in RENAMED:
+        assert "is now" in refusal(config_dir, f"{key}=2")
+
+
+def test_a_plain_value_for_a_mapping_is_refused_with_the_group_that_was_meant(config_dir: Path) -> None:
+    message = refusal(config_dir, "trainer=async")
+    assert "replace the whole mapping 'trainer'" in message
+    assert "mode=separate_async" in message
+    assert "total_training_steps" in message
+
+
+def test_an_unknown_group_option_is_refused_with_the_options(config_dir: Path) -> None:
+    message = refusal(config_dir, "model=qwen9")
+    assert message.startswith("config group 'model' has no option 'qwen9'. Options: large, small. ")
+    assert "model=OWNER/NAME, model=./FOLDER" in message
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("benchmarks=[exam=my/q.csv,b.jsonl]", ["exam=my/q.csv", "b.jsonl"]),
+        ("benchmarks=[staff exam=~/q 1.csv, b.jsonl]", ["staff exam=~/q 1.csv", "b.jsonl"]),
+        ("benchmarks=[exam=my q (1).csv,staff's.csv]", ["exam=my q (1).csv", "staff's.csv"]),
+        ("benchmarks=[the 'new' one.csv]", ["the 'new' one.csv"]),
+        ("benchmarks=['exam=a,b.csv']", ["exam=a,b.csv"]),
+        ('benchmarks=["exam=q.csv"]', ["exam=q.csv"]),
+    ],
+)
+def test_files_in_a_list_may_have_names_and_a_home_without_further_quotes(
+    typed: str, files: list[str]
+) -> None:
+    assert compose_stage("evaluate", ["hardware=cpu", typed]).benchmarks == files
+
+
+def test_a_group_takes_only_names(config_dir: Path) -> None:
+    assert refusal(config_dir, "model=3").endswith("takes the name of an option: large, small")
+
+
+@pytest.mark.parametrize(
+    ("override", "position"),
+    [("trainer.name=[1,", 17), ("trainer..name=1", 8), ("trainer.name=a: {b", 17), ("trainer.name", 13)],
+)
+def test_a_syntax_error_is_shown_at_its_place_with_a_hint(
+    config_dir: Path, override: str, position: int
+) -> None:
+    message = refusal(config_dir, override)
+    shown, pointer = message.splitlines()[1:3]
+    assert (shown, pointer) == (f"  {override}", f"  {' ' * (position - 1)}^ at position {position}")
+    assert "Quote a value" in message
+
+
+def test_a_comma_outside_quotes_is_refused_with_both_readings(config_dir: Path) -> None:
+    message = refusal(config_dir, "trainer.logger=console,wandb")
+    assert "trainer.logger=[a,b]" in message and "'trainer.logger=\"a,b\"'" in message
+
+
+KEYS = [
+    "data",
+    "data.files",
+    "data.files.0",
+    "data.7",
+    "trainer",
+    "trainer.steps",
+    "trainer.name",
+    "trainer.missing.x",
+]
+KEYS += [
+    "part",
+    "part.b",
+    "part.a.c",
+    "model",
+    "mode",
+    "model@data",
+    "hydra",
+    "hydra.run",
+    "hydra/launcher",
+    "",
+    "new.a.b",
+]
+VALUES = [
+    "1",
+    "",
+    "null",
+    "x",
+    "[1,2]",
+    "{a: 1}",
+    "{a: {b: 2}}",
+    "{7: 1}",
+    "'q'",
+    "${data.files}",
+    "${",
+    "???",
+    "1,2",
+    "small",
+]
+TYPED = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "+", "++", "~"]),
+    st.sampled_from(KEYS),
+    st.sampled_from(["=", ""]),
+    st.sampled_from(VALUES),
+)
+
+
+@given(overrides=st.lists(st.one_of(TYPED, st.text(max_size=20)), min_size=1, max_size=3))
+@example(overrides=["+trainer.a={}", "trainer.a.b=1"])
+@example(overrides=["data.files.²=1"])
+@example(overrides=["~data.files.0"])
+@example(overrides=["hydra.run=1"])
+@example(overrides=["model="])
+@example(overrides=["x=" + "[" * 2000])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir: Path, overrides: list[str]) -> None:
+    try:
+        check_overrides(overrides, small_config_dir, "run")
+    except OverrideError as error:
+        assert str(error)
+
+
+# --- paths as they are typed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        ("/data/notes (old)/a,b.jsonl", "/data/notes (old)/a,b.jsonl"),
+        ('/data/it\'s "here" [1] {x}.md', '/data/it\'s "here" [1] {x}.md'),
+        ("~/notes/a b.csv", f"{Path.home()}/notes/a b.csv"),
+        ("'quoted for Hydra'", "quoted for Hydra"),
+        ("docs/**/*.md", "docs/**/*.md"),
+        ("C:\\a\\", "C:\\a\\"),
+        ("${paths.corpus}/x (1).jsonl", "/corpus/x (1).jsonl"),
+        ("null", None),
+    ],
+)
+def test_a_path_is_taken_as_it_is_typed(typed: str, path: str | None) -> None:
+    config = compose_stage("prepare_data", ["hardware=cpu", "paths.corpus=/corpus", f"source={typed}"])
+    assert config.source == path
+
+
+def test_weights_written_as_a_ratio_are_one_error_before_anything_is_read() -> None:
+    with pytest.raises(OverrideError, match=r"hop_ratio is '4:3:2:1', .*: write hop_ratio=\[4,3,2,1\]"):
+        compose_stage("prepare_data", ["hardware=cpu", "hop_ratio=4:3:2:1", "source=/nowhere"])

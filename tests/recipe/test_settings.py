@@ -1,0 +1,250 @@
+"""Our own config keys: declared once, checked when a config composes, and listed in docs/config.md."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from data.gates import GateSettings
+from drzero.commands.config import NoSuchKey, as_markdown, run_config
+from drzero.preflight.inputs import gate_settings
+from drzero.recipe.compose import CONFIG_DIR, compose_stage, resolve
+from drzero.recipe.overrides import OverrideError
+from drzero.recipe.settings import verl
+from drzero.recipe.settings.retrieval import MAX_TOPK
+from drzero.recipe.settings.schema import STAGES, WITH_VERL, all_keys, pace_keys, run_keys, schema_of
+from search.wire import MAX_TOPK as SERVED_TOPK
+
+WITHOUT_VERL = [stage for stage in STAGES if stage not in WITH_VERL and stage != "evolve"]
+
+
+def refusal(stage: str, override: str) -> str:
+    with pytest.raises(OverrideError) as refused:
+        compose_stage(stage, ["hardware=cpu", override])
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_key_has_a_doc_line_and_a_default_that_it_allows(stage: str) -> None:
+    for name, key in schema_of(stage).keys.items():
+        assert key.limits.doc.endswith("."), name
+        if key.default != "???" and "${" not in str(key.default):
+            assert key.fault(key.default) is None, name
+
+
+def test_the_page_of_the_keys_is_current() -> None:
+    page = (CONFIG_DIR.parent / "docs" / "config.md").read_text(encoding="utf-8")
+    assert page == as_markdown(), "run: drzero config --write docs/config.md"
+
+
+def test_settings_import_nothing_heavy() -> None:
+    script = (
+        "import sys, drzero.recipe.settings.schema\n"
+        "top = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(sorted(top & {'torch', 'transformers', 'ray', 'verl', 'search', 'data', 'ops', 'rich'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("retrieval.topkk=3", "'retrieval.topk'"),
+        ("+retrieval.topkk=3", "'retrieval.topk'"),
+        ("++retrieval.topkk=3", "'retrieval.topk'"),
+        ("+retrieval.address=http://x", "Keys of 'retrieval': retrieval.url"),
+        ("retrieval={topk: 3, prot: 1}", "'retrieval.port'"),
+        ("+watchdog.limits.saving=9", "'watchdog.limits.save'"),
+        ("retrieval.topk=101", "retrieval.topk is 101, not a whole number at least 1 and at most 100"),
+        ("retrieval.topk=many", "is 'many', not a whole number"),
+        ("retrieval.topk=2.5", "is 2.5, not a whole number"),
+        ("retrieval.topk=true", "is True, not a whole number"),
+        ("retrieval.topk=null", "is None, not a whole number"),
+        ("retrieval.topk=${log_level}", "retrieval.topk is not a whole number"),
+        ("solver.engine=sglan", "did you mean 'sglang'?"),
+        ("solver.mem_fraction_static=0", "not a number above 0 and at most 1"),
+        ("retrieval.access_log=1", "is 1, not true or false"),
+        ("run.name=[a]", "not text"),
+        ("retrieval=null", "cannot be null"),
+        ("~retrieval.topk", "cannot be deleted"),
+        ("+retrival.topk=3", "'retrieval.topk'"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["challenger", "serve_search"])
+def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str, said: str) -> None:
+    assert said in refusal(stage, override)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("prepare_data.rows", -5, "at least 1"),
+        ("prepare_data.max_document_tokens", 0, "at least 1"),
+        ("prepare_data.hop_ratio", "4:3:2:1", "whole numbers at least 0: write hop_ratio=[4,3,2,1]"),
+        ("prepare_data.hop_ratio", [4, -3], "a list of whole numbers at least 0"),
+        ("prepare_data.indexing.device", "gpu", "cpu, cuda, cuda:N or mps, or null"),
+        ("merge.log_level", "verbose", "one of DEBUG, INFO, WARNING, ERROR"),
+        ("merge.iteration", "two", "a whole number at least 0"),
+        ("merge.run.name", "../../etc", "letters from A to Z, digits"),
+        ("merge.run.name", "a b", "letters from A to Z, digits"),
+        ("merge.run.name", "", "letters from A to Z, digits"),
+        ("merge.compute.max_usd", "lots", "a number at least 0, or null"),
+        ("merge.compute.timeout", "4h", "a whole number at least 1"),
+        ("evaluate.benchmarks", "my.parquet", "a list of texts: write benchmarks=[my.parquet]"),
+        ("evaluate.benchmarks", "[a{1}.csv]", 'write each text of it in quotes, benchmarks=["…","…"]'),
+        ("evaluate.retrieval.device", "gpu", "cpu, cuda, cuda:N or mps"),
+        ("evaluate.retrieval.port", 22, "at least 1024"),
+        ("evaluate.solver.dtype", "int8", "one of bfloat16, float16, float32"),
+        ("solver.watchdog.policy", "kill", "one of report, stop, resume"),
+        ("solver.data.seed", "x", "a whole number"),
+    ],
+)
+def test_a_value_is_refused_by_the_type_of_its_key(key: str, value: Any, said: str) -> None:
+    stage, _, name = key.partition(".")
+    fault = schema_of(stage)[name].fault(value)
+    assert fault is not None and said in fault
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("samples=0", "samples is 0, not a whole number at least 1"),
+        ("partitions=0", "partitions is 0"),
+        ("val_share=0", "val_share is 0, not a number above 0 and at most 0.9"),
+        ("val_share=1", "val_share is 1, not"),
+        ("max_val_rows=0", "max_val_rows is 0, not a whole number at least 1"),
+    ],
+)
+def test_a_synthesis_that_can_give_no_data_is_refused(override: str, said: str) -> None:
+    assert said in refusal("synthesize", override)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("+gates.evidenze=true", "'gates.evidence'"),
+        ("gates.evidence=perhaps", "gates.evidence is 'perhaps', not true or false"),
+        ("gates.max_answer_words=0", "gates.max_answer_words is 0, not a whole number at least 1"),
+        ("gates.max_answer_words=true", "gates.max_answer_words is True, not a whole number"),
+        ("gates.contamination_ngram=1", "gates.contamination_ngram is 1, not a whole number at least 2"),
+        ("gates.near_duplicate_cosine=1.5", "gates.near_duplicate_cosine is 1.5, not"),
+        ("gates.near_duplicate_cosine=0", "gates.near_duplicate_cosine is 0, not"),
+    ],
+)
+def test_gates_that_cannot_judge_are_refused(override: str, said: str) -> None:
+    assert said in refusal("synthesize", override)
+
+
+def test_the_gates_settings_come_from_the_config() -> None:
+    config = resolve(compose_stage("synthesize", ["gates.evidence=false", "gates.max_answer_words=4"]))
+    assert gate_settings(config) == GateSettings(evidence=False, max_answer_words=4)
+
+
+def test_a_stage_without_verl_takes_no_new_key_at_all() -> None:
+    assert "`drzero config` lists the keys" in refusal("merge", "+foo=1")
+    assert "Did you mean 'hardware'?" in refusal("merge", "hardwear=cpu")
+
+
+def test_a_mapping_of_ours_takes_new_keys() -> None:
+    assert compose_stage("merge", ["hardware=cpu", "+process_env.A=1"]).process_env.A == 1
+
+
+@pytest.mark.parametrize("stage", WITHOUT_VERL)
+@pytest.mark.parametrize("hardware", ["cpu", "8xh100"])
+def test_a_stage_without_a_trainer_has_our_keys_alone(stage: str, hardware: str) -> None:
+    config = resolve(compose_stage(stage, [f"hardware={hardware}", "debug=hang"]))
+    found = set(leaves(OmegaConf.to_container(config)))
+    assert found == set(schema_of(stage).keys)
+
+
+def leaves(node: Any, name: str = "") -> list[str]:
+    if isinstance(node, dict) and name not in {key.name for key, _ in all_keys()}:
+        return [leaf for part, inner in node.items() for leaf in leaves(inner, f"{name}.{part}".strip("."))]
+    return [name]
+
+
+def test_what_is_not_ours_in_a_training_stage_is_known_as_verls() -> None:
+    config = compose_stage("solver", ["hardware=cpu"])
+    ours = {name.partition(".")[0] for name in schema_of("solver").keys}
+    assert set(config) - ours < verl.ROOTS
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["trainer.save_freq=1", "+trainer.foo=1", "data.train_batch_size=4", "mode=sync", "~trainer.logger"],
+)
+def test_a_stage_without_a_trainer_ignores_overrides_of_verls_part(override: str) -> None:
+    plain = compose_stage("merge", ["hardware=cpu"])
+    assert compose_stage("merge", ["hardware=cpu", override]) == plain
+
+
+@pytest.mark.parametrize(("verls", "ours"), verl.ALIASES.items())
+def test_a_verl_key_that_follows_ours_sets_ours(verls: str, ours: str) -> None:
+    value = "cpu" if verls.endswith("device") else 3
+    for stage in ("challenger", "evaluate"):
+        config = compose_stage(stage, ["hardware=8xh100", f"{verls}={value}"])
+        assert OmegaConf.select(config, ours) == value
+        assert OmegaConf.select(config, verls) == (value if stage == "challenger" else None)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "single_gpu", "8xh100"])
+@pytest.mark.parametrize("stage", ["challenger", "evaluate"])
+def test_the_demo_environment_brings_its_model_on_every_hardware(stage: str, hardware: str) -> None:
+    config = compose_stage(stage, ["env=demo", f"hardware={hardware}"])
+    assert Path(config.base_model).name == "demo-policy"
+    chosen = compose_stage(stage, ["env=demo", f"hardware={hardware}", "model=qwen2.5-3b"])
+    assert chosen.base_model == "Qwen/Qwen2.5-3B-Instruct"
+
+
+def test_what_changes_an_answer_is_known() -> None:
+    assert set(schema_of("evaluate").changing_journal()) == {
+        *("prompts.form", "retrieval.topk", "retrieval.response_limit", "solver.engine", "solver.dtype"),
+        *("solver.temperature", "solver.max_turns", "solver.max_tokens_per_turn"),
+        *("question_fields.question", "question_fields.answers", "question_fields.documents"),
+        *("solver.max_context_tokens", "solver.server_args"),
+    }
+
+
+def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known() -> None:
+    assert set(run_keys()) == {
+        *("base_model", "method", "iteration", "data.train_files", "data.train_batch_size"),
+        *("open_book_check", "hop_check", "balance_hops", "train_rows", "environment.name"),
+        *("environment.options", "environment.max_turns", "environment.call_form"),
+    }
+    assert set(pace_keys()) == {
+        *("base_model", "method", "data.train_batch_size", "data.max_response_length", "compute.type"),
+        *("actor_rollout_ref.rollout.n", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.device"),
+    }
+
+
+def test_what_changes_conversations_changes_results() -> None:
+    for key, _ in all_keys():
+        assert set(key.limits.journal) <= set(key.limits.results), key.name
+
+
+def test_limits_are_those_of_the_code_that_reads_the_keys() -> None:
+    assert MAX_TOPK == SERVED_TOPK
+    schema = schema_of("synthesize")
+    assert {field.name: field.default for field in fields(GateSettings)} == {
+        name.removeprefix("gates."): key.default
+        for name, key in schema.keys.items()
+        if name.startswith("gates.") and name not in ("gates.benchmarks", "gates.open_book_model")
+    }
+
+
+def test_a_key_is_printed_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    run_config(["trainer.nnodes"])  # by veRL's name
+    run_config(["solver.attempts"])
+    printed = capsys.readouterr().out
+    for part in ("machine.nodes", "trainer.nnodes", "Attempts per question", "at least 2", "challenger"):
+        assert part in printed
+
+
+def test_an_unknown_key_is_refused_with_the_nearest() -> None:
+    with pytest.raises(NoSuchKey, match=r"retrieval\.topk"):
+        run_config(["topk"])

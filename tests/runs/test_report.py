@@ -1,0 +1,777 @@
+"""A run's report: what it says of a run in any state, and that nothing from a run acts on the page."""
+
+import base64
+import gzip
+import html
+import json
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_run import (
+    DOCUMENT,
+    STARTED,
+    challenger_row,
+    challenger_run,
+    conversation,
+    episode_row,
+    event,
+    lines,
+    loop_run,
+    solver_row,
+)
+from omegaconf import DictConfig, OmegaConf
+from scipy import stats
+from vl_convert import vegalite_to_svg
+
+from data.errors import DataError
+from drzero.cli import COMMANDS, main
+from drzero.ops.errors import RunFailed, UserError
+from drzero.ops.process.lock import HeldLock
+from drzero.recipe.compose import write_resolved
+from drzero.runs.report.charts import page_spec, scores_chart, training_charts
+from drzero.runs.report.checklist import component_states, training_checks
+from drzero.runs.report.conversation import shown_turns
+from drzero.runs.report.figures import Tally, mean_interval, thinned
+from drzero.runs.report.inspect_log import write_log
+from drzero.runs.report.page import embedded_json
+from drzero.runs.report.reasons import explain
+from drzero.runs.report.run_folder import RunFolder
+from drzero.runs.report.table import TrajectoryTable
+from drzero.runs.report.text import LONGEST, answer_pattern, highlighted, visible
+from drzero.runs.report.trajectories import Trajectory, Unreadable, read_trajectories
+from drzero.runs.report.watch import LivePage, live_server
+from drzero.runs.report.write import reported, write_report
+from verl_ext.method.trajectory import SearchCall, Turn
+from verl_ext.method.trajectory import Trajectory as Conversation
+from verl_ext.stop_time import STOP_VARIABLE
+
+
+class Page(HTMLParser):
+    """What a browser would see of a page: its text, elements, links, script blocks."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.links: list[str] = []
+        self.scripts: list[tuple[str | None, str]] = []
+        self.shown: list[str] = []
+        self._in: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        given = dict(attrs)
+        self.links += [value for name in ("href", "src") if (value := given.get(name))]
+        if tag in ("script", "style"):
+            self._in = tag
+            if tag == "script":
+                self.scripts.append((given.get("type"), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = None
+
+    def handle_data(self, data: str) -> None:
+        if self._in == "script":
+            kind, before = self.scripts[-1]
+            self.scripts[-1] = (kind, before + data)
+        elif self._in is None:
+            self.shown.append(data)
+
+    @property
+    def text(self) -> str:
+        """The text that is shown, in one line."""
+        return " ".join(" ".join(self.shown).split())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The block that the page's script reads."""
+        (block,) = (text for kind, text in self.scripts if kind == "application/json")
+        read: dict[str, Any] = json.loads(block)
+        return read
+
+    @property
+    def conversations(self) -> list[str]:
+        """The HTML of every conversation in the page."""
+        packs = [text for kind, text in self.scripts if kind == "text/plain"]
+        return [one for pack in packs for one in json.loads(gzip.decompress(base64.b64decode(pack)))]
+
+
+def page_of(folder: Path) -> Page:
+    return Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+def trajectories(folder: Path) -> list[Trajectory]:
+    return list(read_trajectories(RunFolder(folder), Unreadable()))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return challenger_run(tmp_path_factory.mktemp("report") / "demo")
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Page:
+    return page_of(run)
+
+
+def test_the_head_says_what_ran_how_it_ended_and_how_to_repeat_it(page: Page) -> None:
+    for words in (
+        "demo finished",
+        "challenger (HRPO)",
+        "models/demo-policy",
+        "1,234",
+        "drzero challenger run.name=demo",
+        "verl 0.9.1",
+    ):
+        assert words in page.text
+
+
+def test_the_cost_is_that_of_the_launches_or_follows_from_the_price_of_the_machine(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    assert "$" not in page_of(folder).text
+    with (folder / "resolved.yaml").open("a") as config:
+        config.write("compute: {provider: modal, type: H100, count: 8, cpu: 0, memory: 0, region: null}\n")
+        config.write("machine: {device: cuda, gpus: 8, nodes: 2, gpu: H100}\n")
+    assert "$4.48 at $63.19 an hour" in page_of(folder).text  # 255 seconds of two nodes
+    call = {"launch": "a", "part": 0, "began": 0.0, "until": 1800.0, "usd_per_hour": 36.0}
+    (tmp_path / "launches" / "run").mkdir(parents=True)
+    (tmp_path / "launches" / "run" / "spend.json").write_text(json.dumps([call, call]))
+    assert "$36.00 for all its launches" in page_of(folder).text
+
+
+def test_the_file_loads_nothing(page: Page) -> None:
+    assert all(not link.startswith(("http:", "https:", "//", "file:")) for link in page.links)
+    assert {"iframe", "img", "object", "embed", "base"}.isdisjoint(page.elements)
+    assert [kind for kind, _ in page.scripts if kind is None] == [None, None]
+
+
+def test_the_policy_admits_the_two_scripts_of_the_page_and_no_connection(run: Path, page: Page) -> None:
+    text = (run / "report.html").read_text(encoding="utf-8")
+    policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]+)"', text)[0])
+    assert policy.count("'sha256-") == 2
+    assert "connect-src 'none'" in policy and "unsafe-eval" not in policy
+    assert "script-src 'unsafe-inline'" not in policy
+
+
+def test_every_chart_of_a_run_compiles_and_the_page_has_a_place_for_it(run: Path, page: Page) -> None:
+    tally = Tally()
+    for trajectory in trajectories(run):
+        tally.add(trajectory)
+    charts = {chart.name: chart for chart in training_charts(RunFolder(run), tally)}
+    assert set(page.data["charts"]) == set(charts)
+    assert {
+        "reward",
+        "valid",
+        "searched",
+        "solved",
+        "entropy",
+        "phases",
+        "flow-rates",
+        "cpu",
+        "memory",
+    } <= set(charts)
+    for chart in charts.values():
+        assert "<path" in vegalite_to_svg({**page_spec(chart), "width": 300})
+
+
+def test_a_mark_between_two_steps_adds_no_step_to_the_axis(page: Page) -> None:
+    drawn = vegalite_to_svg({**page.data["charts"]["reward"], "width": 300})
+    assert re.findall(r">(\d)</text>", drawn) == ["1", "2", "3"]
+
+
+def test_what_happened_is_marked_where_it_did_on_the_axis_of_steps(run: Path, page: Page) -> None:
+    marks = {mark.kind: mark for mark in RunFolder(run).marks}
+    assert marks["restart"].step == pytest.approx(1.5)  # half of step 2, which lies between 1 and 2
+    assert marks["alarm"].step == 3.0 and "collapse alarm [entropy]" in marks["alarm"].text
+    for name, places in {"reward": [1.5, 3], "entropy": [1.5, 3], "solved": [2, 3], "phases": [2, 3]}.items():
+        layers = page.data["charts"][name]["layer"]
+        values = [value for layer in layers for value in layer.get("data", {}).get("values", ())]
+        assert [(value["kind"], value["at"]) for value in values] == list(
+            zip(("restart", "alarm"), places, strict=True)
+        )
+
+
+def test_the_check_list_answers_from_the_data(run: Path) -> None:
+    tally = Tally()
+    for trajectory in trajectories(run):
+        tally.add(trajectory)
+    answers = {check.question: check.answer for check in training_checks(RunFolder(run), tally)}
+    assert answers["Do rollouts finish?"] == "yes"
+    assert answers["Did the buffer fill and the warm-up end?"] == "yes"
+    assert answers["Are all steps done?"] == "yes"
+    assert answers["Is it free of collapse alarms?"] == "no"
+    assert answers["Does every trajectory count?"] == "yes"
+    states = {state.name: state for state in component_states(RunFolder(run))}
+    assert (states["retrieval"].restarts, states["retrieval"].good, states["trainer"].good) == (1, True, True)
+
+
+def test_an_environments_run_is_drawn_by_its_own_parts_and_solved_tasks_and_needs_no_search(
+    tmp_path: Path,
+) -> None:
+    lines(tmp_path / "dumps" / "step_0001.jsonl", [episode_row(1), episode_row(1, 1, success=True)])
+    run, tally = RunFolder(tmp_path), Tally()
+    for trajectory in trajectories(tmp_path):
+        tally.add(trajectory)
+    shown = {chart.name: chart.spec["data"]["values"] for chart in training_charts(run, tally)}
+    assert {row["name"]: row["mean"] for row in shown["reward"]} == {"reward": 0.6, "greens": 0.2, "won": 0.5}
+    assert [(row["name"], row["mean"]) for row in shown["tasks"]] == [("solved", 0.5)]
+    assert shown.keys() == {"reward", "tasks"}
+    assert "Do multi-hop trajectories search?" not in {c.question for c in training_checks(run, tally)}
+
+
+@pytest.mark.parametrize(("left_by", "answer"), [("filtered", "yes"), ("stale", "no")])
+def test_samples_that_the_filter_left_out_are_not_lost(run: Path, left_by: str, answer: str) -> None:
+    snapshots = [json.loads(line) for line in (run / "flow.jsonl").read_text().splitlines()]
+    snapshots[-1]["samples"][left_by] = 20.0
+    lines(run / "flow.jsonl", snapshots)
+    (check,) = (
+        check for check in training_checks(RunFolder(run), Tally()) if "reach the update" in check.question
+    )
+    assert check.answer == answer and "20" in check.evidence
+
+
+def test_a_component_that_stopped_before_it_was_ready_is_not_well(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    events = [event(0, "start", "solver", "starting"), event(9, "stopped", "solver", "stopped")]
+    lines(folder / "logs" / "events.jsonl", events)
+    (state,) = component_states(RunFolder(folder))
+    assert (state.ready, state.good) == ("never", False)
+
+
+def test_what_no_step_has_recorded_is_not_answered(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    lines(folder / "metrics" / "attempt_001.jsonl", [{"step": 1, "data": {"training/global_step": 1}}])
+    tally = Tally()
+    for trajectory in trajectories(folder):
+        tally.add(trajectory)
+    questions = [check.question for check in training_checks(RunFolder(folder), tally)]
+    assert "Are the tokens trained on the tokens sampled?" not in questions
+
+
+def test_a_killed_run_says_so_with_the_step_it_was_in_and_what_to_do(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run")
+    lines(
+        folder / "logs" / "events.jsonl",
+        [
+            event(0, "start", "retrieval"),
+            event(21, "start", "trainer", offset=0),
+            event(90, "checkpoint", "trainer", "checkpoint of step 2"),
+        ],
+    )
+    (folder / "result.json").unlink()
+    dump = folder / "dumps" / "step_0003.jsonl"
+    dump.write_bytes(dump.read_bytes()[:-40])  # cut in the middle of its last line
+    page = page_of(folder)
+    assert "run cut off" in page.text and "What to do: rerun it" in page.text
+    assert page.text.count("not well") == page.text.count("no word of its end: killed with the run") == 2
+    assert "1 lines hold no trajectory that can be read: dumps/step_0003.jsonl:4" in page.text
+    assert len(page.data["rows"]) == 11
+
+
+def test_a_run_without_events_is_judged_by_its_result_else_by_its_logs(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer.log").write_text("INFO start\nRuntimeError: step 3 failed\n")
+    assert "RuntimeError: step 3 failed" in page_of(tmp_path).text
+    (tmp_path / "result.json").write_text(json.dumps({"outputs": {}, "tokens": 1, "figures": {}}))
+    assert RunFolder(tmp_path).ending.state == "finished"
+
+
+def test_an_empty_run_has_a_page_without_curves(tmp_path: Path) -> None:
+    (tmp_path / "resolved.yaml").write_text("method: hrpo\n")
+    page = page_of(tmp_path)
+    assert "Nothing is recorded that could be drawn" in page.text and "There are none." in page.text
+    assert "Did training start? no" in page.text
+    assert "Did it move all the time? no record" in page.text
+
+
+def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    challenger_run(tmp_path / "demo")
+    (tmp_path / "report.json").unlink(missing_ok=True)
+    assert main(["report", str(tmp_path)]) == 2
+    assert "runs in it: demo" in capsys.readouterr().err
+
+
+def test_a_folder_of_several_seeds_is_refused_with_their_loops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        loop_run(tmp_path / f"seed{seed}")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "runs in it: seed1/evolve, seed2/evolve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report"], "name one folder"),
+        (["report", "a", "b"], "name one folder"),
+        (["report", "a", "--port", "80"], "name one folder"),
+        (["report", "a", "--watch", "--port", "http"], "is no port"),
+        (["export-log", "--all"], "takes one argument: the folder of a run"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)> \x1b[31mred\x00 "
+    "\u202egnp.exe\u2066 \ud83d <!--<script> {{ 7*7 }} &lt; \u2028"
+)
+
+
+def test_hostile_text_is_shown_and_never_acts(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    row = challenger_row(1, question=HOSTILE, answer=f"{HOSTILE} indeed")
+    row["doc_id"] = row["key"] = HOSTILE
+    row["attempts"][0]["answer"] = HOSTILE
+    lines(folder / "dumps" / "step_0001.jsonl", [row])
+    lines(
+        folder / "logs" / "events.jsonl",
+        [event(at, kind, HOSTILE, HOSTILE) for at, kind in ((0, "crash"), (150, "restart"), (160, "alarm"))],
+    )
+    page = page_of(folder)
+    (shown,) = page.conversations
+    for part in (page, Page(shown)):
+        assert [kind for kind, _ in part.scripts if kind is None] == ([None, None] if part is page else [])
+        assert "img" not in part.elements
+        assert "</script><script>alert(1)</script>" in part.text
+        assert (
+            "␛[31mred␀" in part.text and "⟨U+202E⟩gnp.exe⟨U+2066⟩" in part.text and "{{ 7*7 }}" in part.text
+        )
+    cells = dict(zip(page.data["columns"], page.data["rows"][0], strict=False))
+    assert "⟨U+202E⟩" in cells["question"] and "⟨U+D83D⟩" in cells["question"]
+
+
+def test_a_megabyte_in_one_line_is_cut_in_the_page_and_whole_in_the_log(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    long = "a" * (1 << 20)
+    lines(
+        folder / "dumps" / "step_0001.jsonl",
+        [challenger_row(1, trajectory=conversation("Who?", "B", thinking=long))],
+    )
+    (shown,) = page_of(folder).conversations
+    assert "characters are left out here: see dumps/step_0001.jsonl, line 1]" in shown
+    assert "a" * (LONGEST - 100) in shown and len(shown) < 4 * LONGEST
+    assert long in write_log(RunFolder(folder)).read_text(encoding="utf-8")
+
+
+@given(
+    st.recursive(st.text() | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+)
+def test_any_data_stands_in_a_script_block_without_ending_it(value: Any) -> None:
+    text = str(embedded_json({"value": value}))
+    assert "<" not in text and text.isascii()
+    json.loads(text)
+
+
+@given(st.text(), st.text())
+def test_highlighting_changes_no_word_of_a_text(text: str, answer: str) -> None:
+    marked = str(highlighted(text, answer_pattern(answer)))
+    plain = html.unescape(marked.replace("<mark>", "").replace("</mark>", ""))
+    assert plain == html.unescape(html.escape(visible(text)))
+
+
+def test_the_answer_is_found_whatever_its_case_and_punctuation() -> None:
+    marked = highlighted(
+        "The mayor, Brurbul-LERNIN, is old; Brurbul Lernins is not.", answer_pattern("Brurbul Lernin")
+    )
+    assert str(marked).count("<mark>") == 1 and "<mark>Brurbul-LERNIN</mark>" in str(marked)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("<think>a < b</think>\n<answer>c</answer>", [("think", "a &lt; b"), ("answer", "c")]),
+        ("<think>a<think>b</think>c", [("text", "&lt;think&gt;a"), ("think", "b"), ("text", "c")]),
+        ("<think>a<answer>b</think>", [("think", "a&lt;answer&gt;b")]),
+        ("<think>a", [("text", "&lt;think&gt;a")]),
+        ("a<tool_call>{}</tool_call>b", [("text", "a"), ("text", "b")]),
+    ],
+)
+def test_a_turn_is_shown_in_its_tagged_stretches(text: str, pieces: list[tuple[str, str]]) -> None:
+    (turn,) = shown_turns(Conversation((Turn(text),)), None, "dump")
+    assert [(piece.kind, piece.text) for piece in turn.pieces] == pieces
+
+
+def test_a_trajectory_opens_with_its_turns_passages_evidence_and_attempts(page: Page) -> None:
+    shown = Page(page.conversations[2])  # hop 3, two of five attempts right
+    assert "I will ask." in shown.text and "“query 0”" not in shown.text and "query 0" in shown.text
+    assert 'class="evidence"' in page.conversations[2]
+    assert "solver, 5 attempts" in shown.text and shown.text.count("right Brurbul Lernin") == 2
+    assert "2 of 5 solver attempts gave this answer: (5 − 2) / (5 − 1)" in shown.text
+    assert "dumps/step_0001.jsonl" in shown.links
+
+
+def parts_of(row: dict[str, Any], folder: Path) -> dict[str, str]:
+    lines(folder / "dumps" / "step_0001.jsonl", [row])
+    (trajectory,) = trajectories(folder)
+    return {part.name: part.reason for part in explain(trajectory)}
+
+
+NEW = "found passages with a new query"
+SAID = conversation("", "Brurbul Lernin")
+
+
+@pytest.mark.parametrize(
+    ("row", "part", "reason"),
+    [
+        (
+            challenger_row(1, k=0),
+            "difficulty",
+            "0 of 5 solver attempts gave this answer: too hard, or its answer",
+        ),
+        (challenger_row(1, k=5), "difficulty", "5 of 5 solver attempts gave this answer: too easy"),
+        (challenger_row(1, hop=1), "tool", "one hop needs no search"),
+        (challenger_row(1, hop=3), "tool", f"1 turn {NEW}: min((1 + 1) / 3 hops, 1)"),
+        (challenger_row(1, trajectory=conversation("Who?", "B", 0)), "tool", f"0 turns {NEW}, 2 hops take 1"),
+        (challenger_row(1), "answer_part", "a retrieved passage has the answer, 2 words"),
+        (
+            challenger_row(1, answer="Vizmam"),
+            "answer_part",
+            "a question of several hops, but its own document",
+        ),
+        (challenger_row(1, answer="Oslo"), "answer_part", "neither its document nor a retrieved passage has"),
+        (
+            challenger_row(1, question="Is Oslo Oslo?", answer="Oslo"),
+            "integrity",
+            "the question contains its",
+        ),
+        (
+            challenger_row(1, k=None),
+            "reward",
+            "counts in no statistic: fewer than 5 solver attempts finished",
+        ),
+        (solver_row(1, SAID), "exact match", "the answer is a target, in normal form “brurbul lernin”"),
+        (solver_row(1, SAID, target="Oslo"), "exact match", "the answer is no target"),
+        (solver_row(1, Conversation((Turn("Lernin"),))), "exact match", "the last turn gives no <answer>"),
+        (
+            solver_row(1, Conversation((Turn("<answer>Brurbul Lernin</answer>" * 2),))),
+            "exact match",
+            "the last turn gives several answers",
+        ),
+        (
+            solver_row(1, Conversation((replace(SAID.turns[-1], truncated=True),))),
+            "exact match",
+            "the last turn was cut off",
+        ),
+    ],
+)
+def test_each_part_of_a_reward_has_its_reason(
+    row: dict[str, Any], part: str, reason: str, tmp_path: Path
+) -> None:
+    assert parts_of(row, tmp_path)[part].startswith(reason)
+
+
+def test_rows_that_a_failed_service_spoiled_are_in_the_table_and_in_no_mean(tmp_path: Path) -> None:
+    lines(tmp_path / "dumps" / "step_0001.jsonl", [challenger_row(1, k=1), challenger_row(1, 1, k=None)])
+    tally = Tally()
+    for trajectory in trajectories(tmp_path):
+        tally.add(trajectory)
+    assert (tally.trajectories, tally.invalid) == (2, 1)
+    assert [estimate.n for estimate in tally.means("reward")] == [1]
+    page = page_of(tmp_path)
+    cells = [dict(zip(page.data["columns"], row, strict=False)) for row in page.data["rows"]]
+    assert cells[1]["score"] is None and cells[1]["failures"] == "not counted: a service failed"
+    assert "Does every trajectory count? no 1 of 2" in page.text
+
+
+def test_what_went_wrong_in_a_conversation_is_named() -> None:
+    call = SearchCall("{", None, error="the call is not JSON")
+    turns = (Turn("x", (call, SearchCall("", ("q",), None, True, "timed out")), truncated=True),)
+    trajectory = Trajectory("f", 1, "k", Conversation(turns), reward={"integrity_fault": "no_answer"})
+    assert trajectory.failures == ["no answer", "a search failed", "an invalid call", "a turn cut off"]
+
+
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=40).filter(lambda values: len(set(values)) > 1))
+def test_the_interval_of_a_mean_is_students(eighths: list[int]) -> None:
+    values = [eighth / 8 for eighth in eighths]
+    mean, low, high = mean_interval(values)
+    scale = stats.tstd(values) / len(values) ** 0.5
+    assert (low, high) == pytest.approx(stats.t.interval(0.95, len(values) - 1, loc=mean, scale=scale))
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=60), st.integers(2, 30))
+def test_a_long_series_keeps_its_peaks_and_dips_in_order(values: list[int], at_most: int) -> None:
+    points = [(float(time), float(value)) for time, value in enumerate(values)]
+    kept = thinned([{"time": time, "value": value} for time, value in points], "time", "value", at_most)
+    assert len(kept) <= at_most + 1 and set(kept) <= set(points) and kept == sorted(kept)
+    assert {min(values), max(values)} <= {value for _, value in kept}
+
+
+def test_of_more_trajectories_than_a_page_holds_it_has_some_of_every_step(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        rows = [challenger_row(step, number) for number in range(10)]
+        lines(tmp_path / "dumps" / f"step_{step:04d}.jsonl", rows)
+    table = filled(tmp_path, row_limit=30)
+    steps = {row[table.columns.index("step")] for row in table.rows}
+    assert (len(table), table.total, steps) == (25, 100, set(range(1, 11)))
+
+
+def filled(folder: Path, **limits: int) -> TrajectoryTable:
+    found = trajectories(folder)
+    table = TrajectoryTable(len(found), **limits)
+    for trajectory in found:
+        table.add(trajectory)
+    table.finish()
+    return table
+
+
+def test_of_more_conversations_than_a_page_holds_it_has_some_of_every_part_of_the_run(tmp_path: Path) -> None:
+    for step in range(1, 11):
+        rows = [challenger_row(step, number) for number in range(20)]
+        lines(tmp_path / "dumps" / f"step_{step:04d}.jsonl", rows)
+    whole = sum(map(len, filled(tmp_path).packs))
+    for limit in (whole // 2, 1):
+        table = filled(tmp_path, pack_limit=limit)
+        assert len(table.packs) == 1 or sum(map(len, table.packs)) <= limit
+        packed = [one for pack in table.packs for one in json.loads(gzip.decompress(base64.b64decode(pack)))]
+        opened = [row for row in table.rows if row[-1] is not None]
+        assert 0 < len(opened) == table.opened == len(packed) < len(table) == 200
+        for *_, source, line, place in opened:
+            assert f"{source}, line {line}<" in packed[place]
+        if limit > 1:
+            places = [place for place, row in enumerate(table.rows) if row[-1] is not None]
+            assert max(after - before for before, after in pairwise([0, *places, 200])) < 120
+
+
+def test_the_loops_page_has_its_stages_scores_and_what_the_gates_refused_with_examples(
+    tmp_path: Path,
+) -> None:
+    folder = loop_run(tmp_path)
+    changes = [{"benchmark": "demo_1hop", "earlier": 0, "later": 1, "n": 40, "gained": 12, "lost": 2}]
+    changes[0] |= {"effect": 0.25, "low": 0.1, "high": 0.4, "p": 0.013}
+    (folder / "report.json").write_text(json.dumps({"changes": changes}))
+    page = page_of(folder)
+    assert "evolve not finished" in page.text and "solver_iter1: drzero solver: retrieval died" in page.text
+    assert "demo_1hop iteration 1 40 0.500 0.400 to 0.600" in page.text
+    assert "demo_1hop base iteration 1 40 12 2 +0.250 +0.100 to +0.400 0.013" in page.text
+    assert "evidence , synthesize_iter1: 1 of 1 pairs Who is it? her evidence: her is in no text" in page.text
+    assert set(page.data["charts"]) == {"scores", "prompts", "gates"}
+    stages = {row[page.data["columns"].index("stage")] for row in page.data["rows"]}
+    assert stages == {"evaluate_iter0", "challenger_iter1", "synthesize_iter1", "evaluate_iter1"}
+    assert RunFolder(tmp_path).folder == folder  # the folder above leads there too
+
+
+def test_the_head_of_a_loop_has_its_command_and_the_model_and_machine_it_began_with(tmp_path: Path) -> None:
+    folder = loop_run(tmp_path)
+    with (tmp_path / "evaluate_iter0" / "resolved.yaml").open("w") as config:
+        config.write("benchmarks: []\nmachine: {device: cpu, gpus: 1, nodes: 1}\n")
+    (tmp_path / "evaluate_iter0" / "report.json").write_text('{"model": "models/demo-policy"}')
+    (folder / "resolved.yaml").write_text("# command: /x/drzero evolve loop=demo\niterations: 1\n")
+    page = page_of(folder)
+    for words in ("command drzero evolve loop=demo", "model models/demo-policy", "machine no GPU"):
+        assert words in page.text
+    assert {"resolved.yaml", "manifest.json"} <= set(page.links)
+
+
+def test_a_legend_has_fewer_columns_the_longer_its_names() -> None:
+    def columns(*names: str) -> int:
+        row = {"benchmark": "x", "em": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+        (chart,) = scores_chart("s", "S", [row | {"model": name} for name in names], "benchmark", "model")
+        return int(chart.spec["encoding"]["color"]["legend"]["columns"])
+
+    assert columns("a", "b") > 4 > columns("answers that are numbers", "b") == 2 > columns("b" * 60) == 1
+
+
+def test_the_loop_is_drawn_stage_by_stage_with_links_to_their_pages(tmp_path: Path) -> None:
+    folder = loop_run(tmp_path)
+    write_report(tmp_path / "challenger_iter1")
+    page = write_report(folder).read_text(encoding="utf-8")
+    iterations = re.findall(r"(?s)<h3>(.*?)</h3>(.*?)</ol>", page.partition('<ol class="loop">')[2])
+    stage = r'<li class="stage (\w+)">\s*<b>(?:<a href="([^"]+)">)?(\w+)'
+    assert {title: re.findall(stage, part) for title, part in iterations} == {
+        "base": [("complete", "", "evaluate")],
+        "iteration 1": [
+            ("complete", "../challenger_iter1/report.html", "challenger"),
+            ("complete", "", "synthesize"),
+            ("complete", "", "evaluate"),
+            ("failed", "", "solver"),
+        ],
+    }
+
+
+def test_a_stage_that_was_running_when_its_loop_ended_was_killed(tmp_path: Path) -> None:
+    folder = loop_run(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["stages"]["solver_iter1"] |= {"state": "running", "error": None}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    page = page_of(folder)
+    assert "evolve not finished" in page.text and "solver_iter1: killed" in page.text
+    assert "solver killed 0.1 min" in page.text
+
+
+def test_the_run_that_ends_writes_its_page_and_one_that_is_refused_does_not(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    page = folder / "report.html"
+    with pytest.raises(UserError), reported(folder):
+        raise UserError("no")
+    assert not page.exists()
+    for failure in (RunFailed("the trainer died"), DataError("no pair was accepted")):
+        with pytest.raises(type(failure)), reported(folder):
+            raise failure
+        assert page.exists()
+        page.unlink()
+    with reported(folder):
+        pass
+    assert page.exists()
+
+
+def leave_a_run(config: DictConfig) -> None:
+    """What a stage does, as far as its page is concerned."""
+    challenger_run(Path(config.run.dir), steps=1, rows=1)
+
+
+def test_the_command_of_every_stage_writes_the_page_of_its_run(tmp_path: Path) -> None:
+    stages = {"challenger", "synthesize", "preview", "solver", "train", "merge", "evaluate", "demo", "smoke"}
+    assert {name for name, command in COMMANDS.items() if command.reports} == stages
+    command = replace(COMMANDS["evaluate"], function=f"{__name__}:leave_a_run")
+    command(["iteration=0", "model=demo-policy", "hardware=cpu", f"paths.checkpoints={tmp_path}"])
+    assert (tmp_path / "evaluate_iter0" / "report.html").is_file()
+
+
+def test_a_page_that_cannot_be_made_does_not_fail_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    (folder / "report.html").mkdir()  # where the page is to go
+    with reported(folder):
+        pass
+    assert f"`drzero report {folder}` tries again" in capsys.readouterr().out
+
+
+def test_near_the_stop_time_no_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, "1")
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    with reported(folder):
+        pass
+    assert not (folder / "report.html").exists()
+
+
+def test_the_config_as_run_is_headed_by_the_command_and_reads_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/x/drzero", "solver", "run.name=a b\nevil: true\x85evil: true\udcff"])
+    config = OmegaConf.create({"run": {"dir": str(tmp_path), "name": "x"}})
+    assert OmegaConf.load(write_resolved(config)) == config
+    run = RunFolder(tmp_path)
+    assert run.command == r"drzero solver 'run.name=a b\nevil: true\x85evil: true\udcff'"
+    assert run.versions and "verl 0.9.1" in run.versions
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of a live page whose making takes no time."""
+    with live_server(LivePage(folder.resolve(), clock=lambda: 0.0), 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/{folder.name}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    with serving(folder) as url:
+        yield folder, url
+
+
+def test_a_live_page_changes_its_version_with_the_runs_files(served: tuple[Path, str]) -> None:
+    folder, url = served
+    page = Page(httpx.get(url + "/", timeout=60).text)
+    assert httpx.get(url + "/version").text == page.data["version"]
+    lines(folder / "dumps" / "step_0002.jsonl", [challenger_row(2)])
+    assert httpx.get(url + "/version").text != page.data["version"]
+    assert len(Page(httpx.get(url + "/", timeout=60).text).data["rows"]) == 2
+
+
+def test_a_live_page_changes_its_version_when_its_run_is_killed(served: tuple[Path, str]) -> None:
+    folder, url = served
+    with HeldLock(folder / "lock"):
+        running = httpx.get(url + "/version").text
+    assert httpx.get(url + "/version").text != running
+
+
+def test_a_live_page_serves_the_runs_files_and_nothing_else(served: tuple[Path, str]) -> None:
+    folder, url = served
+    (folder.parent / "other").mkdir()
+    (folder.parent / "other" / "secret.json").write_text("{}")
+    linked = httpx.get(url + "/dumps/step_0001.jsonl")
+    assert linked.status_code == 200 and linked.headers["content-type"].startswith("text/plain")
+    for path in ("/%2e%2e/other/secret.json", "/../other/secret.json", "//etc/passwd.json"):
+        assert httpx.get(url + path).status_code == 404
+    assert httpx.get(url + "/logs/trainer.log").status_code == 404
+    assert httpx.get(url + "/", headers={"Host": "evil.example"}).status_code == 403
+
+
+def test_a_live_page_waits_for_its_run_and_survives_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with serving(folder) as url:
+        waiting = httpx.get(url + "/").text
+        assert 'http-equiv="refresh"' in waiting and "is no folder: this page waits for it" in waiting
+        challenger_run(folder, steps=1, rows=1)
+        assert len(Page(httpx.get(url + "/", timeout=60).text).data["rows"]) == 1
+        shutil.rmtree(folder)
+        assert httpx.get(url + "/version").status_code == 200
+        assert "waits for it" in httpx.get(url + "/").text
+
+
+def test_a_live_page_that_takes_long_is_made_seldom(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    seconds = iter([0.0, 0.0, 10.0, 99.0, 99.0, 101.0, 101.0, 101.0, 101.0])
+    live = LivePage(folder, clock=lambda: next(seconds))
+    page = live.html()  # from 0 to 10
+    lines(folder / "dumps" / "step_0002.jsonl", [challenger_row(2)])
+    assert live.version() == Page(page.decode()).data["version"] and live.html() == page
+    assert live.version() != Page(page.decode()).data["version"] and live.html() != page
+
+
+def test_a_port_in_use_is_refused(served: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, url = served
+    port = str(httpx.URL(url).port)
+    assert main(["report", str(folder), "--watch", "--port", port]) == 2
+    assert "Address already in use: leave it out" in capsys.readouterr().err
+
+
+def test_the_log_for_inspect_has_every_trajectory_with_messages_scores_and_errors(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=2, rows=3)
+    lines(
+        folder / "dumps" / "step_0002.jsonl",
+        [challenger_row(2, k=None), challenger_row(2, 1, answer="\ud800")],
+    )
+    log = json.loads(write_log(RunFolder(folder)).read_text(encoding="utf-8"))
+    assert (log["version"], log["status"], log["eval"]["created"]) == (
+        2,
+        "success",
+        "2023-11-14T22:13:20+00:00",
+    )
+    assert STARTED == 1_700_000_000  # which that is
+    assert log["stats"]["completed_at"] == "2023-11-14T22:18:21+00:00"  # 301 seconds later
+    assert len(log["samples"]) == log["results"]["total_samples"] == 5
+    first = log["samples"][0]
+    assert [message["role"] for message in first["messages"]] == ["assistant", "tool", "assistant"]
+    assert first["messages"][0]["content"][0] == {"type": "reasoning", "reasoning": "I will ask."}
+    assert first["input"] == DOCUMENT and set(first["scores"]) >= {"reward", "difficulty", "tool"}
+    assert "scores" not in log["samples"][3] and "fewer than 5" in log["samples"][3]["error"]["message"]

@@ -1,0 +1,292 @@
+"""Answers from the cache equal the answers without it, in bounded memory, executed once for all callers."""
+
+import asyncio
+import gc
+import string
+import tracemalloc
+from collections.abc import Coroutine, Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders, build_collection
+from tokenizers import Tokenizer
+
+from search.chroma.store import Store, open_collection
+from search.embedders import Embedder
+from search.errors import StoreUnavailable
+from search.serving.batching import BatchLimits, Unavailable
+from search.serving.cache import ResultCache, fold
+from search.serving.encoder_worker import tokenizer_folds
+from search.serving.metrics import Metrics
+from search.serving.service import Hits, Retrieval, ServiceLimits
+
+SLOW_FIXTURE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+# The same text in another batch is padded differently, and its vector differs in the last digits of float32.
+SAME_SCORE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    embedder = Embedder(SPEC)
+    embedder.load()
+    return embedder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedder: Embedder) -> Tokenizer:
+    return embedder.plain_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    chroma = build_collection(tmp_path_factory.mktemp("cache"))
+    with open_collection(chroma, COLLECTION) as store:
+        yield store
+
+
+def serve(store: Store, embedder: Embedder, **limits: Any) -> Retrieval:
+    """A service in the running event loop."""
+    return Retrieval(store, NearEncoders(embedder), Metrics(), ServiceLimits(**limits), folds=True)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def counted(retrieval: Retrieval, name: str) -> float:
+    return retrieval.metrics.registry.get_sample_value(f"retrieval_{name}_total") or 0.0
+
+
+def scores(hits: Hits) -> dict[bytes, float]:
+    return dict(zip(hits.documents, hits.scores, strict=True))
+
+
+# --- what counts as the same query ---
+
+
+@settings(max_examples=100, suppress_health_check=SLOW_FIXTURE)
+@given(
+    st.text(max_size=40) | st.text(string.printable, max_size=40) | st.from_regex(r"\[(MASK|cls)\] ?[A-z]*")
+)
+def test_folding_changes_nothing_that_the_model_sees(tokenizer: Tokenizer, query: str) -> None:
+    assert tokenizer.encode(fold(query)).ids == tokenizer.encode(query).ids
+
+
+@pytest.mark.parametrize(
+    ("query", "folded"),
+    [
+        (" Who  painted\tIT?\n", "who painted it?"),
+        ("[MASK] Gate", "[MASK] Gate"),
+        ("Über", "Über"),
+        ("a\x00B", "a\x00B"),
+        ("", ""),
+    ],
+)
+def test_only_plain_text_is_folded(query: str, folded: str) -> None:
+    assert fold(query) == folded
+
+
+def test_the_packaged_model_allows_folding(embedder: Embedder) -> None:
+    assert tokenizer_folds(embedder)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [('"lowercase":true', '"lowercase":false'), ('"BertPreTokenizer"', '"Whitespace"'), ("[MASK]", "<mask>")],
+)
+def test_a_tokenizer_that_sees_more_does_not(
+    embedder: Embedder, ours: str, theirs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other:
+        def to_str(self) -> str:
+            return plan.replace(ours, theirs)
+
+    plan = embedder.plain_tokenizer().to_str()
+    assert ours in plan
+    monkeypatch.setattr(embedder, "plain_tokenizer", Other)
+    assert not tokenizer_folds(embedder)
+
+
+# --- the same answers ---
+
+
+@settings(max_examples=15, suppress_health_check=SLOW_FIXTURE)
+@given(
+    st.lists(
+        st.lists(
+            st.text(max_size=30) | st.sampled_from(["Salt", "salt ", "SALT", "river"]), min_size=1, max_size=4
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 8),
+)
+def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(
+    embedder: Embedder, store: Store, requests: list[list[str]], batch: int
+) -> None:
+    """Same documents, same scores to 1e-5, in falling order: so the same ranks but for exact ties."""
+    topk = len(PASSAGES)
+
+    async def ask() -> None:
+        plain = serve(store, embedder, cache_bytes=0, batch=BatchLimits(batch=1))
+        expected = [[(await plain.search([query], topk))[0] for query in queries] for queries in requests]
+        for cache_bytes in (0, 1 << 20):
+            service = serve(store, embedder, cache_bytes=cache_bytes, batch=BatchLimits(batch=batch))
+            for _ in range(2):  # the second time from the cache
+                found = await asyncio.gather(*(service.search(queries, topk) for queries in requests))
+                for ours, alone in zip(chain(*found), chain(*expected), strict=True):
+                    assert scores(ours) == pytest.approx(scores(alone), abs=SAME_SCORE)
+                    assert list(ours.scores) == sorted(ours.scores, reverse=True)
+            await service.batcher.close()
+        await plain.batcher.close()
+
+    run(ask())
+
+
+# --- single flight ---
+
+
+def test_queries_with_equal_tokens_are_executed_once(embedder: Embedder, store: Store) -> None:
+    async def ask() -> None:
+        service = serve(store, embedder)
+        await asyncio.gather(
+            *(service.search([query], 3) for query in ("salt", "Salt", " salt", "salt", "vell"))
+        )
+        await service.search(["SALT", "vell"], 3)
+        assert service.batcher._encoders.batches == [["salt", "vell"]]  # type: ignore[attr-defined]
+        assert [counted(service, name) for name in ("cache_hits", "cache_misses", "single_flight_joins")] == [
+            2,
+            5,
+            3,
+        ]
+
+    run(ask())
+
+
+def test_another_topk_is_another_answer(embedder: Embedder, store: Store) -> None:
+    async def ask() -> None:
+        service = serve(store, embedder)
+        found = [len((await service.search(["salt"], topk))[0].documents) for topk in (2, 5, 2)]
+        assert found == [2, 5, 2]
+
+    run(ask())
+
+
+def test_without_a_cache_nothing_is_shared(embedder: Embedder, store: Store) -> None:
+    async def ask() -> None:
+        service = serve(store, embedder, cache_bytes=0)
+        await asyncio.gather(*(service.search(["salt"], 3) for _ in range(3)))
+        assert service.batcher._encoders.batches == [["salt"] * 3]  # type: ignore[attr-defined]
+
+    run(ask())
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(
+    embedder: Embedder, store: Store, leaver: int
+) -> None:
+    async def ask() -> None:
+        service = serve(store, embedder)
+        asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(3)]
+        await asyncio.sleep(0)
+        asked.pop(leaver).cancel()
+        for (hits,) in await asyncio.gather(*asked):
+            assert len(hits.documents) == 3
+
+    run(ask())
+
+
+def test_the_last_caller_that_leaves_cancels_the_query(embedder: Embedder, store: Store) -> None:
+    async def ask() -> None:
+        service = serve(store, embedder)
+        asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(2)]
+        await asyncio.sleep(0)
+        (query,) = service._flights.values()
+        for task, is_cancelled in zip(asked, (False, True), strict=True):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert query.future.cancelled() == is_cancelled
+        assert len((await service.search(["salt"], 3))[0].documents) == 3  # a later caller starts a new query
+
+    run(ask())
+
+
+def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(
+    embedder: Embedder, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("folder gone")
+
+    async def ask() -> None:
+        service = serve(store, embedder)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "query", fail)
+            failures = await asyncio.gather(
+                *(service.search(["salt"], 3) for _ in range(3)), return_exceptions=True
+            )
+        assert all(isinstance(failure, Unavailable) for failure in failures)
+        assert len((await service.search(["salt"], 3))[0].documents) == 3
+
+    run(ask())
+
+
+def test_a_refused_request_leaves_the_flights_that_it_had_joined(embedder: Embedder, store: Store) -> None:
+    async def ask() -> None:
+        service = serve(store, embedder, batch=BatchLimits(queue=1))
+        first = asyncio.create_task(service.search(["salt"], 3))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="overloaded"):
+            await service.search(["salt", "another"], 3)
+        assert service._flights["salt", 3].waiters == 1
+        await first
+
+    run(ask())
+
+
+# --- memory ---
+
+
+def test_the_cache_stays_within_its_memory_limit() -> None:
+    limit = 2 << 20
+    gc.collect()
+    tracemalloc.start()
+    try:
+        cache: ResultCache[bytes] = ResultCache(limit, len)
+        for number in range(5000):
+            cache.put(f"a query of the usual length, number {number}", 3, bytes(1000))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert cache.bytes <= limit
+    assert used <= 1.05 * limit
+
+
+def test_the_least_recently_used_answer_is_evicted_first() -> None:
+    cache: ResultCache[bytes] = ResultCache(2500, len)
+    cache.put("a", 1, bytes(600))
+    cache.put("b", 1, bytes(600))
+    assert cache.get("a", 1) is not None
+    cache.put("c", 1, bytes(600))
+    assert [cache.get(query, 1) is not None for query in "abc"] == [True, False, True]
+
+
+def test_an_answer_larger_than_the_cache_is_not_cached() -> None:
+    cache: ResultCache[bytes] = ResultCache(1000, len)
+    cache.put("a", 1, bytes(2000))
+    assert cache.get("a", 1) is None and cache.bytes == 0
+
+
+def test_a_full_service_cache_holds_as_many_bytes_as_its_metric_reports(
+    embedder: Embedder, store: Store
+) -> None:
+    async def ask() -> None:
+        service = serve(store, embedder, cache_bytes=20_000)
+        for start in range(0, 200, 50):
+            await service.search([f"query {number}" for number in range(start, start + 50)], 3)
+        held = service.metrics.registry.get_sample_value("retrieval_cache_bytes")
+        assert held is not None and 15_000 < held <= 20_000
+
+    run(ask())

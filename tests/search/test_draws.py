@@ -1,0 +1,106 @@
+"""Documents drawn from an index: any order is as good as another, and no more is read than is asked for."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import chromadb
+import pytest
+from chroma_parts import NAME, build, chroma_server, text_of, unit_vectors, written_index
+from conftest import unused_port
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from search.chroma.location import connect
+from search.chroma.store import (
+    DRAW,
+    DRAWS,
+    CollectionInfo,
+    draw_documents,
+    draw_of,
+    get_collection,
+    iter_documents,
+    open_collection,
+)
+
+COUNT = 600
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("draws") / "chroma"
+    written_index(place, [text_of(number) for number in range(COUNT)], unit_vectors(0, COUNT))
+    return place
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many records each call of Chroma has returned the texts of."""
+    returned: list[int] = []
+    own = chromadb.Collection.get
+
+    def counting(self: chromadb.Collection, *args: Any, **kwargs: Any) -> Any:
+        found = own(self, *args, **kwargs)
+        returned.append(len(found["documents"] or []))
+        return found
+
+    monkeypatch.setattr(chromadb.Collection, "get", counting)
+    yield returned
+
+
+@given(st.text(max_size=40).filter(str.isprintable))
+def test_a_draw_is_one_of_its_range_and_depends_on_the_id_alone(key: str) -> None:
+    assert 0 <= draw_of(key) == draw_of(key) < DRAWS
+
+
+def test_draws_of_similar_ids_are_spread_evenly() -> None:
+    counts = Counter(draw_of(f"document-{number}") % 64 for number in range(64_000))
+    assert chisquare([counts[part] for part in range(64)]).pvalue > 1e-3
+
+
+def test_each_document_comes_once_in_an_order_that_the_seed_decides(folder: Path) -> None:
+    first, again, other = (list(draw_documents(folder, NAME, seed)) for seed in (1, 1, 2))
+    assert sorted(first) == list(iter_documents(folder, NAME))
+    assert first == again != other
+
+
+def test_a_server_gives_the_order_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    with chroma_server(tmp_path / "server", unused_port()) as server:
+        written_index(server.url, [text_of(number) for number in range(COUNT)], unit_vectors(0, COUNT))
+        assert list(draw_documents(server.url, NAME, 3)) == list(draw_documents(folder, NAME, 3))
+
+
+def test_the_first_documents_are_found_without_reading_the_others(folder: Path, read: list[int]) -> None:
+    assert len(list(islice(draw_documents(folder, NAME, 0), 5))) == 5
+    assert sum(read) < COUNT / 10
+    assert len(read) == 2
+
+
+def test_every_document_is_as_likely_to_be_among_the_first(folder: Path) -> None:
+    seeds, size = 150, 20
+    drawn = Counter(
+        key for seed in range(seeds) for key, *_ in islice(draw_documents(folder, NAME, seed), size)
+    )
+    assert chisquare([drawn[str(number)] for number in range(COUNT)]).pvalue > 1e-3
+
+
+def test_a_new_index_says_that_its_records_have_draws(folder: Path) -> None:
+    with open_collection(folder, NAME) as store:
+        stored = store.collection.get(limit=10, include=["metadatas"])
+    assert [metadata[DRAW] for metadata in stored["metadatas"] or []] == [
+        draw_of(key) for key in stored["ids"]
+    ]
+
+
+def test_an_index_of_an_earlier_version_is_opened_and_has_none(tmp_path: Path) -> None:
+    build(tmp_path / "chroma", count=20)
+    with connect(tmp_path / "chroma") as client:
+        handle = get_collection(client, tmp_path / "chroma", NAME)
+        earlier = {key: value for key, value in (handle.metadata or {}).items() if key != "draws"}
+        handle.modify(metadata=earlier)
+        assert "draws" not in (handle.metadata or {})
+    info = CollectionInfo.from_metadata(earlier)
+    assert info is not None and info.draws == 0

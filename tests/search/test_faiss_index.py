@@ -1,0 +1,287 @@
+"""FAISS indices built here: the answers of Chroma over the same corpus, resumed after a kill, and updated."""
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chroma_parts import written_target
+from tiny_embedder import save_tiny_embedder
+
+from drzero.ops.errors import UserError
+from search.chroma.store import ChromaIndex
+from search.embedders import Embedder, EmbedderSpec
+from search.errors import StoreError
+from search.faiss.location import CORPUS_FILE, INDEX_FILE, RECORD
+from search.faiss.store import FaissIndex
+from search.indexing.build import BuildOptions, IndexReport, build_index, build_target
+from search.indexing.chunking import Chunking, document_of
+from search.indexing.collection import collection_at
+from search.indexing.faiss_folder import FaissFolder
+from search.indexing.faiss_size import KINDS
+from search.stored_index import Index
+
+DOCUMENTS, CHUNKING = 300, Chunking(64, 8)
+FILES = (INDEX_FILE, CORPUS_FILE, RECORD)
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["search.indexing.build", "sentence_transformers", "tiny_embedder"])
+
+
+def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
+    """Some documents are of several chunks; `changed` of them at the end have another text."""
+    records = []
+    for number in range(documents):
+        about = number + (number >= documents - changed)
+        text = f"Passage {about} tells of the harbour of {about * 7919}. " * (9 if number % 20 == 0 else 1)
+        records.append({"id": f"d{number}", "title": f"Title {number}" * (number % 3 > 0), "text": text})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def index(
+    source: Path, folder: Path, spec: EmbedderSpec, kind: str = "flat", replace: bool = False
+) -> IndexReport:
+    return build_target(
+        source, FaissFolder(folder, kind), spec, BuildOptions(replace=replace, chunking=CHUNKING)
+    )
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in FILES]
+
+
+def hits(place: Index, queries: np.ndarray, topk: int) -> list[list[tuple[Any, float]]]:
+    with closing(place.open()) as store:
+        return [[(hit["document"], hit["score"]) for hit in found] for found in store.query(queries, topk)]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, source: Path) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "faiss"
+    index(source, folder, spec)
+    return folder
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many passages this process has embedded since."""
+    counts: list[int] = []
+    encode = Embedder.encode_passages
+
+    def counting(self: Embedder, texts: Any) -> np.ndarray:
+        counts.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Embedder, "encode_passages", counting)
+    return lambda: sum(counts)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_answers_are_those_of_chroma_over_the_same_corpus(
+    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, kind: str
+) -> None:
+    build_index(source, tmp_path / "chroma", "wiki", spec, chunking=CHUNKING)
+    index(source, tmp_path / "faiss", spec, kind)
+    queries = Embedder(spec).encode_queries(["harbour of 7919", "passage 40", "title 7", "of the sea"])
+    chroma, faiss = ChromaIndex(tmp_path / "chroma", "wiki"), FaissIndex(tmp_path / "faiss")
+    for ours, theirs in zip(hits(faiss, queries, 5), hits(chroma, queries, 5), strict=True):
+        assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
+        assert ours[0][0] == theirs[0][0]
+    with closing(chroma.open()) as one, closing(faiss.open()) as other:
+        assert one.info == changed(other.info, draws=one.info.draws)
+    assert sorted(faiss.documents()) == sorted(chroma.documents())
+
+
+def test_what_was_embedded_alone_is_written_by_the_next_build(
+    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, encoded: Callable[[], int]
+) -> None:
+    target = FaissFolder(tmp_path / "faiss")
+    first = build_target(source, target, spec, BuildOptions(chunking=CHUNKING, embed_only=True))
+    assert (first.is_written, first.embedded, target.folder.exists()) == (False, encoded(), False)
+    assert index(source, target.folder, spec).resumed == first.embedded == encoded()
+    assert contents(target.folder) == contents(built)
+
+
+def test_a_server_is_written_as_it_is_embedded(spec: EmbedderSpec, source: Path) -> None:
+    server = collection_at("http://127.0.0.1:9", "wiki")
+    with pytest.raises(StoreError, match=r"leave out indexing\.embed_only"):
+        build_target(source, server, spec, BuildOptions(embed_only=True))
+
+
+def clustered(seed: int, count: int, dimension: int = 64, clusters: int = 100) -> np.ndarray:
+    """Unit vectors (count, dimension) around centres, as those of texts on so many subjects."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(clusters, dimension))
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    noise = 0.6 / np.sqrt(dimension) * rng.normal(size=(count, dimension))
+    vectors = centres[rng.integers(0, clusters, count)] + noise
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+# Of the ten nearest by exact search, the share among the first `topk`. HNSW inspects 256 candidates of
+# 3,000 vectors and lost none in three seeds. A code has a byte for four numbers, which mixes up neighbours
+# within a cluster (0.75 of ten in ten, in three seeds) and does not lose them (all of ten in fifty).
+@pytest.mark.parametrize(
+    ("kind", "topk", "least"), [("hnsw", 10, 0.99), ("ivfpq", 10, 0.6), ("ivfpq", 50, 0.95)]
+)
+def test_an_approximate_index_finds_what_exact_search_finds(
+    tmp_path: Path, kind: str, topk: int, least: float
+) -> None:
+    stored, queries = np.split(clustered(0, 3200), [3000])
+    written_target(FaissFolder(tmp_path / "faiss", kind), [f"text {row}" for row in range(3000)], stored)
+    with closing(FaissIndex(tmp_path / "faiss").open()) as store:
+        found = [{hit["document"]["text"] for hit in of} for of in store.query(queries, topk)]
+    best = np.argsort(-(queries @ stored.T), axis=1)[:, :10]
+    shared = sum(
+        len({f"text {row}" for row in rows} & texts) for rows, texts in zip(best, found, strict=True)
+    )
+    assert shared / best.size >= least
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_embedder_of_a_build_is_recorded_and_checked(
+    tmp_path: Path, spec: EmbedderSpec, source: Path, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    index(source, tmp_path / "faiss", spec, kind)
+    other = save_tiny_embedder(tmp_path_factory.mktemp("other") / Path(spec.name).name, seed=1)
+    with closing(FaissIndex(tmp_path / "faiss").open()) as store:
+        assert store.check_content()
+        store.check_embedder(Embedder(spec))
+        with pytest.raises(StoreError, match=r"another embedder than .*: its model is"):
+            store.check_embedder(Embedder(EmbedderSpec("packaged-minilm", "cpu")))
+        if kind != "ivfpq":
+            with pytest.raises(StoreError, match="the same text gets another vector"):
+                store.check_embedder(Embedder(other))
+
+
+def test_chunks_of_a_document_are_found_by_its_id(built: Path) -> None:
+    with closing(FaissIndex(built).open()) as store:
+        assert store.documents_among(["d0", "d1", "nobody"]) == {"d0", "d1"}
+    parts = [key for key, _, _ in FaissIndex(built).documents() if document_of(key) == "d0"]
+    assert len(parts) > 1
+
+
+def test_an_unchanged_corpus_changes_nothing(
+    built: Path, spec: EmbedderSpec, source: Path, encoded: Callable[[], int]
+) -> None:
+    before = contents(built)
+    assert not index(source, built, spec).built
+    assert contents(built) == before and encoded() == 0
+
+
+def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
+    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: Callable[[], int]
+) -> None:
+    index(source, tmp_path / "faiss", spec)
+    before = encoded()
+    report = index(write_corpus(tmp_path / "more.jsonl", DOCUMENTS + 20, 30), tmp_path / "faiss", spec)
+    assert report.changes is not None and report.changes.added == 20
+    assert 0 < encoded() - before == report.embedded < report.info.chunks / 2
+    index(tmp_path / "more.jsonl", tmp_path / "scratch", spec)
+    assert (tmp_path / "faiss" / CORPUS_FILE).read_bytes() == (
+        tmp_path / "scratch" / CORPUS_FILE
+    ).read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"faiss", "scratch", "more.jsonl"}
+
+
+def test_another_kind_of_the_same_corpus_is_made_of_the_vectors_that_are_there(
+    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: Callable[[], int]
+) -> None:
+    index(source, tmp_path / "faiss", spec)
+    before = encoded()
+    assert index(source, tmp_path / "faiss", spec, "hnsw").built
+    assert encoded() == before
+
+
+def test_another_corpus_needs_replace(tmp_path: Path, spec: EmbedderSpec, source: Path) -> None:
+    index(source, tmp_path / "faiss", spec)
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "x", "text": "Of the sea."}\n')
+    with pytest.raises(StoreError, match=r"exists already and is of other content.*replace=true"):
+        index(other, tmp_path / "faiss", spec)
+    assert index(other, tmp_path / "faiss", spec, replace=True).info.chunks == 1
+
+
+def test_too_few_chunks_for_ivfpq_are_refused(tmp_path: Path, spec: EmbedderSpec) -> None:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 20)
+    with pytest.raises(StoreError, match="ivfpq needs 256 chunks"):
+        index(corpus, tmp_path / "faiss", spec, "ivfpq")
+    assert not (tmp_path / "faiss").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, spec: EmbedderSpec, source: Path) -> None:
+    (tmp_path / "faiss").mkdir()
+    (tmp_path / "faiss" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="is no FAISS index that was built here"):
+        index(source, tmp_path / "faiss", spec)
+    assert (tmp_path / "faiss" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [INDEX_FILE, CORPUS_FILE])
+def test_a_changed_byte_is_found_before_it_is_served(
+    tmp_path: Path, spec: EmbedderSpec, source: Path, name: str
+) -> None:
+    index(source, tmp_path / "faiss", spec)
+    path = tmp_path / "faiss" / name
+    data = bytearray(path.read_bytes())
+    data[data.rfind(b"harbour") if name == CORPUS_FILE else -3] ^= 1
+    path.write_bytes(data)
+    with (
+        closing(FaissIndex(tmp_path / "faiss").open()) as store,
+        pytest.raises(StoreError, match="is damaged"),
+    ):
+        store.check_content()
+
+
+def run_and_die(where: str, source: Path, folder: Path, spec: EmbedderSpec) -> None:
+    import faiss
+
+    owner: Any
+    owner, name = {
+        "adding": (faiss.IndexFlatIP, "add"),
+        "writing": (faiss, "write_index"),
+        "publishing": (Path, "rename"),
+    }[where]
+    method = getattr(owner, name)
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if where == "writing":
+            method(*arguments, **options)
+            os.truncate(arguments[1], 100)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, dying)
+    index(source, folder, spec)
+
+
+@pytest.mark.parametrize("where", ["adding", "writing", "publishing"])
+def test_a_build_killed_at_the_write_is_resumed_to_the_same_files(
+    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, where: str, encoded: Callable[[], int]
+) -> None:
+    process = PROCESSES.Process(target=run_and_die, args=(where, source, tmp_path / "faiss", spec))
+    process.start()
+    process.join(timeout=240)
+    assert process.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "faiss").exists()
+    report = index(source, tmp_path / "faiss", spec)
+    assert encoded() == 0 and report.resumed == report.info.chunks
+    assert contents(tmp_path / "faiss") == contents(built)
+    assert [path.name for path in tmp_path.iterdir()] == ["faiss"]

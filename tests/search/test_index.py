@@ -1,0 +1,549 @@
+"""Index building with a real Chroma and the packaged embedder."""
+
+import json
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drzero.ops.files import AlreadyWriting, publish, recover, staging_folder
+from search.chroma.content import RECORD, check_content, record_content
+from search.chroma.location import DATABASE_FILE, StoreError, connect
+from search.chroma.store import DRAWS, draw_of, iter_documents, open_collection
+from search.embedders import Embedder, EmbedderError, EmbedderSpec, Prefixes, model_identity
+from search.index import main
+from search.indexing.build import build_index
+from search.indexing.chunking import Chunking
+from search.indexing.journal import IndexJournal, Survey
+from search.sources.corpus import Corpus
+from search.sources.document import Document
+from search.sources.faults import CorpusError
+from search.stored_index import CollectionInfo
+
+SPEC = EmbedderSpec("packaged-minilm", "cpu")
+RECORDS = [
+    {"id": "d2", "title": "Orrin", "text": "Orrin is a harbour town on the river Vell."},
+    {"id": "d1", "title": "Mara Tesk", "text": "Mara Tesk painted The Blue Gate in Orrin."},
+    {"id": "d3", "title": "", "text": "Nobody knows who built the salt bridge."},
+]
+EXPECTED = sorted((record["id"], record["title"], record["text"]) for record in RECORDS)
+
+
+def write_jsonl(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def survey(corpus: Corpus) -> Survey:
+    with tempfile.TemporaryDirectory() as folder:
+        return IndexJournal(Path(folder) / "journal").survey(corpus)
+
+
+def rows(path: Path, collection: str = "wiki") -> list[tuple[str, str, str]]:
+    return list(iter_documents(path, collection))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("index")
+    build_index(write_jsonl(folder / "corpus.jsonl", RECORDS), folder / "chroma", "wiki", SPEC)
+    return folder
+
+
+# --- what a build gives ---
+
+
+def test_jsonl_documents_are_returned_sorted_by_id(built: Path) -> None:
+    assert rows(built / "chroma") == EXPECTED
+
+
+def test_documents_are_complete_when_the_batch_is_smaller_than_the_corpus(built: Path) -> None:
+    assert list(iter_documents(built / "chroma", "wiki", batch=2)) == EXPECTED
+
+
+def test_metadata_records_how_the_collection_was_built(built: Path) -> None:
+    with open_collection(built / "chroma", "wiki") as store:
+        info = store.info
+    assert (info.embedder, info.dimension, info.distance, info.normalised) == (SPEC.name, 384, "cosine", True)
+    assert (info.query_prefix, info.passage_prefix, info.documents) == ("", "", 3)
+    assert info.revision.startswith("sha256:")
+
+
+def test_stored_vectors_are_unit_embeddings_of_title_and_text(built: Path) -> None:
+    with open_collection(built / "chroma", "wiki") as store:
+        stored = np.asarray(store.collection.get(ids=["d1"], include=["embeddings"])["embeddings"])[0]
+    expected = Embedder(SPEC).encode_passages(["Mara Tesk\nMara Tesk painted The Blue Gate in Orrin."])[0]
+    np.testing.assert_allclose(stored, expected, atol=1e-5)
+    assert np.linalg.norm(stored) == pytest.approx(1, abs=1e-5)
+
+
+def test_topk_beyond_the_collection_gives_everything(built: Path) -> None:
+    with open_collection(built / "chroma", "wiki") as store:
+        found = store.query(Embedder(SPEC).encode_queries(["painter", "bridge"]), 50)
+    assert [len(hits) for hits in found] == [3, 3]
+
+
+def test_parquet_gives_the_same_content_version_as_jsonl(built: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "corpus.parquet")
+    assert (
+        survey(Corpus(tmp_path / "corpus.parquet")).version == survey(Corpus(built / "corpus.jsonl")).version
+    )
+
+
+def test_chroma_folder_gives_the_same_content_version_as_jsonl(built: Path) -> None:
+    assert survey(Corpus(built / "chroma")).version == survey(Corpus(built / "corpus.jsonl")).version
+
+
+def test_parquet_builds(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "corpus.parquet")
+    build_index(tmp_path / "corpus.parquet", tmp_path / "chroma", "wiki", SPEC)
+    assert rows(tmp_path / "chroma") == EXPECTED
+
+
+def test_foreign_chroma_folder_is_embedded_again(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    with connect(foreign, create=True) as client:
+        handle = client.create_collection("theirs", embedding_function=None)
+        handle.add(
+            ids=["x"],
+            embeddings=np.array([[1.0, 0.0]], dtype=np.float32),
+            documents=["A text."],
+            metadatas=[{"title": "A title"}],
+        )
+    with (
+        pytest.raises(StoreError, match=r"'theirs' .* not built by search.index"),
+        open_collection(foreign, "theirs"),
+    ):
+        pass
+    report = build_index(foreign, tmp_path / "chroma", "wiki", SPEC)
+    assert rows(tmp_path / "chroma") == [("x", "A title", "A text.")]
+    assert report.info.dimension == 384
+
+
+def test_contents_without_text_is_split_into_title_and_text(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "c.jsonl", [{"id": 7, "contents": '"Orrin"\nA town.\nOn a river.'}])
+    assert next(Corpus(source).read())[1] == Document("7", "Orrin", "A town.\nOn a river.")
+
+
+def test_ids_made_from_content_do_not_depend_on_the_line(tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    second = write_jsonl(tmp_path / "b.jsonl", [{"text": "two"}, {"text": "one"}])
+    ids = [{document.id for _, document in Corpus(path).read()} for path in (first, second)]
+    assert ids[0] == ids[1]
+    assert survey(Corpus(first)).version == survey(Corpus(second)).version
+
+
+def test_version_changes_with_any_text(tmp_path: Path) -> None:
+    changed = [*RECORDS[:2], {**RECORDS[2], "text": "Somebody knows."}]
+    first, second = (write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in enumerate((RECORDS, changed)))
+    assert survey(Corpus(first)).version != survey(Corpus(second)).version
+
+
+def test_identical_duplicates_are_counted(tmp_path: Path) -> None:
+    records = [*RECORDS, RECORDS[0]]
+    report = build_index(write_jsonl(tmp_path / "c.jsonl", records), tmp_path / "chroma", "wiki", SPEC)
+    assert (report.survey.duplicates, report.info.documents) == (1, 3)
+
+
+def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path: Path) -> None:
+    records = [*RECORDS, {"id": "long", "title": "Salt", "text": "salt " * 400}]
+    source = write_jsonl(tmp_path / "c.jsonl", records)
+    report = build_index(source, tmp_path / "chroma", "wiki", SPEC, chunking=Chunking(256, 0))
+    assert (report.info.documents, report.info.chunks, report.info.chunk_tokens) == (4, 5, 256)
+    with open_collection(tmp_path / "chroma", "wiki") as store:
+        found = store.collection.get(where={"doc_id": "long"})
+    metadatas, documents = found["metadatas"], found["documents"]
+    assert metadatas and documents and "".join(documents) == "salt " * 400
+    digest = Document("long", "Salt", "salt " * 400).digest().hex()
+    expected = {"title": "Salt", "doc_id": "long", "doc_digest": digest}
+    draws = [draw_of(key) for key in found["ids"]]
+    assert metadatas == [
+        {**expected, "chunk": "1/2", "draw": draws[0]},
+        {**expected, "chunk": "2/2", "draw": draws[1]},
+    ]
+    assert [key.rpartition("-")[0] for key in found["ids"]] == ["long#1", "long#2"]
+
+
+def test_a_folder_of_texts_builds(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "orrin.md").write_text("# Orrin\nA harbour town.")
+    build_index(tmp_path / "notes", tmp_path / "chroma", "wiki", SPEC)
+    assert rows(tmp_path / "chroma") == [("orrin.md", "Orrin", "A harbour town.")]
+
+
+# --- what is there already ---
+
+
+def test_a_repeated_build_leaves_the_folder_unchanged_and_loads_no_model(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (built / "chroma").stat().st_ino
+    monkeypatch.setattr(Embedder, "load", lambda _: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(Embedder, "_model", property(lambda _: pytest.fail("the model was loaded")))
+    report = build_index(built / "corpus.jsonl", built / "chroma", "wiki", SPEC)
+    assert not report.built and (built / "chroma").stat().st_ino == before
+
+
+def test_another_corpus_under_the_same_name_needs_replace(tmp_path: Path) -> None:
+    chroma = tmp_path / "chroma"
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+    other = write_jsonl(tmp_path / "b.jsonl", RECORDS[:1])
+    with pytest.raises(StoreError, match=r"only 1 of its 3 documents are the same in .*--replace"):
+        build_index(other, chroma, "wiki", SPEC)
+    assert len(rows(chroma)) == 3
+    build_index(other, chroma, "wiki", SPEC, replace=True)
+    assert [row[0] for row in rows(chroma)] == ["d2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
+
+
+def test_other_chunk_sizes_need_replace(tmp_path: Path) -> None:
+    source, chroma = write_jsonl(tmp_path / "a.jsonl", RECORDS), tmp_path / "chroma"
+    build_index(source, chroma, "wiki", SPEC)
+    with pytest.raises(StoreError, match=r"of another embedder or chunk size.*--replace"):
+        build_index(source, chroma, "wiki", SPEC, chunking=Chunking(64, 8))
+    report = build_index(source, chroma, "wiki", SPEC, chunking=Chunking(64, 8), replace=True)
+    assert (report.info.chunk_tokens, report.info.chunk_overlap, report.embedded) == (64, 8, 3)
+
+
+def test_an_update_embeds_new_and_changed_documents_and_deletes_removed_ones(tmp_path: Path) -> None:
+    chroma, long = tmp_path / "chroma", {"id": "long", "text": "salt " * 400}
+    build_index(write_jsonl(tmp_path / "a.jsonl", [*RECORDS, long]), chroma, "wiki", SPEC)
+    changed = {"id": "d3", "title": "Bridge", "text": "The salt bridge was built by Mara Tesk."}
+    new = {"id": "d4", "text": "Vell is a river."}
+    report = build_index(
+        write_jsonl(tmp_path / "b.jsonl", [new, *RECORDS[:2], changed]), chroma, "wiki", SPEC
+    )
+    done = report.changes
+    assert (done.added, done.changed, done.removed, done.kept, report.embedded) == (1, 1, 1, 2, 2)
+    assert rows(chroma) == sorted(
+        (record["id"], record.get("title", ""), record["text"]) for record in [*RECORDS[:2], changed, new]
+    )
+
+
+def test_an_update_of_an_index_without_draws_adds_none(tmp_path: Path) -> None:
+    corpus, chroma = write_jsonl(tmp_path / "corpus.jsonl", RECORDS), tmp_path / "chroma"
+    assert build_index(corpus, chroma, "wiki", SPEC).info.draws == DRAWS
+    more = write_jsonl(tmp_path / "more.jsonl", [*RECORDS, {"id": "d4", "text": "Vell is a river."}])
+    assert build_index(more, chroma, "wiki", SPEC).info.draws == DRAWS
+    with connect(chroma) as client:
+        handle = client.get_collection("wiki", embedding_function=None)
+        handle.modify(metadata={key: value for key, value in handle.metadata.items() if key != "draws"})
+    record_content(chroma, "wiki")
+    assert build_index(more, chroma, "wiki", SPEC, replace=True).info.draws == 0
+    assert build_index(corpus, chroma, "wiki", SPEC).info.draws == 0
+
+
+def test_an_updated_collection_is_the_one_that_is_built_at_once(tmp_path: Path) -> None:
+    records = [*RECORDS[:2], {"id": "d3", "text": "harbour " * 300}]
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), tmp_path / "updated", "wiki", SPEC)
+    source = write_jsonl(tmp_path / "b.jsonl", records)
+    updated = build_index(source, tmp_path / "updated", "wiki", SPEC)
+    at_once = build_index(source, tmp_path / "at-once", "wiki", SPEC)
+    assert updated.info == at_once.info and updated.changes.kept == 2
+    assert rows(tmp_path / "updated") == rows(tmp_path / "at-once")
+    with (
+        open_collection(tmp_path / "updated", "wiki") as one,
+        open_collection(tmp_path / "at-once", "wiki") as two,
+    ):
+        question = Embedder(SPEC).encode_queries(["who painted The Blue Gate?"])
+        for ours, theirs in zip(one.query(question, 5)[0], two.query(question, 5)[0], strict=True):
+            assert ours["document"] == theirs["document"]
+            assert ours["score"] == pytest.approx(theirs["score"], abs=1e-5)
+
+
+def test_other_collections_of_the_folder_are_kept(tmp_path: Path) -> None:
+    chroma = tmp_path / "chroma"
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+    build_index(write_jsonl(tmp_path / "b.jsonl", RECORDS[:1]), chroma, "notes", SPEC)
+    build_index(tmp_path / "a.jsonl", chroma, "notes", SPEC, replace=True)
+    assert rows(chroma) == rows(chroma, "notes") == EXPECTED
+    with open_collection(chroma, "wiki") as store:
+        found = store.query(Embedder(SPEC).encode_queries(["who painted The Blue Gate?"]), 1)
+    assert found[0][0]["document"]["title"] == "Mara Tesk"
+
+
+def test_folder_that_is_not_chroma_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "papers"
+    target.mkdir()
+    (target / "thesis.txt").write_text("precious")
+    with pytest.raises(StoreError, match="not a Chroma folder"):
+        build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), target, "wiki", SPEC, replace=True)
+    assert (target / "thesis.txt").read_text() == "precious"
+
+
+# --- bad corpora ---
+
+GOOD = json.dumps(RECORDS[0]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no documents"),
+        (b"\n\n", "holds no documents"),
+        (f"{GOOD}\n\xff\n".encode("latin-1"), r"c\.jsonl line 3: not JSON"),
+        (
+            f'{GOOD}{{"id": "d2", "text": "x"}}\n'.encode(),
+            r"c\.jsonl line 2: has the id 'd2' of .*c\.jsonl line 1",
+        ),
+    ],
+)
+def test_bad_jsonl_is_refused_with_its_line_and_leaves_nothing(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    source = tmp_path / "c.jsonl"
+    source.write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        build_index(source, tmp_path / "chroma", "wiki", SPEC)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_parquet_row_without_text_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"] * 1500 + [None]}), tmp_path / "c.parquet")
+    with pytest.raises(CorpusError, match="row 1501: no text"):
+        survey(Corpus(tmp_path / "c.parquet"))
+
+
+def test_chroma_source_with_several_collections_asks_which(tmp_path: Path) -> None:
+    with connect(tmp_path / "db", create=True) as client:
+        for name in ("one", "two"):
+            client.create_collection(f"the-{name}", embedding_function=None)
+    with pytest.raises(CorpusError, match=r"2 collections \(the-one, the-two\): name one "):
+        survey(Corpus(tmp_path / "db"))
+
+
+def test_unknown_kind_of_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "corpus.pdf").write_text("text\nx\n")
+    with pytest.raises(CorpusError, match=r"a corpus is a file, a folder or a glob of \.jsonl, "):
+        survey(Corpus(tmp_path / "corpus.pdf"))
+
+
+def test_command_line_prints_one_error_line_and_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--source",
+        f"{tmp_path}/none.jsonl",
+        "--chroma-path",
+        f"{tmp_path}/db",
+        "--collection",
+        "wiki",
+    ]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"error: no corpus at {tmp_path}/none.jsonl\n"
+
+
+# --- what was damaged since ---
+
+
+def damage(chroma: Path) -> None:
+    with closing(sqlite3.connect(chroma / DATABASE_FILE)) as database, database:
+        database.execute("UPDATE embedding_metadata SET string_value = 'x' WHERE key = 'chroma:document'")
+
+
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[:-1]], ids=["unchanged", "an update"])
+def test_a_damaged_collection_is_not_kept_but_can_be_replaced(tmp_path: Path, records: list[Any]) -> None:
+    source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
+    build_index(source, chroma, "wiki", SPEC)
+    damage(chroma)
+    source = write_jsonl(tmp_path / "c.jsonl", records)
+    with pytest.raises(StoreError, match="is damaged"):
+        build_index(source, chroma, "wiki", SPEC)
+    assert build_index(source, chroma, "wiki", SPEC, replace=True).embedded == len(records)
+    assert check_content(chroma, "wiki")
+    assert "x" not in {text for _, _, text in rows(chroma)}
+
+
+def test_a_collection_without_a_record_gets_one_at_the_next_build(tmp_path: Path) -> None:
+    source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
+    build_index(source, chroma, "wiki", SPEC)
+    (chroma / RECORD).unlink()
+    assert not build_index(source, chroma, "wiki", SPEC).built
+    assert check_content(chroma, "wiki")
+
+
+# --- nothing half-written ---
+
+
+def test_embedder_out_of_reach_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "c.jsonl", RECORDS)
+    with pytest.raises(EmbedderError, match="'/no/such-model' could not be loaded"):
+        build_index(source, tmp_path / "chroma", "wiki", EmbedderSpec("/no/such-model", "cpu"))
+    assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_failure_while_writing_leaves_the_old_collection_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chroma = tmp_path / "chroma"
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+
+    def fail(*_: object) -> np.ndarray:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Embedder, "encode_passages", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        build_index(write_jsonl(tmp_path / "b.jsonl", RECORDS[:1]), chroma, "wiki", SPEC, replace=True)
+    assert rows(chroma) == EXPECTED
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
+
+
+def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chroma = tmp_path / "chroma"
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+    prepare = IndexJournal.__init__
+
+    def prepare_small(self: IndexJournal, path: Path, read_only: bool = False) -> None:
+        prepare(self, path, read_only)
+        self._db.execute("PRAGMA max_page_count = 40")
+
+    monkeypatch.setattr(IndexJournal, "__init__", prepare_small)
+    many = [*RECORDS, *({"id": f"x{n}", "text": f"salt {n} " * 100} for n in range(300))]
+    with pytest.raises(StoreError, match="the disk is full"):
+        build_index(write_jsonl(tmp_path / "b.jsonl", many), chroma, "wiki", SPEC)
+    assert rows(chroma) == EXPECTED
+
+
+def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path: Path) -> None:
+    (tmp_path / ".db.previous").mkdir()
+    (tmp_path / ".db.previous" / "file").write_text("old")
+    recover(tmp_path / "db")
+    assert (tmp_path / "db" / "file").read_text() == "old"
+
+
+def test_folder_moved_aside_is_put_back_although_an_empty_one_was_made_since(tmp_path: Path) -> None:
+    (tmp_path / ".db.previous").mkdir()
+    (tmp_path / ".db.previous" / "file").write_text("old")
+    (tmp_path / "db").mkdir()
+    recover(tmp_path / "db")
+    assert (tmp_path / "db" / "file").read_text() == "old"
+
+
+def test_a_linked_folder_is_built_and_updated_in_the_link_s_target(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "chroma"
+    link.symlink_to(tmp_path / "disk" / "real")
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS[:2]), link, "wiki", SPEC)
+    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), link, "wiki", SPEC)
+    assert link.is_symlink() and rows(link) == rows(tmp_path / "disk" / "real") == EXPECTED
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
+
+
+def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    with (
+        staging_folder(tmp_path / "real"),
+        pytest.raises(AlreadyWriting, match=r"another build is writing .*/real just now"),
+    ):
+        build_index(source, tmp_path / "link", "wiki", SPEC)
+
+
+def test_second_build_of_the_same_folder_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    with staging_folder(tmp_path / "db") as folder:
+        with pytest.raises(AlreadyWriting, match="another build is writing"), staging_folder(tmp_path / "db"):
+            pass
+        (folder / "file").write_text("new")
+        publish(folder, tmp_path / "db")
+    assert (tmp_path / "db" / "file").read_text() == "new"
+
+
+# --- opening ---
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StoreError, match=f"no Chroma folder at {tmp_path}"),
+        open_collection(tmp_path, "wiki"),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_missing_collection_names_those_that_exist(built: Path) -> None:
+    with (
+        pytest.raises(StoreError, match=r"no collection 'wikis' .* holds wiki"),
+        open_collection(built / "chroma", "wikis"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("embedder", "intfloat/e5-large-v2", "its model is 'intfloat/e5-large-v2', not 'packaged-minilm'"),
+        ("query_prefix", "query: ", "its query prefix is 'query: ', not ''"),
+        ("passage_prefix", "passage: ", "its passage prefix is 'passage: ', not ''"),
+        ("dimension", 1024, "its dimension is 1024, not 384"),
+        ("distance", "hamming", "its distance is 'hamming', not 'cosine'"),
+        ("normalised", False, "normalised vectors: False, not True"),
+    ],
+)
+def test_collection_of_another_embedder_is_refused(
+    tmp_path: Path, field: str, value: Any, message: str
+) -> None:
+    with connect(tmp_path, create=True) as client:
+        info = CollectionInfo(
+            *(SPEC.name, "r", 384, "", ""),
+            **{"documents": 1, "chunks": 1, "chunk_tokens": 256, "chunk_overlap": 32, "version": "v"},
+        ).to_metadata()
+        client.create_collection("wiki", metadata={**info, field: value}, embedding_function=None)
+    with open_collection(tmp_path, "wiki") as store, pytest.raises(StoreError, match=message):
+        store.check_embedder(Embedder(SPEC))
+
+
+def test_other_weights_under_the_same_name_are_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder = Embedder(SPEC)
+    with open_collection(built / "chroma", "wiki") as store:
+        store.check_embedder(embedder)
+        monkeypatch.setattr(embedder, "encode_passages", lambda texts: np.eye(384, dtype=np.float32)[:1])
+        with pytest.raises(StoreError, match="the same text gets another vector"):
+            store.check_embedder(embedder)
+
+
+# --- embedders ---
+
+
+@pytest.mark.parametrize(
+    ("name", "prefixes"),
+    [
+        ("intfloat/e5-large-v2", Prefixes("query: ", "passage: ")),
+        ("intfloat/multilingual-e5-base", Prefixes("query: ", "passage: ")),
+        ("/corpus/models/e5-small-v2", Prefixes("query: ", "passage: ")),
+        ("/cache/models--intfloat--e5-base/snapshots/abc", Prefixes("query: ", "passage: ")),
+        ("BAAI/bge-base-en-v1.5", Prefixes("Represent this sentence for searching relevant passages: ", "")),
+        ("nomic-ai/nomic-embed-text-v1.5", Prefixes("search_query: ", "search_document: ")),
+        ("packaged-minilm", Prefixes("", "")),
+    ],
+)
+def test_prefixes_of(name: str, prefixes: Prefixes) -> None:
+    assert Embedder(EmbedderSpec(name)).prefixes == prefixes
+
+
+def test_prefixes_go_before_what_is_embedded() -> None:
+    embedder = Embedder(SPEC)
+    plain = embedder.encode_queries(["query: salt", "passage: salt"])
+    embedder.prefixes = Prefixes("query: ", "passage: ")
+    np.testing.assert_allclose(embedder.encode_queries(["salt"])[0], plain[0], atol=1e-5)
+    np.testing.assert_allclose(embedder.encode_passages(["salt"])[0], plain[1], atol=1e-5)
+
+
+@given(st.from_regex(r"[A-Za-z][A-Za-z0-9.]{0,20}", fullmatch=True))
+def test_model_has_one_name_wherever_it_is_stored(name: str) -> None:
+    places = [f"org/{name}", f"/models/{name}", f"/hub/models--org--{name}/snapshots/0123", f"models/{name}/"]
+    assert {model_identity(place) for place in places} == {name.lower()}
+
+
+def test_chroma_telemetry_is_off(built: Path) -> None:
+    with connect(built / "chroma") as client:
+        assert not client.get_settings().anonymized_telemetry

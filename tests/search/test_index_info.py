@@ -1,0 +1,95 @@
+"""What a retrieval service says of its index, and who may hear it, over loopback."""
+
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import unused_port
+from scripted_search import retrieve
+from scripted_search import serving as scripted
+from search_parts import COLLECTION, PASSAGES, SPEC, build_collection, serving_with_token
+
+from drzero.recipe.fingerprint import fingerprint_collection
+from search.chroma.store import ChromaIndex
+from search.client import SearchRequestError
+from search.index_info import ServiceAway, ServiceUnusable, ask_index
+from search.server import main
+from search.wire import TOKEN_VARIABLE
+
+TOKEN = "sesame-4711"
+
+
+@pytest.fixture(scope="module")
+def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_collection(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def url(chroma: Path) -> Iterator[str]:
+    """A service that asks for a token."""
+    with serving_with_token(chroma, TOKEN) as url:
+        yield url
+
+
+def test_with_the_token_it_describes_its_index_as_whoever_opens_it_would(
+    chroma: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    served = ask_index(url)
+    assert (served.collection, served.embedder, served.documents) == (COLLECTION, SPEC.name, len(PASSAGES))
+    assert served.fingerprint == fingerprint_collection(ChromaIndex(chroma, COLLECTION))
+
+
+@pytest.mark.parametrize(
+    ("token", "advice"),
+    [("", "set RETRIEVAL_TOKEN to its token"), ("wrong-0815", "another than the one there")],
+)
+def test_without_its_token_neither_the_index_nor_a_passage_is_shown(
+    url: str, monkeypatch: pytest.MonkeyPatch, token: str, advice: str
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(ServiceUnusable, match=advice) as asked:
+        ask_index(url)
+    with pytest.raises(SearchRequestError, match=f"HTTP 401.*{advice}") as searched:
+        retrieve(url, ["salt"])
+    for said in (str(asked.value), str(searched.value)):
+        assert TOKEN not in said and "wrong-0815" not in said
+
+
+def test_a_refused_token_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "wrong-0815")
+    with scripted((401, {"detail": "a bearer token is needed"})) as server, pytest.raises(SearchRequestError):
+        retrieve(server.url, ["salt"], deadline_s=5.0)
+    assert len(server.requests) == 1
+
+
+def test_what_does_not_answer_is_away_and_named() -> None:
+    nobody = f"http://127.0.0.1:{unused_port()}"
+    with pytest.raises(ServiceAway, match=f"no retrieval service answers at {nobody}"):
+        ask_index(nobody)
+
+
+def test_another_server_is_no_retrieval_service() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            with pytest.raises(ServiceUnusable, match=r"is no retrieval service .* HTTP 404"):
+                ask_index(f"http://127.0.0.1:{server.server_address[1]}")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_beyond_this_machine_a_server_listens_with_a_token_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(SystemExit) as refused:
+        main(["--chroma-path", "none", "--collection", COLLECTION, "--host", "0.0.0.0"])
+    assert refused.value.code == 2
+    assert (
+        "--host 0.0.0.0: other machines may reach it there, so set RETRIEVAL_TOKEN" in capsys.readouterr().err
+    )

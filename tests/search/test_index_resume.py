@@ -1,0 +1,241 @@
+"""Indexing that is killed and run again: a real process, SIGKILL, and the same collection as without it."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chroma_parts import chroma_server
+from conftest import unused_port
+from tiny_embedder import save_tiny_embedder
+
+from drzero.ops.files import AlreadyWriting, sole_writer
+from search.chroma.location import StoreError
+from search.chroma.store import open_collection
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.build import IndexReport, build_index
+from search.indexing.chunking import Chunking, ChunkingError
+from search.indexing.journal import IndexJournal
+
+# Three units of chunks, of which a kill at the third call finds two complete.
+DOCUMENTS, CHUNKING = 560, Chunking(64, 8)
+KILLED_IN = ("splitting", "embedding", "writing", "publishing")
+
+# A server process that has imported everything once, and is forked from for each run.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["search.indexing.build", "sentence_transformers", "tiny_embedder"])
+
+
+def text_of(number: int) -> str:
+    return f"Passage {number} tells of the harbour. " * (30 if number % 50 == 0 else 1)
+
+
+def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
+    """`changed` documents at the end differ from those of a corpus without."""
+    records = [
+        {"id": f"d{n}", "title": f"Title {n}", "text": text_of(n + (n >= documents - changed))}
+        for n in range(documents)
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def index(source: Path, target: Path | str, spec: EmbedderSpec) -> IndexReport:
+    return build_index(source, target, "wiki", spec, chunking=CHUNKING)
+
+
+def contents(place: Path | str) -> tuple[Any, ...]:
+    """The contents of a collection, by id."""
+    with open_collection(place, "wiki") as store:
+        found = store.collection.get(include=["documents", "metadatas", "embeddings"])
+        rows = zip(found["ids"], found["documents"], found["metadatas"], found["embeddings"], strict=True)
+        return store.info, {
+            key: (text, metadata, np.float32(vector).tobytes()) for key, text, metadata, vector in rows
+        }
+
+
+def die_at(owner: Any, name: str, call: int) -> None:
+    """Kill this process at call number `call` of a method."""
+    method, calls = getattr(owner, name), iter(range(1, 10**6))
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*arguments, **options)
+
+    setattr(owner, name, dying)
+
+
+def run_and_die(where: str, source: Path, target: Path | str, spec: EmbedderSpec) -> None:
+    import chromadb
+
+    points: dict[str, tuple[Any, str, int]] = {
+        "splitting": (IndexJournal, "add_chunks", 3),
+        "embedding": (Embedder, "encode_passages", 3),
+        "writing": (chromadb.Collection, "upsert", 3),
+        "publishing": (Path, "rename", 2 if Path(target).exists() else 1),
+    }
+    die_at(*points[where])
+    index(source, target, spec)
+
+
+def kill_in(where: str, source: Path, target: Path | str, spec: EmbedderSpec) -> None:
+    process = PROCESSES.Process(target=run_and_die, args=(where, source, target, spec))
+    process.start()
+    process.join(timeout=120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec) -> Path:
+    """A collection indexed in one undisturbed run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    index(write_corpus(folder / "corpus.jsonl"), folder / "chroma", spec)
+    return folder / "chroma"
+
+
+@pytest.fixture(scope="module")
+def updated(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, built: Path) -> Path:
+    """The same with twice the documents, added in one undisturbed run."""
+    folder = tmp_path_factory.mktemp("updated")
+    shutil.copytree(built, folder / "chroma")
+    index(write_corpus(folder / "corpus.jsonl", 2 * DOCUMENTS), folder / "chroma", spec)
+    return folder / "chroma"
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many passages this process has embedded since."""
+    counts: list[int] = []
+    encode = Embedder.encode_passages
+
+    def counting(self: Embedder, texts: list[str]) -> np.ndarray:
+        counts.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Embedder, "encode_passages", counting)
+    return lambda: sum(counts)
+
+
+@pytest.mark.parametrize("where", KILLED_IN)
+def test_a_killed_and_repeated_build_gives_the_collection_of_one_undisturbed_run(
+    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: Callable[[], int]
+) -> None:
+    source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
+    kill_in(where, source, target, spec)
+    assert not target.exists()
+    report = index(source, target, spec)
+    assert contents(target) == contents(built)
+    chunks = report.info.chunks
+    assert encoded() == report.embedded == chunks - report.resumed
+    assert {
+        "splitting": encoded() == chunks,
+        "embedding": 0 < encoded() <= chunks - 512,
+        "writing": encoded() == 0,
+        "publishing": encoded() == 0,
+    }[where]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
+
+
+@pytest.mark.parametrize("where", ["embedding", "writing", "publishing"])
+def test_a_killed_update_leaves_the_old_collection_and_completes_when_repeated(
+    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, updated: Path, encoded: Callable[[], int]
+) -> None:
+    source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
+    target = Path(shutil.copytree(built, tmp_path / "chroma"))
+    kill_in(where, source, target, spec)
+    if where != "publishing":  # between its two renames the folder is away until the next run
+        assert contents(target) == contents(built)
+    report = index(source, target, spec)
+    assert contents(target) == contents(updated)
+    assert report.resumed > 0 and encoded() == report.embedded
+    assert (report.changes.added, report.changes.kept) == (DOCUMENTS, DOCUMENTS)
+
+
+def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(
+    tmp_path: Path, spec: EmbedderSpec, encoded: Callable[[], int]
+) -> None:
+    source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
+    kill_in("writing", source, target, spec)
+    index(write_corpus(source, DOCUMENTS + 10, 10), target, spec)
+    assert encoded() == 10
+    assert contents(target)[0].documents == DOCUMENTS + 10
+
+
+def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(
+    tmp_path: Path, spec: EmbedderSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
+    kill_in("writing", source, target, spec)
+    report = build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
+    assert report.resumed == 0 and report.embedded == report.info.chunks
+    assert "chunks that a run with another model or chunk size had embedded" in capsys.readouterr().out
+
+
+def test_a_refused_run_keeps_the_vectors_of_a_killed_one(
+    tmp_path: Path, spec: EmbedderSpec, built: Path
+) -> None:
+    source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
+    target = Path(shutil.copytree(built, tmp_path / "chroma"))
+    kill_in("writing", source, target, spec)
+    with pytest.raises(StoreError, match="--replace"):
+        build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
+    with pytest.raises(ChunkingError, match="too little"):
+        build_index(source, target, "wiki", spec, chunking=Chunking(400, 100), replace=True)
+    assert index(source, target, spec).embedded == 0
+
+
+def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(
+    tmp_path: Path, spec: EmbedderSpec
+) -> None:
+    source = write_corpus(tmp_path / "corpus.jsonl")
+    place = f"http://127.0.0.1:{unused_port()}"
+    with (
+        sole_writer(f"collection 'wiki' in {place}"),
+        pytest.raises(AlreadyWriting, match=f"writing collection 'wiki' in {place} just now"),
+    ):
+        index(source, place, spec)
+
+
+def test_a_server_refuses_a_half_written_collection_and_a_repeated_build_completes_it(
+    tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: Callable[[], int]
+) -> None:
+    source = write_corpus(tmp_path / "corpus.jsonl")
+    with chroma_server(tmp_path / "server", unused_port()) as server:
+        kill_in("embedding", source, server.url, spec)
+        with pytest.raises(StoreError, match="is being indexed"), open_collection(server.url, "wiki"):
+            pass
+        report = index(source, server.url, spec)
+        assert contents(server.url) == contents(built)
+        assert 0 < encoded() == report.embedded <= report.info.chunks - 512
+        assert not index(source, server.url, spec).built
+
+
+def test_a_document_of_many_chunks_is_embedded_in_parts_of_which_a_kill_loses_one(
+    tmp_path: Path, spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("search.indexing.build.TOGETHER", 4)
+    record = {"id": "one", "text": text_of(0) * 10}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(record))
+    encode, calls = Embedder.encode_passages, iter(range(10**6))
+
+    def interrupted(self: Embedder, texts: Sequence[str]) -> np.ndarray:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(Embedder, "encode_passages", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        index(tmp_path / "corpus.jsonl", tmp_path / "chroma", spec)
+    assert index(tmp_path / "corpus.jsonl", tmp_path / "chroma", spec).resumed == 8

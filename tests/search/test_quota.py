@@ -1,0 +1,111 @@
+"""What a Chroma server allows is kept to: queries at once over all shards, and records of a call."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import chromadb
+import numpy as np
+import pytest
+from chroma_parts import ChromaServer, chroma_server
+from conftest import unused_port
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_embedder import save_tiny_embedder
+
+from search.chroma.location import ChromaPlace
+from search.chroma.quota import Quota
+from search.chroma.shard_layout import ShardLayout
+from search.chroma.sharded_store import ShardedIndex
+from search.embedders import EmbedderSpec
+from search.indexing.shards import Shards, build_shards
+
+SHARDS, PAGE, READS = 3, 7, 2
+
+
+class Counted:
+    """How many are inside at once, at most."""
+
+    def __init__(self) -> None:
+        self.most, self._inside, self._lock = 0, 0, threading.Lock()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        with self._lock:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+        time.sleep(0.002)  # a chance for more than may to be seen
+        yield
+        with self._lock:
+            self._inside -= 1
+
+
+@given(reads=st.integers(1, 4), threads=st.integers(1, 8))
+def test_no_more_read_at_once_than_may(reads: int, threads: int) -> None:
+    counted = Counted()
+
+    def read(number: int) -> None:
+        with Quota(reads=reads).reading("http://one"), counted.inside():
+            pass
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(2 * threads)))
+    assert counted.most <= min(reads, threads)
+
+
+def test_without_a_limit_all_read_at_once() -> None:
+    barrier = threading.Barrier(8)
+
+    def read(number: int) -> None:
+        with Quota().reading("http://one"):
+            barrier.wait(10)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
+    with chroma_server(tmp_path_factory.mktemp("quota") / "chroma", unused_port()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_an_index_on_a_server_is_written_and_asked_within_its_quota(
+    server: ChromaServer, spec: EmbedderSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    counted = Counted()
+    upsert, query = chromadb.Collection.upsert, chromadb.Collection.query
+
+    def upserting(self: Any, ids: list[str], **rest: Any) -> None:
+        written.append(len(ids))
+        upsert(self, ids=ids, **rest)
+
+    def querying(self: Any, **rest: Any) -> Any:
+        with counted.inside():
+            return query(self, **rest)
+
+    monkeypatch.setattr(chromadb.Collection, "upsert", upserting)
+    monkeypatch.setattr(chromadb.Collection, "query", querying)
+    place = replace(ChromaPlace.parse(server.url), quota=Quota(PAGE, READS))
+    layout = ShardLayout.parse([place], "wiki", SHARDS)
+    records = [{"id": f"d{n}", "text": f"Passage {n} tells of the harbour."} for n in range(40)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    report = build_shards(tmp_path / "corpus.jsonl", Shards(layout), spec)
+    assert sum(written) == report.info.chunks and max(written) == PAGE
+    vectors = np.random.default_rng(0).normal(size=(4, report.info.dimension)).astype(np.float32)
+    with closing(ShardedIndex(layout).open()) as store, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: store.query(vectors, 3), range(8)))
+    assert answers[1:] == answers[:-1]
+    assert counted.most <= READS

@@ -1,0 +1,462 @@
+"""Our store and server over a real Chroma server that stops, restarts, hangs or holds other collections."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from itertools import cycle
+from pathlib import Path
+
+import chromadb.config
+import httpx
+import numpy as np
+import pytest
+from chroma_parts import NAME, ChromaServer, build, chroma_server, collection_info, text_of
+from conftest import StartPeer, unused_port
+from search_parts import PASSAGES, SPEC, Server, read_metric, wait_for
+
+import search.chroma.location
+from drzero.recipe.fingerprint import fingerprint_collection
+from search.chroma.location import ChromaPlace, connect, request_headers
+from search.chroma.store import ChromaIndex, Store, collection_names, iter_documents, open_collection
+from search.client import SearchClient, SearchUnavailable
+from search.errors import StoreError, StoreUnavailable
+from search.indexing.build import build_index
+from search.server import wait_for_store
+
+COUNT = 20
+LIMIT_S = 60.0
+"""A limit for steps that take a second."""
+
+
+@pytest.fixture(scope="module")
+def chroma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
+    with chroma_server(tmp_path_factory.mktemp("remote") / "chroma", unused_port()) as server:
+        yield server
+
+
+@pytest.fixture
+def vectors(chroma: ChromaServer) -> np.ndarray:
+    """The vectors of the collection, which is built again."""
+    empty(chroma)
+    return build(chroma.url, count=COUNT)
+
+
+def empty(chroma: ChromaServer) -> None:
+    with connect(chroma.url, create=True) as client:
+        if NAME in collection_names(client):
+            client.delete_collection(NAME)
+
+
+@pytest.fixture
+def store(chroma: ChromaServer, vectors: np.ndarray) -> Iterator[Store]:
+    with open_collection(chroma.url, NAME) as opened:
+        yield opened
+
+
+def answers_right(store: Store, vectors: np.ndarray) -> bool:
+    found = store.query(vectors, 3)
+    return [hits[0]["document"]["text"] for hits in found] == [text_of(number) for number in range(COUNT)]
+
+
+def refusal(place: str, name: str = NAME) -> str:
+    with pytest.raises(StoreError) as caught, open_collection(place, name):
+        pass
+    return str(caught.value)
+
+
+def test_collection_on_a_server_answers_like_one_in_a_folder(
+    store: Store, vectors: np.ndarray, tmp_path: Path
+) -> None:
+    build(tmp_path / "chroma", count=COUNT)
+    with open_collection(tmp_path / "chroma", NAME) as local:
+        here, there = local.query(vectors, COUNT + 1), store.query(vectors, COUNT + 1)
+        assert store.info == local.info
+    assert [[hit["document"] for hit in hits] for hits in here] == [
+        [hit["document"] for hit in hits] for hits in there
+    ]
+
+
+def test_collection_on_a_server_has_the_fingerprint_of_one_in_a_folder(
+    chroma: ChromaServer, vectors: np.ndarray, tmp_path: Path
+) -> None:
+    build(tmp_path / "chroma", count=COUNT)
+    assert fingerprint_collection(ChromaIndex(chroma.url, NAME)) == fingerprint_collection(
+        ChromaIndex(tmp_path / "chroma", NAME)
+    )
+
+
+def test_documents_of_a_server_are_read_in_pages_and_sorted_by_id(
+    chroma: ChromaServer, vectors: np.ndarray
+) -> None:
+    read = list(iter_documents(chroma.url, NAME, batch=7))
+    numbers = sorted(range(COUNT), key=str)
+    assert read == [(str(number), f"title {number}", text_of(number)) for number in numbers]
+
+
+def test_query_fails_while_the_server_is_down_and_works_again_when_it_is_back(
+    chroma: ChromaServer, store: Store, vectors: np.ndarray
+) -> None:
+    assert answers_right(store, vectors)
+    chroma.stop()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=f"{chroma.url}"):
+            store.query(vectors, 3)
+    chroma.start()
+    assert answers_right(store, vectors)
+
+
+def test_hanging_server_is_given_up_in_time(
+    chroma: ChromaServer, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search.chroma.location, "_READ_TIMEOUT_S", 3)
+    with open_collection(chroma.url, NAME) as store:
+        assert answers_right(store, vectors)
+        chroma.signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreUnavailable, match="Timeout"):
+                store.query(vectors, 3)
+            with pytest.raises(StoreUnavailable, match=r"no Chroma server answers .*Timeout"):
+                store.query(vectors, 3)
+        finally:
+            chroma.signal(signal.SIGCONT)
+        assert answers_right(store, vectors)
+
+
+def test_chroma_still_has_no_setting_for_a_timeout() -> None:
+    # When it has one, `_server_client` need not reach into the client.
+    names = [name for name in chromadb.config.Settings.model_fields if "timeout" in name]
+    assert names == [
+        "chroma_logservice_request_timeout_seconds",
+        "chroma_sysdb_request_timeout_seconds",
+        "chroma_query_request_timeout_seconds",  # of the distributed server, not of its client
+    ]
+
+
+def test_collection_replaced_by_another_version_is_refused(
+    chroma: ChromaServer, store: Store, vectors: np.ndarray
+) -> None:
+    empty(chroma)
+    with pytest.raises(StoreUnavailable, match=f"no collection '{NAME}'"):
+        store.query(vectors, 3)
+    build(chroma.url, seed=1, count=COUNT)
+    for _ in range(2):
+        with pytest.raises(
+            StoreUnavailable, match=r"another version now \(version-1, and version-0 is served"
+        ):
+            store.query(vectors, 3)
+
+
+def test_collection_replaced_by_the_same_version_is_accepted(
+    chroma: ChromaServer, store: Store, vectors: np.ndarray
+) -> None:
+    empty(chroma)
+    build(chroma.url, count=COUNT)
+    assert answers_right(store, vectors)
+
+
+def test_collection_changed_in_place_is_refused_at_the_next_query(
+    chroma: ChromaServer, store: Store, vectors: np.ndarray
+) -> None:
+    assert answers_right(store, vectors)
+    with connect(chroma.url, create=True) as client:
+        handle = client.get_collection(NAME, embedding_function=None)
+        handle.modify(metadata=collection_info("version-2", COUNT).to_metadata())
+    with pytest.raises(StoreUnavailable, match="another version now"):
+        store.query(vectors, 3)
+
+
+def test_server_that_is_down_at_the_start_is_one_clear_error() -> None:
+    address = f"http://127.0.0.1:{unused_port()}"
+    message = refusal(address)
+    assert message.startswith(f"no Chroma server answers at {address} (ConnectError: ")
+    assert "start one" in message and "\n" not in message
+
+
+def test_start_waits_for_a_server_that_starts_later(
+    chroma: ChromaServer, vectors: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    chroma.stop()
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(wait_for_store, ChromaIndex(chroma.url, NAME))
+        wait_for(lambda: "waiting for the index" in caplog.text, LIMIT_S, or_else=opening.done)
+        chroma.start()
+        with closing(opening.result()) as store:
+            assert answers_right(store, vectors)
+
+
+def test_server_that_stays_down_is_one_clear_error_after_the_wait() -> None:
+    with pytest.raises(StoreError, match="no Chroma server answers at"):
+        wait_for_store(ChromaIndex(f"http://127.0.0.1:{unused_port()}", NAME), wait_s=0)
+
+
+def test_server_of_another_kind_is_recognised(start_peer: StartPeer) -> None:
+    peer = start_peer("/retrieve", lambda _: {})
+    assert "is no Chroma server, or not one of version 1: it answered HTTP 404" in refusal(peer.url)
+
+
+def test_missing_database_is_named(chroma: ChromaServer) -> None:
+    assert "has no database 'papers' of a tenant 'me'" in refusal(f"{chroma.url}/me/papers")
+
+
+def test_missing_collection_is_named_with_the_existing_ones(
+    chroma: ChromaServer, vectors: np.ndarray
+) -> None:
+    assert refusal(chroma.url, "wikis") == f"no collection 'wikis' in {chroma.url}: it holds {NAME}"
+
+
+class Guard(BaseHTTPRequestHandler):
+    """Refuses everyone, and repeats the key it was sent."""
+
+    def do_GET(self) -> None:
+        key = self.headers.get("X-Chroma-Token")
+        self.server.seen.append(key)  # type: ignore[attr-defined]
+        body = f'{{"error": "AuthError", "message": "bad key {key}"}}'.encode()
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+def test_api_key_is_sent_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CHROMA_API_KEY", " ck-secret\n")
+    seen: list[str | None] = []
+    with HTTPServer(("127.0.0.1", 0), Guard) as guard:
+        guard.seen = seen  # type: ignore[attr-defined]
+        threading.Thread(target=guard.handle_request, daemon=True).start()
+        message = refusal(f"http://127.0.0.1:{guard.server_port}")
+    assert seen == ["ck-secret"]
+    assert "refuses access (HTTP 403): check its API key" in message
+    shown = f"{message} {caplog.text} {ChromaPlace.parse('https://h/a/b')!r}"
+    assert "secret" not in shown
+
+
+def test_api_key_that_cannot_be_sent_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHROMA_API_KEY", "ck\nsecret")
+    assert (
+        refusal("https://127.0.0.1:9") == "CHROMA_API_KEY holds characters that an HTTP header cannot carry"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "sent"),
+    [
+        ("https://api.trychroma.com/a/b", True),
+        ("http://127.0.0.1:1", True),
+        ("http://localhost:1", True),
+        ("http://10.0.0.7:1", False),
+        ("http://chroma.example:1", False),
+    ],
+)
+def test_api_key_goes_where_nobody_can_read_it_on_the_way(
+    monkeypatch: pytest.MonkeyPatch, address: str, sent: bool
+) -> None:
+    monkeypatch.setenv("CHROMA_API_KEY", "ck-secret")
+    headers = request_headers(ChromaPlace.parse(address))
+    assert headers == ({"X-Chroma-Token": "ck-secret"} if sent else {})
+
+
+def test_proxy_of_the_environment_is_not_used_for_a_chroma_within_this_machine(
+    chroma: ChromaServer, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHROMA_API_KEY", "ck-secret")
+    with Relay(chroma.url).running() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        monkeypatch.setenv("no_proxy", "intranet.example")
+        with open_collection(chroma.url, NAME) as store:
+            assert answers_right(store, vectors)
+        assert proxy.asked == []
+        assert os.environ["no_proxy"] == "intranet.example,127.0.0.1"
+
+
+class Relay(ThreadingHTTPServer):
+    """Passes requests on to a Chroma server, and keeps their paths in `asked`.
+
+    `before` is called with each path first; a number that it returns is the status that is answered instead.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, goal: str) -> None:
+        super().__init__(("127.0.0.1", 0), RelayHandler)
+        self.goal, self.url = goal, f"http://127.0.0.1:{self.server_port}"
+        self.asked: list[str] = []
+        self.before: Callable[[str], int | None] = lambda path: None
+
+    @contextmanager
+    def running(self) -> Iterator["Relay"]:
+        thread = threading.Thread(target=self.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            thread.join()
+            self.server_close()
+
+
+class RelayHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Relay)
+        self.server.asked.append(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, answer = self.server.before(self.path), b"{}"
+        if status is None:
+            headers = {"Content-Type": "application/json"}
+            url = self.server.goal + self.path
+            with httpx.Client(trust_env=False) as client:
+                found = client.request(self.command, url, content=body, headers=headers)
+            status, answer = found.status_code, found.content
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def relay(chroma: ChromaServer, vectors: np.ndarray) -> Iterator[Relay]:
+    with Relay(chroma.url).running() as relay:
+        yield relay
+
+
+def test_answer_of_a_collection_that_changes_during_the_query_is_discarded(
+    chroma: ChromaServer, vectors: np.ndarray, relay: Relay
+) -> None:
+    changed = threading.Event()
+
+    def change(path: str) -> None:
+        if path.endswith("/query") and not changed.is_set():
+            changed.wait(1)  # a check next to the query would be finished by then
+            with connect(chroma.url, create=True) as client:
+                handle = client.get_collection(NAME, embedding_function=None)
+                handle.modify(metadata=collection_info("version-2", COUNT).to_metadata())
+            changed.set()
+
+    relay.before = change
+    with (
+        open_collection(relay.url, NAME) as store,
+        pytest.raises(StoreUnavailable, match=r"another version now \(version-2, and version-0"),
+    ):
+        store.query(vectors, 3)
+
+
+def test_index_that_limits_the_rate_is_unavailable_and_not_connected_to_again(
+    relay: Relay, vectors: np.ndarray
+) -> None:
+    with open_collection(relay.url, NAME) as store:
+        assert answers_right(store, vectors)
+        relay.before = lambda path: 429 if path.endswith("/query") else None
+        relay.asked.clear()
+        with pytest.raises(StoreUnavailable):
+            store.query(vectors, 3)
+        relay.before = lambda path: None
+        assert answers_right(store, vectors)
+    assert [path.rpartition("/")[2].partition("?")[0] for path in relay.asked] == ["query", "query", NAME]
+
+
+@pytest.fixture
+def servers(chroma: ChromaServer, tmp_path: Path) -> Iterator[list[Server]]:
+    """Two retrieval servers over one collection of the Chroma server."""
+    empty(chroma)
+    records = (json.dumps({"title": title, "text": text}) for title, text in PASSAGES.items())
+    (tmp_path / "corpus.jsonl").write_text("\n".join(records))
+    build_index(tmp_path / "corpus.jsonl", chroma.url, NAME, SPEC)
+    # Without the cache, which could answer while Chroma is away.
+    started = [Server(chroma.url, "--cache-mb", "0") for _ in range(2)]
+    try:
+        for server in started:
+            server.wait_healthy()
+        yield started
+    finally:
+        for server in started:
+            if not server.is_over():
+                server.end()
+
+
+class Asker:
+    """Asks a server for one town after the other, and keeps its answers."""
+
+    def __init__(self, url: str) -> None:
+        self.answers: list[tuple[str, str]] = []
+        self.failures: list[str] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._ask(url)))
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    async def _ask(self, url: str) -> None:
+        client = SearchClient(url, topk=1, deadline_s=6)
+        for name in cycle(PASSAGES):
+            if self._ended.is_set():
+                break
+            try:
+                ((passage,),) = await client.retrieve([f"{name}\n{PASSAGES[name]}"])
+            except SearchUnavailable as error:
+                self.failures.append(str(error))
+            else:
+                self.answers.append((name, passage["title"]))
+            await asyncio.sleep(0.05)
+        await client.aclose()
+
+
+@pytest.mark.slow("several servers over a flapping one; a single outage is tested in process")
+def test_servers_over_a_chroma_that_stops_and_starts_give_no_wrong_answer_and_recover(
+    chroma: ChromaServer, servers: list[Server]
+) -> None:
+    askers = [Asker(server.url) for server in servers]
+    try:
+        wait_for(lambda: all(len(asker.answers) > 5 for asker in askers), LIMIT_S)
+        chroma.stop()
+        wait_for(lambda: all("HTTP 503" in " ".join(asker.failures) for asker in askers), LIMIT_S)
+        before = [len(asker.answers) for asker in askers]
+        chroma.start()
+        wait_for(
+            lambda: all(len(asker.answers) > count + 5 for asker, count in zip(askers, before, strict=True)),
+            LIMIT_S,
+        )
+    finally:
+        for asker in askers:
+            asker.end()
+    assert all(name == title for asker in askers for name, title in asker.answers)
+
+
+@pytest.mark.slow("a server of its own; a hanging index is given up in process")
+def test_sigterm_stops_a_server_whose_index_hangs_in_time(
+    chroma: ChromaServer, servers: list[Server]
+) -> None:
+    server = servers[0]
+    encoded = read_metric(server.url, "retrieval_encode_seconds_count")
+
+    def ask() -> int:
+        body = {"queries": ["salt"]}
+        return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=30).status_code
+
+    chroma.signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask)
+            wait_for(lambda: read_metric(server.url, "retrieval_encode_seconds_count") > encoded, LIMIT_S)
+            server.process.terminate()
+            code, _ = server.ended(10)
+        assert (code, asked.result()) == (0, 503)
+    finally:
+        chroma.signal(signal.SIGCONT)

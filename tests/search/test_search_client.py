@@ -1,0 +1,232 @@
+"""The client's deadline, retries, refusals and token, against a scripted server on loopback."""
+
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from scripted_search import ANSWER, retrieve, serving
+
+from drzero.ops.bearer import TokenUnusable
+from search.client import CONNECTIONS, SearchClient, SearchRefused, SearchRequestError, SearchUnavailable
+from search.wire import TOKEN_VARIABLE
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_request_is_of_the_wire_format() -> None:
+    with serving((200, ANSWER)) as server:
+        assert retrieve(f"{server.url}/", ["salt"], topk=5) == ANSWER["result"]
+    assert server.requests[0][1] == {"queries": ["salt"], "topk": 5, "return_scores": False}
+
+
+@pytest.mark.parametrize(("token", "sent"), [("abc", "Bearer abc"), (" abc\n", "Bearer abc"), ("", None)])
+def test_token_of_the_environment_is_sent_as_bearer(
+    monkeypatch: pytest.MonkeyPatch, token: str, sent: str | None
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with serving((200, ANSWER)) as server:
+        retrieve(server.url, ["salt"])
+    assert server.requests[0][0].get("Authorization") == sent
+
+
+@pytest.mark.parametrize("token", ["ab\ncd", "schlüssel"])
+def test_token_that_cannot_be_sent_is_refused_without_being_shown(
+    monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(TokenUnusable, match="RETRIEVAL_TOKEN holds characters") as caught:
+        SearchClient("http://127.0.0.1:9")
+    assert token not in str(caught.value)
+
+
+def test_token_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "sesame")
+    with (
+        serving((401, {"detail": "a bearer token is needed"})) as server,
+        pytest.raises(SearchRequestError) as refused,
+    ):
+        retrieve(server.url, ["salt"])
+    with pytest.raises(SearchUnavailable) as unavailable:
+        retrieve(f"http://127.0.0.1:{free_port()}", ["salt"], deadline_s=0.5)
+    assert "sesame" not in f"{refused.value} {unavailable.value}"
+
+
+def test_server_failures_are_retried_until_an_answer() -> None:
+    with serving((503, {"detail": "loading"}), (500, "oops"), (200, ANSWER)) as server:
+        assert retrieve(server.url, ["salt"]) == ANSWER["result"]
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_busy_server_is_retried_after_the_requested_wait_and_not_by_all_at_once(status: int) -> None:
+    with serving(*[(status, {"detail": "busy"})] * 6, (200, ANSWER), retry_after="1") as server:
+
+        async def ask() -> None:
+            client = SearchClient(server.url)
+            await asyncio.gather(*(client.retrieve(["salt"]) for _ in range(6)))
+            await client.aclose()
+
+        asyncio.run(ask())
+    assert len(server.requests) == 12
+    waits = [again - first for first, again in zip(server.times[:6], server.times[6:], strict=True)]
+    assert min(waits) >= 0.9
+    assert max(waits) - min(waits) > 0.05
+
+
+def test_wait_longer_than_the_deadline_is_cut_for_one_last_attempt() -> None:
+    with serving((503, {"detail": "busy"}), (200, ANSWER), retry_after="600") as server:
+        assert retrieve(server.url, ["salt"], deadline_s=3.0) == ANSWER["result"]
+    assert len(server.requests) == 2
+
+
+def test_server_that_stays_busy_is_given_up_within_the_deadline() -> None:
+    with (
+        serving((503, {"detail": "the queue is full"}), retry_after="600") as server,
+        pytest.raises(SearchUnavailable, match=r"2 attempts .* HTTP 503: the queue is full"),
+    ):
+        retrieve(server.url, ["salt"], deadline_s=1.5)
+
+
+@pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2026 07:28:00 GMT", "soon", "-1", "1e9", "²"])
+def test_retry_after_that_is_no_number_of_seconds_is_ignored(retry_after: str) -> None:
+    with serving((503, {}), (200, ANSWER), retry_after=retry_after) as server:
+        assert retrieve(server.url, ["salt"]) == ANSWER["result"]
+
+
+def test_calls_of_all_solver_attempts_are_in_flight_at_once() -> None:
+    together = threading.Barrier(CONNECTIONS + 1, timeout=60)
+    with serving((200, ANSWER)) as server:
+        server.together = together
+
+        async def ask() -> None:
+            client = SearchClient(server.url, deadline_s=60)
+            asking = [asyncio.create_task(client.retrieve(["salt"])) for _ in range(CONNECTIONS)]
+            await asyncio.to_thread(together.wait)  # which none would pass before all have come
+            await asyncio.gather(*asking)
+            await client.aclose()
+
+        asyncio.run(ask())
+    assert len(server.requests) == CONNECTIONS
+
+
+def test_hanging_connection_is_given_up_for_another_attempt() -> None:
+    with serving((0, None), (200, ANSWER)) as server:
+        assert retrieve(server.url, ["salt"], deadline_s=4.5) == ANSWER["result"]
+    assert len(server.requests) == 2
+
+
+def test_client_waits_for_a_server_that_starts_later() -> None:
+    port = free_port()
+
+    async def ask() -> Any:
+        client = SearchClient(f"http://127.0.0.1:{port}", deadline_s=60)
+        asking = asyncio.create_task(client.retrieve(["salt"]))
+        await asyncio.sleep(0.5)
+        assert not asking.done()
+        with serving((200, ANSWER), port=port):
+            result = await asking
+            await client.aclose()
+        return result
+
+    assert asyncio.run(ask()) == ANSWER["result"]
+
+
+def test_deadline_ends_retries_with_url_attempts_and_last_error() -> None:
+    with serving((503, {"detail": "index is loading"})) as server, pytest.raises(SearchUnavailable) as caught:
+        retrieve(server.url, ["salt"], deadline_s=2.0)
+    message = str(caught.value)
+    assert re.match(rf"{server.url}/retrieve did not answer: [1-9]\d* attempts in ", message)
+    # The deadline may end the last attempt before its answer, on a busy machine.
+    assert re.search(
+        r"\(deadline 2 s\), last: (ServerFailure: HTTP 503: index is loading|ReadTimeout)", message
+    )
+
+
+def test_query_that_the_server_fails_on_each_time_is_given_up_before_the_deadline() -> None:
+    with (
+        serving((500, {"detail": "retrieval failed: RuntimeError"})) as server,
+        pytest.raises(SearchUnavailable, match=r"3 attempts .* HTTP 500: retrieval failed: RuntimeError"),
+    ):
+        retrieve(server.url, ["salt"], deadline_s=600.0)
+    assert len(server.requests) == 3
+
+
+def test_failures_of_other_kinds_between_equal_ones_are_retried() -> None:
+    one, two, busy = (500, {"detail": "one"}), (500, {"detail": "two"}), (503, {"detail": "one"})
+    with serving(one, one, two, one, busy, one, one, (200, ANSWER)) as server:
+        assert retrieve(server.url, ["salt"], deadline_s=60.0) == ANSWER["result"]
+
+
+def test_nobody_listening_is_unavailable() -> None:
+    with pytest.raises(SearchUnavailable, match="last: ConnectError"):
+        retrieve(f"http://127.0.0.1:{free_port()}", ["salt"], deadline_s=1.0)
+
+
+def test_refused_request_is_not_retried() -> None:
+    with (
+        serving((422, {"detail": "at most 4096 items"}), (200, ANSWER)) as server,
+        pytest.raises(SearchRequestError, match="HTTP 422: at most 4096 items"),
+    ):
+        retrieve(server.url, ["salt"])
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "kind"),
+    [
+        (413, "the body is longer than 8388608 bytes", SearchRefused),
+        (422, "Expected `str` of length <= 8192 - at `$.queries[...]`", SearchRefused),
+        (422, "Expected `int` <= 100 - at `$.topk`", SearchRequestError),
+        (401, "a bearer token is needed", SearchRequestError),
+        (404, "Not Found", SearchRequestError),
+    ],
+)
+def test_refusal_of_the_queries_differs_from_a_wrong_configuration(
+    status: int, detail: str, kind: type[SearchRequestError]
+) -> None:
+    with (
+        serving((status, {"detail": detail})) as server,
+        pytest.raises(SearchRequestError, match=f"HTTP {status}") as caught,
+    ):
+        retrieve(server.url, ["salt"])
+    assert type(caught.value) is kind
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("<html>", "no retrieval service"),
+        ({"detail": 1}, "no retrieval service"),
+        ([], "no retrieval service"),
+        ({"result": None}, "no retrieval service"),
+        ({"result": []}, "answered 0 of 1 queries"),
+    ],
+)
+def test_answer_of_another_service_is_refused(body: Any, message: str) -> None:
+    with serving((200, body)) as server, pytest.raises(SearchRequestError, match=message):
+        retrieve(server.url, ["salt"])
+
+
+def test_query_that_is_not_unicode_is_the_callers_error() -> None:
+    with serving((200, ANSWER)) as server, pytest.raises(SearchRequestError, match="not valid Unicode"):
+        retrieve(server.url, ["\ud800"])
+
+
+def test_no_queries_need_no_server() -> None:
+    assert retrieve("http://127.0.0.1:9", []) == []
+
+
+def test_client_does_not_import_heavy_modules() -> None:
+    heavy = ("chromadb", "fastapi", "torch", "numpy")
+    check = f"import search.client, sys; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", check], text=True).strip() == "[]"

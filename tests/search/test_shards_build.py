@@ -1,0 +1,293 @@
+"""Shards that are built, killed in three places each, and built again: the same index as without the kill."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_embedder import save_tiny_embedder
+
+import search.indexing.build
+from search.chroma.location import StoreError
+from search.chroma.shard_layout import ShardLayout
+from search.chroma.sharded_store import ShardedIndex
+from search.chroma.store import ChromaIndex, open_collection
+from search.embedders import Embedder, EmbedderSpec
+from search.indexing.build import BuildOptions, IndexReport, Unwritten, build_index
+from search.indexing.chunking import Chunking
+from search.indexing.journal import IndexJournal
+from search.indexing.shards import Shards, build_shards
+from search.indexing.size import Planned
+from search.indexing.writers import Writers
+
+DOCUMENTS, CHUNKING, SHARDS = 60, Chunking(64, 8), 2
+TOGETHER = 30
+"""Chunks that are embedded together: two calls a shard. The last bits of vectors depend on it."""
+
+
+def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
+    """Documents of which every tenth has several chunks, and two have one text; the last `changed` differ."""
+    texts = [
+        f"Passage {n + (n >= documents - changed)} tells of the harbour. " * (30 if n % 10 == 0 else 1)
+        for n in range(documents)
+    ]
+    records = [{"id": f"d{n}", "title": f"Title {n}", "text": text} for n, text in enumerate(texts)]
+    records.append({**records[1], "id": "again"})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def target_in(folder: Path) -> Shards:
+    return Shards(ShardLayout.parse([folder / "chroma"], "wiki", SHARDS))
+
+
+def index(folder: Path, spec: EmbedderSpec, **how: Any) -> IndexReport:
+    return build_shards(
+        folder / "corpus.jsonl", target_in(folder), spec, BuildOptions(chunking=CHUNKING, **how)
+    )
+
+
+def contents(folder: Path) -> list[Any]:
+    """What each shard holds, by id."""
+    layout, found = target_in(folder).layout, []
+    for number in range(SHARDS):
+        with open_collection(*layout.place(number)) as store:
+            got = store.collection.get(include=["documents", "metadatas", "embeddings"])
+            rows = zip(got["ids"], got["documents"], got["metadatas"], got["embeddings"], strict=True)
+            records = {key: (text, meta, np.float32(vector).tobytes()) for key, text, meta, vector in rows}
+            found.append((store.info, records))
+    return found
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_calls_a_shard() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search.indexing.build, "TOGETHER", TOGETHER)
+        yield
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec) -> Path:
+    """Shards that were indexed in one undisturbed run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_corpus(folder / "corpus.jsonl")
+    index(folder, spec)
+    return folder
+
+
+@pytest.fixture
+def copied(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "copied"))
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The passages that this process has embedded since."""
+    passages: list[str] = []
+    encode = Embedder.encode_passages
+
+    def recording(self: Embedder, texts: Sequence[str]) -> np.ndarray:
+        passages.extend(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(Embedder, "encode_passages", recording)
+    yield passages
+
+
+# --- what a build gives ---
+
+
+def test_the_index_is_that_of_one_collection(built: Path, spec: EmbedderSpec, tmp_path: Path) -> None:
+    build_index(built / "corpus.jsonl", tmp_path / "one", "wiki", spec, chunking=CHUNKING)
+    one, many = ChromaIndex(tmp_path / "one", "wiki"), ShardedIndex(target_in(built).layout)
+    assert list(many.documents()) == list(one.documents())
+    queries = Embedder(spec).encode_queries(["harbour", "Passage 17", "Title 30"])
+    with closing(one.open()) as whole, closing(many.open()) as shards:
+        assert shards.info == whole.info
+        assert shards.check_content()
+        shards.check_embedder(Embedder(spec))
+        wanted, found = whole.query(queries, 5), shards.query(queries, 5)
+    for expected, hits in zip(wanted, found, strict=True):
+        assert [hit["score"] for hit in hits] == pytest.approx([hit["score"] for hit in expected], abs=1e-6)
+    assert sorted(path.name for path in built.iterdir()) == ["chroma", "corpus.jsonl"]
+    names = ["shard-00-of-02", "shard-01-of-02"]
+    assert sorted(path.name for path in (built / "chroma").iterdir()) == names
+
+
+def test_a_repeated_build_changes_nothing(copied: Path, spec: EmbedderSpec, encoded: list[str]) -> None:
+    report = index(copied, spec)
+    assert (report.built, encoded) == (False, [])
+    assert report.survey.duplicates == 1
+
+
+def test_an_update_embeds_what_is_new_and_leaves_each_document_in_its_shard(
+    copied: Path, built: Path, spec: EmbedderSpec, encoded: list[str]
+) -> None:
+    write_corpus(copied / "corpus.jsonl", DOCUMENTS + 3)
+    report = index(copied, spec)
+    assert report.changes is not None
+    assert (report.changes.kept, report.changes.added, report.embedded) == (DOCUMENTS, 3, len(encoded))
+    for (_, before), (_, after) in zip(contents(built), contents(copied), strict=True):
+        assert before.items() <= after.items()
+
+
+def test_another_corpus_is_refused_before_any_shard_is_written(copied: Path, spec: EmbedderSpec) -> None:
+    before = contents(copied)
+    write_corpus(copied / "corpus.jsonl", changed=DOCUMENTS - 10)
+    with pytest.raises(StoreError, match=r"exists already and is of other content, only 10 of its 60"):
+        index(copied, spec)
+    assert contents(copied) == before
+
+
+def test_what_the_whole_takes_is_judged_once(tmp_path: Path, spec: EmbedderSpec) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    plans: list[Planned] = []
+
+    def refuse(planned: Planned) -> None:
+        plans.append(planned)
+        raise StoreError("too large")
+
+    with pytest.raises(StoreError, match="too large"):
+        index(tmp_path, spec, judge=refuse)
+    ((planned,)) = plans
+    assert planned.size.chunks == planned.chunks >= DOCUMENTS
+    assert not list(tmp_path.rglob("*.sqlite3"))
+
+
+def test_what_was_embedded_alone_is_written_by_the_next_build(
+    built: Path, spec: EmbedderSpec, encoded: list[str], tmp_path: Path
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    first = index(tmp_path, spec, embed_only=True)
+    assert (first.is_written, first.embedded) == (False, len(encoded))
+    assert not list(tmp_path.rglob("chroma.sqlite3"))
+    plans: list[Planned] = []
+    second = index(tmp_path, spec, judge=plans.append)
+    assert [planned.chunks for planned in plans] == [0]  # once, of the whole, with nothing left to embed
+    assert (second.is_written, second.resumed) == (True, len(encoded))
+    assert contents(tmp_path) == contents(built)
+    assert index(tmp_path, spec, embed_only=True).built is False
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
+
+
+def test_more_shards_than_the_documents_fill_are_refused(tmp_path: Path, spec: EmbedderSpec) -> None:
+    write_corpus(tmp_path / "corpus.jsonl", 2)
+    layout = ShardLayout.parse([tmp_path / "chroma"], "wiki", 40)
+    with pytest.raises(StoreError, match=r"would be empty, as .* has 2 documents: set fewer"):
+        build_shards(tmp_path / "corpus.jsonl", Shards(layout), spec)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+# --- killed, and run again ---
+
+
+class Killed(BaseException):
+    """Raised where a kill is to happen."""
+
+
+class KilledWhileWriting(Unwritten):
+    """The process that writes it is killed amid its files."""
+
+    def write(self) -> None:
+        self.work.joinpath("index").mkdir()
+        self.work.joinpath("index", "chroma.sqlite3").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillsItsParent(Unwritten):
+    """The process that writes it kills the build, and waits to be killed."""
+
+    def write(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Raise Killed at call number `call` of a method."""
+    method, calls = getattr(owner, name), iter(range(1, 10**6))
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            raise Killed
+        return method(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def end_in(where: str, shard: int, folder: Path, spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a build end in a shard."""
+    with monkeypatch.context() as patch:
+        expected: type[BaseException] = Killed
+        if where == "embedding":
+            fail_at(patch, IndexJournal, "add_vectors", 2 * shard + 2)
+        elif where == "between":
+            fail_at(patch, Writers, "start", shard + 1)
+        else:
+            expected, start, calls = StoreError, Writers.start, iter(range(SHARDS))
+
+            def killing(self: Writers, name: str, unwritten: Unwritten) -> None:
+                start(
+                    self, name, KilledWhileWriting(**vars(unwritten)) if next(calls) == shard else unwritten
+                )
+
+            patch.setattr(Writers, "start", killing)
+        with pytest.raises(expected):
+            index(folder, spec)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("where", ["embedding", "inserting", "between"])
+def test_a_build_that_ends_anywhere_and_is_repeated_gives_the_same_index(
+    where: str,
+    shard: int,
+    tmp_path: Path,
+    built: Path,
+    spec: EmbedderSpec,
+    encoded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    end_in(where, shard, tmp_path, spec, monkeypatch)
+    before = len(encoded)
+    report = index(tmp_path, spec)
+    assert contents(tmp_path) == contents(built)
+    # Nothing that a journal has is embedded again.
+    assert report.embedded == len(encoded) - before
+    assert len(encoded) <= report.info.chunks + (TOGETHER if where == "embedding" else 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
+
+
+def run_and_die(folder: Path, spec: EmbedderSpec) -> None:
+    start, search.indexing.build.TOGETHER = Writers.start, TOGETHER
+
+    def killing(self: Writers, name: str, unwritten: Unwritten) -> None:
+        start(self, name, KillsItsParent(**vars(unwritten)))
+
+    Writers.start = killing  # type: ignore[method-assign]  # of a process that ends here
+    index(folder, spec)
+
+
+@pytest.mark.slow("a process that loads an embedder of its own")
+def test_a_build_that_is_killed_takes_its_processes_with_it_and_is_repeated(
+    tmp_path: Path, built: Path, spec: EmbedderSpec
+) -> None:
+    write_corpus(tmp_path / "corpus.jsonl")
+    process = multiprocessing.get_context("forkserver").Process(target=run_and_die, args=(tmp_path, spec))
+    process.start()
+    process.join(timeout=240)
+    assert process.exitcode == -signal.SIGKILL
+    index(tmp_path, spec)
+    assert contents(tmp_path) == contents(built)

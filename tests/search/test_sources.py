@@ -1,0 +1,504 @@
+"""Sources as they are: formats, fields, encodings, folders and globs, and all that is wrong in one list."""
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loopback_hub import NO_HUB, LoopbackHub
+
+from drzero.ops.hub import hub_fault
+from search.embedders import EmbedderSpec
+from search.indexing.build import build_index
+from search.indexing.journal import IndexJournal, Survey
+from search.sources.corpus import Corpus, Reading
+from search.sources.document import Document
+from search.sources.faults import CorpusError
+from search.sources.fields import Fields
+
+
+def read(source: Path | str, **settings: Any) -> list[Document]:
+    """The documents; raises CorpusError for faults, as an index build does."""
+    corpus, reading = Corpus(source, **settings), Reading()
+    documents = [document for _, document in corpus.read(reading)]
+    corpus.check(reading)
+    return documents
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def test_text_and_markdown_files_at_any_depth_are_documents_with_their_paths_as_ids(tmp_path: Path) -> None:
+    write(tmp_path, {"b.txt": "B", "a/deep/c.md": "C", "a/d.markdown": "D", "A.MD": "E"})
+    assert [document.id for document in read(tmp_path)] == ["A.MD", "a/d.markdown", "a/deep/c.md", "b.txt"]
+
+
+def test_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "A", "b.pdf": b"\xff", ".git/x.txt": "X", ".hidden.md": "Y"})
+    assert [document.id for document in read(tmp_path)] == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "title", "text"),
+    [
+        ("orrin.txt", "# Not a heading\nin text", "orrin", "# Not a heading\nin text"),
+        ("x.md", "# Orrin\n\nA town.\n", "Orrin", "A town.\n"),
+        ("x.md", "\n## Orrin ##\r\nA town.", "Orrin", "A town."),
+        ("x.md", "A preface.\n# Orrin\nA town.", "Orrin", "A preface.\n# Orrin\nA town."),
+        (
+            "x.md",
+            "```\n# a comment\n```\n# Orrin\nA town.",
+            "Orrin",
+            "```\n# a comment\n```\n# Orrin\nA town.",
+        ),
+        # A fence ends with as many of the signs that it began with.
+        (
+            "x.md",
+            "````\n```\n# a comment\n````\n# Orrin\n",
+            "Orrin",
+            "````\n```\n# a comment\n````\n# Orrin\n",
+        ),
+        ("x.md", "```\n~~~\n# a comment\n```\n# Orrin\n", "Orrin", "```\n~~~\n# a comment\n```\n# Orrin\n"),
+        ("x.md", "Orrin\n=====\nA town.", "Orrin", "A town."),
+        ("x.md", "A preface.\n---\n# Orrin\nA town.", "Orrin", "A preface.\n---\n# Orrin\nA town."),
+        ("orrin.md", "- # In a list\n", "orrin", "- # In a list\n"),
+        ("orrin.md", "#hashtag and no heading", "orrin", "#hashtag and no heading"),
+        ("x.md", "# Orrin\n", "Orrin", "# Orrin\n"),
+        ("x.md", b"\xef\xbb\xbf# Orrin\nA town.", "Orrin", "A town."),
+        ("x.md", "## Orrin\nA town.\n### Harbour\nOld.", "Orrin", "A town.\n### Harbour\nOld."),
+        ("x.md", "# Orrin\nA town.\n# Sarn\nAnother.", "Orrin", "A town.\n# Sarn\nAnother."),
+        # That of the first part, not of the whole.
+        ("x.md", "## Harbour\nOld.\n## Market\nNew.", "x", "## Harbour\nOld.\n## Market\nNew."),
+        ("x.md", "### Note\nOld.\n## Market\nNew.", "x", "### Note\nOld.\n## Market\nNew."),
+    ],
+)
+def test_the_title_is_the_heading_of_the_whole_or_the_files_name(
+    tmp_path: Path, name: str, content: str | bytes, title: str, text: str
+) -> None:
+    markdown = name.endswith(".md")
+    assert read(write(tmp_path, {name: content})) == [Document(name, title, text, markdown)]
+
+
+@pytest.mark.parametrize("goal", ["gone", ".", "/proc/self/mem"])  # a dangling link, a folder, a bad disk
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, goal: str) -> None:
+    write(tmp_path, {"notes/a.txt": "A"})
+    (tmp_path / "notes" / "b.txt").symlink_to(goal)
+    with pytest.raises(CorpusError, match=r"notes/b\.txt: cannot be read \(.+\): make it readable"):
+        read(tmp_path / "notes")
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"sub/b\.md: no text"):
+        read(write(tmp_path, {"a.txt": "A", "sub/b.md": " \n"}))
+
+
+def test_a_folder_without_texts_is_refused_with_what_a_corpus_is(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"no documents: a corpus is a file, a folder or"):
+        index(write(tmp_path, {"a.pdf": "x"}))
+
+
+def index(source: Path | str, **settings: Any) -> Survey:
+    """What an index build does first, with its journal of its own."""
+    with TemporaryDirectory() as folder, closing(IndexJournal(Path(folder) / "journal")) as journal:
+        return journal.survey(Corpus(source, **settings))
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("made", [a_pipe, endless])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "notes/a.md"])
+def test_what_would_never_end_is_refused_by_name(
+    tmp_path: Path, name: str, made: Callable[[Path], None]
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    made(path)
+    with pytest.raises(CorpusError, match=rf"{name}: cannot be read \(not a regular file\)"):
+        read(path if path.parent == tmp_path else path.parent)
+
+
+def test_json_nested_deeper_than_it_can_be_parsed_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "A"}\n' + "[" * 100_000)
+    with pytest.raises(CorpusError, match=r"a\.jsonl line 2: not JSON: nested too deep"):
+        read(tmp_path / "a.jsonl")
+
+
+def test_folders_may_be_deeper_than_calls(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        for _ in range(1500):
+            os.mkdir("d")
+            os.chdir("d")
+        Path("x.txt").write_text("deep")
+    try:
+        assert [document.text for document in read(tmp_path)] == ["deep"]
+    finally:
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # pytest's own way recurses
+
+
+def test_parquet_whose_text_is_not_utf8_is_named_with_its_rows(tmp_path: Path) -> None:
+    offsets = np.array([0, 2, 4], dtype=np.int32)
+    texts = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(b"ok\xff\xfe"))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"a\.parquet: .*damaged \(rows 1 to 2\).*UTF8"):
+        read(tmp_path / "a.parquet")
+
+
+@given(st.text("#\t a", max_size=12))
+def test_a_heading_is_what_commonmark_calls_one(line: str) -> None:
+    heading = re.match(r"^ {0,3}#{1,6}[ \t]+(?!#+[ \t]*$)(?![ \t])(.+?)(?:[ \t]+#+)?[ \t]*$", line)
+    with TemporaryDirectory() as folder:
+        (document,) = read(write(Path(folder), {"x.md": f"{line}\nA town."}))
+    assert document.title == (heading[1] if heading else "x")
+
+
+def test_a_line_of_a_million_blanks_takes_no_longer_than_to_read(tmp_path: Path) -> None:
+    line = "# a" + " " * 1_000_000 + "b"
+    assert read(write(tmp_path, {"x.md": line}))[0].title == line[2:]
+
+
+# --- formats -----------------------------------------------------------------------------------------------
+
+RECORDS = [
+    {"headword": "bit", "definition": "A binary digit, 0 or 1.", "n": "a1"},
+    {"headword": "byte", "definition": 'Eight bits; a "word"\nmay have several.', "n": "a2"},
+]
+MAPPED = Fields(text="definition", title="headword", id="n")
+
+
+def table(delimiter: str) -> bytes:
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(RECORDS[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(RECORDS)
+    return stream.getvalue().encode()
+
+
+def lines() -> bytes:
+    return "\n".join(map(json.dumps, RECORDS)).encode()
+
+
+def parquet() -> bytes:
+    stream = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(RECORDS), stream)
+    return stream.getvalue()
+
+
+def packed(data: bytes, codec: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+TABLES = {
+    "a.jsonl": lines(),
+    "a.json": json.dumps(RECORDS).encode(),
+    "of-an-object.json": json.dumps({"version": 2, "data": RECORDS}).encode(),
+    "of-lines.json": lines(),
+    "a.csv": table(","),
+    "semicolons.csv": table(";"),
+    "a.tsv": table("\t"),
+    "a.parquet": parquet(),
+    "a.jsonl.gz": gzip.compress(lines()),
+    "two-parts.csv.gz": gzip.compress(table(",")[:40]) + gzip.compress(table(",")[40:]),
+    "a.jsonl.zst": packed(lines(), "zstd"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_each_format_gives_the_mapped_fields(tmp_path: Path, name: str) -> None:
+    write(tmp_path, {name: TABLES[name]})
+    assert read(tmp_path / name, fields=MAPPED) == [
+        Document("a1", "bit", "A binary digit, 0 or 1."),
+        Document("a2", "byte", 'Eight bits; a "word"\nmay have several.'),
+    ]
+
+
+def test_a_folder_of_parquet_parts_is_one_corpus(tmp_path: Path) -> None:
+    for number, record in enumerate(RECORDS):
+        pq.write_table(pa.Table.from_pylist([record]), tmp_path / f"part-{number}.parquet")
+    assert [document.title for document in read(tmp_path, fields=MAPPED)] == ["bit", "byte"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_without_a_mapping_the_error_names_the_fields_there_are_and_the_setting(
+    tmp_path: Path, name: str
+) -> None:
+    write(tmp_path, {name: TABLES[name]})
+    with pytest.raises(CorpusError, match=r"its fields are headword, definition, n: .*fields\.text=NAME"):
+        read(tmp_path / name)
+
+
+def test_a_mapped_field_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+    write(tmp_path, {"a.jsonl": lines()})
+    with pytest.raises(CorpusError, match=r"lines 1 and 2: no field 'titel', which fields\.title names; its"):
+        read(tmp_path / "a.jsonl", fields=Fields(text="definition", title="titel"))
+
+
+PAGE = """<html><head><title>Sorting - Manual 3</title><style>p {}</style></head><body>
+<nav><a href="/">Home</a></nav><main><h1>Sorting<a class="headerlink" href="#x">¶</a></h1>
+<p>Lists have a <code>sort()</code> method.</p><h2>Keys</h2>
+<pre>&gt;&gt;&gt; sorted([2, 1])
+[1, 2]</pre></main><script>track()</script><footer>Imprint</footer></body></html>"""
+RST = """Sorting
+=======
+
+.. index:: sort
+
+Lists have a :meth:`~list.sort` method, see :ref:`the keys <keys>`.
+
+.. _keys:
+
+Keys
+----
+
+.. versionadded:: 2.4
+   The key.
+
+::
+
+   >>> sorted([2, 1])
+   [1, 2]
+"""
+
+
+def test_a_page_gives_its_main_part_as_markdown(tmp_path: Path) -> None:
+    (page,) = read(write(tmp_path, {"a.html": PAGE}))
+    assert (page.id, page.title, page.markdown) == ("a.html", "Sorting", True)
+    fence = "```\n>>> sorted([2, 1])\n[1, 2]\n```\n"
+    assert page.text == f"Lists have a `sort()` method.\n\n## Keys\n\n{fence}"
+
+
+def test_rst_gives_markdown_and_what_only_sphinx_knows_shows_its_text(tmp_path: Path) -> None:
+    (page,) = read(write(tmp_path, {"a.rst": RST}))
+    assert (page.title, page.markdown) == ("Sorting", True)
+    fence = "```\n>>> sorted([2, 1])\n[1, 2]\n```\n"
+    assert page.text == (f"Lists have a sort method, see the keys.\n\n## Keys\n\n2.4\nThe key.\n\n{fence}")
+
+
+def test_the_label_of_a_note_is_no_sentence_of_it(tmp_path: Path) -> None:
+    note = '<div class="admonition note"><p class="admonition-title">Note</p><p>Keys are cached.</p></div>'
+    files = {"a.html": f"<main><h1>A</h1>{note}</main>", "b.rst": "B\n=\n\n.. note:: Keys are cached.\n"}
+    assert {page.text for page in read(write(tmp_path, files))} == {"Note:\n\nKeys are cached.\n"}
+
+
+def test_front_matter_gives_the_title_and_is_no_text(tmp_path: Path) -> None:
+    (page,) = read(write(tmp_path, {"a.md": "---\ntitle: Orrin\ntags: [x]\n---\nA town.\n"}))
+    assert (page.title, page.text) == ("Orrin", "A town.\n")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("latin-1", "Zürich"),
+        ("cp1252", "The café – “nice” place was naïve."),
+        ("cp1251", "Москва — столица России, большой город."),
+        ("shift_jis", "東京は日本の首都である。人口は多い。"),
+        ("utf-16", "Orrin, a town"),
+        ("utf-8-sig", "Orrin, a town"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_an_encoding_is_found_and_one_that_is_not_utf8_is_told(
+    tmp_path: Path, name: str, encoding: str, text: str
+) -> None:
+    forms = {"a.txt": text, "a.csv": f'text\n"{text}"\n', "a.jsonl": f'{{"text": "{text}"}}\n'}
+    write(tmp_path, {name: forms[name].encode(encoding)})
+    reading = Reading()
+    ((_, document),) = Corpus(tmp_path / name).read(reading)
+    assert document.text == text
+    assert bool(reading.encodings) == (encoding != "utf-8-sig")
+
+
+def test_a_glob_chooses_files_and_their_ids_are_paths_below_its_fixed_part(tmp_path: Path) -> None:
+    write(tmp_path, {"docs (old)/a.md": "A", "docs (old)/sub/b.md": "B", "docs (old)/package.json": "{}"})
+    found = read(str(tmp_path / "docs (old)" / "**" / "*.md"))
+    assert [document.id for document in found] == ["a.md", "sub/b.md"]
+
+
+def test_files_of_other_kinds_are_counted_by_suffix(tmp_path: Path) -> None:
+    write(tmp_path, {"a.md": "A", "b.pdf": "x", "c/d.pdf": "x", "LICENSE": "x"})
+    list(Corpus(tmp_path).read(reading := Reading()))
+    assert {suffix: some.count for suffix, some in reading.left_out.items()} == {
+        ".pdf": 2,
+        "files without a suffix": 1,
+    }
+    assert any("2 .pdf left out" in line for line in reading.lines())
+
+
+def test_a_sample_is_of_the_whole_source_and_the_same_for_a_seed(tmp_path: Path) -> None:
+    write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": f"Text {n}"}) for n in range(500))})
+    corpus = Corpus(tmp_path / "a.jsonl")
+    first = [document.text for document in corpus.sample(20, seed=1)]
+    assert first == [document.text for document in corpus.sample(20, seed=1)] and len(set(first)) == 20
+    assert max(int(text.split()[1]) for text in first) > 250
+    assert len(corpus.sample(1000)) == 500
+
+
+def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_both_places(
+    tmp_path: Path,
+) -> None:
+    texts = ["A town on\n   the river.", "A town on the river.", "Another town."]
+    write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": text}) for text in texts)})
+    survey = index(tmp_path / "a.jsonl")
+    assert (survey.documents, survey.duplicates) == (2, 1)
+    assert [(one.rpartition("/")[2], other.rpartition("/")[2]) for one, other in survey.examples] == [
+        ("a.jsonl line 2", "a.jsonl line 1")
+    ]
+
+
+# --- all that is wrong, in one list ------------------------------------------------------------------------
+
+GOOD = b'{"id": "1", "text": "Orrin is a town."}\n'
+MALFORMED: dict[str, tuple[bytes, str]] = {
+    "empty.md": (b"", "no text"),
+    "blank.txt": (b" \n\t\n", "no text"),
+    "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\xff\xfe\x9c" * 9, "a binary file?"),
+    "one-bad-line.md": ("Zürich\nKöln\nGröße\n".encode() + b"caf\xe9", "not UTF-8 (byte 0xe9)"),
+    "no-json.jsonl": (GOOD + b"{text: 1}\n", "line 2: not JSON"),
+    "deep.jsonl": (b"[" * 100_000, "line 1: not JSON: nested too deep"),
+    "no-record.jsonl": (b'"Orrin"\n', "line 1: not a record with fields, but text"),
+    "no-text.jsonl": (
+        b'{"body": "x"}\n',
+        "line 1: no text: no field 'text' or 'contents'; its fields are body",
+    ),
+    "null.jsonl": (b'{"text": null}\n', "line 1: no text: 'text' is empty"),
+    "blank.jsonl": (b'{"text": "  "}\n', "line 1: no text: 'text' is empty"),
+    "number.jsonl": (b'{"text": 7}\n', "line 1: the text ('text') is a number"),
+    "title.jsonl": (b'{"title": ["a"], "text": "b"}\n', "line 1: the title ('title') is a list"),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1: half a character"),
+    "same-id.jsonl": (
+        b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n',
+        "line 2: has the id 'x' of",
+    ),
+    "cut.json": (b'[{"text": "Orrin"', "not JSON"),
+    "scalar.json": (b"3", "neither a list of records nor one record"),
+    "ragged.csv": (b"title,text\nOrrin\n", "row 1: 1 fields, and the header has 2"),
+    "quote.csv": (b'title,text\nOrrin,"A town\n', "not csv from line 2 on"),
+    "cut.jsonl.gz": (gzip.compress(GOOD * 99)[:30], "cannot be read (Truncated"),
+    "no-gzip.csv.gz": (b"title,text\n", "cannot be read (zlib"),
+    "no.parquet": (b"PAR1", "not a parquet file"),
+    "no-columns.parquet": (parquet(), "its fields are headword, definition, n"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_source_is_refused_by_file_and_place(tmp_path: Path, name: str) -> None:
+    content, says = MALFORMED[name]
+    write(tmp_path, {name: content})
+    with pytest.raises(CorpusError) as refused:
+        index(tmp_path / name)
+    assert f"{tmp_path / name}" in str(refused.value) and says in str(refused.value)
+
+
+def test_more_than_twenty_malformed_sources_are_one_list_and_nothing_is_half_built(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", {name: content for name, (content, _) in MALFORMED.items()})
+    (source / "no-pipe.txt").symlink_to("gone")
+    write(source, {"good.md": "# Orrin\nA town."})
+    with pytest.raises(CorpusError) as refused:
+        build_index(source, tmp_path / "chroma", "c", EmbedderSpec("no-such-model"))
+    message = str(refused.value)
+    assert message.splitlines()[0] == f"{source} has {len(MALFORMED) + 2} faults:"
+    for name, (_, says) in MALFORMED.items():
+        (line,) = [line for line in message.splitlines() if f"/{name}:" in line or f"/{name} " in line]
+        assert says in line
+    assert "no-pipe.txt: cannot be read (No such file or directory)" in message
+    assert message.splitlines()[-1].startswith("Nothing was indexed. Correct them, or")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_with_skip_the_rest_is_indexed_and_what_was_left_out_is_told(tmp_path: Path) -> None:
+    source = write(tmp_path, {name: content for name, (content, _) in MALFORMED.items()})
+    survey = index(source, on_bad="skip")
+    assert survey.documents == 2  # of no-json.jsonl and same-id.jsonl
+    told = "\n".join(survey.reading.lines())
+    assert f"{len(MALFORMED) + 1} faulty records or files skipped:" in told and "empty.md: no text" in told
+
+
+def test_a_source_with_nothing_but_faults_is_refused_even_with_skip(tmp_path: Path) -> None:
+    write(tmp_path, {"a.jsonl": "{}\n{}\n"})
+    with pytest.raises(CorpusError, match="holds no documents: all 2 were faulty"):
+        index(tmp_path / "a.jsonl", on_bad="skip")
+
+
+def test_alike_faults_are_one_line_that_counts_them(tmp_path: Path) -> None:
+    write(tmp_path, {"a.jsonl": '{"text": ""}\n' * 9})
+    with pytest.raises(
+        CorpusError, match=r"a\.jsonl lines 1, 2, 3, 4, 5 and 4 more: no text: 'text' is empty"
+    ):
+        read(tmp_path / "a.jsonl")
+
+
+# --- data sets of the hub ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A hub with one data set of tables and one of texts; nothing of it is cached yet."""
+    sets = {
+        "org/words": {
+            "README.md": b"# Words\nA data set.",
+            "data/train-0.jsonl": lines(),
+            "data/test-0.csv": table(","),
+        },
+        "org/notes": {"a.md": b"# Orrin\nA town.", "b.bin": b"\0"},
+    }
+    hub_fault.cache_clear()
+    with LoopbackHub(sets, port=NO_HUB):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        yield
+    hub_fault.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("source", "titles"),
+    [
+        ("org/words", ["bit", "byte", "bit", "byte"]),
+        ("hf://datasets/org/words/data/train-0.jsonl", ["bit", "byte"]),
+        ("hf://datasets/org/words@main/data/test*.csv", ["bit", "byte"]),
+        ("org/notes", ["Orrin"]),
+    ],
+)
+def test_a_data_set_of_the_hub_is_read_by_name_its_tables_or_else_its_texts(
+    data_sets: None, source: str, titles: list[str]
+) -> None:
+    assert [document.title for document in read(source, fields=MAPPED)] == titles
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("org/none", "there is no file or folder 'org/none', and the data set org/none cannot be fetched"),
+        ("hf://datasets/org/words/none.csv", "the data set org/words has no file none.csv"),
+        ("hf://org/words", "names no data set: write hf://datasets/OWNER/NAME"),
+    ],
+)
+def test_a_data_set_that_is_not_there_is_refused(data_sets: None, source: str, says: str) -> None:
+    with pytest.raises(CorpusError, match=re.escape(says)):
+        read(source)

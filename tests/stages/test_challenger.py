@@ -1,0 +1,419 @@
+"""The real challenger stage with a tiny model: a step, the stop time, a second step, a failure in the third.
+
+What a finished run leaves is asserted on the challenger of `launched_loop`. The second tier starts runs by
+`python -m drzero.cli challenger …` in a process of its own: real services, veRL's own trainer, checkpoint;
+cuts one, resumes it, finishes it after a failure, and trains the next iteration's on it. The policy knows
+the protocol by heart (`tiny_model.save_speaking_model`), so that there are searches, solver attempts and
+rewards that differ.
+"""
+
+import ipaddress
+import json
+import os
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from chaos import STEPS, beat
+from conftest import Prepared
+from data_order import unbroken_order
+from launched_loop import LaunchedLoop
+from omegaconf import OmegaConf
+from search_parts import wait_for
+from stage_run import (
+    RUN_LIMIT_S,
+    Run,
+    assert_nothing_left,
+    checkpoint_weights,
+    dumped_order,
+    run_stage,
+    stop_after_first_step,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from watch import Watch
+
+from drzero.cli import main
+from drzero.stages.examples import read_examples
+from drzero.stages.result import read_result
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.checkpoints import saved_step
+from verl_ext.method.challenger_reward import challenger_reward
+from verl_ext.method.trajectory import Trajectory
+from verl_ext.stop_time import STOP_VARIABLE
+
+BATCH = 8
+PHASES = ["rollout", "log-probs", "advantage", "update", "save", "weight-sync"]
+pytestmark = pytest.mark.timeout(2 * RUN_LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> list[str]:
+    """The command of the run, as a user would type it."""
+    return [
+        *prepared.overrides(checkpoints, speaking_model),
+        *("trainer.total_training_steps=3", f"data.train_batch_size={BATCH}"),
+        # A tiny model needs a larger rate to move visibly.
+        *("actor_rollout_ref.actor.optim.lr=1e-3", "trainer.max_actor_ckpt_to_keep=3", "+trainer.foo=1"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(launched_loop: LaunchedLoop) -> Run:
+    """The loop's challenger, of two steps."""
+    assert launched_loop.done.code == 0, launched_loop.done.stdout[-6000:] + launched_loop.done.stderr
+    return launched_loop.run("challenger_iter1")
+
+
+def test_a_good_run_logs_no_traceback_and_no_engines_that_nobody_asked_for(finished: Run) -> None:
+    assert "Traceback" not in (finished.folder / "logs" / "trainer.log").read_text()
+    assert "engine is not available" not in (finished.folder / "logs" / "merger.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def metrics(finished: Run) -> list[dict[str, Any]]:
+    return finished.lines("metrics/attempt_001.jsonl")
+
+
+@pytest.fixture(scope="module")
+def rollouts(finished: Run) -> list[dict[str, Any]]:
+    return finished.lines("dumps/step_0001.jsonl") + finished.lines("dumps/step_0002.jsonl")
+
+
+def test_both_steps_have_metrics_with_the_time_of_every_phase(metrics: list[dict[str, Any]]) -> None:
+    assert [line["step"] for line in metrics] == [1, 2]
+    for line in metrics:
+        for phase in ("gen", "adv", "update_actor", "save_checkpoint", "update_weights", "step"):
+            assert line["data"][f"timing_s/{phase}"] >= 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "failures/share",
+        "failures/rollouts_lost",
+        "failures/rows_invalid",
+        "failures/searches",
+        "rollout/token_drift_rate",
+        "solver/attempts_failed",
+    ],
+)
+def test_nothing_failed_and_no_token_drifted(metrics: list[dict[str, Any]], name: str) -> None:
+    assert [line["data"][f"drzero/{name}"] for line in metrics] == [0.0, 0.0]
+
+
+def test_the_rehearsal_is_a_real_one(rollouts: list[dict[str, Any]]) -> None:
+    """Valid questions, answered searches, solver attempts, and rewards that differ."""
+    calls = [call for r in rollouts for turn in r["trajectory"]["turns"] for call in turn["calls"]]
+    assert any(call["queries"] and call["response"] for call in calls)
+    assert any(r["reward"]["integrity"] and len(r["attempts"]) == 5 for r in rollouts)
+    assert len({r["reward"]["score"] for r in rollouts}) > 1
+
+
+def test_there_is_one_dump_line_a_rollout(finished: Run) -> None:
+    for step in (1, 2):
+        lines = finished.lines(f"dumps/step_{step:04d}.jsonl")
+        assert len({line["key"] for line in lines}) == len(lines) == finished.config.data.train_batch_size
+        assert {line["step"] for line in lines} == {step}
+        assert all(line["trajectory"]["turns"] for line in lines)
+
+
+def test_every_dumped_reward_is_that_of_the_dumped_trajectory(rollouts: list[dict[str, Any]]) -> None:
+    for rollout in rollouts:
+        reward = rollout["reward"]
+        k = sum(attempt["right"] for attempt in rollout["attempts"]) if rollout["attempts"] else None
+        again = challenger_reward(
+            Trajectory.from_dict(rollout["trajectory"]), rollout["document"], rollout["hop"], n=5, k=k
+        )
+        assert {name: reward[name] for name in asdict(again)} == asdict(again)
+
+
+def test_the_reported_advantages_are_those_of_the_dumped_rewards(
+    finished: Run, metrics: list[dict[str, Any]]
+) -> None:
+    for step, line in enumerate(metrics, start=1):
+        by_hop: dict[int, list[float]] = {}
+        for rollout in finished.lines(f"dumps/step_{step:04d}.jsonl"):
+            by_hop.setdefault(rollout["hop"], []).append(rollout["reward"]["score"])
+        sizes = [
+            abs(score - np.mean(group)) / np.sqrt(np.var(group) + 1e-6)
+            for group in by_hop.values()
+            for score in group
+        ]
+        assert line["data"]["drzero/hrpo/advantage_abs_mean"] == pytest.approx(np.mean(sizes), abs=1e-4)
+
+
+def test_the_sampler_and_the_actor_agree_on_the_log_probs(metrics: list[dict[str, Any]]) -> None:
+    for line in metrics:
+        assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
+
+
+def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
+    beats = [(beat["step"], beat["phase"]) for beat in finished.lines("heartbeats.jsonl")]
+    phases = [(step, phase) for step in range(1, STEPS + 1) for phase in PHASES]
+    assert beats == [(0, "start-up"), *phases, (STEPS + 1, "done")]
+
+
+# What a finished run leaves.
+
+
+def test_the_run_ends_with_a_summary_that_names_what_it_left(finished: Run) -> None:
+    for name in ("checkpoint", "export", "dumps, metrics, logs"):
+        assert name in finished.out
+    assert json.loads((finished.folder / "summary.json").read_text())["figures"]["steps"] == STEPS
+
+
+def test_the_run_ends_with_questions_to_read(finished: Run) -> None:
+    examples = read_examples(finished.folder)
+    assert examples and 0 < len(examples.accepted) + len(examples.rejected) <= 6
+    for one in (*examples.accepted, *examples.rejected):
+        assert f"{one.question or '–'} → {one.answer or '–'}" in finished.out and one.reason in finished.out
+
+
+def test_in_a_pipe_a_run_prints_few_lines_and_no_spaces_at_their_ends(launched_loop: LaunchedLoop) -> None:
+    log = launched_loop.mounted / "evolve" / "logs" / "challenger_iter1.log"
+    lines = log.read_text().splitlines()
+    assert len(lines) <= 60 and [line for line in lines if line != line.rstrip()] == []
+
+
+def test_the_export_is_of_the_last_step(finished: Run) -> None:
+    source = json.loads((finished.export / "export.json").read_text())["source"]
+    assert source["step"] == f"global_step_{STEPS}"
+
+
+def test_the_export_is_the_checkpoint_and_gives_its_log_probs(finished: Run, speaking_model: Path) -> None:
+    exported = AutoModelForCausalLM.from_pretrained(finished.export, dtype=torch.float32)
+    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32)
+    from_checkpoint.load_state_dict(checkpoint_weights(finished, STEPS))
+    tokenizer = AutoTokenizer.from_pretrained(finished.export)
+    ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
+    with torch.no_grad():
+        ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+def test_the_export_keeps_the_chat_template(finished: Run, speaking_model: Path) -> None:
+    exported, original = (AutoTokenizer.from_pretrained(p) for p in (finished.export, speaking_model))
+    assert exported.chat_template == original.chat_template
+    assert exported.eos_token == original.eos_token == "<|im_end|>"
+
+
+def test_the_result_names_checkpoint_and_export_and_counts_the_attempts_tokens(finished: Run) -> None:
+    result = read_result(finished.folder)
+    assert result and result.outputs == {
+        "checkpoint": finished.folder / f"global_step_{STEPS}",
+        "export": finished.export,
+    }
+    steps = [line["data"] for line in finished.lines("metrics/attempt_001.jsonl")]
+    attempts = sum(
+        step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"] for step in steps
+    )
+    of_rollouts = sum(step["perf/total_num_tokens"] for step in steps)
+    assert result.tokens == of_rollouts + attempts > attempts > 0
+
+
+def test_tensorboard_has_the_metrics(finished: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished.folder / "tensorboard"))
+    events.Reload()
+    assert [scalar.step for scalar in events.Scalars("drzero/reward/score")] == [1, 2]
+
+
+# Started by a command of its own: cut by its stop time, resumed and failed, finished, and taken over.
+
+
+@pytest.fixture(scope="module")
+def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
+    """The first step, which the stop time ends; no save would be due before the third."""
+    env = {
+        STOP_VARIABLE: str(stop_after_first_step(finished)),
+        LOG_VARIABLE: str(checkpoints / "announced.jsonl"),
+    }
+    return run_stage("challenger", [*arguments, "trainer.save_freq=3"], checkpoints / "tiny", env=env)
+
+
+@pytest.fixture(scope="module")
+def killed(arguments: list[str], cut: Run) -> Run:
+    """Without a stop time, after all that reads what the first has left: the second step, and a third.
+
+    In the third's rollout the solver is killed (SIGKILL), which is not started again.
+    """
+    folder, since = cut.folder, time.time()
+
+    def kill(watch: Watch) -> None:
+        wait_for(lambda: beat(3, "rollout")(folder, since), RUN_LIMIT_S)
+        port = OmegaConf.load(folder / "resolved.yaml").solver.port
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                os.kill(connection.pid, signal.SIGKILL)
+
+    return run_stage("challenger", [*arguments, "trainer.save_freq=1"], folder, kill)
+
+
+@pytest.mark.slow("a start of the trainer: test_training.py and the loop's own stop time in the first")
+@pytest.mark.matrix
+class TestOutOfTime:
+    def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(self, cut: Run) -> None:
+        assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
+        reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
+        assert len(reported) == 1
+        assert reported[0].startswith("drzero challenger: out of time after step 1 of 3: another step")
+        assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
+
+    def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(self, cut: Run) -> None:
+        assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
+        assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
+        assert not cut.export.exists()
+        assert_nothing_left(cut)
+
+    def test_what_was_whole_by_then_was_announced(self, cut: Run) -> None:
+        announced = (cut.folder.parent / "announced.jsonl").read_text().splitlines()
+        paths = [Path(json.loads(line)["path"]).relative_to(cut.folder) for line in announced]
+        assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
+
+    def test_diagnose_reports_no_failure_of_it(self, cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["diagnose", str(cut.folder)]) == 0
+        assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
+        (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
+        assert (event["component"], event["step"]) == ("trainer", 1)
+
+
+@pytest.mark.slow("a second start; test_resume.py covers what is read, linked and refused")
+@pytest.mark.matrix
+class TestResumed:
+    def test_a_rerun_resumes_after_the_last_step(self, killed: Run) -> None:
+        assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
+
+    def test_a_resumed_run_draws_the_data_of_an_unbroken_one(self, killed: Run) -> None:
+        assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
+
+    def test_a_resumed_run_starts_from_the_saved_weights(self, killed: Run) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        first, second = checkpoint_weights(killed, 1)[name], checkpoint_weights(killed, 2)[name]
+        step = (second - first).abs().max()
+        assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
+
+    def test_a_key_of_the_users_own_reaches_the_trainers_config(self, killed: Run) -> None:
+        assert killed.config.trainer.foo == 1
+
+    def test_heartbeats_are_the_phases_in_order(self, killed: Run) -> None:
+        beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
+        assert beats[0] == (0, "start-up")
+        resumed_at = max(place for place, (_, phase) in enumerate(beats) if phase == "start-up")
+        assert [beat for beat in beats[:resumed_at] if beat[1] in PHASES] == [(1, phase) for phase in PHASES]
+        expected = [*((2, phase) for phase in PHASES), (3, "rollout")]
+        assert beats[resumed_at + 1 :][: len(expected)] == expected
+
+    def test_training_moved_the_weights(self, killed: Run, speaking_model: Path) -> None:
+        before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
+        first, second = checkpoint_weights(killed, 1), checkpoint_weights(killed, 2)
+        name = "model.layers.0.mlp.up_proj.weight"
+        assert not torch.equal(before[name], first[name])
+        assert not torch.equal(first[name], second[name])
+
+    def test_nothing_listened_beyond_loopback(self, killed: Run) -> None:
+        assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
+        beyond = {
+            (ip, port): command
+            for (ip, port), command in killed.watch.listeners.items()
+            if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
+        }
+        assert beyond == {}
+
+
+@pytest.mark.slow("in the run that resumes; test_ops_faults.py ends services in the first tier")
+@pytest.mark.matrix
+class TestAKilledService:
+    def test_a_killed_service_ends_the_run_with_its_name_and_log(self, killed: Run) -> None:
+        assert killed.code == 1, killed.err[-3000:]
+        assert "service 'solver' died: killed by SIGKILL" in killed.err
+        assert str(killed.folder / "logs" / "solver.log") in killed.err
+        assert "Traceback" not in killed.err.split("last lines:")[0]
+
+    def test_a_killed_service_leaves_no_process_behind(self, killed: Run) -> None:
+        assert_nothing_left(killed)
+
+    def test_a_killed_service_leaves_no_step_half_written(self, killed: Run) -> None:
+        assert not list(killed.folder.glob("**/*.partial")) and not killed.export.exists()
+        left = sorted(path.name for name in ("dumps/*", "global_step_*") for path in killed.folder.glob(name))
+        assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
+
+
+@pytest.fixture(scope="module")
+def resumed(arguments: list[str], killed: Run) -> Run:
+    """The same command again, after all that reads the killed run's files has had its turn."""
+    run = run_stage("challenger", [*arguments, "trainer.save_freq=1"], killed.folder)
+    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def continued(arguments: list[str], resumed: Run) -> Run:
+    """The next iteration's challenger: a folder of its own, one step on from where the last one ended."""
+    choices = ["run.name=next", f"continue_from={resumed.folder}", "trainer.total_training_steps=4"]
+    run = run_stage(
+        "challenger", [*arguments, *choices, "trainer.save_freq=1"], resumed.folder.parent / "next"
+    )
+    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
+    return run
+
+
+@pytest.mark.slow("a third start of the trainer: `killed` is a resumed run as well, `finished` has an export")
+@pytest.mark.matrix
+class TestFinishedAfterAFailure:
+    def test_the_rerun_makes_the_step_that_is_left(self, resumed: Run) -> None:
+        assert [line["step"] for line in resumed.lines("metrics/attempt_003.jsonl")] == [3]
+        assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 3
+        assert json.loads((resumed.export / "export.json").read_text())["source"]["step"] == "global_step_3"
+
+    def test_it_draws_the_data_of_an_unbroken_one(self, resumed: Run) -> None:
+        assert dumped_order(resumed, (1, 2, 3)) == unbroken_order(resumed.config, 3)
+
+    def test_it_starts_from_the_saved_weights(self, resumed: Run) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        second, third = checkpoint_weights(resumed, 2)[name], checkpoint_weights(resumed, 3)[name]
+        assert 0 < (third - second).abs().max() < 5e-3
+
+    def test_no_process_of_the_run_is_left_and_its_ports_are_free(self, resumed: Run) -> None:
+        assert_nothing_left(resumed)
+
+
+@pytest.mark.slow("a start of the trainer; test_resume.py covers what is linked and refused")
+@pytest.mark.matrix
+class TestTheNextIteration:
+    def test_it_keeps_counting(self, continued: Run) -> None:
+        assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
+        assert [path.name for path in continued.folder.glob("global_step_*")] == ["global_step_4"]
+
+    def test_it_draws_the_data_of_one_unbroken_run(self, continued: Run) -> None:
+        assert dumped_order(continued, (4,)) == unbroken_order(continued.config, 4)[3:]
+
+    def test_it_takes_over_weights_and_optimizer(self, resumed: Run, continued: Run) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        third, fourth = checkpoint_weights(resumed, 3)[name], checkpoint_weights(continued, 4)[name]
+        assert 0 < (fourth - third).abs().max() < 5e-3  # one step of Adam at 1e-3
+        shard = continued.folder / "global_step_4" / "actor" / "optim_world_size_1_rank_0.pt"
+        optimizer = torch.load(shard, weights_only=False)
+        assert {int(state["step"]) for state in optimizer["state"].values()} == {4}
+
+    def test_its_result_is_of_its_own_step(self, continued: Run) -> None:
+        result = read_result(continued.folder)
+        assert result and result.outputs == {
+            "checkpoint": continued.folder / "global_step_4",
+            "export": continued.export,
+        }
+        step = continued.lines("metrics/attempt_001.jsonl")[0]["data"]
+        attempts = step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"]
+        # None where no question of the step was well formed, which is up to the tiny model.
+        assert result.tokens == step["perf/total_num_tokens"] + attempts > attempts

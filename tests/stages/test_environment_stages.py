@@ -1,0 +1,406 @@
+"""Stages in an environment: the one that the docs page writes, its mistakes before a start, an evaluation.
+
+The model of an evaluation is an endpoint that plays a script; a run of the trainer is in the second tier.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import Peer, StartPeer
+from docs_environment import write_environment
+from omegaconf import DictConfig
+from stage_run import RUN_LIMIT_S
+from transformers import AutoTokenizer
+
+from drzero.cli import main
+from drzero.preflight.run import Report, preflight
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.environment import load_taskset
+from drzero.recipe.metrics import read_metrics
+from drzero.recipe.overrides import OverrideError
+from drzero.runs.report.conversation import render
+from drzero.runs.report.run_folder import RunFolder
+from drzero.runs.report.trajectories import Unreadable, read_trajectories
+from drzero.runs.report.write import write_report
+from drzero.stages.conversations import ConversationsFailed
+from drzero.stages.evaluation import run_evaluation
+from drzero.stages.result import read_result
+from drzero.stages.train import write_rows
+from environments.fault import EnvironmentUnusable
+
+MODELS = {"/v1/models": {"data": [{"id": "served-model"}]}}
+BROKEN = """
+from environments.conversation import user_message
+from environments.episode import Episode
+from environments.row import Row
+from environments.score import Score
+from environments.taskset import Taskset
+import time
+
+WRONG = "{wrong}"
+
+class One(Episode):
+    def __init__(self, n): self.n = n
+    def messages(self):
+        long = {{"long": True, "one long": self.n == 4, "half long": self.n % 4 == 2}}
+        return [user_message("hello " * (3000 if long.get(WRONG) else 1))]
+    def tools(self): return {{"tool": ["add"], "tools": 5}}.get(WRONG, ())
+    def respond(self, turn):
+        if WRONG == "raises" or (WRONG == "some" and self.n % 100 == 2): raise KeyError("key")
+        if WRONG == "hangs": time.sleep(30)
+        return None
+    def score(self):
+        if WRONG == "score": return 0.5
+        rewards = {{"reward": float("inf"), "nan": float("nan"), "text": "1", "huge": 10**400}}
+        return Score(rewards.get(WRONG, 0.5), WRONG == "given", {{}})
+
+class Broken(Taskset):
+    timeout_s = 0.3
+    max_turns = "3" if WRONG == "turns" else 1
+    def rows(self, split, n, seed):
+        if WRONG == "rows": return []
+        if WRONG == "ids": return [Row("a"), Row("a")]
+        if WRONG == "types": return ["a"]
+        if WRONG == "number ids": return [Row(0)]
+        if WRONG == "json": return [Row("a", {{"n": self}})]
+        if WRONG == "raise rows": raise OSError("no file")
+        first = 100 if split == "eval" and WRONG != "same" else 0
+        return [Row(f"{{split}}-{{n}}", {{"n": first + n, "split": split}}) for n in range(64)][:n]
+    def episode(self, row): return One(row.data["n"])
+
+def load(): return Broken()
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment of the docs page."""
+    return write_environment(tmp_path_factory.mktemp("docs"))
+
+
+def test_the_environment_of_the_docs_page_takes_fewer_than_sixty_lines(own: Path) -> None:
+    assert len((own / "number.py").read_text().splitlines()) < 60
+
+
+Compose = Callable[..., DictConfig]
+
+
+@pytest.fixture
+def compose(own: Path, tiny_model: Path, tmp_path: Path) -> Compose:
+    """A stage's config over that environment and a tiny model."""
+
+    def composed(stage: str, *overrides: str) -> DictConfig:
+        places = [f"paths.environments={own}", f"paths.checkpoints={tmp_path}", f"base_model={tiny_model}"]
+        return compose_stage(stage, ["hardware=cpu", "model=demo-policy", *places, *overrides])
+
+    return composed
+
+
+# --- what is typed ------------------------------------------------------------------------------------------
+
+
+def test_env_names_an_environment_in_train_and_in_evaluate(compose: Compose) -> None:
+    train, evaluate = compose("train", "env=vf_wordle", "steps=7"), compose("evaluate", "env=vf-wordle")
+    assert (train.environment.name, train.run.name) == ("wordle", "train_wordle")
+    assert train.trainer.total_training_steps == 7
+    assert (evaluate.environment.name, evaluate.run.name) == ("wordle", "evaluate_wordle")
+    assert evaluate.solver.model_path == evaluate.base_model
+
+
+def test_an_environment_of_ones_own_needs_no_file_in_config(compose: Compose) -> None:
+    config = compose("train", "env=number", "+environment.options.largest=9")
+    assert (config.environment.name, dict(config.environment.options)) == ("number", {"largest": 9})
+
+
+def test_a_corpus_is_none_and_evaluate_asks_benchmarks_with_it(compose: Compose) -> None:
+    assert compose("evaluate", "env=demo").environment.name is None
+    assert compose("evaluate").run.name == "evaluate_iter1"
+
+
+def test_the_stages_of_the_loop_take_no_environment(compose: Compose) -> None:
+    with pytest.raises(OverrideError, match="config group 'env' has no option 'wordle'"):
+        compose("challenger", "env=wordle")
+
+
+# --- before a start -----------------------------------------------------------------------------------------
+
+
+def found(report: Report, severity: str = "error") -> str:
+    return "\n".join(str(finding) for finding in report.findings if finding.severity == severity)
+
+
+def test_preflight_plays_an_episode_without_a_model(compose: Compose) -> None:
+    report = preflight(compose("train", "env=number"), "train")
+    assert found(report) == ""
+    said = (
+        r"number: 25 rows; \d+ tokens at the start; who says nothing gets 0 \(exact 0, near 0\) after 6 turns"
+    )
+    assert re.search(said, found(report, "note"))
+
+
+def test_no_index_is_asked_for(compose: Compose) -> None:
+    keys = {finding.key for finding in preflight(compose("evaluate", "env=number"), "evaluate").findings}
+    assert not keys & {"chroma.path", "retrieval.embedder", "benchmarks"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("raises", "broken: Episode.respond raised KeyError: 'key'"),
+        ("hangs", "broken: Episode.respond did not return within 0.3 s"),
+        ("reward", "broken: Episode.score: a reward is a finite number, not inf (float)"),
+        ("nan", "broken: Episode.score: a reward is a finite number, not nan (float)"),
+        ("text", "broken: Episode.score: a reward is a finite number, not '1' (str)"),
+        ("huge", "broken: Episode.score: a reward is a finite number, not 1000"),
+        ("score", "broken: Episode.score: a score is of the class Score, not 0.5 (float)"),
+        (
+            "tool",
+            """broken: Episode.tools: a tool is {"type": "function", "function": {"name": …}}, not 'add'""",
+        ),
+        ("tools", "broken: Episode.tools: tools are a list, not 5"),
+        ("turns", "max_turns is a number of turns, 1 or more, not '3'"),
+        ("rows", "broken: Taskset.rows('train') gave no rows"),
+        ("ids", "broken: Taskset.rows('train') gave two rows of the id 'a'"),
+        ("types", "broken: Taskset.rows('train') gave list, not a list of Row"),
+        ("json", "broken: Taskset.rows('train'): the data of row 'a' is no JSON"),
+        ("raise rows", "broken: Taskset.rows('train') raised OSError: no file"),
+        ("long", "more than data.max_prompt_length=512"),
+        ("half long", "data.max_prompt_length: the first messages of 16 of 32 rows are longer, up to 30"),
+        ("number ids", "broken: Taskset.rows('train'): the id of a row is a text, not 0"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_one_line_before_a_start(
+    compose: Compose, tmp_path: Path, wrong: str, said: str
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.format(wrong=wrong))
+    said_all = found(preflight(compose("train", "env=broken", f"paths.environments={tmp_path}"), "train"))
+    assert said in said_all and len(said_all.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("given", "who says nothing solves the task"),
+        ("same", "64 of 64 rows of the split eval are rows of"),
+        ("one long", "the first messages of 1 of 32 rows are longer"),
+    ],
+)
+def test_what_is_odd_is_a_warning(compose: Compose, tmp_path: Path, wrong: str, said: str) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.format(wrong=wrong))
+    report = preflight(compose("train", "env=broken", f"paths.environments={tmp_path}"), "train")
+    assert said in found(report, "warning") and not found(report)
+
+
+@pytest.mark.parametrize(("lengths", "fits"), [([], True), (["data.max_prompt_length=3072"], False)])
+def test_bfcls_conversations_fit_the_length_of_their_config_and_no_half_of_it(
+    compose: Compose, tiny_model: Path, tmp_path: Path, lengths: list[str], fits: bool
+) -> None:
+    """With a template that shows tools whole, as those of models that call functions do."""
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    template = model / "chat_template.jinja"
+    named = "function.name ~ '(' ~ function.parameters.properties | join(', ') ~ ')'"
+    assert named in template.read_text()
+    template.write_text(template.read_text().replace(named, "tool | tojson"))
+    typed = ["env=bfcl-multi-turn", f"base_model={model}", *lengths]
+    said = found(preflight(compose("evaluate", *typed), "evaluate"))
+    assert ("the first messages" in said) == (not fits)
+
+
+def test_more_rows_a_step_than_there_are_is_an_error(compose: Compose) -> None:
+    report = preflight(compose("train", "env=number", "data.train_batch_size=30"), "train")
+    assert "the environment has 25 rows, less than one batch" in found(report)
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_an_unknown_name_is_answered_with_those_there_are(
+    compose: Compose, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = found(preflight(compose(stage, "env=nunber"), stage))
+    assert "no environment 'nunber'; did you mean 'number'? There are: " in said
+    assert all(
+        name in said.partition("There are: ")[2] for name in ("number, ", "wordle", "bfcl-single-turn, ")
+    )
+
+
+def test_train_without_an_environment_names_those_there_are(compose: Compose) -> None:
+    with pytest.raises(
+        EnvironmentUnusable, match=r"name an environment, env=NAME\. There are: .*number, .*wordle"
+    ):
+        load_taskset(compose("train"))
+
+
+def test_the_rows_of_a_run_are_the_tasksets_and_the_same_at_each_start(
+    compose: Compose, tmp_path: Path
+) -> None:
+    config = resolve(compose("train", "env=number", "train_rows=8", "val_rows=3"))
+    taskset = load_taskset(config)
+    write_rows(config, taskset)
+    first = [Path(path).read_bytes() for path in (config.data.train_files, config.data.val_files)]
+    rows = pq.read_table(config.data.train_files).to_pylist()
+    assert [json.loads(row["extra_info"]["task"])["number"] % 2 for row in rows] == [0] * 8
+    assert pq.read_table(config.data.val_files).num_rows == 3
+    write_rows(config, taskset)
+    assert first == [Path(path).read_bytes() for path in (config.data.train_files, config.data.val_files)]
+
+
+# --- an evaluation ------------------------------------------------------------------------------------------
+
+
+class Halving:
+    """An endpoint that finds numbers by halving, or fails with a status."""
+
+    def __init__(self, start_peer: StartPeer, tokenizer: Any, status: int | None = None) -> None:
+        self._tokenizer, self._status = tokenizer, status
+        self.peer: Peer = start_peer("/v1/completions", self._complete, MODELS)
+
+    def _complete(self, body: dict[str, Any]) -> Any:
+        if self._status:
+            return self._status
+        text = self._tokenizer.decode(body["prompt"], skip_special_tokens=True)
+        low, high, guess = 1, 50, 25
+        for answer in re.findall("Higher|Lower", text):
+            low, high = (guess + 1, high) if answer == "Higher" else (low, guess - 1)
+            guess = (low + high) // 2
+        ids = self._tokenizer.encode(str(guess), add_special_tokens=False)
+        ids.append(self._tokenizer.eos_token_id)
+        return {"choices": [{"text": str(guess), "finish_reason": "stop", "token_ids": ids}]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def endpoint(script: Halving, model: Path, name: str) -> list[str]:
+    return [
+        f"endpoint={script.peer.url}/v1",
+        f"tokenizer={model}",
+        f"run.name={name}",
+        "solver.concurrency=4",
+    ]
+
+
+def report_of(config: DictConfig) -> dict[str, Any]:
+    return dict(json.loads((Path(config.run.dir) / "report.json").read_text()))
+
+
+def test_a_model_is_scored_on_held_out_rows_with_parts_and_intervals(
+    compose: Compose,
+    start_peer: StartPeer,
+    tokenizer: Any,
+    tiny_model: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = Halving(start_peer, tokenizer)
+    config = compose("evaluate", "env=number", "num_examples=10", *endpoint(script, tiny_model, "halving"))
+    run_evaluation(config)
+    score = report_of(config)["benchmarks"]["number"]
+    assert (score["n"], score["em"], score["failed"], score["token_drift"]) == (10, 1.0, 0, 0)
+    assert score["em_low"] == pytest.approx(0.722, abs=1e-3) and score["em_high"] == 1.0
+    assert score["parts"] == {"exact": 1.0, "near": 0.2}
+    result = read_result(Path(config.run.dir))
+    assert result is not None and result.figures == {"solved": 1.0, "reward": 1.2, "failed": 0}
+    # A rerun plays nothing again.
+    played = len(script.peer.requests)
+    run_evaluation(config)
+    assert len(script.peer.requests) == played
+    assert "10 rows, 0 of them still to play" in capsys.readouterr().out
+
+
+def test_two_evaluations_of_the_same_rows_are_compared_in_pairs(
+    compose: Compose,
+    start_peer: StartPeer,
+    tokenizer: Any,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = Halving(start_peer, tokenizer)
+    for name, turns in (("before", 2), ("after", 6)):
+        chosen = ["env=number", "num_examples=25", f"environment.max_turns={turns}"]
+        run_evaluation(compose("evaluate", *chosen, *endpoint(script, tiny_model, name)))
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"number +25 +0\.\d+ +1\.000 +\+0\.\d+ +\[\+0\.\d+, \+0\.\d+\] +\S+ +2\d +0", said)
+    assert "Wilcoxon" in said and "note: environment was" in said
+
+
+def test_its_report_shows_every_episode_with_what_the_environment_said(
+    compose: Compose, start_peer: StartPeer, tokenizer: Any, tiny_model: Path
+) -> None:
+    script = Halving(start_peer, tokenizer)
+    config = compose("evaluate", "env=number", "num_examples=3", *endpoint(script, tiny_model, "shown"))
+    run_evaluation(config)
+    run, unreadable = RunFolder(Path(config.run.dir)), Unreadable()
+    shown = list(read_trajectories(run, unreadable))
+    assert len(shown) == 3 and unreadable.lines == []
+    for trajectory in shown:
+        assert trajectory.parts == {"exact": 1.0, "near": 0.2} and trajectory.failures == []
+        page = render(trajectory)
+        assert trajectory.key in page and "exact" in page
+        assert ("Higher." in page or "Lower." in page) == (len(trajectory.conversation.turns) > 1)
+    assert write_report(run.folder).is_file()
+
+
+def test_episodes_that_fail_are_counted_and_are_in_no_score(
+    compose: Compose, start_peer: StartPeer, tokenizer: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.format(wrong="some"))
+    script = Halving(start_peer, tokenizer)
+    chosen = ["env=broken", f"paths.environments={tmp_path}", "num_examples=5"]
+    config = compose("evaluate", *chosen, *endpoint(script, tiny_model, "some"))
+    run_evaluation(config)
+    report = report_of(config)
+    assert (report["benchmarks"]["broken"]["n"], report["benchmarks"]["broken"]["failed"]) == (4, 1)
+    assert report["benchmarks"]["broken"]["reward"] == 0.5
+    (reason,) = report["failures"]
+    assert reason.startswith("broken: Episode.respond raised KeyError") and "[row eval-2]" in reason
+
+
+def test_with_too_many_failed_episodes_there_is_no_score(
+    compose: Compose, start_peer: StartPeer, tokenizer: Any, tiny_model: Path
+) -> None:
+    script = Halving(start_peer, tokenizer, status=500)
+    chosen = ["env=number", "num_examples=2", "solver.deadline_s=2"]
+    config = compose("evaluate", *chosen, *endpoint(script, tiny_model, "down"))
+    with pytest.raises(ConversationsFailed):
+        run_evaluation(config)
+    assert read_result(Path(config.run.dir)) is None
+
+
+def test_compare_says_what_is_no_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
+    assert "is no finished evaluation" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path)]) == 2
+
+
+# --- a run of the trainer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow("a start of the trainer")
+@pytest.mark.timeout(2 * RUN_LIMIT_S)
+def test_the_environment_of_the_docs_page_trains_two_steps(
+    own: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    places = [f"paths.environments={own}", f"paths.checkpoints={tmp_path}", f"base_model={tiny_model}"]
+    sizes = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "rollout.max_tokens_per_turn=8"]
+    chosen = ["env=number", "hardware=cpu", "model=demo-policy", "steps=2", "environment.filter_groups=false"]
+    assert main(["train", *chosen, *places, *sizes, "process_env.OMP_NUM_THREADS=1"]) == 0
+    run = tmp_path / "train_number"
+    steps = read_metrics(run)
+    assert sorted(steps) == [1, 2]
+    for step in steps.values():
+        assert step["drzero/rollout/rows"] == 16 and step["drzero/rollout/token_drift_rate"] == 0
+        assert step["drzero/failures/share"] == 0
+        assert 0 <= step["drzero/reward/part/near"] <= 0.2
+    lines = [json.loads(line) for line in (run / "dumps" / "step_0001.jsonl").read_text().splitlines()]
+    assert len(lines) == 16 and lines[0]["trajectory"]["turns"][0]["observation"]
+    assert (tmp_path / "train_number_hf" / "config.json").is_file()
+    assert (run / "summary.json").is_file()

@@ -1,0 +1,726 @@
+"""The evaluate stage: with real services and a small model, and with an endpoint that plays a script.
+
+Where an endpoint plays the model, the retrieval service is a stand-in as well, so that a run takes a second;
+one run has all the real parts.
+"""
+
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import Peer, Prepared, StartPeer, unused_port
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from data.benchmarks import BenchmarkQuestion, load_benchmark
+from data.errors import DataError
+from drzero.cli import main
+from drzero.ops.errors import OutOfTime
+from drzero.ops.process.lock import AlreadyRunning, HeldLock
+from drzero.ops.process.logs import OUT_OF_TIME, read_json_lines
+from drzero.ops.services.services import ServiceDied, ServiceSpec
+from drzero.preflight.run import preflight
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.errors import CheckError
+from drzero.stages import conversations, evaluate
+from drzero.stages.conversations import ConversationsFailed
+from drzero.stages.evaluate import answer_record, load_questions, run_evaluate
+from drzero.stages.result import read_result
+from drzero.stages.scores import PAPER_BENCHMARKS, averaged, evaluation_table, score_all, wilson
+from search.embedders import EmbedderSpec
+from search.indexing.build import build_index
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.method.solver_agent import SolverAttempt
+from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.stop_time import STOP_VARIABLE
+
+MODELS = {"/v1/models": {"data": [{"id": "served-model"}]}}
+# Healthy until it is searched.
+STAND_IN = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        print("RuntimeError: lost the index", flush=True)
+        os._exit(3)
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+Reply = Callable[[BenchmarkQuestion], str | int]
+"""What the model says to a question, or the HTTP status with which its server fails."""
+
+
+class Script:
+    """An endpoint that answers the demo world's questions by a function, and what it was asked."""
+
+    def __init__(self, start_peer: StartPeer, corpus: Path, tokenizer: Any, reply: Reply) -> None:
+        self.reply = reply
+        self._tokenizer = tokenizer
+        questions = load_benchmark(corpus / "chains.jsonl")
+        # Longest first: a question may begin like another.
+        self._questions = sorted(questions, key=lambda question: -len(question.question))
+        self.asked: list[str] = []
+        self.peer: Peer = start_peer("/v1/completions", self._complete, MODELS)
+
+    def says(self, reply: Reply) -> None:
+        """Start again at the same address: from now on this reply counts."""
+        self.reply = reply
+        self.asked.clear()
+
+    def _complete(self, body: dict[str, Any]) -> Any:
+        prompt = self._tokenizer.decode(body["prompt"])
+        question = next(question for question in self._questions if question.question in prompt)
+        self.asked.append(question.key)
+        reply = self.reply(question)
+        if isinstance(reply, int):
+            return reply
+        return {"choices": [{"text": reply, "finish_reason": "stop"}]}
+
+
+StartScript = Callable[[Reply], Script]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(prepared: Prepared) -> Any:
+    return AutoTokenizer.from_pretrained(prepared.model)
+
+
+@pytest.fixture
+def start_script(start_peer: StartPeer, prepared: Prepared, tokenizer: Any) -> StartScript:
+    return lambda reply: Script(start_peer, prepared.corpus, tokenizer, reply)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retrieval service that starts at once."""
+
+    def spec(config: DictConfig) -> ServiceSpec:
+        return ServiceSpec(
+            name="retrieval",
+            command=(sys.executable, "-c", STAND_IN, str(config.retrieval.port)),
+            log_path=Path(config.run.dir) / "logs" / "retrieval.log",
+            health_url=f"http://127.0.0.1:{config.retrieval.port}/health",
+        )
+
+    monkeypatch.setattr(evaluate, "search_spec", spec)
+
+
+Compose = Callable[..., DictConfig]
+
+
+@pytest.fixture(scope="module")
+def composed(prepared: Prepared) -> DictConfig:
+    """The stage's config over the prepared world; composing takes seconds, so it is done once."""
+    overrides = ["iteration=0", "questions_per_benchmark=2", "solver.concurrency=4"]
+    return compose_stage("evaluate", [*prepared.overrides(prepared.corpus), *overrides])
+
+
+@pytest.fixture
+def compose(composed: DictConfig, prepared: Prepared, tmp_path: Path) -> Compose:
+    """That config with changes, in a run folder of the test's own; the endpoint is that of a script."""
+
+    def changed(script: Script | None, *changes: str) -> DictConfig:
+        # Ports of its own: another run that starts on this machine at the same moment must not be met.
+        ports = [f"{service}.port={unused_port()}" for service in ("retrieval", "solver")]
+        places = [f"paths.checkpoints={tmp_path}", f"run.dir={tmp_path / 'run'}", *ports]
+        endpoint = [f"endpoint={script.peer.url}/v1", f"tokenizer={prepared.model}"] if script else []
+        dots = OmegaConf.from_dotlist([*places, *endpoint, *changes])
+        return cast(DictConfig, OmegaConf.merge(deepcopy(composed), dots))
+
+    return changed
+
+
+def right(question: BenchmarkQuestion) -> str:
+    return f"<answer>{question.targets[0]}</answer>"
+
+
+def wrong(question: BenchmarkQuestion) -> str:
+    return "<answer>somebody else</answer>"
+
+
+def report_of(config: DictConfig) -> dict[str, Any]:
+    return json.loads((Path(config.run.dir) / "report.json").read_text())
+
+
+def answered(config: DictConfig) -> list[str]:
+    """The keys in the journal."""
+    lines = (Path(config.run.dir) / "answers.jsonl").read_text().splitlines()[1:]
+    return [json.loads(line)["key"] for line in lines]
+
+
+# --- an endpoint --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_endpoints_answers_are_scored_per_hop_count(
+    start_script: StartScript, compose: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = start_script(lambda question: right(question) if question.hop in (1, 3) else wrong(question))
+    config = compose(script)
+    run_evaluate(config)
+    benchmarks = report_of(config)["benchmarks"]
+    assert {name: row["em"] for name, row in benchmarks.items()} == {
+        "demo_1hop": 1.0,
+        "demo_2hop": 0.0,
+        "demo_3hop": 1.0,
+        "demo_4hop": 0.0,
+    }
+    assert all(row["n"] == 2 and row["failed"] == 0 for row in benchmarks.values())
+    assert report_of(config)["averages"]["macro average"]["em"] == 0.5
+    assert re.search(r"demo_1hop +2 +1\.000 +\.342–1\.000", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_ones_own_questions_are_asked_and_scored_under_the_name_that_they_are_given(
+    start_script: StartScript, compose: Compose, prepared: Prepared, tmp_path: Path
+) -> None:
+    """The demo's questions, as somebody would have them: a csv with columns of other names."""
+    known = load_benchmark(prepared.corpus / "chains.jsonl")[:2]
+    rows = "".join(f'"{question.question}";"{question.targets[0]}"\n' for question in known)
+    (tmp_path / "exam.csv").write_text(f"Frage;Antwort\n{rows}", encoding="utf-16")
+    config = compose(start_script(right), "question_fields.question=Frage", "question_fields.answers=Antwort")
+    config.benchmarks = [f"staff exam={tmp_path / 'exam.csv'}"]
+    run_evaluate(config)
+    assert report_of(config)["benchmarks"]["staff exam"]["em"] == 1.0
+    assert sorted(answered(config)) == ["staff exam/0", "staff exam/1"]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_model_is_asked_greedily_by_the_endpoints_own_name(
+    start_script: StartScript, compose: Compose
+) -> None:
+    script = start_script(right)
+    run_evaluate(compose(script))
+    assert {(body["model"], body["temperature"]) for body in script.peer.requests} == {("served-model", 0.0)}
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_finished_evaluation_leaves_a_result_with_its_tokens(
+    start_script: StartScript, compose: Compose
+) -> None:
+    script = start_script(right)
+    config = compose(script)
+    run_evaluate(config)
+    result = read_result(Path(config.run.dir))
+    assert result is not None
+    assert result.figures["demo_1hop"] == 1.0
+    assert result.outputs["answers"].is_file()
+    assert result.tokens > sum(len(body["prompt"]) for body in script.peer.requests)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_killed_run_asks_only_what_its_journal_lacks(start_script: StartScript, compose: Compose) -> None:
+    script = start_script(right)
+    config = compose(script)
+    run_evaluate(config)
+    journal = Path(config.run.dir) / "answers.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    # As a SIGKILL leaves it: five answers whole, the sixth cut off.
+    journal.write_bytes(b"".join(lines[:6]) + lines[6][:40])
+    missing = {json.loads(line)["key"] for line in lines[6:]}
+    script.says(right)
+    run_evaluate(compose(script))
+    assert Counter(script.asked) == Counter(missing)
+    assert len(answered(config)) == len(set(answered(config))) == 8
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_rest(
+    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until_the_third(question: BenchmarkQuestion) -> str:
+        if len(script.asked) == 3:
+            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
+        return right(question)
+
+    script = start_script(until_the_third)
+    config = compose(script, "solver.concurrency=1")
+    with pytest.raises(
+        OutOfTime, match=r"after 3 of 8 conversations.*Finished ones are kept: rerun to resume"
+    ):
+        run_evaluate(config)
+    folder, kept = Path(config.run.dir), answered(config)
+    assert kept == script.asked and len(kept) == 3
+    assert read_result(folder) is None and not (folder / "report.json").exists()
+    assert OUT_OF_TIME in [event["kind"] for event in read_json_lines(folder / "logs" / "events.jsonl")]
+    monkeypatch.delenv(STOP_VARIABLE)
+    script.says(right)
+    run_evaluate(compose(script))
+    assert not set(script.asked) & set(kept) and len(answered(config)) == len(set(answered(config))) == 8
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_with_too_little_time_for_a_conversation_no_service_is_started(
+    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "ServiceGroup", lambda specs: pytest.fail("a service was started"))
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
+    config = compose(start_script(right))
+    with pytest.raises(OutOfTime, match="was not started: the stop time"):
+        run_evaluate(config)
+    assert answered(config) == []
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_answers_and_report_are_announced_before_the_result(
+    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
+    run_evaluate(compose(start_script(right)))
+    announced = [Path(line["path"]).name for line in read_json_lines(tmp_path / "announced.jsonl")]
+    assert announced == ["answers.jsonl", "report.json", "result.json"]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_more_questions_keep_the_answers_there_are(start_script: StartScript, compose: Compose) -> None:
+    script = start_script(right)
+    run_evaluate(compose(script))
+    before = set(script.asked)
+    script.says(right)
+    config = compose(script, "questions_per_benchmark=3")
+    run_evaluate(config)
+    assert len(script.asked) == 4
+    assert not before & set(script.asked)
+    assert report_of(config)["benchmarks"]["demo_2hop"]["n"] == 3
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_fewer_questions_than_were_answered_are_scored_alone(
+    start_script: StartScript, compose: Compose
+) -> None:
+    script = start_script(right)
+    run_evaluate(compose(script))
+    script.says(right)
+    config = compose(script, "questions_per_benchmark=1")
+    run_evaluate(config)
+    assert script.asked == []
+    assert report_of(config)["averages"]["micro average"]["n"] == 4
+
+
+def test_with_every_answer_there_no_service_is_started(
+    start_script: StartScript, compose: Compose, stand_in: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = start_script(right)
+    run_evaluate(compose(script))
+    before = report_of(compose(script))
+    monkeypatch.setattr(evaluate, "search_spec", lambda config: pytest.fail("a service was started"))
+    run_evaluate(compose(script))
+    assert report_of(compose(script)) == before
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_question_that_the_server_fails_is_counted_not_scored_and_asked_again_next_time(
+    start_script: StartScript, compose: Compose
+) -> None:
+    lost: list[str] = []
+
+    def fails_one(question: BenchmarkQuestion) -> str | int:
+        if question.hop == 4 and (not lost or question.key in lost):
+            lost.append(question.key)
+            return 503
+        return right(question)
+
+    script = start_script(fails_one)
+    config = compose(script)
+    run_evaluate(config)
+    row = report_of(config)["benchmarks"]["demo_4hop"]
+    assert (row["n"], row["failed"], row["em"]) == (1, 1, 1.0)
+    assert "HTTP 503" in next(iter(report_of(config)["failures"]))
+    script.says(wrong)
+    run_evaluate(compose(script))
+    assert set(script.asked) == set(lost)
+    assert report_of(config)["benchmarks"]["demo_4hop"]["em"] == 0.5
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_benchmark_whose_questions_all_failed_is_a_dash_in_the_table_and_null_in_the_files(
+    start_script: StartScript, compose: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = compose(start_script(lambda question: 503 if question.hop == 4 else right(question)))
+    run_evaluate(config)
+    assert re.search(r"demo_4hop +0 +– +– +– +– +– +– +2 *\n", capsys.readouterr().out)
+    for name in ("report.json", "result.json"):
+        # Python writes and reads NaN, which is no JSON.
+        json.loads((Path(config.run.dir) / name).read_text(), parse_constant=pytest.fail)
+    assert report_of(config)["benchmarks"]["demo_4hop"]["em"] is None
+    result = read_result(Path(config.run.dir))
+    assert result is not None and result.figures["demo_4hop"] is None
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_too_many_failures_stop_the_stage_with_the_cause_and_keep_the_answers(
+    start_script: StartScript, compose: Compose
+) -> None:
+    config = compose(start_script(lambda question: 503 if question.hop in (3, 4) else right(question)))
+    with pytest.raises(ConversationsFailed, match=r"4 of 8 .*max_failed_share=0\.25(.|\n)*HTTP 503"):
+        run_evaluate(config)
+    assert len(answered(config)) == 4
+    assert read_result(Path(config.run.dir)) is None
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_service_that_dies_is_named_with_its_last_words(
+    start_script: StartScript, compose: Compose
+) -> None:
+    script = start_script(lambda question: render_tool_call(["Who?"]))
+    with pytest.raises(ServiceDied, match=r"service 'retrieval' died: exit code 3(.|\n)*lost the index"):
+        run_evaluate(compose(script, "retrieval.deadline_s=3"))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_answers_under_other_conditions_are_not_mixed_in(start_script: StartScript, compose: Compose) -> None:
+    script = start_script(right)
+    run_evaluate(compose(script))
+    with pytest.raises(DataError, match=r"retrieval\.topk was 2 and is 4.*another run\.name"):
+        run_evaluate(compose(script, "retrieval.topk=4"))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_answers_of_another_server_are_not_mixed_in_though_it_gives_its_model_the_same_name(
+    start_script: StartScript, compose: Compose
+) -> None:
+    run_evaluate(compose(start_script(right)))
+    other = start_script(right)
+    with pytest.raises(DataError, match=rf"model was .*is 'served as served-model at {other.peer.url}/v1'"):
+        run_evaluate(compose(other))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_second_run_of_one_folder_is_refused(start_script: StartScript, compose: Compose) -> None:
+    script = start_script(right)
+    config = compose(script)
+    with HeldLock(Path(config.run.dir) / "lock"), pytest.raises(AlreadyRunning, match="in use by process"):
+        run_evaluate(config)
+    assert script.asked == []
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_a_killed_run_was_writing_is_removed(start_script: StartScript, compose: Compose) -> None:
+    config = compose(start_script(right))
+    half = Path(config.run.dir) / ".report.json.0123.tmp"
+    half.parent.mkdir(parents=True)
+    half.write_text('{"mod')
+    run_evaluate(config)
+    assert not half.exists()
+
+
+# --- the real parts -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow("`launched_loop` evaluates base and solver by the command")
+def test_a_model_is_served_asked_and_scored_by_the_command(
+    prepared: Prepared, speaking_model: Path, tmp_path: Path
+) -> None:
+    """The speaking model answers `Vell` or `nobody` to anything, with or without a search before."""
+    chains = [
+        {"id": f"{hop}-{i}", "hop": hop, "question": "Who came?", "answer": "Vell" if hop == 1 else "nobody"}
+        for hop in (1, 2)
+        for i in range(3)
+    ]
+    file = tmp_path / "chains.jsonl"
+    file.write_text("".join(json.dumps(chain) + "\n" for chain in chains))
+    choices = [*prepared.overrides(tmp_path, speaking_model), "iteration=0", f"benchmarks=[{file}]"]
+    assert main(["evaluate", *choices]) == 0
+    records = [json.loads(line) for line in (tmp_path / "tiny" / "answers.jsonl").read_text().splitlines()]
+    answers = [record["answer"] for record in records[1:]]
+    assert len(set(answers)) == 1, "greedy: one question has one answer"
+    assert answers[0] in ("Vell", "nobody")
+    report = json.loads((tmp_path / "tiny" / "report.json").read_text())
+    scores = [report["benchmarks"][name]["em"] for name in ("demo_1hop", "demo_2hop")]
+    assert scores == ([1.0, 0.0] if answers[0] == "Vell" else [0.0, 1.0])
+    assert (tmp_path / "tiny" / "result.json").is_file()
+
+
+# --- refused before anything starts -------------------------------------------------------------------------
+
+
+def test_an_endpoint_without_a_tokenizer_is_refused(compose: Compose) -> None:
+    with pytest.raises(CheckError, match="set tokenizer="):
+        run_evaluate(compose(None, "endpoint=http://127.0.0.1:1/v1"))
+
+
+def test_an_endpoint_that_does_not_answer_is_refused(compose: Compose, prepared: Prepared) -> None:
+    address = f"http://127.0.0.1:{unused_port()}/v1"
+    with pytest.raises(CheckError, match=rf"no OpenAI-compatible server answers at {address}/models"):
+        run_evaluate(compose(None, f"endpoint={address}", f"tokenizer={prepared.model}"))
+
+
+@pytest.mark.parametrize("address", ["", "/", "/v1", "/v1/", "/v1/completions"])
+def test_an_endpoint_may_be_given_with_or_without_its_path(
+    start_script: StartScript, compose: Compose, address: str
+) -> None:
+    script = start_script(right)
+    config = resolve(compose(script, f"endpoint={script.peer.url}{address}"))
+    assert evaluate.check_model(config).url == f"{script.peer.url}/v1/completions"
+
+
+def test_one_of_several_models_of_an_endpoint_must_be_chosen(
+    start_peer: StartPeer, compose: Compose, prepared: Prepared
+) -> None:
+    models = {"/v1/models": {"data": [{"id": "base"}, {"id": "adapter"}]}}
+    peer = start_peer("/v1/completions", lambda body: 500, models)
+    choices = [f"endpoint={peer.url}", f"tokenizer={prepared.model}"]
+    with pytest.raises(CheckError, match="has the models base, adapter: choose one with endpoint_model="):
+        evaluate.check_model(resolve(compose(None, *choices)))
+    with pytest.raises(CheckError, match="base, adapter, not other"):
+        evaluate.check_model(resolve(compose(None, *choices, "endpoint_model=other")))
+    assert evaluate.check_model(resolve(compose(None, *choices, "endpoint_model=adapter"))).name == "adapter"
+
+
+def test_a_model_that_is_not_there_is_refused_by_its_key(compose: Compose) -> None:
+    with pytest.raises(CheckError, match=r"solver\.model_path: there is no model at .*solver_iter3_hf"):
+        run_evaluate(compose(None, "iteration=3"))
+
+
+def test_a_benchmark_that_is_not_there_is_refused(start_script: StartScript, compose: Compose) -> None:
+    script = start_script(right)
+    with pytest.raises(CheckError, match=r"no benchmark file at .*absent\.jsonl"):
+        run_evaluate(compose(script, "benchmarks=[absent.jsonl]"))
+    assert script.asked == []
+
+
+def test_questions_of_one_name_are_refused(
+    start_script: StartScript, compose: Compose, prepared: Prepared
+) -> None:
+    file = prepared.corpus / "chains.jsonl"
+    with pytest.raises(CheckError, match="questions are there twice, demo_1hop/"):
+        run_evaluate(compose(start_script(right), f"benchmarks=[{file},{file}]"))
+
+
+OTHER_FILES = r"benchmarks=\[…\] \(in a loop: stages\.evaluate\.benchmarks=\[…\], or evaluations=false"
+
+
+@pytest.mark.parametrize("files", ["", "absent.jsonl"])
+def test_without_a_benchmark_the_error_says_where_to_name_one_and_how_to_do_without(
+    compose: Compose, files: str
+) -> None:
+    with pytest.raises(DataError, match=OTHER_FILES):
+        load_questions(resolve(compose(None, f"benchmarks=[{files}]")))
+
+
+def test_questions_about_another_corpus_are_refused_naming_both(compose: Compose, tmp_path: Path) -> None:
+    chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell", "doc_ids": ["elsewhere"]}
+    (tmp_path / "foreign.jsonl").write_text(json.dumps(chain) + "\n")
+    config = resolve(compose(None, f"benchmarks=[{tmp_path / 'foreign.jsonl'}]"))
+    with pytest.raises(CheckError, match=OTHER_FILES) as refused:
+        load_questions(config)
+    for part in (str(tmp_path / "foreign.jsonl"), "'corpus'", config.chroma.path, "'elsewhere'"):
+        assert part in str(refused.value)
+
+
+def test_questions_about_a_document_that_the_index_has_in_chunks_are_asked(
+    compose: Compose, tmp_path: Path
+) -> None:
+    long = {"id": "guide.md", "text": "The harbour of the old town is on the river. " * 60}
+    (tmp_path / "corpus.jsonl").write_text(json.dumps(long) + "\n")
+    place = tmp_path / "chroma"
+    report = build_index(tmp_path / "corpus.jsonl", place, "corpus", EmbedderSpec("packaged-minilm", "cpu"))
+    assert report.info.chunks > 1
+    (tmp_path / "own.csv").write_text("question,answer,doc_ids\nWhere is it?,on the river,guide.md\n")
+    named = f"benchmarks=[{tmp_path / 'own.csv'}]"
+    assert len(load_questions(resolve(compose(None, named, f"chroma.path={place}")))) == 1
+
+
+def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
+    compose: Compose, prepared: Prepared, tmp_path: Path
+) -> None:
+    targets = {"ground_truth": {"target": ["Vell"]}}
+    row = {"data_source": "nq", "question": "Who came?", "reward_model": targets}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "own.parquet")
+    files = f"benchmarks=[{prepared.corpus / 'chains.jsonl'},{tmp_path / 'own.parquet'}]"
+    config = resolve(compose(None, files, "hops=[2,4]", "questions_per_benchmark=3"))
+    assert Counter(q.benchmark for q in load_questions(config)) == {"demo_2hop": 3, "demo_4hop": 3, "nq": 1}
+    config = resolve(compose(None, f"benchmarks=[{prepared.corpus / 'chains.jsonl'}]", "hops=[7]"))
+    with pytest.raises(DataError, match=r"hops=\[7\] leaves no question to ask: .* those of 1, 2, 3, 4"):
+        load_questions(config)
+
+
+def test_questions_that_name_no_document_are_taken_as_they_are(compose: Compose, tmp_path: Path) -> None:
+    chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
+    (tmp_path / "own.jsonl").write_text(json.dumps(chain) + "\n")
+    assert len(load_questions(resolve(compose(None, f"benchmarks=[{tmp_path / 'own.jsonl'}]")))) == 1
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="where SGLang is installed it may be asked for")
+def test_sglang_is_needed_where_it_serves_the_model(compose: Compose) -> None:
+    report = preflight(compose(None, "solver.engine=sglang"), "evaluate", starting=True)
+    assert any("SGLang" in finding.why for finding in report.errors)
+
+
+def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared: Prepared) -> None:
+    """The loop hands every stage the same overrides; this stage has no part of veRL's to judge."""
+    overrides = [*prepared.overrides(prepared.corpus), "actor_rollout_ref.rollout.name=sglang"]
+    assert "actor_rollout_ref" not in compose_stage("evaluate", overrides)
+
+
+# --- the config ---------------------------------------------------------------------------------------------
+
+
+def test_iteration_0_evaluates_the_base_model_and_each_other_its_solver(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    paths = [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={tmp_path}"]
+    configs = [
+        compose_stage("evaluate", ["hardware=cpu", "base_model=the/base", f"iteration={i}", *paths])
+        for i in (0, 2)
+    ]
+    assert [config.solver.model_path for config in configs] == ["the/base", f"{tmp_path}/solver_iter2_hf"]
+    assert [Path(config.run.dir).name for config in configs] == ["evaluate_iter0", "evaluate_iter2"]
+
+
+def test_the_papers_models_get_five_turns_and_three_passages_greedily() -> None:
+    config = compose_stage("evaluate", ["hardware=8xh100", "model=qwen2.5-3b"])
+    assert (config.solver.max_turns, config.retrieval.topk, config.solver.temperature) == (5, 3, 0.0)
+
+
+def test_the_server_has_the_gpus_to_itself() -> None:
+    config, challenger = (compose_stage(stage, ["hardware=8xh100"]) for stage in ("evaluate", "challenger"))
+    assert config.solver.mem_fraction_static > challenger.solver.mem_fraction_static
+
+
+# --- scores -------------------------------------------------------------------------------------------------
+
+
+def record(benchmark: str, *, right: bool, **changes: Any) -> dict[str, Any]:
+    numbers = {"f1": float(right), "searches": 0, "turns": 1, "truncated_turns": 0, "calls": 0}
+    return {"benchmark": benchmark, "right": right, "invalid_calls": 0, **numbers, **changes}
+
+
+def records_of(benchmark: str, right: int, n: int) -> list[dict[str, Any]]:
+    return [record(benchmark, right=i < right) for i in range(n)]
+
+
+def test_an_answer_is_recorded_with_what_led_to_it() -> None:
+    calls = (
+        SearchCall("…", ("Who?",), response="[1] Vell came."),
+        SearchCall("{", None, error="the call is not JSON"),
+    )
+    trajectory = Trajectory((Turn("a", calls), Turn("<answer>The Vell</answer>", truncated=True)))
+    attempt = SolverAttempt(trajectory, True, None, 30, 12, 1, 0.5, answer="The Vell")
+    kept = answer_record(BenchmarkQuestion("nq", "7", "Who came?", ("Vell", "Vell Orn"), None), attempt)
+    assert (kept["key"], kept["answer"], kept["right"], kept["f1"]) == ("nq/7", "The Vell", True, 1.0)
+    assert (kept["turns"], kept["truncated_turns"], kept["calls"], kept["invalid_calls"]) == (2, 1, 2, 1)
+    assert Trajectory.from_dict(kept["trajectory"]) == trajectory
+
+
+def test_shares_are_over_turns_and_calls_not_over_questions() -> None:
+    records = [
+        record("nq", right=True, searches=3, turns=4, truncated_turns=1, calls=4, invalid_calls=1),
+        record("nq", right=False, searches=0, turns=1),
+    ]
+    score = score_all(records, {}, ["nq"])[0]["nq"]
+    assert (score.em, score.searches, score.truncated_turn_share, score.invalid_call_share) == (
+        *(0.5, 1.5, 0.2, 0.25),
+    )
+
+
+def test_without_any_call_there_is_no_share_of_invalid_ones() -> None:
+    score = score_all([record("nq", right=True)], {}, ["nq"])[0]["nq"]
+    assert score.invalid_call_share is None
+
+
+def test_a_benchmark_whose_questions_all_failed_has_no_score_and_is_in_no_average() -> None:
+    records = [*records_of("nq", 1, 2), *records_of("popqa", 2, 2)]
+    scores, averages = score_all(records, {"musique": 3}, ["nq", "musique", "popqa"])
+    assert (scores["musique"].n, scores["musique"].em, scores["musique"].failed) == (0, None, 3)
+    assert averages["macro average"].em == 0.75
+    assert averages["micro average"].failed == 3
+
+
+def test_macro_weighs_benchmarks_alike_and_micro_questions() -> None:
+    records = [*records_of("nq", 10, 10), *records_of("popqa", 0, 30)]
+    averages = score_all(records, {}, ["nq", "popqa"])[1]
+    assert (averages["macro average"].em, averages["micro average"].em) == (0.5, 0.25)
+
+
+def test_an_averages_interval_is_narrower_than_its_benchmarks() -> None:
+    records = [*records_of("nq", 20, 40), *records_of("popqa", 20, 40), *records_of("musique", 20, 40)]
+    scores, averages = score_all(records, {}, ["nq", "popqa", "musique"])
+    for average in averages.values():
+        assert width(average) < min(width(score) for score in scores.values())
+
+
+def width(score: Any) -> float:
+    return float(score.em_high - score.em_low)
+
+
+@pytest.mark.parametrize(("right", "n", "low", "high"), [(0, 40, 0.0, 0.088), (40, 40, 0.912, 1.0)])
+def test_all_right_or_all_wrong_leaves_an_interval_with_a_width(
+    right: int, n: int, low: float, high: float
+) -> None:
+    scores, averages = score_all(
+        [*records_of("nq", right, n), *records_of("popqa", right, n)], {}, ["nq", "popqa"]
+    )
+    assert (scores["nq"].em_low, scores["nq"].em_high) == pytest.approx((low, high), abs=0.0005)
+    assert all(0 < width(average) < width(scores["nq"]) for average in averages.values())
+
+
+SHARES = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, max_size=7)
+
+
+@given(SHARES)
+def test_wilsons_ends_solve_its_equation(drawn: list[tuple[int, float]]) -> None:
+    for n, share in drawn:
+        right = round(share * n)
+        for end in wilson(right, n):
+            assert 0 <= end <= 1
+            # The two values p from which the observed share is 1.96 standard errors away (Wilson 1927).
+            assert (right / n - end) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / n, abs=1e-6)
+
+
+@given(SHARES)
+def test_an_averages_interval_holds_it_and_lies_within_its_parts_ends(drawn: list[tuple[int, float]]) -> None:
+    sizes, rights = [n for n, _ in drawn], [round(share * n) for n, share in drawn]
+    ends = list(map(wilson, rights, sizes))
+    mean, low, high = averaged(sizes, rights, sizes)
+    assert min(low for low, _ in ends) - 1e-9 <= low <= mean <= high <= max(high for _, high in ends) + 1e-9
+
+
+def test_one_benchmark_has_no_average() -> None:
+    assert score_all(records_of("nq", 1, 2), {}, ["nq"])[1] == {}
+
+
+def printed(records: Sequence[dict[str, Any]], benchmarks: Sequence[str]) -> str:
+    file = StringIO()
+    Console(width=118, file=file).print(evaluation_table("run", *score_all(records, {}, benchmarks)))
+    return file.getvalue()
+
+
+def test_the_papers_figures_stand_beside_its_benchmarks() -> None:
+    records = [record for name in PAPER_BENCHMARKS for record in records_of(name, 1, 4)]
+    table = printed(records, PAPER_BENCHMARKS)
+    assert re.search(r"musique +4 +\.250 .* \.105 +\.091 +\.168 +\.104", table)
+    assert re.search(r"macro average +28 +\.250 .* \.327 +\.326 +\.384 +\.372", table)
+    assert "arXiv 2601.07055, table 1" in table
+
+
+def test_the_papers_average_stands_only_beside_all_seven() -> None:
+    table = printed([*records_of("nq", 1, 4), *records_of("popqa", 1, 4)], ["nq", "popqa"])
+    assert ".397" in table
+    assert ".372" not in table
+
+
+def test_the_demo_worlds_table_has_no_figures_of_the_paper() -> None:
+    table = printed(
+        [*records_of("demo_1hop", 1, 4), *records_of("demo_2hop", 1, 4)], ["demo_1hop", "demo_2hop"]
+    )
+    assert "Search-R1" not in table

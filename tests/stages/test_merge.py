@@ -1,0 +1,574 @@
+"""The merge stage with veRL's real merger, on checkpoints written as its FSDP2 trainer writes them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from verl.model_merger import __main__ as merger
+
+from drzero.checkpoints.verify import check_export
+from drzero.checkpoints.weight_change import measure_change
+from drzero.checkpoints.weights import FsdpCheckpoint
+from drzero.ops.errors import OutOfTime
+from drzero.ops.process.child import Command
+from drzero.ops.services.services import ServiceGroup
+from drzero.recipe.compose import compose_stage
+from drzero.recipe.errors import CheckError
+from drzero.recipe.fingerprint import fingerprint_checkpoint
+from drzero.stages.merge import run_merge
+from drzero.stages.result import read_result
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.engine.loading import load_model
+from verl_ext.stop_time import STOP_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP = 4
+pytestmark = pytest.mark.timeout(300)
+State = dict[str, torch.Tensor]
+
+
+@contextmanager
+def rank_of(rank: int, world: int) -> Iterator[None]:
+    """Be one of `world` processes, without the others: enough to make and pickle DTensors."""
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def save_run(run: Path, model: Path, state: State, world: int = 1) -> Path:
+    """Write what veRL leaves of a run: one checkpoint of `world` shards, and the file that names its step."""
+    actor = run / f"global_step_{STEP}" / "actor"
+    actor.mkdir(parents=True)
+    for rank in range(world):
+        with rank_of(rank, world):
+            mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
+            shards = {}
+            for name, tensor in state.items():
+                pieces = tensor.chunk(world)
+                local = pieces[rank] if rank < len(pieces) else tensor[:0]
+                shape, stride = tensor.shape, tensor.stride()
+                shards[name] = DTensor.from_local(
+                    local.clone(), mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+                )
+            torch.save(shards, actor / f"model_world_size_{world}_rank_{rank}.pt")
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": world}))
+    shutil.copytree(model, actor / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
+    (run / "latest_checkpointed_iteration.txt").write_text(str(STEP))
+    return run
+
+
+def state_of(model: Path) -> State:
+    """A model's weights under all their names, as the trainer has them: float32, tied ones twice."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return {name: tensor.detach().clone() for name, tensor in loaded.state_dict().items()}
+
+
+def moved(state: State, by: Callable[[torch.Tensor], torch.Tensor]) -> State:
+    """Every second weight changed."""
+    result = {name: tensor.clone() for name, tensor in state.items()}
+    for tensor in result.values():
+        half = tensor.view(-1)[::2]
+        half.copy_(by(half))
+    return result
+
+
+def merge(checkpoints: Path, start: Path, *overrides: str) -> Path:
+    with merger_in_this_process():
+        return run_merge(compose_stage("merge", arguments(checkpoints, start, *overrides)))
+
+
+@contextmanager
+def merger_in_this_process() -> Iterator[None]:
+    """Run veRL's merger here: importing veRL takes nine seconds a process. Killed ones are real processes."""
+
+    def run(command: Command, services: ServiceGroup) -> int:
+        assert command.command[:3] == (sys.executable, "-m", "verl.model_merger")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["merger", *command.command[3:]])
+            merger.main()
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("drzero.checkpoints.export.run_supervised", run)
+        yield
+
+
+def arguments(checkpoints: Path, start: Path, *overrides: str) -> list[str]:
+    roots = [f"paths.checkpoints={checkpoints}", f"base_model={start}"]
+    return ["hardware=cpu", "model=demo-policy", *roots, *overrides]
+
+
+class Merged(NamedTuple):
+    """A finished merge of the solver's first iteration."""
+
+    checkpoints: Path
+    start: Path
+    export: Path
+
+    @property
+    def run(self) -> Path:
+        return self.checkpoints / "solver_iter1"
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads((self.checkpoints / "merge_iter1" / "report.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A start model on bf16 numbers, as those of the hub and earlier exports are."""
+    folder = tmp_path_factory.mktemp("start") / "model"
+    shutil.copytree(tiny_model, folder)
+    weights = load_file(folder / "model.safetensors")
+    rounded = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Merged:
+    """A run that moved every second weight by 1e-6, as a step at that learning rate does, merged."""
+    checkpoints = tmp_path_factory.mktemp("checkpoints")
+    save_run(checkpoints / "solver_iter1", start, moved(state_of(start), lambda half: half + 1e-6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOG_VARIABLE, str(checkpoints.with_suffix(".announced")))
+        return Merged(checkpoints, start, merge(checkpoints, start))
+
+
+def test_the_export_is_announced_before_the_result(merged: Merged) -> None:
+    lines = merged.checkpoints.with_suffix(".announced").read_text().splitlines()
+    result = merged.checkpoints / "merge_iter1" / "result.json"
+    assert [json.loads(line)["path"] for line in lines] == [str(merged.export), str(result)]
+
+
+def test_a_merge_without_time_for_it_is_not_begun(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = save_run(tmp_path / "solver_iter1", start, state_of(start))
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 55))
+    with pytest.raises(OutOfTime, match="the export solver_iter1_hf was not started: the stop time"):
+        merge(tmp_path, start)
+    assert [path for path in tmp_path.iterdir() if path != run] == []
+
+
+def test_the_export_lies_where_the_next_iteration_reads_it(merged: Merged) -> None:
+    config = compose_stage("challenger", arguments(merged.checkpoints, merged.start, "iteration=2"))
+    assert str(merged.export) == config.solver.model_path
+
+
+def test_the_export_has_all_that_a_server_reads(merged: Merged) -> None:
+    files = {path.name for path in merged.export.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= files
+    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= files
+    assert json.loads((merged.export / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_the_export_keeps_tokenizer_template_and_ends_of_generation(merged: Merged) -> None:
+    ours, theirs = (AutoTokenizer.from_pretrained(path) for path in (merged.export, merged.start))
+    assert ours.chat_template == theirs.chat_template
+    assert ours.get_vocab() == theirs.get_vocab()
+    model, _ = load_model(str(merged.export))
+    assert model.generation_config is not None
+    assert model.generation_config.eos_token_id == theirs.eos_token_id
+
+
+def test_everyone_may_read_the_export(merged: Merged) -> None:
+    assert {path.stat().st_mode & 0o777 for path in merged.export.iterdir()} == {0o666 & ~current_umask()}
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_our_engine_loads_the_export_and_it_has_the_checkpoints_weights(merged: Merged) -> None:
+    model, _ = load_model(str(merged.export), dtype="float32")
+    expected = moved(state_of(merged.start), lambda half: half + 1e-6)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_loader_takes_the_exports_numbers_as_they_are(merged: Merged) -> None:
+    model = AutoModelForCausalLM.from_pretrained(merged.export, dtype="auto")
+    assert model.dtype == torch.float32
+
+
+def test_the_report_says_what_was_compared(merged: Merged) -> None:
+    check = merged.report["check"]
+    weights = load_file(merged.start / "model.safetensors")
+    assert check["weights"] == sum(tensor.numel() for tensor in weights.values())
+    assert (check["texts"], check["skipped"]) == (4, None)
+    assert 0 <= check["max_log_prob_difference"] <= 1e-4
+
+
+def test_half_of_the_weights_changed_and_the_export_has_it_all(merged: Merged) -> None:
+    change = merged.report["change"]
+    assert change["trained"]["share"] == change["exported"]["share"] == pytest.approx(0.5, abs=1e-6)
+    assert change["trained"]["mean_abs"] == pytest.approx(5e-7, rel=0.01)
+    assert change["kept"] == pytest.approx(1.0)
+
+
+def test_an_export_in_bfloat16_is_the_rounded_checkpoint_and_lost_the_step(
+    tmp_path: Path, merged: Merged
+) -> None:
+    shutil.copytree(merged.run, tmp_path / "solver_iter1")
+    export = merge(tmp_path, merged.start, "run.export_dtype=bfloat16")
+    model = AutoModelForCausalLM.from_pretrained(export, dtype="auto")
+    expected = moved(state_of(merged.start), lambda half: half + 1e-6)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name].bfloat16()), name
+    change = json.loads((tmp_path / "merge_iter1" / "report.json").read_text())["change"]
+    # Only weights so small that 1e-6 is more than half of the gap to the next bf16 number.
+    assert 0 < change["exported"]["share"] < 0.01
+    assert 0 < change["kept"] < 0.05
+
+
+def test_the_result_names_the_export_for_the_loop(merged: Merged) -> None:
+    result = read_result(merged.checkpoints / "merge_iter1")
+    assert result is not None
+    assert result.outputs == {"export": merged.export}
+    assert result.figures["changed_share"] == merged.report["change"]["trained"]["share"]
+    assert not (merged.run / "result.json").exists()
+
+
+def test_a_second_merge_takes_the_export_that_is_there_and_clears_leftovers(merged: Merged) -> None:
+    replaced = merged.checkpoints / ".solver_iter1_hf.previous"  # a kill just after the renames leaves it
+    shutil.copytree(merged.export, replaced)
+    before = (merged.export / "model.safetensors").stat()
+    assert merge(merged.checkpoints, merged.start) == merged.export
+    assert (merged.export / "model.safetensors").stat() == before
+    assert {path.name for path in merged.checkpoints.iterdir()} == {
+        *("solver_iter1", "solver_iter1_hf", "merge_iter1")
+    }
+
+
+def test_a_newer_checkpoint_replaces_the_export(tmp_path: Path, merged: Merged) -> None:
+    shutil.copytree(merged.checkpoints, tmp_path / "ck")
+    shutil.rmtree(tmp_path / "ck" / "solver_iter1")
+    state = moved(state_of(merged.start), lambda half: half * 1.02)
+    save_run(tmp_path / "ck" / "solver_iter1", merged.start, state)
+    export = merge(tmp_path / "ck", merged.start)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(load_file(export / "model.safetensors")[name], state[name])
+    assert list((tmp_path / "ck").glob(".*")) == []
+
+
+def test_a_copied_tree_has_its_export_already(tmp_path: Path, merged: Merged) -> None:
+    shutil.copytree(merged.checkpoints, tmp_path / "ck", copy_function=shutil.copyfile)  # with times of now
+    before = (tmp_path / "ck" / "solver_iter1_hf" / "model.safetensors").stat()
+    export = merge(tmp_path / "ck", merged.start)
+    assert (export / "model.safetensors").stat().st_ino == before.st_ino
+
+
+def test_one_changed_weight_is_another_checkpoint(tmp_path: Path, merged: Merged) -> None:
+    """In the middle of the shard, at the same size: only the checksum at its end differs."""
+    state = moved(state_of(merged.start), lambda half: half + 1e-6)
+    state["model.layers.0.self_attn.v_proj.weight"][0, 0] += 1
+    run = save_run(tmp_path / "solver_iter1", merged.start, state)
+    shard = Path("global_step_4", "actor", "model_world_size_1_rank_0.pt")
+    assert (run / shard).stat().st_size == (merged.run / shard).stat().st_size
+    first, second = (fingerprint_checkpoint(FsdpCheckpoint(each).folder) for each in (run, merged.run))
+    assert first != second
+
+
+@pytest.mark.slow("a process of its own; the loop is killed in this stage as well")
+def test_a_merge_killed_halfway_leaves_no_export_and_the_next_one_is_whole(
+    tmp_path: Path, merged: Merged
+) -> None:
+    shutil.copytree(merged.run, tmp_path / "ck" / "solver_iter1")
+    command = [sys.executable, "-m", "drzero.cli", "merge", *arguments(tmp_path / "ck", merged.start)]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    export, partial = tmp_path / "ck" / "solver_iter1_hf", tmp_path / "ck" / ".solver_iter1_hf.building"
+    try:
+        while not partial.exists() and child.poll() is None:
+            time.sleep(0.02)
+        mergers = psutil.Process(child.pid).children(recursive=True)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert child.returncode == -signal.SIGKILL
+    assert partial.exists() and not export.exists()
+    assert psutil.wait_procs(mergers, timeout=60)[1] == []
+    assert merge(tmp_path / "ck", merged.start) == export
+    assert (
+        load_file(export / "model.safetensors").keys()
+        == load_file(merged.export / "model.safetensors").keys()
+    )
+    assert not partial.exists()
+
+
+def test_the_shards_of_two_processes_are_put_together(tmp_path: Path, start: Path) -> None:
+    state = moved(state_of(start), lambda half: half * 1.02)
+    save_run(tmp_path / "solver_iter1", start, state, world=2)
+    exported, _ = load_model(str(merge(tmp_path, start)), dtype="float32")
+    for name, tensor in exported.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+
+
+def test_an_adapter_is_added_to_the_weights(tmp_path: Path, start: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    wrapped = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"]))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    state = {name: tensor.detach().clone() for name, tensor in wrapped.state_dict().items()}
+    run = save_run(tmp_path / "solver_iter1", start, state)
+    meta = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}
+    (run / f"global_step_{STEP}" / "actor" / "lora_train_meta.json").write_text(json.dumps(meta))
+    exported, _ = load_model(str(merge(tmp_path, start)), dtype="float32")
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        whole = wrapped.merge_and_unload()
+        difference = (exported(ids).logits - whole(ids).logits).abs().max()
+        from_base = (exported(ids).logits - load_model(str(start))[0](ids).logits).abs().max()
+    assert difference < 1e-5 * from_base
+
+
+# What is refused: one CheckError, and nothing half-written.
+
+
+def copy_of(merged: Merged, place: Path) -> Path:
+    """The run alone, to spoil."""
+    shutil.copytree(merged.run, place / "solver_iter1")
+    return place / "solver_iter1" / f"global_step_{STEP}" / "actor"
+
+
+def other_model(place: Path, start: Path) -> Path:
+    shutil.copytree(start, place, ignore=shutil.ignore_patterns("*.safetensors"))
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=49152, **sizes)).save_pretrained(place)
+    return place
+
+
+def spoil_missing_run(actor: Path) -> None:
+    shutil.rmtree(actor.parent.parent)
+
+
+def spoil_pruned(actor: Path) -> None:
+    shutil.rmtree(actor)
+
+
+def spoil_missing_shard(actor: Path) -> None:
+    (actor / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
+    (actor / "model_world_size_1_rank_0.pt").rename(actor / "model_world_size_2_rank_0.pt")
+
+
+def spoil_cut_off(actor: Path) -> None:
+    shard = actor / "model_world_size_1_rank_0.pt"
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+def spoil_other_weights(actor: Path) -> None:
+    config = json.loads((actor / "huggingface" / "config.json").read_text())
+    (actor / "huggingface" / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
+
+
+def spoil_world_size(value: Any) -> Callable[[Path], None]:
+    return lambda actor: _set(actor / "fsdp_config.json", world_size=value)
+
+
+def spoil_model_config(**values: Any) -> Callable[[Path], None]:
+    return lambda actor: _set(actor / "huggingface" / "config.json", **values)
+
+
+def _set(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def spoil_config(actor: Path) -> None:
+    (actor / "huggingface" / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            spoil_missing_run,
+            r"source: there is no checkpoint in .*solver_iter1: name the folder of a trained",
+        ),
+        (spoil_pruned, r"global_step_4/actor is missing"),
+        (spoil_missing_shard, r"lacks model_world_size_2_rank_1.pt: a checkpoint of 2 processes has 2"),
+        (spoil_cut_off, r"model_world_size_1_rank_0.pt cannot be read as a checkpoint's shard"),
+        (spoil_other_weights, r"mlp.down_proj.weight is \(64, 128\), not \(64, 256\)"),
+        (spoil_config, r"the checkpoint: no usable model config at .*huggingface"),
+        (spoil_world_size(10**9), r"lacks model_world_size_1000000000_rank_0.pt"),
+        (spoil_world_size("2"), r"fsdp_config.json does not say world_size"),
+        (spoil_world_size([2]), r"fsdp_config.json does not say world_size"),
+        (spoil_model_config(hidden_size="x"), r"no usable model config at .*'hidden_size'"),
+        (spoil_model_config(model_type=["llama"]), r"no usable model config at .*unhashable"),
+        (spoil_model_config(num_attention_heads=0), r"no usable model config at .*ZeroDivision"),
+        (spoil_model_config(hidden_act="nope"), r"no model can be made from .*huggingface/config.json.*nope"),
+        (spoil_model_config(vocab_size=-5), r"no model can be made from .*huggingface/config.json.*-5"),
+        (spoil_model_config(vocab_size=10**30), r"no model can be made from .*huggingface/config.json"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_used_is_refused(
+    tmp_path: Path, merged: Merged, spoil: Callable[[Path], None], message: str
+) -> None:
+    spoil(copy_of(merged, tmp_path))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckError, match=message):
+        merge(tmp_path, merged.start)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, merged: Merged) -> None:
+    copy_of(merged, tmp_path / "ck")
+    other = other_model(tmp_path / "other", merged.start)
+    with pytest.raises(
+        CheckError, match=r"of another model than the start model .*hidden_size is 64, not 32"
+    ):
+        merge(tmp_path / "ck", other)
+    assert [path.name for path in (tmp_path / "ck").iterdir()] == ["solver_iter1"]
+
+
+def test_a_start_model_that_is_nowhere_is_refused(tmp_path: Path, merged: Merged) -> None:
+    copy_of(merged, tmp_path)
+    with pytest.raises(CheckError, match="there is no model at nobody/nothing"):
+        merge(tmp_path, Path("nobody/nothing"))
+
+
+def test_a_folder_that_is_no_export_is_not_replaced(tmp_path: Path, merged: Merged) -> None:
+    copy_of(merged, tmp_path)
+    (tmp_path / "solver_iter1_hf").mkdir()
+    (tmp_path / "solver_iter1_hf" / "mine.txt").write_text("keep me")
+    with pytest.raises(CheckError, match="is no export of ours"):
+        merge(tmp_path, merged.start)
+    assert (tmp_path / "solver_iter1_hf" / "mine.txt").read_text() == "keep me"
+
+
+def test_a_full_disk_is_reported_before_the_merger_starts(
+    tmp_path: Path, merged: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_of(merged, tmp_path)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("drzero.checkpoints.export.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(CheckError, match=r"has 0.00 GiB free and the export takes .*make room"):
+        merge(tmp_path, merged.start, "run.min_free_gb=0")
+    assert [path.name for path in tmp_path.iterdir()] == ["solver_iter1"]
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "8xh100"])
+def test_a_merge_needs_no_room_for_checkpoints(tmp_path: Path, merged: Merged, hardware: str) -> None:
+    config = compose_stage("merge", arguments(tmp_path, merged.start, f"hardware={hardware}"))
+    assert config.run.min_free_gb < 1
+
+
+def test_a_run_folder_that_cannot_be_written_is_reported_before_the_merger_starts(
+    tmp_path: Path, merged: Merged
+) -> None:
+    copy_of(merged, tmp_path)
+    with pytest.raises(CheckError, match=r"run.dir: /proc/merge cannot be written"):
+        merge(tmp_path, merged.start, "run.dir=/proc/merge")
+    assert [path.name for path in tmp_path.iterdir()] == ["solver_iter1"]
+
+
+# The check itself, on exports that are not what they should be.
+
+
+def spoil_weight(export: Path) -> None:
+    weights = load_file(export / "model.safetensors")
+    weights["model.norm.weight"][3] += 2**-7  # one bf16 step above 1
+    save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
+
+
+def spoil_missing_weight(export: Path) -> None:
+    weights = load_file(export / "model.safetensors")
+    del weights["model.norm.weight"]  # Transformers would load it all the same, with a fresh one
+    save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
+
+
+def spoil_generation_config(export: Path) -> None:
+    (export / "generation_config.json").unlink()
+
+
+def spoil_chat_template(export: Path) -> None:
+    (export / "chat_template.jinja").unlink()
+
+
+def spoil_tokenizer(export: Path) -> None:
+    tokenizer = json.loads((export / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:1000]
+    (export / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def spoil_rotation(export: Path) -> None:
+    config = json.loads((export / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 50.0
+    (export / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_weight, "model.norm.weight is not the checkpoint's weight"),
+        (spoil_missing_weight, "has no weight model.norm.weight"),
+        (spoil_generation_config, "lacks generation_config.json"),
+        (spoil_chat_template, "has no chat template"),
+        (spoil_tokenizer, "the tokenizer in .* is not that of"),
+        (spoil_rotation, "but not its log-probabilities"),
+    ],
+)
+def test_an_export_that_is_not_the_checkpoint_is_found(
+    tmp_path: Path, merged: Merged, spoil: Callable[[Path], None], message: str
+) -> None:
+    export = tmp_path / "export"
+    shutil.copytree(merged.export, export)
+    spoil(export)
+    with pytest.raises(CheckError, match=message):
+        check_export(FsdpCheckpoint(merged.run), export)
+
+
+def test_weights_that_are_not_finite_are_found(tmp_path: Path, merged: Merged) -> None:
+    state = moved(state_of(merged.start), lambda half: half + 1e-6)
+    state["model.norm.weight"][0] = float("nan")
+    run = save_run(tmp_path / "run", merged.start, state)
+    with pytest.raises(CheckError, match=r"model.norm.weight holds values that are not finite"):
+        check_export(FsdpCheckpoint(run), merged.export)
+
+
+def test_a_model_larger_than_the_memory_is_compared_by_its_weights_alone(
+    merged: Merged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = psutil.virtual_memory()._replace(available=1000)
+    monkeypatch.setattr("drzero.checkpoints.verify.psutil.virtual_memory", lambda: memory)
+    check = check_export(FsdpCheckpoint(merged.run), merged.export)
+    assert (check.texts, check.max_log_prob_difference) == (0, None)
+    assert check.skipped is not None and "GiB of memory" in check.skipped
+
+
+def test_a_change_that_bf16_can_hold_survives_the_export(tmp_path: Path, merged: Merged) -> None:
+    run = save_run(tmp_path / "run", merged.start, moved(state_of(merged.start), lambda half: half * 1.02))
+    model = AutoModelForCausalLM.from_pretrained(merged.start, dtype=torch.float32)
+    model.load_state_dict(moved(state_of(merged.start), lambda half: half * 1.02))
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "export")
+    change = measure_change(FsdpCheckpoint(run), tmp_path / "export", merged.start)
+    assert change.trained.share == change.exported.share == pytest.approx(0.5, abs=1e-3)
+    assert change.kept == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_model_that_did_not_move_says_so(tmp_path: Path, merged: Merged) -> None:
+    run = save_run(tmp_path / "run", merged.start, state_of(merged.start))
+    change = measure_change(FsdpCheckpoint(run), merged.start, merged.start)
+    assert (change.trained.share, change.exported.share, change.kept) == (0.0, 0.0, None)

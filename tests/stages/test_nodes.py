@@ -1,0 +1,79 @@
+"""What a training adds on a Ray cluster: its workers' environment, and the processes of all nodes."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from drzero.ops.watchdog.diagnosis import Landmarks, Situation, diagnose
+from drzero.ops.watchdog.movement import Stall
+from drzero.ops.watchdog.report import grouped, stall_report
+from drzero.ops.watchdog.stacks import Frame, Stack, Thread
+from drzero.recipe.compose import compose_stage, resolve, write_resolved
+from drzero.stages.nodes import read_elsewhere, share_environment
+from drzero.stages.training import trainer_env
+
+STALL = Stall("phase", "update", "", 600, 300)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DictConfig:
+    overrides = [
+        "hardware=cpu",
+        "machine.nodes=2",
+        "machine.ray_address=127.0.0.1:6379",
+        f"run.dir={tmp_path}",
+    ]
+    return resolve(compose_stage("solver", overrides))
+
+
+def test_workers_of_a_cluster_get_the_trainers_environment_through_ray(
+    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRZERO_STOP_AT", "12345")
+    share_environment(config, trainer_env(config, tmp_path))
+    given = OmegaConf.load(write_resolved(config)).ray_kwargs.ray_init.runtime_env.env_vars
+    assert (given.VERL_USE_EXTERNAL_MODULES, given.VERL_PLATFORM) == ("verl_ext.plugin", "cpu")
+    assert str(tmp_path / "progress") == given.DRZERO_PROGRESS_DIR
+    assert given.DRZERO_STOP_AT == "12345"
+
+
+def test_no_secret_is_written_with_it(
+    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RETRIEVAL_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "a-secret-token")
+    share_environment(config, trainer_env(config, tmp_path))
+    assert "a-secret-token" not in write_resolved(config).read_text()
+
+
+def rank(number: int, node: str) -> Stack:
+    frames = (Frame("wait", "torch/distributed/work.py", 3),)
+    return Stack(
+        number, "trainer", f"ray::WorkerDict_{number}", "S", (Thread("MainThread", frames),), node=node
+    )
+
+
+def test_a_page_says_on_which_node_a_process_is_and_what_could_not_be_read() -> None:
+    unseen = ["node 10.0.0.2 (gpu-2): no answer within 40 s"]
+    situation = Situation(
+        phase="update", step=3, stall=STALL, stacks=[rank(7, "10.0.0.1 (gpu-1)")], unseen=unseen
+    )
+    page = stall_report(situation, diagnose(situation, Landmarks()), Landmarks(), {}, {}, 1.0)
+    assert "pid 7 on 10.0.0.1 (gpu-1)" in page
+    assert "- node 10.0.0.2 (gpu-2): no answer within 40 s" in page
+    assert "sampled on the run's own alone" in page
+
+
+def test_processes_of_two_nodes_are_grouped_together_and_told_apart() -> None:
+    (line,) = grouped([rank(7, "10.0.0.1"), rank(7, "10.0.0.2")], Landmarks())
+    assert line.startswith("2 × ") and "7 on 10.0.0.1" in line and "7 on 10.0.0.2" in line
+
+
+def test_a_cluster_that_does_not_answer_is_a_line_of_the_page() -> None:
+    there = read_elsewhere("127.0.0.1:1", {}, 1.0, native=False)
+    assert there.stacks == () and "did not answer" in there.unseen[0]
+
+
+def test_a_run_without_a_cluster_has_nothing_elsewhere() -> None:
+    assert read_elsewhere(None, {}, 1.0, native=False).unseen == ()

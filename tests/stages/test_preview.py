@@ -1,0 +1,418 @@
+"""The preview: a small corpus, and an endpoint that plays challenger and solver over it by a script.
+
+One run is the real command, with a real index and retrieval service; every fifth request of it fails. The
+others play questions alone. In the second tier the command is killed and run again.
+"""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import StartPeer
+from made_pairs import prompt
+from omegaconf import DictConfig, OmegaConf
+from scripted_endpoint import KEY, MODEL, RIVERS, Endpoint, scripted_endpoint, write_towns
+
+from data.examples import Examples
+from data.journal import Journal
+from data.selection import prompts_by_index
+from drzero.cli import main
+from drzero.ops.services.services import ServiceGroup
+from drzero.preflight.demo_world import demo_notice, is_demo_corpus, is_demo_policy
+from drzero.preflight.finding import PreflightFailed
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.overrides import OverrideError
+from drzero.runs.report.run_folder import RunFolder
+from drzero.runs.report.trajectories import Unreadable, read_trajectories
+from drzero.stages.conversations import ConversationsFailed, Failed
+from drzero.stages.endpoint import base_of, chat_endpoint, preview_overrides, usd
+from drzero.stages.preview import Player, play_questions, questions
+from drzero.stages.preview_sample import sample_corpus
+from drzero.stages.synthesize import Sample, missing_samples, play_samples, sample_seed
+from search.sources.corpus import Corpus
+from verl_ext.method.prompts import challenger_messages
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_LIMIT_S = 300
+ATTEMPTS, ROWS = 5, 12
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished preview: its folder, what it printed, and what its endpoint saw."""
+
+    folder: Path
+    out: str
+    requests: int
+    dropped: int
+    arguments: list[str]
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return self.lines("samples.jsonl")[1:]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "report.json").read_text()))
+
+
+def arguments_for(folder: Path, url: str) -> list[str]:
+    """As a user types it, with places of its own."""
+    places = [f"paths.corpus={folder}/corpus", f"paths.checkpoints={folder}/runs", "run.min_free_gb=0.1"]
+    sizes = [f"rows={ROWS}", "hop_ratio=[1,1]", "process_env.OMP_NUM_THREADS=1", "hardware=cpu"]
+    # Rivers lead nowhere, and are asked about in two hops all the same: something is to be rejected.
+    sizes += ["min_document_tokens=0", "fit_hops=false"]
+    prices = ["usd_per_million_in=1", "usd_per_million_out=10"]
+    return [f"source={write_towns(folder)}", f"endpoint={url}", f"model={MODEL}", *places, *sizes, *prices]
+
+
+@pytest.fixture(scope="module")
+def key_in_the_environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, key_in_the_environment: None) -> Run:
+    folder, out = tmp_path_factory.mktemp("previewed"), io.StringIO()
+    with scripted_endpoint(drop_every=5) as endpoint, redirect_stdout(out), redirect_stderr(out):
+        arguments = arguments_for(folder, endpoint.url)
+        code = main(["preview", *arguments])
+        asked = len(endpoint.requests)
+        # Again: nothing is missing, so nothing is asked.
+        assert code == 0 and main(["preview", *arguments]) == 0, out.getvalue()[-3000:]
+        assert len(endpoint.requests) == asked
+    return Run(folder / "runs" / "preview", out.getvalue(), asked, endpoint.dropped, arguments)
+
+
+def test_every_prompt_is_asked_once_and_tried_as_often_as_in_training(finished: Run) -> None:
+    assert sorted(record["prompt_index"] for record in finished.records) == list(range(ROWS))
+    for record in finished.records:
+        seed = sample_seed(42, record["prompt_index"], 1)
+        right = sum((seed + number) % 3 != 0 for number in range(ATTEMPTS))
+        assert len(record["attempts"]) == (ATTEMPTS if record["reward"]["integrity"] else 0)
+        if record["reward"]["integrity"]:
+            assert record["reward"]["k"] == right
+            assert record["reward"]["difficulty"] == (ATTEMPTS - right) / (ATTEMPTS - 1)
+
+
+def test_what_leads_nowhere_is_rejected_with_its_reasons_and_the_rest_accepted(finished: Run) -> None:
+    found = finished.lines("questions.jsonl")
+    bad = [line for line in found if line["hop"] == 2 and line["doc_id"] in RIVERS]
+    assert bad and [line for line in found if not line["accepted"]] == bad
+    assert {reason.partition(":")[0] for line in bad for reason in line["reasons"]} == {"hops", "integrity"}
+    assert len(finished.lines("rejects.jsonl")) == len(bad)
+    report = finished.report
+    assert report["accepted"] == ROWS - len(bad) and report["prompts"] == ROWS
+    assert [rates["prompts"] for rates in report["per_hop"].values()] == [6, 6]
+    assert report["per_hop"]["2"]["accepted"] == 6 - len(bad)
+
+
+def test_evidence_of_two_hops_is_a_passage_that_was_found(finished: Run) -> None:
+    for line in finished.lines("questions.jsonl"):
+        if line["hop"] == 2 and line["accepted"]:
+            assert line["evidence"].startswith("found: [1]") and line["answer"] in line["evidence"]
+
+
+def test_dropped_requests_are_counted_repeated_and_never_scored(finished: Run) -> None:
+    assert finished.dropped == finished.requests // 5 > 10
+    assert f"{finished.dropped} of {finished.requests} requests failed and were repeated" in finished.out
+    assert finished.report["failed"] == 0 and finished.lines("failures.jsonl")[1:] == []
+    assert all(record["reward"]["valid"] for record in finished.records)
+
+
+def test_tokens_and_their_price_are_those_that_the_endpoint_counted(finished: Run) -> None:
+    cost = finished.report["cost"]
+    assert cost["tokens_out"] == 20 * (finished.requests - finished.dropped)
+    assert cost["usd"] == pytest.approx((cost["tokens_in"] + 10 * cost["tokens_out"]) / 1e6)
+    assert f"{cost['tokens_out']:,} written, ${cost['usd']:.2f}" in finished.out
+
+
+def test_the_end_shows_three_accepted_questions_and_the_rejected_with_why_and_evidence(finished: Run) -> None:
+    examples = Examples.from_dict(finished.report["examples"])
+    assert len(examples.accepted) == 3 and {one.hop for one in examples.accepted} == {1, 2}
+    assert 0 < len(examples.rejected) <= 3
+    page = (finished.folder / "report.html").read_text()
+    for one in (*examples.accepted, *examples.rejected):
+        assert f"{one.question} → {one.answer}" in finished.out
+        assert one.reason in finished.out and one.evidence in finished.out
+        assert str(one.question) in page
+
+
+def test_the_key_was_sent_and_is_in_no_file_and_no_line(finished: Run) -> None:
+    assert finished.requests  # the endpoint answers no request without the key
+    written = [path for path in finished.folder.parent.parent.rglob("*") if path.is_file()]
+    assert len(written) > 10
+    assert not [path for path in written if KEY.encode() in path.read_bytes()]
+    assert KEY not in finished.out
+
+
+def test_the_page_has_every_conversation_with_its_attempts_and_the_gates_reasons(finished: Run) -> None:
+    run, unreadable = RunFolder(finished.folder), Unreadable()
+    shown = list(read_trajectories(run, unreadable))
+    assert run.kind == "preview" and unreadable.lines == [] and len(shown) == ROWS
+    assert {len(one.attempts) for one in shown} == {0, ATTEMPTS}
+    assert all(one.reasons for one in shown)
+
+
+def test_the_model_need_not_be_one_that_is_known_here() -> None:
+    named = ["source=x", "endpoint=http://127.0.0.1:1/v1", "model=gpt-any"]
+    assert preview_overrides(named) == [
+        *("model=qwen2.5-3b", "source=x", "endpoint=http://127.0.0.1:1/v1", "endpoint_model=gpt-any")
+    ]
+    assert preview_overrides(["source=x", "model=gpt-any"]) == ["source=x", "model=gpt-any"]
+    known = ["endpoint=http://127.0.0.1:1/v1", "model=qwen3-8b", "endpoint_model=other"]
+    assert preview_overrides(known) == known
+
+
+def test_a_stage_that_trains_takes_no_endpoint_and_says_which_do() -> None:
+    those = "preview, synthesize, evaluate, agent-bench, compare-rollouts"
+    with pytest.raises(OverrideError, match=f"in challenger: it is one of {those}$"):
+        compose_stage("challenger", ["hardware=cpu", "endpoint=http://127.0.0.1:1/v1"])
+
+
+@pytest.mark.parametrize(
+    ("address", "base"),
+    [
+        ("http://127.0.0.1:1", "http://127.0.0.1:1/v1"),
+        ("https://api.example.com/v1/", "https://api.example.com/v1"),
+        ("https://api.example.com/v1/chat/completions", "https://api.example.com/v1"),
+        ("https://example.com/v1beta/openai", "https://example.com/v1beta/openai"),
+    ],
+)
+def test_an_address_may_be_written_in_any_usual_form(address: str, base: str) -> None:
+    assert base_of(address) == base
+
+
+def test_without_both_prices_there_is_no_cost() -> None:
+    config = OmegaConf.create({"usd_per_million_in": 1, "usd_per_million_out": None})
+    assert usd(config, 10, 10) is None
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DictConfig:
+    stage = resolve(
+        compose_stage("preview", preview_overrides(arguments_for(tmp_path, "http://127.0.0.1:1")))
+    )
+    stage.solver.concurrency = 1
+    return stage
+
+
+def library(request: dict[str, Any]) -> dict[str, Any]:
+    """Finds the one passage that a query names."""
+    passages = [json.loads(line) for line in write_lines()]
+    found = [[p for p in passages if p["title"] == query] for query in request["queries"]]
+    return {"result": [[{**p, "contents": f"{p['title']}\n{p['text']}"} for p in some] for some in found]}
+
+
+def write_lines() -> list[str]:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        return write_towns(Path(folder)).read_text().splitlines()
+
+
+def rows_about_towns() -> list[dict[str, Any]]:
+    """Prompts of both hop counts, in the words for a capable model."""
+    rows = []
+    for index, line in enumerate(write_lines()[:6]):
+        document = "{title}\n{text}".format(**json.loads(line))
+        row = prompt(index, 1 + index % 2, document)
+        rows.append(row | {"prompt": challenger_messages(document, 1 + index % 2, "full")})
+    return rows
+
+
+def play(
+    config: DictConfig, endpoint: Endpoint, start_peer: StartPeer, folder: Path
+) -> tuple[list[Failed[Sample]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Play what the journal lacks; returns what failed, the journal's records, and what was lost."""
+    config.endpoint, config.endpoint_model = endpoint.url, config.endpoint_model
+    config.retrieval.port = urlsplit(start_peer("/retrieve", library).url).port
+    rows, chat = rows_about_towns(), chat_endpoint(config)
+    with Journal(folder / "samples.jsonl", {}) as journal, Journal(folder / "lost.jsonl", {}) as lost:
+        done = {record["prompt_index"] for record in journal.records}
+        missing = [sample for sample in questions(config, rows) if sample.prompt_index not in done]
+        player = Player("this", "this", endpoint=chat)
+        playing = play_questions(
+            config, player, prompts_by_index(rows), missing, journal, lost, ServiceGroup([])
+        )
+        failed = asyncio.run(playing)
+        return failed, journal.records, lost.records
+
+
+def told(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What was said, whatever its time."""
+    return sorted((r["prompt_index"], json.dumps(r["trajectory"]), r["reward"]["k"]) for r in records)
+
+
+def test_a_preview_cut_short_resumes_with_what_is_missing_and_ends_like_an_uncut_one(
+    config: DictConfig,
+    start_peer: StartPeer,
+    tmp_path: Path,
+    key_in_the_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with scripted_endpoint() as endpoint:
+        _, uncut, _ = play(config, endpoint, start_peer, tmp_path / "uncut")
+        whole = len(endpoint.requests)
+    with scripted_endpoint(refuse_from=whole // 2) as endpoint:
+        with pytest.raises(ConversationsFailed, match="the key in the environment variable OPENAI_API_KEY"):
+            play(config, endpoint, start_peer, tmp_path / "cut")
+        kept = (tmp_path / "cut" / "samples.jsonl").read_bytes()
+        endpoint.refuse_from = 0
+        before = len(endpoint.requests)
+        _, records, _ = play(config, endpoint, start_peer, tmp_path / "cut")
+        assert 0 < len(endpoint.requests) - before < whole
+    assert 1 < len(kept.splitlines()) < 7
+    assert (tmp_path / "cut" / "samples.jsonl").read_bytes().startswith(kept)
+    assert told(records) == told(uncut)
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "expected"),
+    [
+        ("sk-of-another", MODEL, r"does not let us in.*OPENAI_API_KEY is not accepted"),
+        ("", MODEL, r"there is no key in the environment variable OPENAI_API_KEY; set it"),
+        (KEY, "unheard-of", r"does not have the model 'unheard-of'"),
+    ],
+)
+def test_a_refused_key_or_model_ends_it_at_the_first_request(
+    config: DictConfig,
+    start_peer: StartPeer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    model: str,
+    expected: str,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    config.endpoint_model = model
+    with scripted_endpoint() as endpoint:
+        with pytest.raises(ConversationsFailed, match=expected) as refused:
+            play(config, endpoint, start_peer, tmp_path / "refused")
+        assert len(endpoint.requests) == 1
+    assert "sk-of-another" not in str(refused.value)
+
+
+def test_what_an_endpoint_cuts_short_is_lost_and_counted_not_scored(
+    config: DictConfig, start_peer: StartPeer, tmp_path: Path, key_in_the_environment: None
+) -> None:
+    with scripted_endpoint() as endpoint:
+        # The first question takes 11 requests, the challenger's part of the second two more; from there on
+        # every conversation is refused as if by a filter.
+        endpoint.refuse_from, endpoint.refusal = 14, 422
+        with pytest.raises(ConversationsFailed, match="refuses the conversation"):
+            play(config, endpoint, start_peer, tmp_path / "lost")
+    kept = [json.loads(line) for line in (tmp_path / "lost" / "samples.jsonl").read_text().splitlines()[1:]]
+    lost = [json.loads(line) for line in (tmp_path / "lost" / "lost.jsonl").read_text().splitlines()[1:]]
+    assert [record["prompt_index"] for record in kept] == [0]
+    assert lost and lost[0]["tokens_out"] > 0 and "HTTP 422" in lost[0]["reason"]
+    assert all(record["reward"]["valid"] for record in kept)
+
+
+def test_an_endpoint_with_several_models_wants_one_named(config: DictConfig, start_peer: StartPeer) -> None:
+    models = {"/v1/models": {"data": [{"id": "one"}, {"id": "two"}]}}
+    peer = start_peer("/v1/chat/completions", lambda _: 500, models)
+    config.endpoint, config.endpoint_model = peer.url, None
+    with pytest.raises(PreflightFailed, match=r"has the models one, two: choose one with endpoint_model="):
+        chat_endpoint(config)
+
+
+def test_synthesize_samples_from_an_endpoint_too(
+    start_peer: StartPeer, tmp_path: Path, key_in_the_environment: None
+) -> None:
+    overrides = ["hardware=cpu", "model=qwen2.5-3b", f"paths.checkpoints={tmp_path}", "samples=2"]
+    config = resolve(compose_stage("synthesize", overrides))
+    config.retrieval.port = urlsplit(start_peer("/retrieve", library).url).port
+    rows = rows_about_towns()
+    with scripted_endpoint() as endpoint, Journal(tmp_path / "samples.jsonl", {}) as journal:
+        config.endpoint = endpoint.url
+        sampling = play_samples(
+            config,
+            None,
+            missing_samples(config, rows, []),
+            journal,
+            ServiceGroup([]),
+            endpoint=chat_endpoint(config),
+        )
+        assert asyncio.run(sampling) == []
+    assert len(journal.records) == 12
+    assert all(record["tokens_out"] for record in journal.records)
+
+
+def test_a_sample_has_what_prompts_are_about_and_what_that_names(tmp_path: Path) -> None:
+    corpus = Corpus(write_towns(tmp_path))
+    whole = sample_corpus(corpus, size=12, about=3, seed=1)
+    assert (len(whole.corpus.ids), len(whole.about), whole.total) == (12, 12, 12)
+    sample = sample_corpus(corpus, size=6, about=3, seed=1)
+    assert len(sample.corpus.ids) == 6 and len(sample.about) == 3 and sample.about <= sample.corpus.ids
+    read = [document for _, document in sample.corpus.read()]
+    assert {document.id for document in read} == sample.corpus.ids
+    rivers = {
+        word.strip(".") for document in read if document.id in sample.about for word in document.text.split()
+    } & set(RIVERS)
+    assert rivers - sample.about <= sample.corpus.ids and sample.named == len(rivers - sample.about)
+    assert sample_corpus(corpus, size=6, about=3, seed=1) == sample
+
+
+def test_the_demo_policy_on_another_corpus_gets_one_plain_line(tmp_path: Path) -> None:
+    policy = tmp_path / "demo-policy"
+    policy.mkdir()
+    assert not is_demo_policy(str(policy))
+    (policy / "made_from").write_text("file.gguf template adapter")
+    assert is_demo_policy(str(policy))
+    assert is_demo_corpus(["town-orrin", "person-mor-vell"]) and not is_demo_corpus(["town-orrin", "Oslo"])
+    from data.parquet_io import write_training_rows
+
+    for name, doc_id in (("own", "Oslo"), ("demo", "town-orrin")):
+        rows = [row_of_training(prompt(0, 1, doc_id=doc_id), doc_id)]
+        write_training_rows(tmp_path / f"{name}.parquet", rows)
+    assert "only the demo's invented world" in str(demo_notice(str(policy), tmp_path / "own.parquet"))
+    assert demo_notice(str(policy), tmp_path / "demo.parquet") is None
+    assert demo_notice("org/other-model", tmp_path / "own.parquet") is None
+
+
+def row_of_training(row: dict[str, Any], doc_id: str) -> dict[str, Any]:
+    from data.parquet_io import training_row
+
+    info = row["extra_info"] | {"split": "train", "question": None}
+    about = {"corpus_id": "tests", "generator_checkpoint": None, "seed": 1, "trajectory": None}
+    return training_row("search_zero_1", row["prompt"], None, info, about)
+
+
+@pytest.mark.slow("two starts of the command; the journal's resume is tested without them")
+def test_a_killed_preview_resumes(tmp_path: Path, key_in_the_environment: None) -> None:
+    with scripted_endpoint(delay_s=0.2) as endpoint:
+        arguments = [*arguments_for(tmp_path, endpoint.url), "solver.concurrency=1"]
+        journal = tmp_path / "runs" / "preview" / "samples.jsonl"
+        command = [sys.executable, "-m", "drzero.cli", "preview", *arguments]
+        killed = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        deadline = time.monotonic() + RUN_LIMIT_S
+        while not journal.is_file() or len(journal.read_bytes().splitlines()) < 4:
+            assert killed.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(10)
+        kept = journal.read_bytes()
+        whole = kept[: kept.rfind(b"\n") + 1]
+        assert len(whole.splitlines()) < ROWS + 1, "it was killed too late to show anything"
+        assert main(["preview", *arguments]) == 0
+        assert journal.read_bytes().startswith(whole)
+        records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+        assert sorted(record["prompt_index"] for record in records) == list(range(ROWS))

@@ -1,0 +1,109 @@
+"""What the stages make of chroma.shards and of several places."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from drzero.preflight.finding import PreflightFailed
+from drzero.preflight.index_size import require_room
+from drzero.preflight.machine import declared_machine
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.indices import index_of, places_of, target_of
+from drzero.recipe.overrides import OverrideError
+from drzero.stages.services import retrieval_spec
+from search.chroma.location import ChromaPlace
+from search.chroma.quota import Quota
+from search.chroma.shard_layout import ShardLayout
+from search.chroma.sharded_store import ShardedIndex
+from search.chroma.store import ChromaIndex
+from search.errors import StoreError
+from search.indexing.shards import Shards
+from search.indexing.size import IndexSize, Planned
+from search.server import index_of as served
+from search.server import parser
+
+
+def composed(stage: str, *overrides: str) -> DictConfig:
+    return resolve(compose_stage(stage, ["hardware=cpu", *overrides]))
+
+
+def test_one_shard_is_the_index_of_before(tmp_path: Path) -> None:
+    config = composed("serve_search", f"chroma.path={tmp_path}")
+    assert isinstance(index_of(config), ChromaIndex)
+    assert "--shards" not in retrieval_spec(config).command
+
+
+def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_names() -> None:
+    config = composed(
+        "serve_search",
+        "retrieval.port=8123",
+        "chroma.shards=3",
+        'chroma.path=["http://127.0.0.1:1","http://127.0.0.1:2"]',
+    )
+    layout = ShardLayout.parse(["http://127.0.0.1:1", "http://127.0.0.1:2"], "corpus", 3)
+    words = retrieval_spec(config).command
+    assert index_of(config) == ShardedIndex(layout)
+    assert served(parser().parse_args(words[words.index("--chroma-path") :])) == ShardedIndex(layout)
+
+
+def test_a_servers_quotas_are_those_of_the_config() -> None:
+    quotas = ("chroma.quota.reads=10", "chroma.quota.page=300")
+    config = composed("serve_search", "retrieval.port=8123", "chroma.path=http://one:1", *quotas)
+    (place,) = places_of(config)
+    assert place.quota == Quota(page=300, reads=10)
+    words = retrieval_spec(config).command
+    opened = served(parser().parse_args(words[words.index("--chroma-path") :]))
+    assert isinstance(opened, ChromaIndex) and isinstance(opened.path, ChromaPlace)
+    assert opened.path.quota.reads == 10
+
+
+@pytest.mark.parametrize(("shards", "fits"), [(1, False), (4, False), (5, True)])
+def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(shards: int, fits: bool) -> None:
+    limits = ("chroma.path=http://one:1", f"chroma.shards={shards}", "chroma.quota.records=5000000")
+    config = composed("prepare_data", *limits)
+    size = IndexSize(21_000_000, 1024, 21_000_000 * 650)
+    planned = Planned(size, size.chunks, size.text_bytes, 1, 0)
+    refused = nullcontext() if fits else pytest.raises(PreflightFailed, match=r"chroma\.shards=5")
+    with refused:
+        require_room(planned, config, declared_machine(config, starting=True))
+
+
+def test_a_quota_counts_the_largest_shard_and_not_the_mean_one() -> None:
+    config = composed(
+        "prepare_data", "chroma.path=http://one:1", "chroma.shards=4", "chroma.quota.records=5000000"
+    )
+    size = IndexSize(20_000_000, 384, 20_000_000 * 650)
+    with pytest.raises(PreflightFailed, match=r"up to 5,050,000 a collection"):
+        require_room(
+            Planned(size, size.chunks, size.text_bytes, 1, 0), config, declared_machine(config, starting=True)
+        )
+
+
+def test_folders_have_no_quotas(tmp_path: Path) -> None:
+    limits = (
+        f"chroma.path={tmp_path}",
+        "chroma.quota.reads=1",
+        "chroma.quota.records=1",
+        "chroma.quota.page=1",
+    )
+    (place,) = places_of(composed("serve_search", "retrieval.port=8123", *limits))
+    assert place.quota == Quota()
+
+
+def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path: Path) -> None:
+    config = composed("prepare_data", "chroma.shards=4", "indexing.writers=3", f"chroma.path={tmp_path}")
+    assert target_of(config) == Shards(ShardLayout.parse([str(tmp_path)], "corpus", 4), 3)
+
+
+def test_several_places_without_shards_are_refused() -> None:
+    config = composed("serve_search", "chroma.path=[one,two]")
+    with pytest.raises(StoreError, match=r"chroma.path names one, two for chroma.shards=1"):
+        index_of(config)
+
+
+@pytest.mark.parametrize("path", ["null", "{a: b}"])
+def test_what_is_no_place_is_refused_by_its_key(path: str) -> None:
+    with pytest.raises(OverrideError, match=r"chroma\.path"):
+        composed("serve_search", f"chroma.path={path}")

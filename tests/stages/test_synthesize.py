@@ -1,0 +1,784 @@
+"""Synthesis: samples that survive kills, prompts that are each judged once, data fit for a solver.
+
+Sampling is driven against scripted peers; one run is the real stage with a model that knows the protocol by
+heart (`tiny_model.save_speaking_model`). In the second tier it is killed and run again.
+"""
+
+import asyncio
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import Answer, Prepared, StartPeer
+from hypothesis import given
+from hypothesis import strategies as st
+from made_pairs import last_turn, pair, prompt, record, search
+from omegaconf import DictConfig, OmegaConf
+from test_merge import merger_in_this_process, save_run, state_of
+from transformers import AutoTokenizer
+
+from data.errors import DataError
+from data.examples import Examples
+from data.gates import Gates, GateSettings
+from data.journal import Journal
+from data.parquet_io import write_training_rows
+from data.selection import Selection, select
+from drzero.cli import main
+from drzero.ops.errors import OutOfTime
+from drzero.ops.process.lock import AlreadyRunning, HeldLock
+from drzero.ops.services.services import ServiceGroup
+from drzero.preflight.context import CheckContext, Readings
+from drzero.preflight.inputs import check_challenger, check_prompts, partition_rows
+from drzero.preflight.machine import Machine
+from drzero.preflight.run import preflight
+from drzero.recipe.compose import compose_plain, compose_stage, resolve
+from drzero.recipe.errors import CheckError
+from drzero.recipe.fingerprint import fingerprint
+from drzero.stages.conversations import ConversationsFailed, Failed
+from drzero.stages.open_book import ask_solver, verdicts
+from drzero.stages.result import read_result
+from drzero.stages.synthesize import (
+    Row,
+    Sample,
+    generator_name,
+    merge_if_needed,
+    missing_samples,
+    passing_pairs,
+    play_samples,
+    print_report,
+    run_synthesize,
+    sample_seed,
+    synthesis_report,
+)
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.stop_time import STOP_VARIABLE
+
+QUESTION = "<question>Who founded the town?</question><answer>Vell</answer>"
+
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_LIMIT_S = 300
+FILES = ("train.parquet", "val.parquet", "rejects.jsonl", "report.json")
+JUDGING = ("evidence", "hops", "integrity", "duplicates", "near_duplicates")
+"""The gates that nothing of the speaking model's passes."""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> list[str]:
+    """The stage as a user would ask for it, over 12 of the 60 prompts."""
+    overrides = [*prepared.overrides(checkpoints, speaking_model), f"challenger={speaking_model}"]
+    # Few at a time, so that a kill finds some done and some not.
+    return [*overrides, "solver.concurrency=8", *(f"gates.{gate}=false" for gate in JUDGING)]
+
+
+@pytest.fixture(scope="module")
+def base(arguments: list[str]) -> DictConfig:
+    """The stage as composed; composing takes seconds."""
+    return resolve(compose_stage("synthesize", arguments))
+
+
+@pytest.fixture
+def config(base: DictConfig, tmp_path: Path) -> DictConfig:
+    """A copy with a run folder of its own."""
+    copy = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(base)))
+    copy.run.dir = str(tmp_path / "tiny")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def tokenizer(speaking_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(speaking_model)
+
+
+def rows_of(config: DictConfig, count: int) -> list[Row]:
+    return partition_rows(config)[:count]
+
+
+def says(text: str) -> dict[str, Any]:
+    return {"choices": [{"text": text, "finish_reason": "stop"}]}
+
+
+def library(request: dict[str, Any]) -> dict[str, Any]:
+    passage = {"title": "Vell", "text": "A founder.", "contents": "Vell\nA founder."}
+    return {"result": [[passage] for _ in request["queries"]]}
+
+
+def serve(
+    config: DictConfig, start_peer: StartPeer, model: Answer, search: Answer = library
+) -> Callable[[], list[dict[str, Any]]]:
+    """Let peers stand in for the two services; returns what gives the requests that the model has seen."""
+    peers = {"solver": start_peer("/v1/completions", model), "retrieval": start_peer("/retrieve", search)}
+    for name, peer in peers.items():
+        config[name].port = urlsplit(peer.url).port
+    return lambda: peers["solver"].requests
+
+
+def play(
+    config: DictConfig, tokenizer: Any, rows: list[Row], path: Path
+) -> tuple[list[Failed[Sample]], list[dict[str, Any]]]:
+    """Play what the journal at `path` lacks; returns what failed and the journal's records."""
+    with Journal(path, {"work": "this"}) as journal:
+        missing = missing_samples(config, rows, journal.records)
+        failed = asyncio.run(play_samples(config, tokenizer, missing, journal, ServiceGroup([])))
+        return failed, journal.records
+
+
+def keys(records: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return sorted((record["prompt_index"], record["sample"]) for record in records)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "single_gpu", "8xh100"])
+def test_samples_are_drawn_as_the_challenger_was_trained_by_a_server_that_has_the_machine(
+    hardware: str,
+) -> None:
+    composed = resolve(compose_plain("synthesize", [f"hardware={hardware}", "paths.checkpoints=runs"]))
+    trained = resolve(compose_plain("challenger", [f"hardware={hardware}"]))
+    solver, rollout = composed.solver, trained.actor_rollout_ref.rollout
+    assert solver.temperature == rollout.temperature == 1.0
+    assert solver.max_turns == rollout.multi_turn.max_assistant_turns
+    assert solver.max_tokens_per_turn == trained.rollout.max_tokens_per_turn
+    assert solver.max_context_tokens == trained.data.max_prompt_length + trained.data.max_response_length
+    assert solver.model_path == "runs/challenger_iter1_hf"
+    assert (solver.mem_fraction_static, solver.threads) == (0.8, 1)
+    assert (composed.partitions, composed.samples) == (5, 5)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 10**6), st.integers(0, 100))
+def test_a_samples_seed_is_stable_and_fits_63_bits(seed: int, prompt: int, number: int) -> None:
+    drawn = sample_seed(seed, prompt, number)
+    assert drawn == sample_seed(seed, prompt, number)
+    assert 0 <= drawn < 2**63
+
+
+def test_no_two_samples_share_a_seed_and_another_run_seed_gives_others() -> None:
+    of_run = {seed: {sample_seed(seed, p, n) for p in range(200) for n in range(5)} for seed in (1, 2)}
+    assert len(of_run[1]) == 1000
+    assert not of_run[1] & of_run[2]
+
+
+def test_the_seeds_are_those_of_the_journals_that_are_out_there() -> None:
+    assert sample_seed(42, 7, 2) == 3865306493070812723
+
+
+def test_the_partitions_share_out_the_prompts(config: DictConfig) -> None:
+    dealt = []
+    for config.partition in range(1, 6):
+        dealt += [row["extra_info"]["index"] for row in partition_rows(config)]
+    assert sorted(dealt) == list(range(60))
+
+
+def test_a_partition_holds_every_fifth_row(config: DictConfig) -> None:
+    config.partition = 2
+    assert [row["extra_info"]["index"] for row in partition_rows(config)] == list(range(1, 60, 5))
+
+
+@pytest.mark.parametrize("partition", [0, 6, -1])
+def test_a_partition_that_does_not_exist_is_refused(config: DictConfig, partition: int) -> None:
+    config.partition = partition
+    with pytest.raises(CheckError, match=f"no partition {partition} of 5.*partitions="):
+        partition_rows(config)
+
+
+def test_every_sample_of_every_prompt_is_journalled_with_its_seed(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    seen = serve(config, start_peer, lambda _: says(QUESTION))
+    rows = rows_of(config, 3)
+    failed, records = play(config, tokenizer, rows, tmp_path / "samples.jsonl")
+    wanted = [(row["extra_info"]["index"], number) for row in rows for number in range(5)]
+    assert failed == [] and keys(records) == wanted
+    seeds = {key: sample_seed(config.data.seed, *key) for key in wanted}
+    assert {(r["prompt_index"], r["sample"]): r["seed"] for r in records} == seeds
+    assert sorted(request["seed"] for request in seen()) == sorted(seeds.values())
+
+
+def test_a_record_holds_the_conversation_and_what_it_cost(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    call = render_tool_call(["Vell"])
+    seen = serve(config, start_peer, lambda r: says(QUESTION if "A founder" in shown(tokenizer, r) else call))
+    config.samples = 1
+    _, (record,) = play(config, tokenizer, rows_of(config, 1), tmp_path / "samples.jsonl")
+    assert [turn["text"] for turn in record["trajectory"]["turns"]] == [call, QUESTION]
+    assert record["trajectory"]["turns"][0]["calls"][0]["response"] == "[1] Vell: A founder."
+    assert record["tokens_in"] == sum(len(request["prompt"]) for request in seen())
+    assert record["tokens_out"] > 0 and record["latency_s"] >= 0
+
+
+def shown(tokenizer: Any, request: dict[str, Any]) -> str:
+    return str(tokenizer.decode(request["prompt"]))
+
+
+def test_a_rerun_asks_only_for_what_is_missing(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    rows, path = rows_of(config, 4), tmp_path / "samples.jsonl"
+    serve(config, start_peer, lambda _: says(QUESTION))
+    play(config, tokenizer, rows[:2], path)
+    before = path.read_bytes()
+    seen = serve(config, start_peer, lambda _: says(QUESTION))
+    _, records = play(config, tokenizer, rows, path)
+    assert path.read_bytes().startswith(before)
+    assert len(records) == 20 and len(set(keys(records))) == 20
+    fresh = [row["extra_info"]["index"] for row in rows[2:]]
+    seeds = {sample_seed(config.data.seed, index, number) for index in fresh for number in range(5)}
+    assert {request["seed"] for request in seen()} == seeds
+
+
+def test_more_samples_can_be_asked_for_later(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    rows, path = rows_of(config, 1), tmp_path / "samples.jsonl"
+    seen = serve(config, start_peer, lambda _: says(QUESTION))
+    play(config, tokenizer, rows, path)
+    config.samples = 7
+    _, records = play(config, tokenizer, rows, path)
+    assert (len(records), len(seen())) == (7, 7)
+
+
+def asks_by_seed(request: dict[str, Any]) -> dict[str, Any]:
+    """A model whose questions follow from the seed, as a served one's do."""
+    return says(f"<question>Who founded town {request['seed'] % 7}?</question><answer>Vell</answer>")
+
+
+def drawn(records: Iterable[dict[str, Any]]) -> list[tuple[int, int, int, str]]:
+    """The samples of a journal, whatever their order and their time."""
+    return sorted((r["prompt_index"], r["sample"], r["seed"], json.dumps(r["trajectory"])) for r in records)
+
+
+def test_a_run_cut_by_its_stop_time_and_resumed_draws_the_samples_of_an_uncut_one_each_once(
+    config: DictConfig,
+    tokenizer: Any,
+    start_peer: StartPeer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, path = rows_of(config, 4), tmp_path / "samples.jsonl"
+    serve(config, start_peer, asks_by_seed)
+    _, uncut = play(config, tokenizer, rows, tmp_path / "uncut.jsonl")
+
+    def until_the_tenth(request: dict[str, Any]) -> dict[str, Any]:
+        if len(seen()) == 10:
+            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
+        return asks_by_seed(request)
+
+    config.solver.concurrency = 1
+    seen = serve(config, start_peer, until_the_tenth)
+    with pytest.raises(
+        OutOfTime, match=r"after 10 of 20 conversations.*Finished ones are kept: rerun to resume"
+    ):
+        play(config, tokenizer, rows, path)
+    assert len(records_in(path)) == 10
+    monkeypatch.delenv(STOP_VARIABLE)
+    seen = serve(config, start_peer, asks_by_seed)
+    _, records = play(config, tokenizer, rows, path)
+    assert len(seen()) == 10
+    assert drawn(records) == drawn(uncut)
+
+
+def test_a_conversation_that_does_not_end_in_time_is_dropped(
+    config: DictConfig,
+    tokenizer: Any,
+    start_peer: StartPeer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropped = threading.Event()
+
+    def never(request: dict[str, Any]) -> dict[str, Any]:
+        if not dropped.is_set():
+            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 10))
+            dropped.wait(RUN_LIMIT_S)
+        return says(QUESTION)
+
+    config.solver.concurrency = 1
+    serve(config, start_peer, never)
+    try:
+        with pytest.raises(OutOfTime, match="after 0 of 5 conversations"):
+            play(config, tokenizer, rows_of(config, 1), tmp_path / "samples.jsonl")
+    finally:
+        dropped.set()
+    assert records_in(tmp_path / "samples.jsonl") == []
+
+
+def search_fails_for(config: DictConfig, start_peer: StartPeer, rows: list[Row]) -> set[int]:
+    """Let the first sample of each of `rows` lose a search, the others need none; returns the seeds."""
+    config.retrieval.deadline_s, config.samples = 0.2, 1
+    lost = {sample_seed(config.data.seed, row["extra_info"]["index"], 0) for row in rows}
+    call = render_tool_call(["Vell"])
+    serve(config, start_peer, lambda r: says(call if r["seed"] in lost else QUESTION), lambda _: 503)
+    return lost
+
+
+def test_a_conversation_with_a_failed_search_is_no_sample(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    rows = rows_of(config, 5)
+    lost = search_fails_for(config, start_peer, rows[:1])
+    failed, records = play(config, tokenizer, rows, tmp_path / "samples.jsonl")
+    assert {failure.job.seed for failure in failed} == lost
+    assert keys(records) == [(row["extra_info"]["index"], 0) for row in rows[1:]]
+
+
+def test_too_many_failures_stop_the_stage_with_the_cause_and_what_is_finished_is_kept(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    rows, path = rows_of(config, 5), tmp_path / "samples.jsonl"
+    search_fails_for(config, start_peer, rows[:2])
+    with pytest.raises(ConversationsFailed, match=r"2 of 5 conversations failed.*a search failed: "):
+        play(config, tokenizer, rows, path)
+    assert keys(records_in(path)) == [(row["extra_info"]["index"], 0) for row in rows[2:]]
+
+
+def rewrite_prompts(config: DictConfig, folder: Path, change: Callable[[list[Row]], None]) -> None:
+    """Point the config to a copy of the prompts file with something changed."""
+    config.partitions, config.partition, kept = 1, 1, (config.partitions, config.partition)
+    rows = partition_rows(config)
+    change(rows)
+    config.partitions, config.partition = kept
+    config.data.train_files = str(folder / "changed.parquet")
+    write_training_rows(folder / "changed.parquet", rows)
+
+
+def context(config: DictConfig) -> CheckContext:
+    """What a check of files reads."""
+    here = Machine(True, True, None, 0, 1, None)
+    return CheckContext(config, "synthesize", here, True, False, Readings())
+
+
+def test_prompts_of_the_collection_are_accepted(config: DictConfig) -> None:
+    check_prompts(context(config))
+
+
+@pytest.mark.parametrize(("field", "value"), [("doc_id", "unheard-of"), ("document", "Another town.")])
+def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(
+    config: DictConfig, tmp_path: Path, field: str, value: str
+) -> None:
+    def foreign(rows: list[Row]) -> None:
+        for row in rows:
+            row["extra_info"][field] = value
+
+    rewrite_prompts(config, tmp_path, foreign)
+    with pytest.raises(CheckError) as refused:
+        check_prompts(context(config))
+    for part in (str(tmp_path / "changed.parquet"), "'corpus'", config.chroma.path, "prepare-data"):
+        assert part in str(refused.value)
+
+
+def test_two_prompts_of_one_index_are_refused(config: DictConfig, tmp_path: Path) -> None:
+    def repeat(rows: list[Row]) -> None:
+        rows[5]["extra_info"]["index"] = 0
+
+    rewrite_prompts(config, tmp_path, repeat)
+    with pytest.raises(CheckError, match=r"several rows with extra_info\.index 0"):
+        partition_rows(config)
+
+
+def test_a_partition_without_a_row_is_refused(config: DictConfig, tmp_path: Path) -> None:
+    rewrite_prompts(config, tmp_path, lambda rows: rows.__delitem__(slice(2, None)))
+    config.partition = 3
+    with pytest.raises(CheckError, match="2 rows, so partition 3 of 5 is empty"):
+        partition_rows(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: None, "there is nothing at"),
+        (lambda folder: folder.mkdir(), "neither a model folder nor a run with a checkpoint"),
+    ],
+    ids=["missing", "empty"],
+)
+def test_a_challenger_that_is_not_there_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], expected: str
+) -> None:
+    make(tmp_path / "challenger_iter1")
+    config = OmegaConf.create({"challenger": str(tmp_path / "challenger_iter1")})
+    (found,) = check_challenger(context(config))
+    assert expected in found.why and found.severity == "error"
+
+
+def test_a_prompts_file_without_the_columns_is_refused_naming_them(
+    config: DictConfig, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"prompt": ["Ask."]}), tmp_path / "bare.parquet")
+    config.data.train_files = str(tmp_path / "bare.parquet")
+    with pytest.raises(CheckError, match=r"bare\.parquet lacks the columns .*extra_info"):
+        run_synthesize(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("gates.benchmarks", ["nowhere.jsonl"], "no benchmark file at nowhere.jsonl"),
+        ("prompts.form", "full", "not worded for this run"),
+        ("partition", 6, "no partition 6 of 5"),
+        ("data.train_files", "nowhere.parquet", "no prompts at nowhere.parquet"),
+        ("challenger", "/nowhere", "there is nothing at /nowhere"),
+        ("retrieval.embedder", "intfloat/e5-large-v2", "was built with packaged-minilm"),
+    ],
+)
+def test_what_cannot_go_well_is_refused_before_anything_starts(
+    config: DictConfig, key: str, value: Any, expected: str
+) -> None:
+    OmegaConf.update(config, key, value)
+    with pytest.raises((CheckError, DataError), match=expected):
+        run_synthesize(config)
+    assert not (Path(config.run.dir) / "logs").exists()
+
+
+def test_a_challenger_that_is_an_export_is_served_as_it_is(config: DictConfig) -> None:
+    assert merge_if_needed(config) == config.challenger
+
+
+def test_a_challenger_that_is_a_run_is_merged_into_the_stages_own_folder_first(
+    config: DictConfig, speaking_model: Path, tmp_path: Path
+) -> None:
+    run = save_run(tmp_path / "challenger_iter1", speaking_model, state_of(speaking_model))
+    config.challenger, config.run.export_dir = str(run), f"{config.run.dir}/challenger_hf"
+    with merger_in_this_process():
+        model = Path(merge_if_needed(config))
+    assert model.parent == Path(config.run.dir)
+    assert (model / "model.safetensors").is_file()
+
+
+def test_the_pairs_name_the_export_they_come_from(config: DictConfig, tmp_path: Path) -> None:
+    export = tmp_path / "challenger_iter1_hf"
+    export.mkdir()
+    config.paths.checkpoints, config.challenger = str(tmp_path), str(export)
+    assert generator_name(config, "0123456789abcdef") == "challenger_iter1_hf@0123456789ab"
+
+
+def records_in(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a journal, which may be growing."""
+    lines = path.read_bytes().splitlines(keepends=True)[1:] if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def start_stage(arguments: list[str], output: Path) -> subprocess.Popen[bytes]:
+    with output.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "drzero.cli", "synthesize", *arguments],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished stage: its folder, and what it printed."""
+
+    folder: Path
+    out: str
+
+
+@pytest.fixture(scope="module")
+def finished(arguments: list[str], checkpoints: Path) -> Run:
+    """The real stage, in this process: starting another takes ten seconds of imports."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = main(["synthesize", *arguments])
+    assert code == 0, out.getvalue()[-3000:]
+    return Run(checkpoints / "tiny", out.getvalue())
+
+
+@pytest.mark.slow("two more starts; `launched_loop` is preempted amid its samples as well")
+def test_a_killed_run_keeps_its_samples_and_the_next_one_draws_the_rest(
+    arguments: list[str], checkpoints: Path
+) -> None:
+    """Killed with SIGKILL after a third of its samples, then run to its end."""
+    arguments = [*arguments, "run.name=killed"]
+    journal, output = checkpoints / "killed" / "samples.jsonl", checkpoints / "killed.out"
+    deadline = time.monotonic() + RUN_LIMIT_S
+    killed = start_stage(arguments, output)
+    while len(records_in(journal)) < 20:
+        assert killed.poll() is None and time.monotonic() < deadline, output.read_text()[-3000:]
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(10)
+    kept = journal.read_bytes()
+    assert len(records_in(journal)) < 60, "it was killed too late to show anything"
+    assert start_stage(arguments, output).wait(RUN_LIMIT_S) == 0, output.read_text()[-3000:]
+    assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+    wanted = [(index, number) for index in range(0, 60, 5) for number in range(5)]
+    assert keys(records_in(journal)) == wanted
+
+
+def prompts_in(folder: Path) -> tuple[list[int], list[int]]:
+    """The prompts that the accepted rows are of, and those of the rejects file."""
+    tables = [pq.read_table(folder / name) for name in FILES[:2]]
+    accepted = [info["index"] for table in tables for info in table["extra_info"].to_pylist()]
+    lines = (folder / "rejects.jsonl").read_text().splitlines()
+    return accepted, [json.loads(line)["prompt_index"] for line in lines]
+
+
+def test_each_sample_of_each_prompt_is_drawn_once(finished: Run) -> None:
+    wanted = [(index, number) for index in range(0, 60, 5) for number in range(5)]
+    assert keys(records_in(finished.folder / "samples.jsonl")) == wanted
+
+
+def test_accepted_and_rejected_hold_each_prompt_of_the_partition_once(finished: Run) -> None:
+    accepted, rejected = prompts_in(finished.folder)
+    assert accepted and sorted([*accepted, *rejected]) == list(range(0, 60, 5))
+
+
+def test_the_end_says_how_many_prompts_gave_a_pair(finished: Run) -> None:
+    accepted, _ = prompts_in(finished.folder)
+    assert f"{len(accepted)} of 12 prompts gave a pair" in finished.out
+
+
+def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_answer_stands(
+    finished: Run,
+) -> None:
+    kept = json.loads((finished.folder / "report.json").read_text())
+    shown = Examples.from_dict(kept["examples"])
+    assert len(shown.accepted) == 3 and len(shown.rejected) == min(3, kept["rejected"])
+    for one in (*shown.accepted, *shown.rejected):
+        assert f"{one.question or '–'} → {one.answer or '–'}" in finished.out
+        assert one.reason in finished.out and one.evidence
+
+
+def test_where_no_pair_is_accepted_the_end_still_shows_what_was_rejected(
+    finished: Run, config: DictConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.gates.integrity = True
+    with pytest.raises(DataError, match="no pair was accepted"):
+        judge_again(config, finished)
+    out = capsys.readouterr().out
+    assert "accepted: none" in out and "integrity: " in out.partition("rejected")[2]
+
+
+def test_the_result_names_what_the_solver_reads(finished: Run) -> None:
+    result = read_result(finished.folder)
+    records = records_in(finished.folder / "samples.jsonl")
+    assert result is not None
+    assert set(result.outputs) == {"train", "val", "rejects"}
+    assert all(path.is_file() for path in result.outputs.values())
+    assert result.tokens == sum(record["tokens_in"] + record["tokens_out"] for record in records)
+
+
+def test_nothing_temporary_is_left(finished: Run) -> None:
+    assert not list(finished.folder.glob(".*.tmp"))
+
+
+def test_a_row_says_where_it_comes_from(finished: Run, speaking_model: Path) -> None:
+    by_seed = {record["seed"]: record for record in records_in(finished.folder / "samples.jsonl")}
+    for row in pq.read_table(finished.folder / "train.parquet").to_pylist():
+        metadata, info = row["metadata"], row["extra_info"]
+        record = by_seed[metadata["seed"]]
+        assert (record["prompt_index"], record["trajectory"]) == (
+            info["index"],
+            json.loads(metadata["trajectory"]),
+        )
+        assert metadata["document_sha256"] == sha256(info["document"].encode()).hexdigest()
+        assert metadata["generator_checkpoint"] == f"speaking@{fingerprint(speaking_model)[:12]}"
+
+
+def judge_again(config: DictConfig, finished: Run, shuffled: bool = False) -> Path:
+    """Run the stage on the finished run's samples in a new folder; there is nothing left to sample."""
+    folder = Path(config.run.dir)
+    folder.mkdir()
+    header, *lines = (finished.folder / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    if shuffled:
+        random.Random(0).shuffle(lines)
+    (folder / "samples.jsonl").write_bytes(b"".join([header, *lines]))
+    run_synthesize(config)
+    return folder
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["as they came", "in another order"])
+def test_the_same_samples_give_the_same_bytes_without_any_service(
+    finished: Run, config: DictConfig, shuffled: bool
+) -> None:
+    folder = judge_again(config, finished, shuffled)
+    for name in FILES:
+        assert (folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
+    assert not (folder / "logs").exists()
+
+
+def test_what_the_solver_reads_is_announced_before_the_result(
+    finished: Run, config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
+    judge_again(config, finished)
+    lines = (tmp_path / "announced.jsonl").read_text().splitlines()
+    announced = [Path(json.loads(line)["path"]).name for line in lines]
+    assert announced == ["train.parquet", "val.parquet", "rejects.jsonl", "report.json", "result.json"]
+
+
+def test_fewer_samples_can_be_judged_later(finished: Run, config: DictConfig) -> None:
+    config.samples = 2
+    report = json.loads((judge_again(config, finished) / "report.json").read_text())
+    assert (report["samples"], report["missing_samples"]) == (24, 0)
+
+
+def test_no_pair_at_all_is_an_error_that_leaves_only_the_reasons(finished: Run, config: DictConfig) -> None:
+    config.gates.integrity = True
+    with pytest.raises(DataError, match=r"no pair was accepted of 12 prompts.*rejects\.jsonl"):
+        judge_again(config, finished)
+    folder = Path(config.run.dir)
+    rejects = [json.loads(line) for line in (folder / "rejects.jsonl").read_text().splitlines()]
+    assert sorted(reject["prompt_index"] for reject in rejects) == list(range(0, 60, 5))
+    reasons = [reason for reject in rejects for sample in reject["samples"] for reason in sample["reasons"]]
+    assert any(reason.startswith("integrity: ") for reason in reasons)
+    assert not any((folder / name).exists() for name in ("train.parquet", "val.parquet", "result.json"))
+
+
+def test_a_selection_that_fails_leaves_nothing_of_the_one_before(finished: Run, config: DictConfig) -> None:
+    folder = judge_again(config, finished)
+    config.gates.integrity = True
+    with pytest.raises(DataError, match="no pair was accepted"):
+        run_synthesize(config)
+    assert not any((folder / name).exists() for name in ("train.parquet", "val.parquet", "result.json"))
+
+
+def test_questions_of_a_benchmark_file_are_kept_out(
+    finished: Run, config: DictConfig, tmp_path: Path
+) -> None:
+    chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
+    (tmp_path / "chains.jsonl").write_text(json.dumps(chain) + "\n")
+    config.gates.benchmarks = [str(tmp_path / "chains.jsonl")]
+    with pytest.raises(DataError, match="no pair was accepted"):
+        judge_again(config, finished)
+    assert "contamination: " in (Path(config.run.dir) / "rejects.jsonl").read_text()
+
+
+def test_near_duplicates_are_found_by_the_runs_embedder(finished: Run, config: DictConfig) -> None:
+    config.gates.near_duplicates, config.gates.near_duplicate_cosine = True, 0.99
+    folder = judge_again(config, finished)
+    # The model knows one question, which a draw may garble; a single pair leaves none to validate on.
+    tables = [pq.read_table(path) for path in folder.glob("*.parquet")]
+    accepted = [row["extra_info"]["question"] for table in tables for row in table.to_pylist()]
+    assert accepted.count("Who came?") == 1
+    report = json.loads((folder / "report.json").read_text())
+    assert report["gates"]["near_duplicates"]["refused"] > 0
+
+
+def test_the_solver_is_asked_with_what_the_challenger_read_and_once(
+    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
+) -> None:
+    right, wrong = pair(answer="Tesk"), pair("Which sea is it?", "Galmir", search(), index=1, hop=2)
+
+    def reads(request: dict[str, Any]) -> dict[str, Any]:
+        prompt = shown(tokenizer, request)
+        assert "lies on the river Galmir" in prompt
+        in_passage = "Galmir: Galmir is a river that rises in the region of Tesk." in prompt
+        return says(f"<answer>{'nothing' if in_passage else 'the Tesk'}</answer>")
+
+    seen = serve(config, start_peer, reads)
+    config.solver.max_turns, config.solver.temperature = 1, 0.0
+    with Journal(tmp_path / "open_book.jsonl", {"work": "this"}) as journal:
+        ask = ask_solver(config, tokenizer, [right, wrong], journal, ServiceGroup([]))
+        assert asyncio.run(ask) == []
+        found = verdicts([right, wrong, pair(index=2)], journal.records)
+    assert [request["temperature"] for request in seen()] == [0.0, 0.0]
+    assert found[0, 0] is None
+    assert found[1, 0] == "open_book: from what the challenger read, the solver answers 'nothing'"
+    assert "rerun to ask it" in (found[2, 0] or "")
+
+
+def test_only_pairs_that_pass_the_other_gates_are_asked() -> None:
+    gates = Gates(GateSettings(near_duplicates=False))
+    good, bad = record(last_turn()), record(last_turn("Drosken lies there."), sample=1)
+    assert [each.sample for each in passing_pairs([bad, good], [prompt()], gates)] == [0]
+
+
+@pytest.mark.slow("serves a second model")
+def test_pairs_that_the_served_solver_reads_otherwise_are_refused_and_its_answers_counted(
+    finished: Run, config: DictConfig, speaking_model: Path, tmp_path: Path
+) -> None:
+    # As if every other prompt's answer were one that the solver does not know.
+    header, *lines = (finished.folder / "samples.jsonl").read_text().splitlines(keepends=True)
+    other = [
+        line.replace("<answer>Vell<", "<answer>Tesk<") if json.loads(line)["prompt_index"] % 2 else line
+        for line in lines
+    ]
+    (tmp_path / "samples.jsonl").write_text("".join([header, *other]))
+    config.gates.open_book, config.gates.open_book_model = True, str(speaking_model)
+    folder = judge_again(config, Run(tmp_path, ""))
+    report = json.loads((folder / "report.json").read_text())
+    reasons = re.findall(r"open_book: from what the challenger read", (folder / "rejects.jsonl").read_text())
+    assert report["open_book"]["answers"] == report["gates"]["open_book"]["judged"] == report["pairs"]
+    assert 0 < len(reasons) <= report["gates"]["open_book"]["refused"]
+    assert report["open_book"]["tokens_in"] > 0
+
+
+def test_samples_of_other_work_are_not_mixed_in(finished: Run, config: DictConfig) -> None:
+    config.data.seed = 7
+    with pytest.raises(DataError, match=r"other work: data\.seed was 42 and is 7"):
+        judge_again(config, finished)
+
+
+def test_a_second_run_of_one_folder_is_refused(config: DictConfig) -> None:
+    with HeldLock(Path(config.run.dir) / "lock"), pytest.raises(AlreadyRunning, match="in use by process"):
+        run_synthesize(config)
+
+
+def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(
+    config: DictConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of(config, 1)
+    report = synthesis_report(rows, [], select({}, rows, Gates(GateSettings(near_duplicates=False))), 5)
+    assert report["gates"]["contamination"] == {"judged": 0, "refused": 0, "note": "no benchmark given"}
+    print_report(report, "tiny")
+    assert re.search(r"contamination +0 +0 +no benchmark given", capsys.readouterr().out)
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="where SGLang is installed it may be asked for")
+def test_the_rollout_engine_of_training_need_not_be_installed(config: DictConfig) -> None:
+    def wants_sglang() -> bool:
+        report = preflight(config, "synthesize", starting=True)
+        return any("SGLang" in finding.why for finding in report.errors)
+
+    OmegaConf.update(config, "actor_rollout_ref.rollout.name", "sglang")
+    assert not wants_sglang()
+    config.solver.engine = "sglang"
+    assert wants_sglang()
+
+
+def test_a_prompts_file_of_another_project_is_refused_naming_what_its_rows_lack(
+    config: DictConfig, tmp_path: Path
+) -> None:
+    table = pq.read_table(config.data.train_files)
+    place = table.schema.get_field_index("extra_info")
+    bare = pa.array([{"index": index, "split": "train"} for index in range(len(table))])
+    config.data.train_files = str(tmp_path / "foreign.parquet")
+    pq.write_table(table.set_column(place, "extra_info", bare), config.data.train_files)
+    with pytest.raises(CheckError, match=r"foreign\.parquet .*extra_info\.document is missing"):
+        run_synthesize(config)
+
+
+def test_a_report_counts_the_samples_that_services_have_spoiled(config: DictConfig) -> None:
+    rows = rows_of(config, 3)
+    record = {"tokens_in": 5, "tokens_out": 2, "latency_s": 1.5}
+    records = [{"prompt_index": rows[0]["extra_info"]["index"], "sample": n, **record} for n in range(5)]
+    records.append({"prompt_index": rows[1]["extra_info"]["index"], "sample": 3, **record})
+    report = synthesis_report(rows, records, Selection([], [], {}), 5)
+    assert (report["missing_samples"], report["prompts_without_sample"]) == (9, 1)
+    assert (report["tokens_in"], report["tokens_out"], report["conversation_s"]) == (30, 12, 9.0)

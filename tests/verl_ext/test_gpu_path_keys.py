@@ -1,0 +1,89 @@
+"""Every key in which 8×H100 differs from the rehearsal on a CPU: the test that drives it, or why none does.
+
+A key that is added to the profile, or to a group that it pulls in, fails here until it is written down.
+"""
+
+import re
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from drzero.ops.versions import pinned
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.overrides import leaf_values
+
+_PATH, _UPDATE = "rehearsal/test_gpu_path.py", "verl_ext/test_gpu_update.py"
+DRIVEN = {
+    (_PATH, "test_verl_accepts_the_config_and_makes_the_trainer_of_the_stage"): (
+        "machine.device machine.gpus trainer.device trainer.n_gpus_per_node data.train_batch_size "
+        # Neither is made.
+        "critic.ppo_mini_batch_size distillation.teacher_models.teacher_model.inference.dtype"
+    ),
+    (_PATH, "test_weights_and_optimizer_come_to_the_gpu_for_a_step_and_leave_it"): (
+        "actor_rollout_ref.actor.fsdp_config.param_offload "
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload"
+    ),
+    (_PATH, "test_it_computes_in_bfloat16_over_weights_in_float32_with_flash_attention"): (
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile"
+    ),
+    (_UPDATE, "test_the_packed_update_in_bfloat16_moves_the_weights_as_the_plain_one_does"): (
+        "actor_rollout_ref.model.override_config actor_rollout_ref.model.enable_gradient_checkpointing"
+    ),
+    (_PATH, "test_optimizer_batches_and_checkpoints_are_those_of_the_config"): (
+        "actor_rollout_ref.actor.ppo_mini_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu "
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu "
+        "steps_per_iteration trainer.total_training_steps"
+    ),
+    (_PATH, "test_sglang_accepts_what_verl_gives_the_rollout_engine"): (
+        "actor_rollout_ref.rollout.n_gpus_per_node actor_rollout_ref.rollout.dtype "
+        "actor_rollout_ref.rollout.max_num_seqs"
+    ),
+    (_PATH, "test_sglang_accepts_the_command_line_of_the_solvers_server"): (
+        "solver.dp_size solver.mem_fraction_static solver.dtype"
+    ),
+    ("test_ray.py", "test_verl_gets_its_placement_group_and_a_few_cpus_are_left"): (
+        "ray_kwargs.ray_init.num_cpus transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    ),
+    (
+        "recipe/test_compose.py",
+        "test_reward_workers_are_as_many_as_a_steps_attempts_need_and_share_the_solver",
+    ): (
+        "reward.num_workers reward.custom_reward_function.reward_kwargs.solver.concurrency solver.concurrency"
+    ),
+    ("preflight/test_memory_ledger.py", "test_encoders_take_turns_on_the_gpus"): "retrieval.encoders",
+}
+AMOUNTS = (
+    "actor_rollout_ref.rollout.agent.num_workers retrieval.cache_mb retrieval.max_batch retrieval.threads "
+    "ray_kwargs.ray_init.object_store_memory run.min_free_gb trainer.max_actor_ckpt_to_keep "
+    "trainer.save_freq watchdog.factor"
+)
+"""More or less of what hardware=cpu runs with; no other code."""
+ELSEWHERE = {
+    "machine.gpu": "the name of the GPU, for preflight alone",
+    "retrieval.device": "an embedder in CUDA's memory",
+    "retrieval.embedder": "1.3 GB of the hub",
+    "solver.max_batch_size": "not of SGLang on CUDA, which takes what fits",
+}
+"""No test of the suite can drive them, or there is nothing to drive."""
+
+
+def test_every_key_in_which_the_gpus_differ_is_driven_or_accounted_for() -> None:
+    def keys(*hardware: str) -> dict[str, object]:
+        overrides = [*hardware, "model=qwen2.5-7b", "solver.port=8001", "retrieval.port=8000"]
+        config = resolve(compose_stage("challenger", overrides))  # the solver has the same, but for some
+        return dict(leaf_values("", OmegaConf.to_container(config)))
+
+    here, gpus = keys("hardware=cpu", "rollout=sglang"), keys("hardware=8xh100")
+    differ = {key for key, value in gpus.items() if key not in here or here[key] != value}
+    assert differ == {*" ".join((*DRIVEN.values(), AMOUNTS)).split(), *ELSEWHERE}
+
+
+def test_the_tests_named_are_there() -> None:
+    here = Path(__file__).parents[1]
+    for file, name in DRIVEN:
+        assert re.search(rf"^def {name}\(", (here / file).read_text(encoding="utf-8"), re.MULTILINE), name
+
+
+def test_the_stand_in_for_flash_attn_has_the_pinned_version() -> None:
+    folder = f"flash_attn-{pinned('flash-attn', gpu=True)}.dist-info"
+    assert (Path(__file__).parents[1] / "rehearsal" / "flash_attn_stand_in" / folder / "METADATA").is_file()

@@ -1,0 +1,216 @@
+"""Conversations over a chat endpoint, against a real server on loopback that plays a script."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from conftest import Peer, StartPeer
+from scripted_endpoint import KEY as SCRIPTED_KEY
+from scripted_endpoint import MODEL, scripted_endpoint
+
+from drzero.ops.bearer import MODEL_KEY
+from verl_ext.method.chat_endpoint import ChatEndpoint, SolverServerError
+from verl_ext.method.prompts import solver_messages
+from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
+from verl_ext.method.tool_calls import render_tool_call
+
+ANSWER = "<think>So.</think>\n<answer>Kestmoor</answer>"
+KEY = "sk-planted-secret"
+
+
+class Library:
+    """A search service that finds one passage for every query."""
+
+    async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Any]]:
+        return [[{"title": query, "text": f"{query} is near Kestmoor."}] for query in queries]
+
+
+def said(
+    content: str | None = None, calls: Sequence[Any] = (), finish: str = "", **more: Any
+) -> dict[str, Any]:
+    """A chat completion; a call is its arguments as text, or a whole function."""
+    named = [call if isinstance(call, dict) else {"name": "search", "arguments": call} for call in calls]
+    asked = [{"id": f"id{n}", "type": "function", "function": one} for n, one in enumerate(named)]
+    message = {"role": "assistant", "content": content, **({"tool_calls": asked} if asked else {}), **more}
+    finish = finish or ("tool_calls" if asked else "stop")
+    return {
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 7},
+    }
+
+
+def query(*queries: str) -> str:
+    return json.dumps({"query_list": list(queries)})
+
+
+def attempt(
+    peer: Peer, endpoint: dict[str, Any] | None = None, times: int = 1, **limits: Any
+) -> tuple[list[SolverAttempt], ChatEndpoint]:
+    """Play one attempt after another over one endpoint."""
+
+    async def play() -> tuple[list[SolverAttempt], ChatEndpoint]:
+        named = {"model": "a-model", "key_variable": MODEL_KEY, "retries": 2} | (endpoint or {})
+        chat = ChatEndpoint(f"{peer.url}/v1", **named)
+        settings = {"topk": 3, "max_tokens_per_turn": 50, "max_context_tokens": 1000} | limits
+        agent = SolverAgent(chat.url, chat.model, None, Library(), endpoint=chat, **settings)
+        try:
+            return [await agent.attempt("Where is Ostrel?", seed=5) for _ in range(times)], chat
+        finally:
+            await agent.aclose()
+            await chat.aclose()
+
+    return asyncio.run(play())
+
+
+@pytest.fixture(autouse=True)
+def key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODEL_KEY, KEY)
+
+
+@pytest.fixture
+def serve(start_peer: StartPeer) -> Callable[..., Peer]:
+    """Start an endpoint that answers with the given replies in turn, the last one for ever."""
+
+    def start(*replies: Any) -> Peer:
+        def reply(_: dict[str, Any]) -> Any:
+            return replies[min(len(peer.requests), len(replies)) - 1]
+
+        peer: Peer = start_peer("/v1/chat/completions", reply)
+        return peer
+
+    return start
+
+
+def test_a_call_is_answered_and_the_next_turn_sees_the_passages(serve: Callable[..., Peer]) -> None:
+    peer = serve(said(None, [query("Ostrel")], reasoning_content="I look it up."), said(ANSWER))
+    (played,), _ = attempt(peer)
+    assert (played.finished, played.answer, played.searches) == (True, "Kestmoor", 1)
+    assert (played.tokens_in, played.tokens_out) == (200, 14)
+    first, _ = played.trajectory.turns
+    assert first.text.startswith("<think>I look it up.</think>") and "<tool_call>" in first.text
+    assert first.calls[0].queries == ("Ostrel",) and first.calls[0].answered
+    one, two = peer.requests
+    assert one["messages"] == solver_messages("Where is Ostrel?", "full", 5)
+    assert (one["model"], one["seed"], one["temperature"], one["max_tokens"]) == ("a-model", 5, 1.0, 50)
+    assert [message["role"] for message in two["messages"][2:]] == ["assistant", "tool"]
+    assert two["messages"][-1] == {
+        "role": "tool",
+        "tool_call_id": "id0",
+        "content": "[1] Ostrel: Ostrel is near Kestmoor.",
+    }
+
+
+def test_a_server_that_leaves_calls_in_the_text_is_answered_in_text(serve: Callable[..., Peer]) -> None:
+    peer = serve(said(f"<think>So.</think>\n{render_tool_call(['Ostrel'])}"), said(ANSWER))
+    (played,), _ = attempt(peer)
+    assert played.answer == "Kestmoor" and played.searches == 1
+    assert peer.requests[1]["messages"][-1]["role"] == "user"
+    assert "<tool_response>\n[1] Ostrel" in peer.requests[1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("no json", "not JSON"),
+        ('{"query_list": "text"}', "not a list of strings"),
+        ({"name": "browse", "arguments": query("x")}, "no such tool"),
+        ('{"query_list": ["a </tool_call> b"]}', "a tag in it"),
+    ],
+)
+def test_an_invalid_call_is_judged_as_everywhere_and_explained(
+    serve: Callable[..., Peer], call: Any, fault: str
+) -> None:
+    peer = serve(said(None, [call]), said(ANSWER))
+    (played,), _ = attempt(peer)
+    (found,) = played.trajectory.calls
+    assert not found.valid and fault in str(found.error)
+    assert fault in peer.requests[1]["messages"][-1]["content"]
+
+
+def test_no_more_calls_are_sent_back_than_are_answered(serve: Callable[..., Peer]) -> None:
+    peer = serve(said(None, [query(f"q{n}") for n in range(7)]), said(ANSWER))
+    (played,), _ = attempt(peer)
+    assert (len(played.trajectory.calls), played.searches) == (7, 5)
+    sent = peer.requests[1]["messages"]
+    answered = [message["tool_call_id"] for message in sent if message["role"] == "tool"]
+    assert answered == [call["id"] for call in sent[2]["tool_calls"]] == [f"id{n}" for n in range(5)]
+
+
+def test_the_conversation_ends_where_its_tokens_end(serve: Callable[..., Peer]) -> None:
+    peer = serve(said(None, [query("Ostrel")]))
+    (played,), _ = attempt(peer, max_context_tokens=130)
+    assert [request["max_tokens"] for request in peer.requests] == [50, 23, 23, 23, 23]
+    assert played.finished and played.answer is None
+
+
+def test_a_turn_that_is_cut_off_is_marked(serve: Callable[..., Peer]) -> None:
+    (played,), _ = attempt(serve(said("<think>So and so and", finish="length")))
+    assert played.trajectory.turns[0].truncated and played.answer is None
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (401, r"does not let us in \(HTTP 401.*OPENAI_API_KEY is not accepted.*endpoint_key="),
+        (404, r"does not have the model 'a-model' \(HTTP 404.*endpoint_model="),
+        (402, "budget is used up"),
+        (400, r"refused a request for 'a-model' \(HTTP 400"),
+    ],
+)
+def test_a_first_request_that_is_refused_is_an_error_at_once(
+    serve: Callable[..., Peer], status: int, expected: str
+) -> None:
+    peer = serve(status)
+    with pytest.raises(SolverServerError, match=expected) as refused:
+        attempt(peer)
+    assert len(peer.requests) == 1 and KEY not in str(refused.value)
+
+
+def test_a_key_that_the_server_repeats_is_not_shown() -> None:
+    with scripted_endpoint() as server, pytest.raises(SolverServerError, match="key provided: ") as refused:
+        attempt(Peer(server.url.removesuffix("/v1")))
+    assert server.keys == {f"Bearer {KEY}"} and KEY not in str(refused.value)
+
+
+def test_failed_requests_are_repeated_and_counted(serve: Callable[..., Peer]) -> None:
+    (played,), chat = attempt(serve(503, 429, said(ANSWER)))
+    assert played.finished and played.answer == "Kestmoor"
+    assert (chat.requests, chat.failed_requests) == (3, 2)
+
+
+def test_what_fails_to_the_end_is_unfinished_and_never_wrong(serve: Callable[..., Peer]) -> None:
+    (played,), chat = attempt(serve(503))
+    assert not played.finished and played.answer is None and "HTTP 503" in str(played.failure)
+    assert (chat.requests, chat.failed_requests) == (3, 3)
+
+
+def test_once_it_has_answered_a_refused_request_is_that_conversations_alone(
+    serve: Callable[..., Peer],
+) -> None:
+    played, _ = attempt(serve(said(ANSWER), 400, said(ANSWER)), times=3)
+    assert [one.finished for one in played] == [True, False, True]
+    assert "refuses the conversation (HTTP 400" in str(played[1].failure)
+
+
+def test_a_filtered_answer_is_unfinished(serve: Callable[..., Peer]) -> None:
+    (played,), _ = attempt(serve(said("", finish="content_filter")))
+    assert not played.finished and "filter" in str(played.failure)
+
+
+def test_a_parameter_that_the_model_does_not_take_is_renamed_or_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(MODEL_KEY, SCRIPTED_KEY)
+    with scripted_endpoint(picky=True) as server:
+        peer = Peer(server.url.removesuffix("/v1"))
+        (played,), chat = attempt(peer, {"model": MODEL})
+    assert played.finished and played.answer
+    assert chat.left_out == {"temperature"} and chat.failed_requests == 0
+    assert "max_completion_tokens" in server.requests[-1] and "max_tokens" not in server.requests[-1]
+
+
+def test_a_server_of_another_kind_is_named() -> None:
+    with scripted_endpoint() as server, pytest.raises(SolverServerError, match=r"does not have the model"):
+        attempt(Peer(server.url.removesuffix("/v1") + "/elsewhere"))

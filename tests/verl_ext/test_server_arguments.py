@@ -1,0 +1,157 @@
+"""Arguments of the model servers: the pinned SGLang's table, what a value may be, and the command line."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drzero.preflight.server_arguments import _OF_VLLM, ROLLOUTS_OWN, SERVERS_OWN
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.stages.services import solver_spec
+from verl_ext.server_arguments import (
+    REFERENCE_ROLLOUT,
+    REFERENCE_SERVER,
+    TABLE,
+    Argument,
+    as_words,
+    sglang_arguments,
+)
+from verl_ext.sglang.compat import NEEDS, PINNED
+from verl_ext.sglang.read_arguments import as_text, read_arguments
+from verl_ext.sglang.source import Source
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_table_is_of_the_pinned_version_and_as_it_is_written() -> None:
+    assert yaml.safe_load(TABLE.read_text(encoding="utf-8"))["version"] == PINNED
+    assert TABLE.read_text(encoding="utf-8") == as_text(sglang_arguments(), PINNED)
+
+
+def test_the_table_has_what_the_recipe_verl_and_our_hints_name() -> None:
+    names = {need.name for need in NEEDS if need.kind == "argument"}
+    assert {*names, *SERVERS_OWN, *ROLLOUTS_OWN, *_OF_VLLM.values()} <= set(sglang_arguments())
+    # Else they would be no hints.
+    assert not set(_OF_VLLM) & set(sglang_arguments())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("tool_call_parser", "hermes", None),
+        ("tool_call_parser", "hermse", "did you mean 'hermes'?"),
+        ("page_size", 16, None),
+        ("page_size", True, "is True, not a whole number"),
+        ("page_size", "16", "is '16', not a whole number"),
+        ("mem_fraction_static", 1, None),
+        ("enable_mixed_chunk", 1, "is 1, not true or false"),
+        ("cuda_graph_bs", [1, 2], None),
+        ("cuda_graph_bs", 1, "is 1, not a list"),
+        ("revision", 7, None),
+        ("revision", {"a": 1}, "not text"),
+        ("page_size", None, None),
+    ],
+)
+def test_a_value_is_judged_by_kind_and_choices(name: str, value: Any, says: str | None) -> None:
+    fault = sglang_arguments()[name].fault(value)
+    assert fault is None if says is None else says in (fault or "")
+
+
+def test_arguments_become_words_and_nothing_for_what_is_off() -> None:
+    given = {
+        **{"page_size": 16, "enable_mixed_chunk": True, "disable_radix_cache": False, "revision": None},
+        **{"cuda_graph_bs": [1, 2], "lora_strict_loading": False, "fp8_gemm_runner_backend": "triton"},
+    }
+    assert as_words(given, sglang_arguments()) == (
+        *("--page-size", "16", "--enable-mixed-chunk", "--cuda-graph-bs", "1", "2"),
+        *("--no-lora-strict-loading", "--fp8-gemm-backend", "triton"),
+    )
+
+
+SERVER_ARGS = """
+from elsewhere import Parsers
+NAMES = {"b", "a"}
+class ServerArgs:
+    model_path: str
+    kind: str = "a"
+    parser: str = "auto"
+    sizes: list = None
+    strict: bool = False
+    quick: bool = False
+    extra: dict = None
+    by_another_name: str = ""
+    @staticmethod
+    def add_cli_args(parser):
+        choices = list(Parsers.Known.keys())
+        parser.add_argument("--model", "--model-path", type=str)
+        parser.add_argument("--kind", type=str, choices=NAMES)
+        parser.add_argument("--parser", type=str, choices=["auto"] + list(Parsers.Known.keys()))
+        parser.add_argument("--sizes", type=int, nargs="+")
+        parser.add_argument("--strict", action=argparse.BooleanOptionalAction)
+        parser.add_argument("--quick", action="store_true")
+        parser.add_argument("--extra", type=json.loads, choices=compute())
+        parser.add_argument("--other", type=str, dest="by_another_name")
+        parser.add_argument("--slow", action=DeprecatedStoreTrueAction, dest="quick")
+        parser.add_argument("--config", type=str)
+"""
+
+
+def test_arguments_are_read_from_source_and_choices_followed_to_another_module(tmp_path: Path) -> None:
+    (tmp_path / "srt").mkdir()
+    parsers = 'class Parsers:\n    Known: dict = {"x": X, "y": Y}\n'
+    (tmp_path / "srt" / "parsers.py").write_text(parsers)
+    text = SERVER_ARGS.replace("from elsewhere", "from sglang.srt.parsers")
+    (tmp_path / "srt" / "server_args.py").write_text(text)
+    assert read_arguments(Source(tmp_path)) == {
+        "model_path": Argument("text"),
+        "kind": Argument("text", choices=("a", "b")),
+        "parser": Argument("text", choices=("auto", "x", "y")),
+        "sizes": Argument("int", many=True),
+        "strict": Argument("switch"),
+        "quick": Argument("flag"),
+        "extra": Argument("json"),
+        "by_another_name": Argument("text", option="--other"),
+    }
+
+
+def test_a_package_that_writes_its_arguments_in_another_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "srt").mkdir()
+    (tmp_path / "srt" / "server_args.py").write_text("class Arguments: ...")
+    with pytest.raises(ValueError, match="has no class ServerArgs"):
+        read_arguments(Source(tmp_path))
+
+
+def test_the_reference_engines_arguments_are_those_that_its_code_reads() -> None:
+    def constants(file: str, function: str) -> set[str]:
+        """The first arguments of a function's calls in a file."""
+        calls = [
+            node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.Call)
+        ]
+        named = [call for call in calls if ast.unparse(call.func) == function]
+        return {str(call.args[0].value) for call in named if isinstance(call.args[0], ast.Constant)}
+
+    served = constants("verl_ext/engine/api_server.py", "parser.add_argument")
+    assert {f"--{name.replace('_', '-')}" for name in REFERENCE_SERVER} <= served
+    assert constants("verl_ext/rollout/reference_rollout.py", "options.get") == set(REFERENCE_ROLLOUT)
+
+
+def test_they_reach_the_solvers_command_line_and_win_over_the_recipes_own() -> None:
+    given = ["solver.server_args={attention_backend: triton, sleep_on_idle: false, page_size: 16}"]
+    command = list(solver_spec(resolve(compose_stage("evaluate", ["hardware=8xh100", *given]))).command)
+    assert command[command.index("--attention-backend") + 1] == "triton"
+    assert command[command.index("--page-size") + 1] == "16"
+    assert "--sleep-on-idle" not in command
+    reference = ["hardware=cpu", "rollout=reference", "solver.server_args.seed=7"]
+    command = list(solver_spec(resolve(compose_stage("evaluate", reference))).command)
+    assert command[command.index("--seed") + 1] == "7"
+
+
+@pytest.mark.parametrize(("hardware", "name"), [("8xh100", "sglang"), ("single_gpu", "reference")])
+def test_the_rollouts_join_the_keywords_that_verl_passes_to_its_engine(hardware: str, name: str) -> None:
+    config = compose_stage("solver", [f"hardware={hardware}", "rollout.server_args.threads=5"])
+    passed = config.actor_rollout_ref.rollout.engine_kwargs[name]
+    assert passed.threads == 5 and len(passed) > 1

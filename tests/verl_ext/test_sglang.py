@@ -1,0 +1,290 @@
+"""What a run needs of SGLang: the list against veRL's and our own code, and packages read without an import.
+
+tests/compat/test_sglang_wheel.py compares the list with the published wheel of the pinned version.
+"""
+
+import ast
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from drzero.recipe.compose import compose_stage, resolve
+from drzero.stages.services import solver_spec
+from verl_ext.method.solver_agent import SolverAgent
+from verl_ext.server_arguments import as_words, sglang_arguments
+from verl_ext.sglang.compat import (
+    CLIENT,
+    NEEDS,
+    PINNED,
+    ROLLOUT,
+    SERVER,
+    SOLVER_ARGUMENTS,
+    missing_in,
+)
+from verl_ext.sglang.source import Source
+
+# What veRL imports only for what no recipe switches on: adapters served as such, delta checkpoints, metrics
+# of the rollout engine, the replay of expert routing.
+OTHER_USES = {
+    "sglang.srt.managers.io_struct:LoadLoRAAdapterFromTensorsReqInput",
+    "sglang.srt.utils.patch_torch:monkey_patch_torch_reductions",
+    "sglang.srt.model_executor.model_runner:LocalSerializedTensor",
+    "sglang.srt.model_executor.model_runner_components.weight_updater:LocalSerializedTensor",
+    "sglang.srt.utils.common:add_prometheus_middleware",
+    "sglang.srt.layers.moe.routed_experts_capturer:extract_routed_experts_from_meta_info",
+}
+# What veRL imports only from versions before 0.5.10.
+FOR_OLDER_VERSIONS = {"sglang.srt.entrypoints.http_server:_launch_subprocesses"}
+
+
+@pytest.fixture(scope="module")
+def gpu_config() -> Any:
+    return resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=8001"]))
+
+
+def verl_modules() -> Iterator[ast.Module]:
+    spec = find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    for name in ("async_sglang_server", "http_server_engine", "sglang_rollout"):
+        file = Path(spec.origin).parent / "workers" / "rollout" / "sglang_rollout" / f"{name}.py"
+        yield ast.parse(file.read_text(encoding="utf-8"))
+
+
+def verl_uses() -> Iterator[str]:
+    """`module:name` of everything that veRL's SGLang rollout takes from SGLang."""
+    for node in (node for tree in verl_modules() for node in ast.walk(tree)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang"):
+            yield from (f"{node.module}:{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "sglang.srt.entrypoints.engine":
+            yield f"sglang.srt.entrypoints.engine:{node.attr}"
+
+
+def verl_server_arguments() -> set[str]:
+    """The arguments that veRL always gives its SGLang server."""
+    for node in (node for tree in verl_modules() for node in ast.walk(tree)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "args":
+            assert isinstance(node.value, ast.Dict)
+            return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+    raise AssertionError("veRL no longer gathers the arguments in `args`")
+
+
+def used_by(part: str, kind: str) -> set[str]:
+    return {need.name for need in NEEDS if (need.by, need.kind) == (part, kind)}
+
+
+# The list against the code that uses SGLang ----------------------------------------------------------------
+
+
+def test_the_list_has_exactly_the_names_that_verl_imports() -> None:
+    # A need may name an attribute of what is imported.
+    listed = {
+        name.partition(":")[0] + ":" + name.partition(":")[2].split(".")[0]
+        for name in used_by(ROLLOUT, "symbol")
+    }
+    assert listed == set(verl_uses()) - OTHER_USES - FOR_OLDER_VERSIONS
+
+
+def test_the_list_has_exactly_the_arguments_that_verl_passes(gpu_config: Any) -> None:
+    ours = gpu_config.actor_rollout_ref.rollout.engine_kwargs.sglang
+    assert used_by(ROLLOUT, "argument") == verl_server_arguments() | set(ours)
+
+
+def test_idle_schedulers_leave_their_cores_to_the_update(gpu_config: Any) -> None:
+    assert gpu_config.actor_rollout_ref.rollout.engine_kwargs.sglang.sleep_on_idle is True
+    assert "--sleep-on-idle" in solver_spec(gpu_config).command
+
+
+def test_verl_starts_its_server_with_the_environment_of_the_platform() -> None:
+    """By which ours keeps the trainer's recorder out of the engine (verl_ext/rollout/cuda.py)."""
+    environments = {
+        ast.unparse(keyword.value)
+        for tree in verl_modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "runtime_env"
+    }
+    assert any("**get_platform().rollout_env_vars()" in environment for environment in environments)
+
+
+def test_verl_no_longer_uses_the_names_that_broke_older_recipes() -> None:
+    names = {use.partition(":")[2] for use in verl_uses()}
+    assert not names & {"get_ip", "maybe_set_triton_cache_manager"}
+
+
+def test_the_list_has_exactly_the_arguments_of_the_solvers_command_line(gpu_config: Any) -> None:
+    command = solver_spec(gpu_config).command
+    assert set(as_words(SOLVER_ARGUMENTS, sglang_arguments())) <= set(command)
+    flags = {word.removeprefix("--").replace("-", "_") for word in command if word.startswith("--")}
+    assert flags == used_by(SERVER, "argument")
+
+
+def test_the_solvers_health_checks_use_routes_and_a_metric_of_the_list(gpu_config: Any) -> None:
+    spec = solver_spec(gpu_config)
+    assert {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.liveness.url)} == used_by(
+        SERVER, "route"
+    )
+    assert set(spec.liveness.work) == used_by(SERVER, "metric")
+
+
+def test_the_list_has_exactly_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    peer = start_peer("/v1/completions", lambda _: {"choices": [{"text": "a", "finish_reason": "stop"}]})
+
+    async def ask() -> None:
+        agent = SolverAgent(
+            f"{peer.url}/v1/completions",
+            "solver",
+            AutoTokenizer.from_pretrained(tiny_model),
+            None,  # type: ignore[arg-type]
+            **{"topk": 1, "max_tokens_per_turn": 8, "max_context_tokens": 1000, "prompt_form": "short"},
+        )
+        await agent.attempt("Who came?", seed=1)
+        await agent.aclose()
+
+    asyncio.run(ask())
+    listed = {name.rpartition(".")[2] for name in used_by(CLIENT, "symbol")}
+    # SGLang ignores it before 0.5.17; an answer without token ids is encoded again.
+    assert set(peer.requests[0]) == listed | {"return_token_ids"}
+
+
+def test_the_solver_gets_the_attention_kernels_that_verl_gives_its_own_server() -> None:
+    """When veRL drops its rule for the pinned version, ours can go too."""
+    (rule,) = {
+        ast.unparse(node.test)
+        for tree in verl_modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and "'flashinfer'" in ast.unparse(node.body)
+        and "version" in ast.unparse(node.test)
+    }
+    assert rule == "version.parse(sglang.__version__) >= version.parse('0.5.12')"
+    assert Version(PINNED) >= Version("0.5.12")
+    assert SOLVER_ARGUMENTS["attention_backend"] == "flashinfer"
+
+
+# Packages on disk -------------------------------------------------------------------------------------------
+
+
+def package(folder: Path, files: dict[str, str]) -> Path:
+    """An SGLang with these modules, by their paths."""
+    for name, text in files.items():
+        path = folder / "sglang" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder / "sglang"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def wanted(): ...",
+        "class wanted: ...",
+        "wanted = 1",
+        "wanted: int = 1",
+        "from elsewhere import other as wanted",
+        "try:\n    from a import wanted\nexcept ImportError:\n    wanted = None",
+        "if True:\n    pass\nelse:\n    wanted = 1",
+        "\ufeffwanted = 1",
+    ],
+)
+def test_a_name_is_found_however_it_is_given(tmp_path: Path, text: str) -> None:
+    assert Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
+
+
+@pytest.mark.parametrize(
+    "text", ["def f():\n    wanted = 1", "# wanted", "x = 'wanted'", "import wanted_too"]
+)
+def test_a_name_that_a_module_does_not_have_is_not_found(tmp_path: Path, text: str) -> None:
+    assert not Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
+
+
+def test_a_name_is_followed_through_star_imports_and_a_class_to_where_it_is_defined(tmp_path: Path) -> None:
+    modules = {
+        "srt/utils/common": "class Thing:\n    tags: list = None\n    def run(self): ...",
+        "srt/utils/__init__": "from sglang.srt.utils.common import *",
+        "srt/user": "from sglang.srt.utils.common import Thing",
+    }
+    source = Source(package(tmp_path, modules))
+    assert source.symbol("sglang.srt.utils:Thing")
+    assert source.symbol("sglang.srt.user:Thing.tags") and source.symbol("sglang.srt.user:Thing.run")
+    assert not source.symbol("sglang.srt.user:Thing.other")
+    assert not source.symbol("sglang.srt.gone:Thing")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"srt/server_args": "parser.add_argument('--tp-size', '--tensor-parallel-size')"},
+        {"srt/server_args": "class ServerArgs:\n    tp_size: int = 1"},
+        {"srt/server_args": "", "srt/arg_groups/fields/parallel": "class Fields:\n    tp_size: int = 1"},
+    ],
+)
+def test_an_argument_is_found_in_each_way_that_sglang_has_declared_them(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    source = Source(package(tmp_path, files))
+    assert source.argument("tp_size") and not source.argument("dp_size")
+
+
+def test_an_installed_sglang_is_refused_in_one_line_and_never_imported(tmp_path: Path) -> None:
+    modules = {"__init__": "raise RuntimeError('imported')", "srt/server_args": "class ServerArgs: ..."}
+    package(tmp_path, modules)
+    metadata = tmp_path / "sglang-0.5.12.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.12\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_ext.sglang.compat"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert line.startswith(
+        "SGLang 0.5.12 does not fit veRL 0.9.1: it lacks symbol sglang.srt.entrypoints.EngineBase"
+    )
+    assert line.endswith("install sglang==0.5.12")
+
+
+def test_a_package_that_has_everything_lacks_nothing(tmp_path: Path) -> None:
+    """One made of the list itself."""
+    modules: dict[str, list[str]] = {}
+    for need in NEEDS:
+        if need.kind != "symbol":
+            continue
+        module, _, path = need.name.partition(":")
+        name, _, attribute = path.partition(".")
+        body = f"class {name}:\n    {attribute or 'x'}: int = 1" if attribute else f"{name} = 1"
+        modules.setdefault(module.removeprefix("sglang.").replace(".", "/"), []).append(body)
+    # Several attributes of one class are one class.
+    fields = "\n    ".join(
+        f"{need.name.rpartition('.')[2]}: int" for need in NEEDS if "CompletionRequest" in need.name
+    )
+    modules["srt/entrypoints/openai/protocol"] = [f"class CompletionRequest:\n    {fields}"]
+    routes = [need.name for need in NEEDS if need.kind == "route"]
+    modules["srt/entrypoints/http_server"].append(f"ROUTES = {routes}")
+    arguments = [f"--{need.name.replace('_', '-')}" for need in NEEDS if need.kind == "argument"]
+    modules["srt/server_args"].append(f"FLAGS = {arguments}")
+    modules["srt/observability/metrics_collector"] = ["NAME = 'sglang:generation_tokens_total'"]
+    made = package(tmp_path, {name: "\n".join(bodies) for name, bodies in modules.items()})
+    assert missing_in(made) == []
+
+
+def test_the_list_is_read_without_sglang_verl_or_torch() -> None:
+    script = "import sys, verl_ext.sglang.compat; print({'sglang', 'verl', 'torch'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        == "set()\n"
+    )

@@ -1,0 +1,44 @@
+"""What the dump of a step says about its rows."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from verl_ext.method.challenger_reward import ChallengerScore
+from verl_ext.method.solver_reward import SolverScore
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.trainer.step_rows import SCHEMA, StepRow, dump_rows
+
+PAGE = (Path(__file__).parents[2] / "docs" / "dumps.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("given", "written", "shown"),
+    [(None, "Who leads Orrin?", "Who leads Orrin?"), ("Who is it?", None, "Who is it?"), (None, None, None)],
+    ids=["challenger", "solver", "challenger without a question"],
+)
+def test_a_dump_has_the_question_of_the_row_at_its_top(
+    tmp_path: Path, given: str | None, written: str | None, shown: str | None
+) -> None:
+    reward = {"score": 0.0} | ({"question": written} if given is None else {})
+    row = StepRow("p_0_0", False, "search_zero", {"question": given}, reward, Trajectory(), 0)
+    dump_rows([row], 1, tmp_path / "step_0001.jsonl")
+    assert json.loads((tmp_path / "step_0001.jsonl").read_text())["question"] == shown
+
+
+def test_the_page_of_the_format_has_every_field_of_a_line_and_no_other(tmp_path: Path) -> None:
+    row = StepRow("p_0_0", False, "search_zero", {}, {"score": 0.0}, Trajectory(), 0)
+    dump_rows([row], 1, tmp_path / "dump.jsonl")
+    record = json.loads((tmp_path / "dump.jsonl").read_text())
+    table = PAGE.partition(f"## Dumps, schema {SCHEMA}\n")[2].partition("A **trajectory**")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(record)
+
+
+def test_the_page_of_the_format_names_every_part_of_a_reward_and_of_a_conversation() -> None:
+    section = PAGE.partition("A **trajectory**")[2].partition("## Samples")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    kinds = (ChallengerScore, SolverScore, Turn, SearchCall)
+    assert {field.name for kind in kinds for field in fields(kind)} <= named

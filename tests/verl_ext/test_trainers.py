@@ -1,0 +1,610 @@
+"""What the trainers write over a real TransferQueue, when they stop, and what they log and dump."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from tensordict.tensorclass import NonTensorStack
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
+from verl_saves import FILES, save
+
+from drzero.ops.notices import ALARM_KIND
+from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
+from drzero.recipe.compose import compose_plain, resolve
+from verl_ext.artefacts import LOG_VARIABLE
+from verl_ext.checkpoints import TRACKER, is_whole, saved_step, settle_checkpoints, step_folder
+from verl_ext.early_end import read_note
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.rewards import solver_score
+from verl_ext.stop_time import STOP_VARIABLE
+from verl_ext.trainer.collapse import ALARM, WINDOW
+from verl_ext.trainer.step_rows import dump_rows, read_log_probs, read_rows
+from verl_ext.trainer.trainers import GRPO, GroupRelativeTrainer, TooManyFailures
+
+HrpoSync, GrpoSync = (
+    cast(type[GroupRelativeTrainer], get_trainer_cls(f"drzero_{method}_sync")) for method in ("hrpo", "grpo")
+)
+
+FAILED = SearchCall("r", ("q",), failed=True, error="down")
+# hop, reward, valid, padding: two groups of three and two, a lone row, an invalid and a padding row.
+STEP = [
+    (1, 0.0, True, False),
+    (2, 1.5, True, False),
+    (1, 1.0, True, False),
+    (3, 0.7, True, False),
+    (1, 9.0, False, False),
+    (2, 0.5, True, False),
+    (1, 0.5, True, False),
+    (1, 9.0, True, True),
+]
+LENGTHS = [3, 1, 2, 4, 2, 3, 1, 2]
+# Accepted answers by hop; a challenger's prompt has none.
+TARGETS = {1: ["Oslo", "Christiania"], 2: None, 3: []}
+# The rows' prompts, for GRPO: the same groups as by hop but for row 5, which answers the first prompt.
+PROMPTS = ["a", "b", "a", "c", "a", "a", "a", "a"]
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[None]:
+    """veRL's data system in this process, with one storage unit."""
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def put_step(partition: str) -> KVBatchMeta:
+    """STEP as the rollout leaves it: the reward on the last token, tool tokens masked out."""
+    masks = [torch.tensor([1] * (length - 1) + [1]) for length in LENGTHS]
+    masks[3][1] = 0
+    scores = [torch.zeros(length) for length in LENGTHS]
+    for row, (_, reward, _, _) in zip(scores, STEP, strict=True):
+        row[-1] = reward
+    extra_fields = [
+        {
+            "trajectory": Trajectory((Turn("t", () if valid else (FAILED,)),)).to_dict(),
+            "token_drift": 0,
+            "reward_extra_info": {
+                "score": reward,
+                "valid": valid,
+                "reason_invalid": None if valid else "down",
+            },
+        }
+        for _, reward, valid, _ in STEP
+    ]
+    fields: dict[str, Any] = {
+        "response_mask": nested(masks),
+        "rm_scores": nested(scores),
+        "rollout_log_probs": nested([-torch.arange(1.0, length + 1) for length in LENGTHS]),
+        "data_source": NonTensorStack(*[f"search_zero_{hop}" for hop, *_ in STEP]),
+        "extra_info": NonTensorStack(*[{"hop": hop, "doc_id": f"d{i}"} for i, (hop, *_) in enumerate(STEP)]),
+        "extra_fields": NonTensorStack(*extra_fields),
+        "reward_model": NonTensorStack(*[{"ground_truth": {"target": TARGETS[hop]}} for hop, *_ in STEP]),
+    }
+    keys = [f"{partition}{prompt}_{index}_0" for index, prompt in enumerate(PROMPTS)]
+    tags = [{"is_padding": padding} for *_, padding in STEP]
+    tq.kv_batch_put(
+        keys=keys, partition_id=partition, fields=TensorDict(fields, batch_size=len(STEP)), tags=tags
+    )
+    return KVBatchMeta(keys=keys, tags=tags, partition_id=partition)
+
+
+def trainer(
+    batch_size: int = 8, limit: float = 0.25, kind: type[GroupRelativeTrainer] = HrpoSync
+) -> GroupRelativeTrainer:
+    """A trainer that has not been set up: its hooks need the config alone."""
+    made = kind.__new__(kind)
+    made.config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": batch_size},
+            "actor_rollout_ref": {"rollout": {"n": 1}},
+            "run": {"max_failed_share": limit},
+            "trainer": {"rollout_data_dir": None},
+        }
+    )
+    made.global_steps, made.parameter_sync_step = 3, 1
+    made._heartbeat, made._flow = Mock(), Mock()
+    return made
+
+
+def write_advantages(partition: str, kind: type[GroupRelativeTrainer]) -> dict[str, Any]:
+    """The columns that a trainer writes for STEP, and its metrics under `metrics`."""
+    batch = put_step(partition)
+    metrics: dict[str, Any] = {}
+    trainer(kind=kind)._compute_advantage(batch, metrics)
+    names = ["advantages", "returns", "response_mask", "loss_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=partition, select_fields=names)
+    return {name: list(data[name].unbind()) for name in names} | {"metrics": [metrics]}
+
+
+@pytest.fixture(scope="module")
+def written(queue: None) -> dict[str, list[torch.Tensor]]:
+    """What HRPO writes."""
+    return write_advantages("advantages", HrpoSync)
+
+
+@pytest.fixture(scope="module")
+def written_by_grpo(queue: None) -> dict[str, list[torch.Tensor]]:
+    """What GRPO writes."""
+    return write_advantages("grpo", GrpoSync)
+
+
+def by_hand(row: int) -> float:
+    """(r - mean of the hop) / sqrt(population variance of the hop + 1e-6), over rows that count."""
+    hop, reward, valid, padding = STEP[row]
+    if padding or not valid:
+        return 0.0
+    group = [r for h, r, counts, pads in STEP if h == hop and counts and not pads]
+    mean = sum(group) / len(group)
+    return (reward - mean) / (sum((r - mean) ** 2 for r in group) / len(group) + 1e-6) ** 0.5
+
+
+@pytest.mark.parametrize("row", range(len(STEP)))
+def test_a_rows_advantage_is_its_hop_groups_on_every_own_token(
+    written: dict[str, list[torch.Tensor]], row: int
+) -> None:
+    expected = torch.full((LENGTHS[row],), by_hand(row))
+    if row == 3:
+        expected[1] = 0.0
+    assert torch.allclose(written["advantages"][row], expected, atol=1e-5)
+    assert torch.equal(written["advantages"][row], written["returns"][row])
+
+
+def test_a_lone_row_has_no_advantage_and_keeps_its_place_in_the_loss(
+    written: dict[str, list[torch.Tensor]],
+) -> None:
+    assert written["advantages"][3].abs().sum() == 0
+    assert written["loss_mask"][3].tolist() == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("row", [4, 7], ids=["invalid", "padding"])
+def test_a_row_that_does_not_count_is_masked_out_of_the_loss(
+    written: dict[str, list[torch.Tensor]], row: int
+) -> None:
+    assert written["loss_mask"][row].sum() == written["response_mask"][row].sum() == 0
+
+
+def test_rows_that_count_keep_their_masks(written: dict[str, list[torch.Tensor]]) -> None:
+    for row in (0, 1, 2, 5, 6):
+        assert written["loss_mask"][row].tolist() == [1] * LENGTHS[row]
+
+
+def test_lone_groups_and_the_size_of_advantages_are_logged(written: dict[str, Any]) -> None:
+    (metrics,) = written["metrics"]
+    assert metrics["drzero/hrpo/lone_groups"] == 1
+    counted = [abs(by_hand(row)) for row in (0, 1, 2, 3, 5, 6)]
+    assert metrics["drzero/hrpo/advantage_abs_mean"] == pytest.approx(sum(counted) / 6, abs=1e-5)
+
+
+def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
+    batch = put_step("rows")
+    rows = read_rows(batch)
+    assert [row.key for row in rows] == batch.keys
+    assert [(row.hop, row.reward["score"], row.padding) for row in rows] == [
+        (hop, reward, padding) for hop, reward, _, padding in STEP
+    ]
+    assert [row.counts for row in rows] == [valid and not padding for _, _, valid, padding in STEP]
+
+
+def test_a_step_with_few_failures_continues(queue: None) -> None:
+    trainer(batch_size=7)._compute_advantage(put_step("few"), {})
+
+
+def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> None:
+    with pytest.raises(TooManyFailures) as stopped:
+        trainer(batch_size=10)._compute_advantage(put_step("many"), {})
+    message = str(stopped.value)
+    assert "step 3: 40% of 10 rollouts" in message
+    assert "3 raised in the agent loop" in message
+    assert "1 are invalid, the first because: ['down']" in message
+
+
+def test_a_step_without_a_rollout_that_counts_is_stopped_whatever_the_limit(
+    queue: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("test_trainers.STEP", [(1, 9.0, False, False)] * 8)
+    with pytest.raises(TooManyFailures, match="step 3: no rollout is left to learn from"):
+        trainer(limit=1.0)._compute_advantage(put_step("none"), {})
+
+
+def test_a_solvers_row_is_compared_with_the_other_answers_to_its_prompt(
+    written_by_grpo: dict[str, list[torch.Tensor]],
+) -> None:
+    """Rows 0, 2, 5 and 6 answer prompt a and count: rewards 0, 1, 0.5, 0.5, sample deviation sqrt(1/6)."""
+    deviation = (1 / 6) ** 0.5 + 1e-6
+    expected = {0: -0.5 / deviation, 2: 0.5 / deviation, 5: 0.0, 6: 0.0, 1: 0.0, 3: 0.0, 4: 0.0, 7: 0.0}
+    for row, value in expected.items():
+        own = written_by_grpo["loss_mask"][row] * value
+        assert torch.allclose(written_by_grpo["advantages"][row], own, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", [4, 7], ids=["invalid", "padding"])
+def test_a_solvers_row_that_does_not_count_is_masked_out_of_the_loss(
+    written_by_grpo: dict[str, list[torch.Tensor]], row: int
+) -> None:
+    assert written_by_grpo["loss_mask"][row].sum() == written_by_grpo["response_mask"][row].sum() == 0
+
+
+def test_every_hop_count_has_the_same_share_of_a_solvers_update_where_the_config_asks_for_it(
+    queue: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One question of one hop, two of two hops."""
+    hops, rewards = (1, 2, 1, 2, 2, 2, 2, 1), (0, 0, 1, 1, 0, 1, 1, 1)
+    step = [(hop, float(reward), True, False) for hop, reward in zip(hops, rewards, strict=True)]
+    monkeypatch.setattr("test_trainers.STEP", step)
+    monkeypatch.setattr("test_trainers.PROMPTS", list("ababccca"))
+    solver = trainer(kind=GrpoSync)
+    solver.config.balance_hops = True
+    batch = put_step("balanced")
+    solver._compute_advantage(batch, {})
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="balanced", select_fields=["advantages"])
+    sizes = [float(row[0].abs()) for row in data["advantages"].unbind()]
+    one, two = (sum(size for size, hop in zip(sizes, hops, strict=True) if hop == own) for own in (1, 2))
+    assert one == pytest.approx(two, rel=1e-4)
+    assert one > 0
+
+
+def test_a_prompt_with_one_answer_that_counts_is_logged(written_by_grpo: dict[str, Any]) -> None:
+    assert written_by_grpo["metrics"][0]["drzero/grpo/lone_groups"] == 2
+
+
+def test_log_probs_are_of_the_policys_own_tokens_in_rows_that_count(queue: None) -> None:
+    batch = put_step("log-probs")
+    read = read_log_probs(batch, read_rows(batch))
+    assert read[3] == [-1.0, -3.0, -4.0]  # the second token is the tool's
+    assert read[4] == read[7] == []
+    assert [len(values) for values in read] == [3, 1, 2, 3, 0, 3, 1, 0]
+
+
+def test_a_dump_has_every_real_row_and_no_partial_file(queue: None, tmp_path: Path) -> None:
+    stepped = trainer()
+    stepped.config.trainer.rollout_data_dir = str(tmp_path)
+    stepped._compute_advantage(put_step("dump"), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0003.jsonl"]
+    lines = [json.loads(line) for line in (tmp_path / "step_0003.jsonl").read_text().splitlines()]
+    assert sorted(line["doc_id"] for line in lines) == [f"d{row}" for row in range(7)]
+    assert all(line["targets"] == (TARGETS[line["hop"]] or []) for line in lines)
+
+
+VALIDATED = {
+    "reward": [1.0, 0.0, 0.0],
+    "score": [1.0, 0.0, 0.0],
+    "f1": [1.0, 0.5, 0.0],
+    "valid": [True, True, False],
+    "reason_invalid": [None, None, "down"],
+    "answer": ["Vell", None, "x"],
+    "hop": [1, 2, 2],
+}
+
+
+def validate(infos: dict[str, list[Any]], expected: int = 4, limit: float = 0.5) -> dict[str, float]:
+    """A validation of three rows, with one rollout lost on the way."""
+    uids = [f"u{row}" for row in range(len(infos.get("valid", [])))]
+    counts = {("search_zero", f"u{row}"): 1 for row in range(expected)}
+    return trainer(kind=GrpoSync, limit=limit)._val_metrics_update(
+        ["search_zero"] * len(uids), uids, infos, [2] * 3, counts
+    )
+
+
+def test_validation_leaves_out_the_rows_that_a_service_spoiled_and_counts_them() -> None:
+    metrics = validate(VALIDATED)
+    assert metrics["drzero/val/em"] == metrics["val-core/search_zero/reward/mean@1"] == 0.5
+    assert (metrics["drzero/val/f1"], metrics["val-aux/search_zero/f1/mean@1"]) == (0.75, 0.75)
+    assert (metrics["drzero/val/rows"], metrics["drzero/val/failed"]) == (2, 2)
+    assert (metrics["drzero/val/em_hop_1"], metrics["drzero/val/em_hop_2"]) == (1.0, 0.0)
+
+
+def test_a_validation_with_many_failures_is_stopped_with_its_causes() -> None:
+    with pytest.raises(TooManyFailures) as stopped:
+        validate(VALIDATED, limit=0.25)
+    message = str(stopped.value)
+    assert "validation after step 3: 50% of 4 rollouts" in message
+    assert "1 raised in the agent loop" in message
+    assert "1 are invalid, the first because: ['down']" in message
+
+
+def test_a_validation_of_failures_alone_has_counts_and_no_score() -> None:
+    metrics = validate(VALIDATED | {"valid": [False] * 3}, limit=1.0)
+    assert metrics == {"drzero/val/rows": 0, "drzero/val/failed": 4}
+
+
+@pytest.mark.parametrize("kind", [HrpoSync, GrpoSync])
+def test_kl_in_the_reward_is_refused(kind: type[GroupRelativeTrainer]) -> None:
+    with pytest.raises(ValueError, match="use_kl_in_reward=false"):
+        kind(OmegaConf.create({"algorithm": {"use_kl_in_reward": True}}))
+
+
+# veRL's own loop and its own saving, with the work of its workers scripted ----------------------------------
+
+
+class Rehearsed(PPOTrainerSync):
+    """A run of `fit` without models: a step takes no time, and what workers would save are small files."""
+
+    def begin(self, saved: int, steps: int, at: dict[int, Callable[[], None]], files: int) -> None:
+        """Set up what `init` would have; `at` is what happens in a step, `files` the files a save writes."""
+        self.global_steps, self.total_training_steps, self.steps_per_epoch = saved, steps, 100
+        self.at, self.files = at, files
+        self.validated: list[int] = []
+        self.actor_rollout_wg = self.train_dataloader = self.checkpoint_manager = self
+        self._init_dump_executor()
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+        self.at.get(self.global_steps, lambda: None)()
+        return put_step(f"fit{self.global_steps}")
+
+    def _validate(self) -> dict[str, float]:
+        self.validated.append(self.global_steps)
+        return {"drzero/val/em": 0.5}
+
+    def _compute_metrics(self, *arguments: Any, **named: Any) -> None:
+        """Nothing: they are of tensors that no worker has computed."""
+
+    # What stands in for the workers, the data loader and the rollout engine.
+
+    def save_checkpoint(self, folder: str, *arguments: Any, **named: Any) -> None:
+        actors = len(FILES) - 1
+        save(Path(self.config.trainer.default_local_dir), self.global_steps, min(self.files, actors))
+        if self.files < actors:
+            raise OSError("the disk is gone")
+
+    def state_dict(self) -> dict[str, int]:
+        if self.files < len(FILES):
+            raise OSError("the disk is gone")
+        return {}
+
+    def update_weights(self, step: int) -> None:
+        pass
+
+
+class Timed(GroupRelativeTrainer, Rehearsed):
+    """The trainer under test around that run."""
+
+    base_mode = "sync"
+    method = replace(GRPO, metrics=lambda rows: {})
+
+
+Rehearse = Callable[..., tuple[Timed, list[dict[str, Any]]]]
+
+
+@pytest.fixture(scope="module")
+def composed() -> DictConfig:
+    """A solver's config; composing takes a second."""
+    overrides = ["hardware=cpu", "trainer.logger=[file]", "trainer.val_before_train=false"]
+    return resolve(compose_plain("solver", overrides))
+
+
+@pytest.fixture
+def rehearse(queue: None, composed: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
+    """Run veRL's loop to its end; returns the trainer and what it logged."""
+    monkeypatch.delenv(STOP_VARIABLE, raising=False)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
+
+    def run(
+        *overrides: str,
+        steps: int = 3,
+        saved: int = 0,
+        at: dict[int, Callable[[], None]] | None = None,
+        files: int = len(FILES),
+    ) -> tuple[Timed, list[dict[str, Any]]]:
+        places = [f"run.dir={tmp_path}", f"trainer.default_local_dir={tmp_path}"]
+        changes = OmegaConf.from_dotlist([*places, *overrides])
+        made = Timed(cast(DictConfig, OmegaConf.merge(composed, changes)))
+        made.begin(saved, steps, at or {}, files)
+        made.fit(None)
+        return made, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+    return run
+
+
+def stop_in(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Callable[[], None]:
+    """Set the stop time so many seconds ahead, as a launcher does."""
+    return lambda: monkeypatch.setenv(STOP_VARIABLE, str(time.time() + seconds))
+
+
+def phases(folder: Path) -> list[tuple[int, str]]:
+    lines = (folder / "heartbeats.jsonl").read_text().splitlines()
+    return [(beat["step"], beat["phase"]) for beat in map(json.loads, lines)]
+
+
+@pytest.mark.parametrize("freq", [1, 2, 10, -1])
+def test_a_run_that_is_out_of_time_ends_after_a_step_that_is_saved_and_logged(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freq: int
+) -> None:
+    _, logged = rehearse(
+        f"trainer.save_freq={freq}", "trainer.test_freq=-1", at={2: stop_in(monkeypatch, 20)}
+    )
+    assert [line["step"] for line in logged] == [1, 2]
+    assert saved_step(tmp_path) == 2 and is_whole(step_folder(tmp_path, 2))
+    note = read_note(tmp_path)
+    assert note and note.step == 2 and STOP_VARIABLE in note.why
+    end = [(2, "save"), (2, "weight-sync"), (2, "out-of-time"), (3, "done")]
+    # One save and no more, whether it was due or not.
+    assert phases(tmp_path)[-4:] == end and phases(tmp_path).count((2, "save")) == 1
+    last = [event["text"] for event in read_json_lines(tmp_path / "logs" / EVENTS_FILE)][-1]
+    assert last == f"checkpoint of step 2: {step_folder(tmp_path, 2)}"
+
+
+def test_a_run_with_enough_time_runs_to_its_end(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, logged = rehearse(at={1: stop_in(monkeypatch, 3600)})
+    assert [line["step"] for line in logged] == [1, 2, 3]
+    assert saved_step(tmp_path) == 3 and read_note(tmp_path) is None
+
+
+def test_a_run_in_its_last_step_is_finished_and_not_out_of_time(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = rehearse("trainer.test_freq=3", at={3: stop_in(monkeypatch, -5)})
+    assert saved_step(tmp_path) == 3 and trainer.validated[-1] == 3
+    assert read_note(tmp_path) is None and phases(tmp_path)[-1] == (4, "done")
+
+
+def test_a_validation_after_the_last_step_in_time_is_left_to_the_next_start(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("trainer.test_freq=1", "trainer.val_before_train=true")
+    trainer, logged = rehearse(*overrides, at={2: stop_in(monkeypatch, 20)})
+    assert trainer.validated == [0, 1]
+    assert ["drzero/val/em" in line["data"] for line in logged] == [True, True, False]
+    assert (2, "validation") not in phases(tmp_path)
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+def test_a_start_after_the_stop_time_begins_no_step(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
+) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 1))
+    rehearse(saved=saved)
+    assert phases(tmp_path) == [(0, "start-up"), (saved, "out-of-time"), (saved + 1, "done")]
+    assert not list(tmp_path.glob("global_step_*"))
+    note = read_note(tmp_path)
+    assert note and note.step == saved and note.why.endswith("when the first step was to begin")
+
+
+def test_the_first_step_always_runs_however_little_time_is_left(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is restarted again and again must make progress."""
+    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
+    _, logged = rehearse("trainer.save_freq=10")
+    assert [line["step"] for line in logged] == [1] and saved_step(tmp_path) == 1
+
+
+@pytest.mark.parametrize("freq", [1, 10])
+def test_a_collapsed_run_ends_after_a_step_that_is_saved_validated_and_logged(
+    rehearse: Rehearse, tmp_path: Path, freq: int
+) -> None:
+    overrides = (f"trainer.save_freq={freq}", "trainer.test_freq=5", "collapse.policy=stop")
+    trainer, logged = rehearse(*overrides, steps=3 * WINDOW)  # no rollout of its steps searches
+    assert [line["step"] for line in logged] == list(range(1, WINDOW + 1)) == [1, 2, 3, 4, 5]
+    assert saved_step(tmp_path) == WINDOW and is_whole(step_folder(tmp_path, WINDOW))
+    assert phases(tmp_path).count((WINDOW, "save")) == 1 and trainer.validated == [WINDOW]
+    note = read_note(tmp_path)
+    assert note and note.collapsed and note.step == WINDOW
+    assert note.why.startswith("collapse alarm [searching]: 0 % of the rollouts of two and more hops search")
+    events = read_json_lines(tmp_path / "logs" / EVENTS_FILE)
+    alarms = [(event["name"], event["step"]) for event in events if event["kind"] == ALARM_KIND]
+    assert alarms == [("searching", WINDOW)]
+    assert logged[-1]["data"] | {"drzero/collapse/alarms": 1, f"{ALARM}searching": 1} == logged[-1]["data"]
+    assert not any(name.startswith(ALARM) for line in logged[:-1] for name in line["data"])
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("warn", WINDOW + 1), ("stop", WINDOW)])
+def test_a_collapse_ends_no_run_that_only_warns_or_is_in_its_last_step(
+    rehearse: Rehearse, tmp_path: Path, policy: str, steps: int
+) -> None:
+    _, logged = rehearse(f"collapse.policy={policy}", steps=steps)
+    assert logged[-1]["step"] == steps and f"{ALARM}searching" in logged[-1]["data"]
+    assert read_note(tmp_path) is None
+
+
+def answered(group: str, step: int, *turns: Turn) -> None:
+    """A question's finished answers, as veRL's rollout leaves them: scored, and none taken yet."""
+    answers = [Trajectory((turn,)).to_dict() for turn in turns]
+    scored = [
+        {"reward_extra_info": asyncio.run(solver_score("nq", "", {"target": ["Vell"]}, {"trajectory": one}))}
+        for one in answers
+    ]
+    keys = [f"{group}_{number}_0" for number in range(len(turns))]
+    fields = TensorDict({"extra_fields": NonTensorStack(*scored)}, batch_size=len(turns))
+    tags = [{"status": "success", "global_steps": step}] * len(turns)
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
+    finished = {"is_prompt": True, "status": "finished", "global_steps": step}
+    tq.kv_put(key=group, partition_id="train", tag=finished)
+
+
+def test_questions_answered_alike_are_replaced_before_the_update_but_none_that_a_failure_spoiled(
+    queue: None, composed: DictConfig, tmp_path: Path
+) -> None:
+    chosen = [f"run.dir={tmp_path}", "algorithm.filter_groups.enable=true", "data.train_batch_size=3"]
+    config = cast(DictConfig, OmegaConf.merge(composed, OmegaConf.from_dotlist(chosen)))
+    buffer = Timed(config).replay_buffer
+    right, wrong, lost = Turn("<answer>Vell</answer>"), Turn("<answer>no</answer>"), Turn("c", (FAILED,))
+    for group, turns in {
+        "solved": (right, right),
+        "unsolved": (wrong, wrong),
+        "some": (right, wrong),
+        "lost": (lost, lost),
+    }.items():
+        answered(group, 1, *turns)
+    asked: list[str] = []
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            asked.append(f"fresh{len(asked)}")
+            answered(asked[-1], 2, wrong, right)
+
+    buffer._buffer.refill_fn = refill
+    batch, metrics = buffer.sample(global_steps=2, partition_id="train", batch_size=3)
+    kept = {key.split("_")[0] for key in batch.keys}
+    assert {"some", "lost"} < kept < {"some", "lost", *asked} and len(batch.keys) == 6
+    assert metrics["training/filter_groups/evicted_samples"] == 2
+    flow = buffer._counters.record(time.time())
+    assert flow["samples"]["filtered"] > 0 and flow["points"]["buffer"]["dropped"] == 0
+    tq.kv_clear(keys=list((tq.kv_list() or {}).get("train", {})), partition_id="train")
+
+
+@pytest.mark.parametrize("key", ["a" * 40, ""])
+def test_with_a_key_each_steps_trajectories_go_to_wandb_as_a_table(
+    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    for name, value in {"DIR": str(tmp_path), "MODE": "offline", "API_KEY": key, "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    rehearse("trainer.logger=[file,wandb]", steps=2)
+    tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")]
+    rows = [dict(zip(table["columns"], row, strict=True)) for table in tables for row in table["data"]]
+    real = [(score, valid, "t") for _, score, valid, padding in STEP if not padding]
+    assert sorted(row["step"] for row in rows) == ([1] * len(real) + [2] * len(real) if key else [])
+    for step in {row["step"] for row in rows}:
+        shown = [(r["score"], r["counts"], r["conversation"]) for r in rows if r["step"] == step]
+        assert sorted(shown) == sorted(real)
+
+
+def announced(folder: Path) -> list[str]:
+    log = folder / "artefacts.jsonl"
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return [Path(json.loads(line)["path"]).name for line in lines]
+
+
+def test_every_saved_step_is_announced_once(rehearse: Rehearse, tmp_path: Path) -> None:
+    rehearse("trainer.save_freq=2", steps=5)
+    assert announced(tmp_path) == ["global_step_2", "global_step_4", "global_step_5"]
+
+
+@pytest.mark.parametrize("files", range(len(FILES) + 1))
+def test_a_save_that_breaks_off_is_not_announced(rehearse: Rehearse, tmp_path: Path, files: int) -> None:
+    (tmp_path / TRACKER).mkdir()  # the last of a save, the number, cannot be written either
+    with pytest.raises(OSError, match=f"the disk is gone|{TRACKER}"):
+        rehearse("trainer.save_freq=1", files=files)
+    settle_checkpoints(tmp_path)
+    # The next start resumes from what became whole, and finds nothing else.
+    whole = files == len(FILES)
+    assert announced(tmp_path) == [] and saved_step(tmp_path) == int(whole)
+    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"] * whole
+
+
+def test_a_dump_is_announced_when_it_has_its_name(
+    queue: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
+    dump_rows(read_rows(put_step("announced dump")), 3, tmp_path / "dumps" / "step_0003.jsonl")
+    assert announced(tmp_path) == ["step_0003.jsonl"]

@@ -1,0 +1,509 @@
+"""Episodes of `verifiers` over our sampling: ids as sampled, the library's reward, faults that are no zeros.
+
+The library itself plays: its environment, its server on loopback, its train client. The model is scripted.
+"""
+
+import asyncio
+import json
+import math
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from omegaconf import OmegaConf
+from verifiers.v1 import graph
+from verifiers.v1.types import AssistantMessage, Response, TurnTokens, UserMessage
+from verifiers.v1.utils.aio import run_shielded
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from environments.registry import find
+from environments.row import Row
+from verl_ext.episodes import Limits, Played, Sampled, play_row
+from verl_ext.method.chat import next_turn_ids, render_prompt_ids
+from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
+from verl_ext.verifiers.endpoint import endpoint
+from verl_ext.verifiers.host import Host
+from verl_ext.verifiers.player import _Play
+from verl_ext.verifiers.renderer import ChatRenderer, ChatRendererConfig
+from verl_ext.verifiers.session import Asked, Clock, Seat
+
+LIMITS = Limits(prompt_tokens=400, response_tokens=400, tokens_per_turn=60)
+
+TASKSET = '''
+"""Says a word back, twice; what goes wrong is the task's word."""
+import asyncio
+import time
+import verifiers.v1 as vf
+
+
+class Word(vf.TaskData):
+    word: str
+
+
+class Say(vf.Task[Word]):
+    @vf.reward(weight=2.0)
+    async def said(self, trace: vf.Trace) -> float:
+        if self.data.word == "raise":
+            raise ValueError("no\\nwords today")
+        if self.data.word == "hang":
+            await asyncio.sleep(600)
+        if self.data.word == "block":
+            time.sleep(20)
+        if self.data.word == "nan":
+            return float("nan")
+        return float(self.data.word in trace.last_reply)
+
+    @vf.metric
+    async def turns(self, trace: vf.Trace) -> float:
+        return trace.num_turns
+
+
+class SayEnv(vf.SingleAgentEnv):
+    async def run(self, task, agents):
+        async with agents.agent.interaction(task) as talk:
+            segment = await talk.turn()
+            if not segment.terminated:
+                await talk.turn("Once more.")
+
+
+class Config(vf.TasksetConfig):
+    words: list[str] = ["plum", "raise", "hang", "block", "nan"]
+
+
+class SayTaskset(vf.Taskset[Say, Config]):
+    def load(self):
+        return [Say(Word(prompt=f"Say {word}.", system_prompt="You say words.", word=word), self.config.task)
+                for word in self.config.words]
+
+
+__all__ = ["SayTaskset", "SayEnv"]
+'''
+
+TWO_AGENTS = """
+import verifiers.v1 as vf
+from say_words import SayTaskset
+
+
+class PairConfig(vf.EnvConfig):
+    one: vf.AgentConfig = vf.AgentConfig()
+    other: vf.AgentConfig = vf.AgentConfig()
+
+
+class PairEnv(vf.Env[PairConfig]):
+    async def setup(self, agents):
+        agents.other.trainable = self.config.taskset.words[0] != "plum"
+
+    async def run(self, task, agents):
+        await agents.one.run(task)
+        await agents.other.run(task)
+
+
+class PairTaskset(SayTaskset):
+    pass
+
+
+__all__ = ["PairTaskset", "PairEnv"]
+"""
+
+TOOLS = '''
+"""Asks for the time in a place, which a tool knows."""
+import verifiers.v1 as vf
+
+
+class Clocks(vf.Toolset[vf.ToolsetConfig]):
+    TOOL_PREFIX = "clock"
+
+    @vf.tool
+    def time_in(self, place: str) -> str:
+        """The time in a place."""
+        return f"noon in {place}"
+
+
+class ClockConfig(vf.TaskConfig):
+    tools: vf.ToolsetConfig = vf.ToolsetConfig()
+
+
+class Ask(vf.Task[vf.TaskData, vf.State, ClockConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Clocks(config.tools)]
+
+    @vf.reward(weight=1.0)
+    async def told(self, trace: vf.Trace) -> float:
+        return float("noon" in trace.last_reply)
+
+
+class AskConfig(vf.TasksetConfig):
+    task: ClockConfig = ClockConfig()
+
+
+class AskTaskset(vf.Taskset[Ask, AskConfig]):
+    def load(self):
+        return [Ask(vf.TaskData(prompt="What time is it in Orrin?"), self.config.task)] * 2
+
+
+__all__ = ["AskTaskset"]
+
+if __name__ == "__main__":
+    Clocks.run()
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tasksets as installed packages; their tool servers are processes that import them too."""
+    folder = tmp_path_factory.mktemp("tasksets")
+    for name, source in {"say_words": TASKSET, "say_pairs": TWO_AGENTS, "clocks": TOOLS}.items():
+        (folder / f"{name}.py").write_text(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", str(folder), prepend=":")
+        yield
+        for name in ("say_words", "say_pairs", "clocks"):
+            sys.modules.pop(name, None)
+
+
+class Scripted:
+    """A model that says its lines, one a turn, each id with a log-prob of its own."""
+
+    def __init__(self, tokenizer: Any, *lines: str | Exception) -> None:
+        self.tokenizer, self._lines = tokenizer, list(lines)
+        self.inputs: list[list[int]] = []
+        self.outputs: list[list[int]] = []
+        self.log_probs: list[float] = []
+
+    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
+        """The next line, cut at the limit."""
+        line = self._lines[len(self.inputs)]
+        self.inputs.append(list(prompt_ids))
+        if isinstance(line, Exception):
+            raise line
+        whole = [*self.tokenizer.encode(line, add_special_tokens=False), self.tokenizer.eos_token_id]
+        ids = whole[:max_tokens]
+        log_probs = [-0.1 - math.sqrt(len(self.log_probs) + i) / 7 for i in range(len(ids))]
+        self.outputs.append(ids)
+        self.log_probs += log_probs
+        return Sampled(ids, log_probs, truncated=ids != whole)
+
+
+def play(model: Scripted, word: str = "plum", limits: Limits = LIMITS, **options: Any) -> list[Played]:
+    """One episode of the words."""
+    taskset = find("verifiers:say-words").load(evaluation={}, words=[word], **options)
+    (row,) = taskset.rows("train", None, seed=0)
+    return asyncio.run(play_row(taskset, row, model, limits))
+
+
+def trained(played: Played) -> list[int]:
+    return [i for i, kept in zip(played.response_ids, played.response_mask, strict=True) if kept]
+
+
+def test_an_episode_of_several_turns_is_one_row_of_the_ids_that_were_sampled(smollm2_tokenizer: Any) -> None:
+    model = Scripted(smollm2_tokenizer, "a  plum ,", "plum")  # which decoded and rendered again has other ids
+    (played,) = play(model)
+    first, second = model.inputs
+    opening = [{"role": "system", "content": "You say words."}, {"role": "user", "content": "Say plum."}]
+    assert played.prompt_ids == first == render_prompt_ids(smollm2_tokenizer, opening, None)
+    more = next_turn_ids(smollm2_tokenizer, model.outputs[0], [{"role": "user", "content": "Once more."}])
+    assert second == first + model.outputs[0] + more
+    assert played.prompt_ids + played.response_ids == second + model.outputs[1]
+    assert trained(played) == model.outputs[0] + model.outputs[1]
+    assert played.token_drift == 0
+    assert (played.tokens_in, played.tokens_out) == (len(first) + len(second), len(model.log_probs))
+
+
+def test_the_log_probs_are_the_models_and_the_score_is_the_librarys(smollm2_tokenizer: Any) -> None:
+    model = Scripted(smollm2_tokenizer, "no", "plum")
+    (played,) = play(model)
+    assert played.log_probs is not None
+    kept = [value for value, mask in zip(played.log_probs, played.response_mask, strict=True) if mask]
+    assert kept == model.log_probs  # to the last bit
+    assert all(
+        value == 0 for value, mask in zip(played.log_probs, played.response_mask, strict=True) if not mask
+    )
+    assert played.score is not None and (played.score.reward, played.score.success) == (2.0, True)
+    assert played.score.parts == {"said": 2.0, "turns": 2.0}
+    assert [turn.text for turn in played.conversation.turns] == ["no", "plum"]
+    assert played.conversation.turns[0].answers == ({"role": "user", "content": "Once more."},)
+
+
+def test_what_counts_as_solved_is_an_option(smollm2_tokenizer: Any) -> None:
+    (played,) = play(Scripted(smollm2_tokenizer, "plum", "plum"), solved_at=3.0)
+    assert played.score is not None and not played.score.success
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("raise", "verifiers:say-words failed: TaskError: "),
+        ("hang", "verifiers:say-words did nothing for 1 s"),
+        ("nan", "verifiers:say-words: a reward is a finite number, not nan (float)"),
+    ],
+)
+def test_what_a_taskset_does_wrong_is_one_line_and_no_zero(
+    word: str, said: str, smollm2_tokenizer: Any
+) -> None:
+    timeout_s = 1.0 if word == "hang" else 60.0
+    (played,) = play(Scripted(smollm2_tokenizer, "x", "y"), word, timeout_s=timeout_s)
+    assert played.score is None and played.ended == "fault"
+    assert played.fault is not None and played.fault.startswith(said) and "\n" not in played.fault
+    assert played.fault.endswith("[row train-0]")
+    assert trained(played) and played.token_drift == 0  # what was said so far is there to be read
+
+
+def test_a_thread_that_a_taskset_blocks_is_given_up_and_the_next_episode_is_played(
+    smollm2_tokenizer: Any,
+) -> None:
+    taskset = find("verifiers:say-words").load(evaluation={}, words=["block", "plum"], timeout_s=3.0)
+    rows = taskset.rows("train", None, seed=0)
+    block, plum = sorted(rows, key=lambda row: str(row.data["task"]["word"]))
+
+    async def both() -> list[Played]:
+        blocked = await play_row(taskset, block, Scripted(smollm2_tokenizer, "x", "y"), LIMITS)
+        return blocked + await play_row(taskset, plum, Scripted(smollm2_tokenizer, "x", "plum"), LIMITS)
+
+    first, second = asyncio.run(both())
+    assert first.fault is not None and "Say.said" in first.fault
+    assert second.score is not None and second.score.reward == 2.0
+
+
+def test_a_host_lets_the_librarys_cleanups_end_before_it_closes_its_loop() -> None:
+    """Those swallow every exception: one that is destroyed unfinished would keep the process from its end."""
+    taskset = find("verifiers:say-words").load(evaluation={})
+    ended: list[str] = []
+
+    async def cleanup() -> None:
+        await asyncio.sleep(0.5)
+        ended.append("cleanup")
+
+    async def close() -> Host:
+        host = Host(taskset, taskset.rows("train", 1, seed=0)[0])
+        await host.ready(60)
+        asyncio.run_coroutine_threadsafe(run_shielded(cleanup()), host._loop)
+        await asyncio.to_thread(host.close)
+        return host
+
+    host = asyncio.run(close())
+    host._thread.join(5)
+    assert (ended, host._loop.is_closed(), host._thread.is_alive()) == (["cleanup"], True, False)
+
+
+def test_an_error_of_the_models_engine_is_raised_and_is_no_fault_of_the_taskset(
+    smollm2_tokenizer: Any,
+) -> None:
+    with pytest.raises(ConnectionError, match="the engine is gone"):
+        play(Scripted(smollm2_tokenizer, "x", ConnectionError("the engine is gone")))
+
+
+def test_an_episode_ends_where_no_room_is_left_and_is_scored_all_the_same(smollm2_tokenizer: Any) -> None:
+    model = Scripted(smollm2_tokenizer, "plum", "never said")
+    (played,) = play(model, limits=Limits(prompt_tokens=400, response_tokens=4, tokens_per_turn=60))
+    assert (len(model.inputs), played.ended, played.token_drift) == (1, "tokens", 0)
+    assert played.score is not None and played.score.reward == 2.0
+
+
+def test_a_turn_has_no_more_tokens_than_a_turn_may_have(smollm2_tokenizer: Any) -> None:
+    model = Scripted(smollm2_tokenizer, "plum plum plum plum plum", "plum")
+    (played,) = play(model, limits=Limits(prompt_tokens=400, response_tokens=400, tokens_per_turn=3))
+    assert list(map(len, model.outputs)) == [3, 3] and played.token_drift == 0
+    assert model.outputs[0][-1] != smollm2_tokenizer.eos_token_id
+    ended = [ids[-1] == smollm2_tokenizer.eos_token_id for ids in model.outputs]
+    assert [turn.truncated for turn in played.conversation.turns] == [not end for end in ended]
+
+
+def test_a_first_message_longer_than_the_limit_is_a_fault_and_not_cut(smollm2_tokenizer: Any) -> None:
+    model = Scripted(smollm2_tokenizer)
+    (played,) = play(model, limits=Limits(prompt_tokens=10, response_tokens=400, tokens_per_turn=60))
+    assert played.fault is not None and "data.max_prompt_length=10" in played.fault and model.inputs == []
+
+
+def test_turns_are_limited_by_the_taskset(smollm2_tokenizer: Any) -> None:
+    model = Scripted(smollm2_tokenizer, "plum", "never said")
+    (played,) = play(model, max_turns=1)
+    assert (len(model.inputs), played.ended) == (1, "turns") and played.score is not None
+
+
+@pytest.mark.parametrize(("words", "agents"), [(["plum"], 1), (["pear"], 2)])
+def test_an_episode_has_one_agent_to_train(words: list[str], agents: int, smollm2_tokenizer: Any) -> None:
+    taskset = find("verifiers:say-pairs").load(evaluation={}, words=words)
+    (row,) = taskset.rows("train", None, seed=0)
+    model = Scripted(smollm2_tokenizer, "plum", "pear")
+    branches = asyncio.run(play_row(taskset, row, model, LIMITS))
+    assert len(branches) == agents and [trained(played) for played in branches] == model.outputs[:agents]
+    faults = {played.fault for played in branches}
+    if agents == 1:
+        assert faults == {None} and branches[0].score is not None
+    else:
+        said = "verifiers:say-pairs: an episode has 2 agents to train, and veRL's row has one reward"
+        assert faults == {f"{said} [row train-0]"}
+
+
+@pytest.mark.slow("two processes of the library for each of its tool servers")
+def test_tools_are_called_and_a_call_that_cannot_be_made_is_told_to_the_model(smollm2_tokenizer: Any) -> None:
+    call = '<tool_call>\n{"name": "clock_time_in", "arguments": {"place": "Orrin"}}\n</tool_call>'
+    wrong = call.replace("clock_time_in", "clock_date_in")
+    model = Scripted(smollm2_tokenizer, wrong, "<tool_call>\nclock\n</tool_call>", call, "It is noon.")
+    taskset = find("verifiers:clocks").load()
+    row = taskset.rows("train", None, seed=0)[0]
+    (played,) = asyncio.run(play_row(taskset, row, model, LIMITS))
+    assert played.score is not None and played.score.reward == 1.0
+    answers = [turn.answers[0]["content"] for turn in played.conversation.turns[:-1]]
+    assert answers == [
+        "Error: there is no tool 'clock_date_in'; the tools are clock_time_in",
+        "Error: the call is not a JSON object that names a tool",
+        "noon in Orrin",
+    ]
+    assert [call.valid for call in played.conversation.calls] == [False, False, True]
+    assert trained(played) == list(chain.from_iterable(model.outputs)) and played.token_drift == 0
+
+
+def test_each_branch_of_a_trace_is_a_row_of_its_own(smollm2_tokenizer: Any) -> None:
+    """A program that rewrites what was said: the library's trace has a branch for each version."""
+    trace = _trace()
+    seat = Seat(Scripted(smollm2_tokenizer), LIMITS, Clock())
+    for prompt, ids, drawn in (("one", [1, 2, 3], [7, 8]), ("two", [4, 5], [9])):
+        _commit(trace, prompt, ids, drawn)
+        seat.asked.append(Asked(ids, Sampled(drawn, [-1.0] * len(drawn))))
+    player = _player(smollm2_tokenizer, trace, seat)
+    first, second = player._branches(trace)
+    assert (first.prompt_ids, first.response_ids, second.prompt_ids, second.response_ids) == (
+        [1, 2, 3], [7, 8], [4, 5], [9],
+    )  # fmt: skip
+    assert first.token_drift == second.token_drift == 0
+    assert [played.tokens_out for played in (first, second)] == [2, 1]
+
+
+@pytest.mark.parametrize("wrong", ["changed", "added", "lost"])
+def test_ids_of_a_branch_that_were_not_sampled_are_token_drift(wrong: str, smollm2_tokenizer: Any) -> None:
+    trace = _trace()
+    seat = Seat(Scripted(smollm2_tokenizer), LIMITS, Clock())
+    _commit(trace, "one", [1, 2, 3], [7, 8])
+    sampled = {"changed": [7, 9], "added": [7], "lost": [7, 8]}[wrong]
+    seat.asked.append(Asked([1, 2, 3], Sampled(sampled, [-1.0] * len(sampled))))
+    if wrong == "lost":  # sampled, and on no branch
+        seat.asked.append(Asked([1, 2, 3, 7, 8, 5], Sampled([6], [-1.0])))
+    (played,) = _player(smollm2_tokenizer, trace, seat)._branches(trace)
+    assert played.token_drift == 1
+
+
+def _trace() -> Any:
+    agent = vf.AgentInfo(config=vf.AgentConfig())
+    return vf.Trace(
+        task=vf.TraceTask(type="Task", data=vf.TaskData(prompt="one")), agent=agent, state=vf.State()
+    )
+
+
+def _commit(trace: Any, prompt: str, prompt_ids: list[int], drawn: list[int]) -> None:
+    turn = graph.prepare_turn(trace, [UserMessage(content=prompt)], [])
+    tokens = TurnTokens(
+        prompt_ids=prompt_ids,
+        completion_ids=drawn,
+        completion_logprobs=[-1.0] * len(drawn),
+        message_spans=[(0, len(prompt_ids))],
+    )
+    message = AssistantMessage(content=prompt.upper())
+    turn.commit(Response(id="", created=0, model="m", message=message, finish_reason="stop", tokens=tokens))
+
+
+def _player(tokenizer: Any, trace: Any, seat: Seat) -> _Play:
+    taskset = find("verifiers:say-words").load()
+    player = _Play(taskset, Row("train-0", {}), Scripted(tokenizer), LIMITS)
+    player._traces, player._seats = [trace], {trace.id: seat}
+    return player
+
+
+def test_the_endpoint_is_on_loopback_and_knows_only_the_episodes_that_are_played(
+    smollm2_tokenizer: Any,
+) -> None:
+    async def asked() -> tuple[str, list[int]]:
+        server = await endpoint()
+        assert await endpoint() is server  # one for a loop
+        server.seats["known"] = Seat(Scripted(smollm2_tokenizer, "x"), LIMITS, Clock())
+        bodies = [
+            ("unknown", {"token_ids": [1]}),
+            ("known", {"token_ids": "x"}),
+            ("known", {"token_ids": [1]}),
+        ]
+        return server.url, [await asyncio.to_thread(_post, server.url, *body) for body in bodies]
+
+    url, codes = asyncio.run(asked())
+    assert url.startswith("http://127.0.0.1:") and codes == [404, 400, 200]
+    with pytest.raises(urllib.error.URLError):  # closed with its loop
+        _post(url, "known", {"token_ids": [1]})
+
+
+def _post(url: str, trace_id: str, body: dict[str, Any]) -> int:
+    request = urllib.request.Request(
+        f"{url}/inference/v1/generate", json.dumps(body).encode(), {"X-Session-ID": trace_id}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_thinking_is_no_part_of_what_a_game_reads(smollm2_tokenizer: Any) -> None:
+    renderer = ChatRenderer(smollm2_tokenizer, ChatRendererConfig())
+
+    def parsed(text: str, before: str = "") -> tuple[str, str | None]:
+        ids, prompt = (smollm2_tokenizer.encode(one, add_special_tokens=False) for one in (text, before))
+        response = renderer.parse_response(ids, prompt_ids=prompt)
+        return response.content.strip(), response.reasoning_content
+
+    assert parsed("<think>\nis it [1]?\n</think>\n[2]") == ("[2]", "is it [1]?")
+    assert parsed("is it [1]?\n</think>\n[2]", "<think>\n") == ("[2]", "is it [1]?")
+    assert parsed("still thinking [1]", "<think>\n")[0] == ""
+    assert parsed("[2]") == ("[2]", None)
+
+
+def test_verls_agent_loop_plays_a_taskset_as_any_environment(smollm2_tokenizer: Any, tmp_path: Path) -> None:
+    taskset = find("verifiers:say-words").load(evaluation={}, words=["plum"])
+    (row,) = taskset.rows("train", None, seed=0)
+    rollout = {"prompt_length": 400, "response_length": 400, "multi_turn": {}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    model = Scripted(smollm2_tokenizer, "no", "plum")
+
+    class Manager:
+        """veRL's server manager, as far as an agent loop uses it."""
+
+        async def generate(self, *, prompt_ids: Sequence[int], sampling_params: Any, **_: Any) -> TokenOutput:
+            """The model's next line."""
+            assert sampling_params["temperature"] == 0.7  # the run's, whatever the library asks for
+            drawn = await model.sample(list(prompt_ids), sampling_params["max_tokens"])
+            return TokenOutput(
+                token_ids=drawn.ids, log_probs=drawn.log_probs, extra_fields={"global_steps": 3}
+            )
+
+    async def run() -> list[Any]:
+        loop = EnvironmentAgentLoop(
+            trainer_config=DictConfigWrap(config),
+            server_manager=Manager(),
+            tokenizer=smollm2_tokenizer,
+            processor=None,
+            dataset_cls=RLHFDataset,
+            data_config=DictConfigWrap(OmegaConf.create({})),
+            hf_model_type="llama",
+            environment="verifiers:say-words",
+            folder=None,
+            options={"evaluation": {}, "words": ["plum"]},
+            max_tokens_per_turn=60,
+            max_turns=None,
+            call_form="hermes",
+        )
+        info = {"row": row.id, "task": json.dumps(dict(row.data))}
+        return await loop.run({"temperature": 0.7}, extra_info=info)
+
+    (output,) = asyncio.run(run())
+    assert output.reward_score == 2.0 and output.extra_fields["token_drift"] == 0
+    assert output.extra_fields["global_steps"] == 3
+    kept = [v for v, mask in zip(output.response_logprobs, output.response_mask, strict=True) if mask]
+    assert kept == model.log_probs
