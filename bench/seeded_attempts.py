@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 from verl_ext import rewards
-from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
+from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 
 
 class SeededAgent(SolverAgent):

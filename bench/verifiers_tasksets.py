@@ -33,9 +33,9 @@ from environments.taskset import Taskset
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
-from verl_ext.episodes import Limits, Played, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 
-LIMITS = Limits(prompt_tokens=1500, response_tokens=1000, tokens_per_turn=64, max_turns=8)
+LIMITS = EpisodeLimits(prompt_tokens=1500, response_tokens=1000, tokens_per_turn=64, max_turns=8)
 GAMES = ("Mastermind", "2048", "FrozenLake", "Sudoku", "GuessTheNumber", "Minesweeper", "LightsOut")
 CASES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     *(("textarena", {"game": f"{game}-v0"}) for game in GAMES),

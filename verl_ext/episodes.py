@@ -1,11 +1,11 @@
 """Plays an episode of any environment with a model, token in, token out; free of veRL.
 
-    limits = Limits(prompt_tokens=512, response_tokens=512, tokens_per_turn=64)
+    limits = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=64)
     (played,) = await play(taskset, row, model, limits)
 
 `model` is whatever samples ids from ids: veRL's rollout engine in training (`verl_ext.rollout`), a served
-model in an evaluation (`verl_ext.environment_agent`). Both play here, so that an agent is evaluated as it was
-trained.
+model in an evaluation (`verl_ext.clients.environment_agent`). Both play here, so that an agent is evaluated
+as it was trained.
 
 What the environment's own code spoils is a `fault` and has no score: it is counted, and is no zero. What the
 model's engine or server raises is raised.
@@ -31,8 +31,8 @@ from environments.row import Row
 from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
+from verl_ext.method.token_drift import token_drift
 from verl_ext.telemetry import waiting
-from verl_ext.token_drift import token_drift
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """What one episode may take."""
 
     prompt_tokens: int
@@ -98,7 +98,7 @@ class Played:
     """What the engine says of its samples, for the trainer."""
 
 
-Player: TypeAlias = Callable[[Taskset, Row, Model, Limits], Awaitable[Sequence[Played]]]
+Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Sequence[Played]]]
 
 
 @functools.cache
@@ -109,12 +109,12 @@ def player_of(path: str) -> Player:
     return player
 
 
-async def play_row(taskset: Taskset, row: Row, model: Model, limits: Limits) -> list[Played]:
+async def play_row(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
     """Play a row as its taskset wants it played; at least one `Played`."""
     return list(await player_of(taskset.player)(taskset, row, model, limits))
 
 
-async def play(taskset: Taskset, row: Row, model: Model, limits: Limits) -> list[Played]:
+async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
     """Play one episode from its first message to its score."""
     return [await _Play(taskset, row, model, limits).run()]
 
@@ -128,7 +128,7 @@ async def ask(taskset: Taskset, part: str, function: Callable[..., Any], *argume
 class _Play:
     """One episode being played."""
 
-    def __init__(self, taskset: Taskset, row: Row, model: Model, limits: Limits) -> None:
+    def __init__(self, taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> None:
         self._taskset, self._row, self._model, self._limits = taskset, row, model, limits
         self._played = Played([], [], [], None, Conversation(), None)
         self._turns: list[Turn] = []

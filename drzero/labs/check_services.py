@@ -39,11 +39,11 @@ from drzero.recipe.tables import console, new_table
 from drzero.stages.conversations import completions_url, served_agent
 from drzero.stages.services import check_and_resolve
 from search.client import SearchClient, SearchRequestError, SearchUnavailable
+from verl_ext.clients.served_model import SolverServerError
+from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.answers import exact_match
 from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity
 from verl_ext.method.passages import format_passages
-from verl_ext.method.served_model import SolverServerError
-from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn

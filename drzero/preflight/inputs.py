@@ -23,7 +23,7 @@ from drzero.recipe.indices import index_of
 from search.sources.corpus import is_there
 from search.sources.files import KINDS
 from verl_ext.checkpoints import saved_step
-from verl_ext.method.chat_endpoint import is_loopback
+from verl_ext.clients.chat_endpoint import is_loopback
 from verl_ext.method.passages import defuse
 
 _SAMPLED = 50

@@ -18,7 +18,7 @@ from environments.fault import EnvironmentFault, EnvironmentUnusable, guarded
 from environments.registry import find, names
 from environments.row import Row, Split
 from environments.taskset import Taskset
-from verl_ext.episodes import Limits, Played, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 from verl_ext.method.chat import turn_end_id
 
 ROWS_PATIENCE = 10
@@ -62,9 +62,9 @@ def rows_of(taskset: Taskset, split: Split, n: int | None, seed: int) -> list[Ro
     return list(rows if n is None else rows[:n])
 
 
-def limits_of(config: DictConfig) -> Limits:
+def limits_of(config: DictConfig) -> EpisodeLimits:
     """What an episode may take, as a run's config has it."""
-    return Limits(
+    return EpisodeLimits(
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         tokens_per_turn=config.rollout.max_tokens_per_turn,
@@ -84,7 +84,7 @@ class _Silent:
         return Sampled([turn_end_id(self.tokenizer)])
 
 
-def play_silent(taskset: Taskset, row: Row, tokenizer: Any, limits: Limits) -> Played:
+def play_silent(taskset: Taskset, row: Row, tokenizer: Any, limits: EpisodeLimits) -> Played:
     """An episode with a model that says nothing: what an environment does wrong shows without a model."""
     return asyncio.run(play_row(taskset, row, _Silent(tokenizer), limits))[-1]
 
@@ -94,5 +94,5 @@ def opening_tokens(taskset: Taskset, row: Row, tokenizer: Any) -> int:
 
     Of an environment that makes its ids itself they are not known before it is played.
     """
-    limits = Limits(prompt_tokens=0, response_tokens=1, tokens_per_turn=1)
+    limits = EpisodeLimits(prompt_tokens=0, response_tokens=1, tokens_per_turn=1)
     return len(play_silent(taskset, row, tokenizer, limits).prompt_ids)

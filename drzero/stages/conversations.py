@@ -31,10 +31,10 @@ from drzero.recipe.settings.schema import schema_of
 from drzero.stages.result import RESULT
 from search.client import SearchClient, SearchRequestError
 from verl_ext.artefacts import announce
-from verl_ext.method.chat_endpoint import ChatEndpoint
-from verl_ext.method.search_agent import SearchAgent
-from verl_ext.method.served_model import SolverServerError
-from verl_ext.method.solver_agent import SolverAgent
+from verl_ext.clients.chat_endpoint import ChatEndpoint
+from verl_ext.clients.search_agent import SearchAgent
+from verl_ext.clients.served_model import SolverServerError
+from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 LAST_BEGIN_S = 60.0

@@ -18,7 +18,7 @@ from drzero.ops.bearer import bearer_headers, bearer_of
 from drzero.ops.console import say
 from drzero.preflight.finding import refusal
 from drzero.recipe.compose import CONFIG_DIR
-from verl_ext.method.chat_endpoint import ChatEndpoint, is_loopback
+from verl_ext.clients.chat_endpoint import ChatEndpoint, is_loopback
 
 _TIMEOUT_S = 10.0
 

@@ -44,8 +44,8 @@ from drzero.stages.result import write_result
 from drzero.stages.scores import ANSWERS, REPORT, evaluation_table, score_all
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from verl_ext.artefacts import announce
+from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.answers import exact_match, f1
-from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 
 
 @dataclass(frozen=True)

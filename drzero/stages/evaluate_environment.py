@@ -34,7 +34,7 @@ from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from environments.row import Row
 from environments.taskset import Taskset
 from verl_ext.artefacts import announce
-from verl_ext.environment_agent import EnvironmentAgent, EpisodeAttempt, fitting
+from verl_ext.clients.environment_agent import EnvironmentAgent, EpisodeAttempt, fitting
 
 
 def run_evaluate_environment(config: DictConfig) -> None:

@@ -26,8 +26,8 @@ from drzero.stages.conversations import (
     with_services,
 )
 from drzero.stages.services import solver_spec
+from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.method.open_book import open_book_fault, open_book_messages
-from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.solver_reward import solver_answer
 
 ANSWERS = "open_book.jsonl"

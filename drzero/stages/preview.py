@@ -55,10 +55,10 @@ from drzero.stages.result import FOUND, RESULT, SAMPLES, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from drzero.stages.synthesize import REPORT, Row, Sample, gates_of, sample_record, sample_seed
 from verl_ext.artefacts import announce
-from verl_ext.method.chat_endpoint import ChatEndpoint
-from verl_ext.method.question_score import score_question
-from verl_ext.method.search_agent import Conversation, SearchAgent
-from verl_ext.method.solver_agent import SolverAgent
+from verl_ext.clients.chat_endpoint import ChatEndpoint
+from verl_ext.clients.question_score import score_question
+from verl_ext.clients.search_agent import Conversation, SearchAgent
+from verl_ext.clients.solver_agent import SolverAgent
 
 FAILURES = "failures.jsonl"
 """The journal of questions that a service cut short: what they cost."""

@@ -55,9 +55,9 @@ from drzero.stages.result import RESULT, SAMPLES, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from search.embedders import Embedder, EmbedderSpec
 from verl_ext.artefacts import announce
-from verl_ext.method.chat_endpoint import ChatEndpoint
+from verl_ext.clients.chat_endpoint import ChatEndpoint
+from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.method.prompts import Message
-from verl_ext.method.search_agent import Conversation, SearchAgent
 
 REPORT = "report.json"
 SERVICE = "challenger"

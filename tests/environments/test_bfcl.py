@@ -32,7 +32,7 @@ from environments.conversation import Turn
 from environments.fault import EnvironmentUnusable
 from environments.registry import find
 from environments.row import Split
-from verl_ext.episodes import Limits, Sampled, play
+from verl_ext.episodes import EpisodeLimits, Sampled, play
 
 
 def document(name: str = "book", **properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -613,7 +613,7 @@ def test_the_player_knows_a_tool_that_came_late(tmp_path: Path, tiny_model: Path
     (row,) = taskset.rows("train", None, 0)
     add = calls_of(("add", {"a": 1, "b": 2}))
     model = Scripted(AutoTokenizer.from_pretrained(tiny_model), add, "I cannot.", add, "It is 3.")
-    (played,) = asyncio.run(play(taskset, row, model, Limits(20_000, 20_000, 5_000)))
+    (played,) = asyncio.run(play(taskset, row, model, EpisodeLimits(20_000, 20_000, 5_000)))
     assert played.fault is None and played.token_drift == 0
     assert [call.undeclared for call in played.conversation.calls] == [True, False]
     assert played.conversation.turns[2].answers[0]["content"] == '{"result": 3}'

@@ -18,8 +18,8 @@ from drzero.stages.conversations import completions_url, served_agent
 from drzero.stages.endpoint import chat_endpoint
 from drzero.stages.evaluate import check_model
 from drzero.stages.services import solver_spec
-from verl_ext.method.search_agent import SearchAgent
-from verl_ext.method.served_model import ServedModel, ServerUnavailable, SolverServerError
+from verl_ext.clients.search_agent import SearchAgent
+from verl_ext.clients.served_model import ServedModel, ServerUnavailable, SolverServerError
 from verl_ext.sglang.serve import Hidden
 
 KEY, ANOTHER = "planted-openai-c840", "planted-another-1f7e"

@@ -15,11 +15,11 @@ from drzero.launch.image.pins import GPU_PINS
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.services import solver_spec
 from search.client import Passage
+from verl_ext.clients.served_model import SolverServerError
+from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import solver_messages
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
-from verl_ext.method.served_model import SolverServerError
-from verl_ext.method.solver_agent import SolverAgent
 
 CONTEXT = 1024
 pytestmark = pytest.mark.slow("starts SGLang")

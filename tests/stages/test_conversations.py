@@ -13,8 +13,8 @@ from drzero.ops.services.services import Service, ServiceDied, ServiceGroup, Ser
 from drzero.stages import conversations as served_model
 from drzero.stages.conversations import ConversationsFailed, Failed, check_failed_share, play_all
 from search.client import SearchRequestError
-from verl_ext.method.search_agent import Conversation
-from verl_ext.method.served_model import SolverServerError
+from verl_ext.clients.search_agent import Conversation
+from verl_ext.clients.served_model import SolverServerError
 from verl_ext.method.trajectory import Trajectory, Turn
 
 Play = Callable[[int], Awaitable[Conversation]]

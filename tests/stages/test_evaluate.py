@@ -44,7 +44,7 @@ from drzero.stages.scores import PAPER_BENCHMARKS, averaged, evaluation_table, s
 from search.embedders import EmbedderSpec
 from search.indexing.build import build_index
 from verl_ext.artefacts import LOG_VARIABLE
-from verl_ext.method.solver_agent import SolverAttempt
+from verl_ext.clients.solver_agent import SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.stop_time import STOP_VARIABLE

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
-from verl_ext.method.question_score import right_attempts
+from verl_ext.clients.question_score import right_attempts
 from verl_ext.method.tool_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.rewards import challenger_score, solver_score
@@ -222,7 +222,7 @@ def test_a_solver_that_lost_a_search_is_not_scored_and_no_filter_takes_it_for_wr
 
 
 def attempt(text: str | None, finished: bool = True) -> Any:
-    from verl_ext.method.solver_agent import SolverAttempt
+    from verl_ext.clients.solver_agent import SolverAttempt
 
     return SolverAttempt(Trajectory(), finished, None if finished else "down", 0, 0, 0, 0.0, text)
 

@@ -20,11 +20,11 @@ from verl.workers.rollout.replica import TokenOutput
 from data.search_taskset import SearchTaskset
 from environments.row import Row
 from search.client import SearchClient
-from verl_ext.episodes import Limits, Sampled, play_row
+from verl_ext.clients.search_agent import Conversation, SearchAgent
+from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
@@ -340,7 +340,7 @@ def as_environment(tokenizer: Any, url: str, *turns: str) -> tuple[Any, Engine]:
             return Sampled(output.token_ids, output.log_probs, len(output.token_ids) >= max_tokens)
 
     row = Row("q", {"question": "Ask.", "targets": ["Vell"]})
-    (played,) = asyncio.run(play_row(taskset, row, Model(), Limits(300, 400, 100)))
+    (played,) = asyncio.run(play_row(taskset, row, Model(), EpisodeLimits(300, 400, 100)))
     return played, engine
 
 

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.services import solver_spec
-from verl_ext.method.solver_agent import SolverAgent
+from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.server_arguments import as_words, sglang_arguments
 from verl_ext.sglang.compat import (
     CLIENT,

@@ -26,16 +26,16 @@ from verl.workers.rollout.replica import TokenOutput
 
 from environments.registry import find
 from environments.row import Row
-from verl_ext.episodes import Limits, Played, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
 from verl_ext.verifiers.endpoint import endpoint
 from verl_ext.verifiers.host import Host
 from verl_ext.verifiers.player import _Play
 from verl_ext.verifiers.renderer import ChatRenderer, ChatRendererConfig
-from verl_ext.verifiers.session import Asked, Clock, Seat
+from verl_ext.verifiers.session import Asked, Clock, Session
 
-LIMITS = Limits(prompt_tokens=400, response_tokens=400, tokens_per_turn=60)
+LIMITS = EpisodeLimits(prompt_tokens=400, response_tokens=400, tokens_per_turn=60)
 
 TASKSET = '''
 """Says a word back, twice; what goes wrong is the task's word."""
@@ -194,7 +194,7 @@ class Scripted:
         return Sampled(ids, log_probs, truncated=ids != whole)
 
 
-def play(model: Scripted, word: str = "plum", limits: Limits = LIMITS, **options: Any) -> list[Played]:
+def play(model: Scripted, word: str = "plum", limits: EpisodeLimits = LIMITS, **options: Any) -> list[Played]:
     """One episode of the words."""
     taskset = find("verifiers:say-words").load(evaluation={}, words=[word], **options)
     (row,) = taskset.rows("train", None, seed=0)
@@ -304,14 +304,14 @@ def test_an_error_of_the_models_engine_is_raised_and_is_no_fault_of_the_taskset(
 
 def test_an_episode_ends_where_no_room_is_left_and_is_scored_all_the_same(smollm2_tokenizer: Any) -> None:
     model = Scripted(smollm2_tokenizer, "plum", "never said")
-    (played,) = play(model, limits=Limits(prompt_tokens=400, response_tokens=4, tokens_per_turn=60))
+    (played,) = play(model, limits=EpisodeLimits(prompt_tokens=400, response_tokens=4, tokens_per_turn=60))
     assert (len(model.inputs), played.ended, played.token_drift) == (1, "tokens", 0)
     assert played.score is not None and played.score.reward == 2.0
 
 
 def test_a_turn_has_no_more_tokens_than_a_turn_may_have(smollm2_tokenizer: Any) -> None:
     model = Scripted(smollm2_tokenizer, "plum plum plum plum plum", "plum")
-    (played,) = play(model, limits=Limits(prompt_tokens=400, response_tokens=400, tokens_per_turn=3))
+    (played,) = play(model, limits=EpisodeLimits(prompt_tokens=400, response_tokens=400, tokens_per_turn=3))
     assert list(map(len, model.outputs)) == [3, 3] and played.token_drift == 0
     assert model.outputs[0][-1] != smollm2_tokenizer.eos_token_id
     ended = [ids[-1] == smollm2_tokenizer.eos_token_id for ids in model.outputs]
@@ -320,7 +320,7 @@ def test_a_turn_has_no_more_tokens_than_a_turn_may_have(smollm2_tokenizer: Any) 
 
 def test_a_first_message_longer_than_the_limit_is_a_fault_and_not_cut(smollm2_tokenizer: Any) -> None:
     model = Scripted(smollm2_tokenizer)
-    (played,) = play(model, limits=Limits(prompt_tokens=10, response_tokens=400, tokens_per_turn=60))
+    (played,) = play(model, limits=EpisodeLimits(prompt_tokens=10, response_tokens=400, tokens_per_turn=60))
     assert played.fault is not None and "data.max_prompt_length=10" in played.fault and model.inputs == []
 
 
@@ -367,11 +367,11 @@ def test_tools_are_called_and_a_call_that_cannot_be_made_is_told_to_the_model(sm
 def test_each_branch_of_a_trace_is_a_row_of_its_own(smollm2_tokenizer: Any) -> None:
     """A program that rewrites what was said: the library's trace has a branch for each version."""
     trace = _trace()
-    seat = Seat(Scripted(smollm2_tokenizer), LIMITS, Clock())
+    session = Session(Scripted(smollm2_tokenizer), LIMITS, Clock())
     for prompt, ids, drawn in (("one", [1, 2, 3], [7, 8]), ("two", [4, 5], [9])):
         _commit(trace, prompt, ids, drawn)
-        seat.asked.append(Asked(ids, Sampled(drawn, [-1.0] * len(drawn))))
-    player = _player(smollm2_tokenizer, trace, seat)
+        session.asked.append(Asked(ids, Sampled(drawn, [-1.0] * len(drawn))))
+    player = _player(smollm2_tokenizer, trace, session)
     first, second = player._branches(trace)
     assert (first.prompt_ids, first.response_ids, second.prompt_ids, second.response_ids) == (
         [1, 2, 3], [7, 8], [4, 5], [9],
@@ -383,13 +383,13 @@ def test_each_branch_of_a_trace_is_a_row_of_its_own(smollm2_tokenizer: Any) -> N
 @pytest.mark.parametrize("wrong", ["changed", "added", "lost"])
 def test_ids_of_a_branch_that_were_not_sampled_are_token_drift(wrong: str, smollm2_tokenizer: Any) -> None:
     trace = _trace()
-    seat = Seat(Scripted(smollm2_tokenizer), LIMITS, Clock())
+    session = Session(Scripted(smollm2_tokenizer), LIMITS, Clock())
     _commit(trace, "one", [1, 2, 3], [7, 8])
     sampled = {"changed": [7, 9], "added": [7], "lost": [7, 8]}[wrong]
-    seat.asked.append(Asked([1, 2, 3], Sampled(sampled, [-1.0] * len(sampled))))
+    session.asked.append(Asked([1, 2, 3], Sampled(sampled, [-1.0] * len(sampled))))
     if wrong == "lost":  # sampled, and on no branch
-        seat.asked.append(Asked([1, 2, 3, 7, 8, 5], Sampled([6], [-1.0])))
-    (played,) = _player(smollm2_tokenizer, trace, seat)._branches(trace)
+        session.asked.append(Asked([1, 2, 3, 7, 8, 5], Sampled([6], [-1.0])))
+    (played,) = _player(smollm2_tokenizer, trace, session)._branches(trace)
     assert played.token_drift == 1
 
 
@@ -412,10 +412,10 @@ def _commit(trace: Any, prompt: str, prompt_ids: list[int], drawn: list[int]) ->
     turn.commit(Response(id="", created=0, model="m", message=message, finish_reason="stop", tokens=tokens))
 
 
-def _player(tokenizer: Any, trace: Any, seat: Seat) -> _Play:
+def _player(tokenizer: Any, trace: Any, session: Session) -> _Play:
     taskset = find("verifiers:say-words").load()
     player = _Play(taskset, Row("train-0", {}), Scripted(tokenizer), LIMITS)
-    player._traces, player._seats = [trace], {trace.id: seat}
+    player._traces, player._sessions = [trace], {trace.id: session}
     return player
 
 
@@ -425,7 +425,7 @@ def test_the_endpoint_is_on_loopback_and_knows_only_the_episodes_that_are_played
     async def asked() -> tuple[str, list[int]]:
         server = await endpoint()
         assert await endpoint() is server  # one for a loop
-        server.seats["known"] = Seat(Scripted(smollm2_tokenizer, "x"), LIMITS, Clock())
+        server.sessions["known"] = Session(Scripted(smollm2_tokenizer, "x"), LIMITS, Clock())
         bodies = [
             ("unknown", {"token_ids": [1]}),
             ("known", {"token_ids": "x"}),

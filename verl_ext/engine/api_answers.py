@@ -23,7 +23,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
-from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, Refused
+from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, RequestRefused
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.sequence import Generation
 from verl_ext.method.chat import plain_message, render_prompt_ids, turn_end_id
@@ -60,7 +60,7 @@ class Job:
         room = self.engine.max_seq_len
         if len(self.prompt) >= room:
             where = "messages" if self.is_chat else "prompt"
-            raise Refused(
+            raise RequestRefused(
                 f"This model's maximum context length is {room} tokens, and your {where} resulted in "
                 f"{len(self.prompt)} tokens: shorten it, and leave room for the completion",
                 where,
@@ -257,7 +257,7 @@ class TextStream:
 def completion_job(
     engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, request: CompletionRequest, model: str
 ) -> Job:
-    """The job of a completion; raises Refused, or ValueError."""
+    """The job of a completion; raises RequestRefused, or ValueError."""
     _check_stream(request)
     given = request.prompt
     prompt = tokenizer.encode(given) if isinstance(given, str) else given
@@ -272,7 +272,7 @@ def chat_job(
     *,
     form: str,
 ) -> Job:
-    """The job of a chat's next turn; raises Refused, or ValueError."""
+    """The job of a chat's next turn; raises RequestRefused, or ValueError."""
     _check_stream(request)
     tools = request.shown_tools
     prompt = _chat_prompt(tokenizer, request, tools)
@@ -286,24 +286,26 @@ def chat_job(
 
 def _check_stream(request: CompletionRequest | ChatRequest) -> None:
     if request.stream and request.wants_log_probs:
-        raise Refused("logprobs: a stream of this server has none; ask without stream", "logprobs")
+        raise RequestRefused("logprobs: a stream of this server has none; ask without stream", "logprobs")
 
 
 def _chat_prompt(
     tokenizer: PreTrainedTokenizerBase, request: ChatRequest, tools: Sequence[ToolSchema]
 ) -> list[int]:
     if not tokenizer.chat_template:
-        raise Refused("the model has no chat template: use /v1/completions", "messages")
+        raise RequestRefused("the model has no chat template: use /v1/completions", "messages")
     if own := sorted(_OWN_OPTIONS & request.chat_template_kwargs.keys()):
-        raise Refused(f"chat_template_kwargs: {own[0]} is the server's to set", "chat_template_kwargs")
+        raise RequestRefused(f"chat_template_kwargs: {own[0]} is the server's to set", "chat_template_kwargs")
     options = request.chat_template_kwargs
     try:
         messages = [plain_message(message.for_prompt()) for message in request.messages]
         prompt = render_prompt_ids(tokenizer, messages, tools or None, **options)
         if tools and prompt == render_prompt_ids(tokenizer, messages, None, **options):
-            raise Refused("tools: the model's chat template does not show tools to the model", "tools")
+            raise RequestRefused("tools: the model's chat template does not show tools to the model", "tools")
     except (TemplateError, TypeError) as error:  # of templates: raise_exception, None + text
-        raise Refused(f"messages: the model's chat template refuses them: {error}", "messages") from error
+        raise RequestRefused(
+            f"messages: the model's chat template refuses them: {error}", "messages"
+        ) from error
     return prompt
 
 

@@ -16,7 +16,7 @@ from environments.call import ToolSchema
 from verl_ext.engine.sampling import MOST_TOP, SamplingParams
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is not answered, in OpenAI's terms."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
@@ -54,7 +54,7 @@ class StreamOptions(_Fields):
     include_obfuscation: bool = False
 
 
-class Sampled(_Fields):
+class SamplingFields(_Fields):
     """What both kinds of request say of how answers are sampled, and how they are sent."""
 
     model: str | None = None
@@ -103,7 +103,7 @@ class Sampled(_Fields):
         )
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(SamplingFields):
     """`/v1/completions`: a text, or token ids, to continue."""
 
     prompt: str | list[int]
@@ -184,7 +184,7 @@ class ChatMessage(_Fields):
         return shown | ({"role": "system"} if self.role == "developer" else {})
 
 
-class ChatRequest(Sampled):
+class ChatRequest(SamplingFields):
     """`/v1/chat/completions`: messages, and tools that the model may call."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -211,7 +211,7 @@ class ChatRequest(Sampled):
         return [] if self.tool_choice == "none" else [tool.schema_for_prompt() for tool in self.tools]
 
 
-def refusal(error: ValidationError) -> Refused:
+def refusal(error: ValidationError) -> RequestRefused:
     """The first thing that is wrong with a request, and where."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
@@ -219,4 +219,4 @@ def refusal(error: ValidationError) -> Refused:
     message = first["msg"]
     if first["type"] == "extra_forbidden":
         code, message = "unsupported_parameter", "this server does not know this field"
-    return Refused(f"{place or 'body'}: {message}", place or None, code)
+    return RequestRefused(f"{place or 'body'}: {message}", place or None, code)

@@ -38,7 +38,7 @@ from drzero.ops.bearer import MODEL_KEY, bearer_headers
 from drzero.ops.disconnect import unless_gone
 from environments.call import FORMS
 from verl_ext.engine.api_answers import Job, chat_job, completion_job, error_body
-from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, Refused, refusal
+from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, RequestRefused, refusal
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
@@ -77,15 +77,15 @@ def create_app(
     def check_token(request: Request) -> None:
         sent = request.headers.get("Authorization", "").encode()
         if credentials and not hmac.compare_digest(sent, credentials):
-            raise Refused(_NEEDS_TOKEN, code="invalid_api_key", status=401)
+            raise RequestRefused(_NEEDS_TOKEN, code="invalid_api_key", status=401)
 
     def check_model(asked: str | None) -> None:
         if asked not in (None, model_name):
             message = f"The model {asked!r} does not exist here: this server has {model_name!r}"
-            raise Refused(message, "model", "model_not_found", status=404)
+            raise RequestRefused(message, "model", "model_not_found", status=404)
 
-    @app.exception_handler(Refused)
-    async def refuse(request: Request, refused: Refused) -> Response:
+    @app.exception_handler(RequestRefused)
+    async def refuse(request: Request, refused: RequestRefused) -> Response:
         return _error(refused.status, str(refused), refused.param, refused.code)
 
     @app.exception_handler(EngineFailure)
@@ -107,7 +107,7 @@ def create_app(
         except ValidationError as error:
             raise refusal(error) from error
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise RequestRefused(str(error)) from error
         return Response(status_code=_GONE) if whole is None else JSONResponse(whole)
 
     # From JSON, which also refuses what Python's own parser lets pass: deep nesting, lone surrogates.
@@ -188,7 +188,7 @@ async def _body(request: Request, most: int) -> bytes:
     async for part in request.stream():
         content += part
         if len(content) > most:
-            raise Refused(f"the body is longer than {most} bytes: the prompt cannot fit", status=413)
+            raise RequestRefused(f"the body is longer than {most} bytes: the prompt cannot fit", status=413)
     return bytes(content)
 
 

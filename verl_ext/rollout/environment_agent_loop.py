@@ -20,7 +20,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from environments.registry import find
 from environments.row import Row
 from environments.taskset import Taskset
-from verl_ext.episodes import Limits, Played, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 from verl_ext.method.chat import TURN_END
 from verl_ext.telemetry import waiting
 
@@ -51,7 +51,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         plain = OmegaConf.to_container(OmegaConf.create(dict(options)), resolve=True)
         self._taskset = _taskset(environment, folder, json.dumps(plain, sort_keys=True))
-        self._limits = Limits(
+        self._limits = EpisodeLimits(
             prompt_tokens=self.rollout_config.prompt_length,
             response_tokens=self.rollout_config.response_length,
             tokens_per_turn=max_tokens_per_turn,

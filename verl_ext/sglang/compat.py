@@ -5,7 +5,7 @@
 One version is pinned (constraints-gpu.txt): the one that veRL is made for. Three parts of a run depend on
 SGLang's internals, which move from version to version: veRL's rollout server, the command line that starts
 the solver's server (drzero/stages/services.py), and the requests to that server
-(verl_ext/method/search_agent.py). `NEEDS` lists the names they use. Tests compare it with veRL's and our own
+(verl_ext/clients/search_agent.py). `NEEDS` lists the names they use. Tests compare it with veRL's and our own
 code; `make compat` compares it with the published wheel. An installed SGLang that lacks one is refused.
 """
 
@@ -112,8 +112,8 @@ NEEDS: tuple[Need, ...] = (
     ),
     *_needs("route", SERVER, "/health /health_generate"),
     *_needs("metric", SERVER, "sglang:generation_tokens_total"),
-    # What solver attempts send (verl_ext/method/search_agent.py). They also ask for `return_token_ids`, which
-    # SGLang has from 0.5.17 on; an answer without token ids is encoded again.
+    # What solver attempts send (verl_ext/clients/search_agent.py). They also ask for
+    # `return_token_ids`, which SGLang has from 0.5.17 on; an answer without token ids is encoded again.
     *_needs("route", CLIENT, "/v1/completions"),
     *_needs(
         *("symbol", CLIENT),

@@ -13,17 +13,17 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 from verifiers.v1.clients.client import SESSION_ID_HEADER
 
-from verl_ext.verifiers.session import Refused, Seat, generate_response
+from verl_ext.verifiers.session import Session, TurnRefused, generate_response
 
 _LARGEST_REQUEST = 64 << 20
 """Bytes: a million ids are some 7 MB."""
 
 
 class Endpoint:
-    """The server of one event loop, and the seats that it serves."""
+    """The server of one event loop, and the sessions that it serves."""
 
     def __init__(self) -> None:
-        self.seats: dict[str, Seat] = {}
+        self.sessions: dict[str, Session] = {}
         """By the id of their trace; set from the library's thread, which a dict takes."""
         self.url = ""
 
@@ -44,8 +44,8 @@ class Endpoint:
             await runner.cleanup()
 
     async def _generate(self, request: web.Request) -> web.Response:
-        seat = self.seats.get(request.headers.get(SESSION_ID_HEADER, ""))
-        if seat is None:
+        session = self.sessions.get(request.headers.get(SESSION_ID_HEADER, ""))
+        if session is None:
             return _refusal("no episode of this id is being played", 404)
         try:
             body = await request.json()
@@ -53,12 +53,12 @@ class Endpoint:
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             return _refusal(f"token_ids are needed, a list of numbers: {error}", 400)
         try:
-            return web.json_response(generate_response(await seat.sample(ids)))
-        except Refused as refused:  # as an error of the request: it is not to be tried again
+            return web.json_response(generate_response(await session.sample(ids)))
+        except TurnRefused as refused:  # as an error of the request: it is not to be tried again
             return _refusal(str(refused), 400)
 
     async def _models(self, _: web.Request) -> web.Response:
-        """The client asks for the engine's context length. The limits of an episode are the seat's."""
+        """The client asks for the engine's context length. The limits of an episode are the session's."""
         return web.json_response({"object": "list", "data": []})
 
 

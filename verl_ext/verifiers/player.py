@@ -20,18 +20,18 @@ from environments.row import Row
 from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from environments.verifiers.taskset import VerifiersTaskset
-from verl_ext.episodes import Ended, Limits, Model, Played
-from verl_ext.token_drift import token_drift
+from verl_ext.episodes import Ended, EpisodeLimits, Model, Played
+from verl_ext.method.token_drift import token_drift
 from verl_ext.verifiers.endpoint import endpoint
 from verl_ext.verifiers.host import host_of
 from verl_ext.verifiers.renderer import renderer_config
-from verl_ext.verifiers.session import Asked, Clock, Seat
+from verl_ext.verifiers.session import Asked, Clock, Session
 
 _MODEL = "policy"
 """The model's name towards the library."""
 
 
-async def play(taskset: Taskset, row: Row, model: Model, limits: Limits) -> list[Played]:
+async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
     """Play one episode; the last of what is returned is the branch that its agent ended on."""
     assert isinstance(taskset, VerifiersTaskset)
     return await _Play(taskset, row, model, limits).run()
@@ -40,10 +40,10 @@ async def play(taskset: Taskset, row: Row, model: Model, limits: Limits) -> list
 class _Play:
     """One episode being played."""
 
-    def __init__(self, taskset: VerifiersTaskset, row: Row, model: Model, limits: Limits) -> None:
+    def __init__(self, taskset: VerifiersTaskset, row: Row, model: Model, limits: EpisodeLimits) -> None:
         self._taskset, self._row, self._model, self._limits = taskset, row, model, limits
         self._clock = Clock()
-        self._seats: dict[str, Seat] = {}
+        self._sessions: dict[str, Session] = {}
         self._traces: list[Any] = []
 
     async def run(self) -> list[Played]:
@@ -54,9 +54,9 @@ class _Play:
             fault = self._fault(episode)
         except EnvironmentFault as spoiled:
             fault = str(spoiled)
-        for seat in self._seats.values():
-            if seat.failure is not None:
-                raise seat.failure
+        for session in self._sessions.values():
+            if session.failure is not None:
+                raise session.failure
         branches = [played for trace in self._trained() for played in self._branches(trace)]
         if not branches:
             fault = fault or f"{self._taskset.name}: the model was asked nothing"
@@ -74,17 +74,19 @@ class _Play:
         )
         context = vf.ModelContext(model=_MODEL, client=client, sampling=vf.SamplingConfig())
 
-        def seat_of(trace: Any) -> None:
+        def session_of(trace: Any) -> None:
             """Called in the library's thread, before the agent asks anything."""
             self._traces.append(trace)
-            self._seats[trace.id] = server.seats[trace.id] = Seat(self._model, self._limits, self._clock)
+            self._sessions[trace.id] = server.sessions[trace.id] = Session(
+                self._model, self._limits, self._clock
+            )
 
         try:
             task = self._taskset.task(self._row)
-            return await host.play(task, context, self._clock, self._taskset.timeout_s, seat_of)
+            return await host.play(task, context, self._clock, self._taskset.timeout_s, session_of)
         finally:
             for trace in self._traces:
-                server.seats.pop(trace.id, None)
+                server.sessions.pop(trace.id, None)
 
     def _trained(self) -> list[Any]:
         return [trace for trace in self._traces if trace.agent.trainable]
@@ -92,9 +94,9 @@ class _Play:
     def _fault(self, episode: Any) -> str | None:
         """What has spoiled the episode; None for one that has a score."""
         name, trained = self._taskset.name, self._trained()
-        for seat in self._seats.values():
-            if seat.too_long is not None:
-                return f"{name}: {seat.too_long}"
+        for session in self._sessions.values():
+            if session.too_long is not None:
+                return f"{name}: {session.too_long}"
         for trace in self._traces:
             if trace.is_timeout:
                 return f"{name}: the taskset's own limit of time has passed ({trace.stop_condition})"
@@ -125,19 +127,19 @@ class _Play:
 
     def _branches(self, trace: Any) -> Iterator[Played]:
         """The branches to train on, each with the ids that the model sampled on it."""
-        seat = self._seats[trace.id]
-        left = list(seat.asked)
+        session = self._sessions[trace.id]
+        left = list(session.asked)
         paths = [branch for branch in trace.branches if branch.trainable and any(branch.sampled_mask)]
         for branch in paths:
             ids = branch.token_ids
-            asked = [one for one in seat.asked if ids[: len(one.known)] == one.known]
+            asked = [one for one in session.asked if ids[: len(one.known)] == one.known]
             played = self._played(branch, asked)
             # A question that is shared by several branches is counted once.
             new = [one for one in asked if one in left]
             left = [one for one in left if one not in new]
             played.tokens_in = sum(len(one.prompt_ids) for one in new)
             played.tokens_out = sum(len(one.sampled.ids) for one in new)
-            played.ended = _ended(seat, trace)
+            played.ended = _ended(session, trace)
             if branch is paths[-1] and left:  # sampled, and on no branch
                 played.token_drift = 1
             yield played
@@ -184,8 +186,8 @@ class _Play:
         return Conversation(tuple(opening), tuple(turns))
 
 
-def _ended(seat: Seat, trace: Any) -> Ended:
-    return "turns" if trace.stop_condition == "max_turns" else seat.ended
+def _ended(session: Session, trace: Any) -> Ended:
+    return "turns" if trace.stop_condition == "max_turns" else session.ended
 
 
 def _one_line(errors: Sequence[Any]) -> str:

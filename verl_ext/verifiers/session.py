@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_ext.episodes import Ended, Limits, Model, Sampled
+from verl_ext.episodes import Ended, EpisodeLimits, Model, Sampled
 
 
-class Refused(Exception):
+class TurnRefused(Exception):
     """A request that the model does not answer; the message is for the library, which passes it on."""
 
 
@@ -39,11 +39,11 @@ class Asked:
 
 
 @dataclass
-class Seat:
+class Session:
     """What one agent of the library has asked so far."""
 
     model: Model
-    limits: Limits
+    limits: EpisodeLimits
     clock: Clock
     asked: list[Asked] = field(default_factory=list)
     ended: Ended = "over"
@@ -55,20 +55,20 @@ class Seat:
     _starts: list[tuple[int, list[int]]] = field(default_factory=list)
 
     async def sample(self, prompt_ids: Sequence[int]) -> Sampled:
-        """The next turn after these ids; raises Refused."""
+        """The next turn after these ids; raises TurnRefused."""
         ids = list(prompt_ids)
         start = self._start(ids)
         room = min(self.limits.tokens_per_turn, self.limits.response_tokens - (len(ids) - start))
         if room <= 0:
             self.ended = "tokens"
-            raise Refused(f"maximum context length: no room is left after {len(ids)} tokens")
+            raise TurnRefused(f"maximum context length: no room is left after {len(ids)} tokens")
         self.clock.waiting += 1
         try:
             sampled = await self.model.sample(ids, room)
         # Any error of an engine or server: the player raises it, once the library has ended the episode.
         except Exception as error:
             self.failure = error
-            raise Refused(f"the model failed: {type(error).__name__}") from error
+            raise TurnRefused(f"the model failed: {type(error).__name__}") from error
         finally:
             self.clock.waiting -= 1
             self.clock.since = time.monotonic()
@@ -77,7 +77,7 @@ class Seat:
         return sampled
 
     def _start(self, ids: list[int]) -> int:
-        """Where the conversation's prompt ends, a new one's as well; raises Refused for one too long."""
+        """Where the conversation's prompt ends, a new one's as well; raises TurnRefused for one too long."""
         for start, known in reversed(self._starts):
             if ids[: len(known)] == known:
                 return start
@@ -86,7 +86,7 @@ class Seat:
                 f"the first messages are {len(ids)} tokens, more than "
                 f"data.max_prompt_length={self.limits.prompt_tokens}"
             )
-            raise Refused(f"maximum context length: {self.too_long}")
+            raise TurnRefused(f"maximum context length: {self.too_long}")
         return len(ids)
 
 

@@ -16,8 +16,8 @@ from drzero.ops.bearer import MODEL_KEY
 from drzero.recipe.environment import limits_of
 from environments.row import Row
 from environments.taskset import Taskset
-from verl_ext.environment_agent import EnvironmentAgent, fitting
-from verl_ext.episodes import Limits
+from verl_ext.clients.environment_agent import EnvironmentAgent, fitting
+from verl_ext.episodes import EpisodeLimits
 
 
 class EpisodeFailed(Exception):
@@ -28,7 +28,7 @@ class EnvironmentPlayer:
     """One episode."""
 
     def __init__(
-        self, taskset: Taskset, tokenizer: Any, model: str, limits: Limits, temperature: float
+        self, taskset: Taskset, tokenizer: Any, model: str, limits: EpisodeLimits, temperature: float
     ) -> None:
         self._taskset, self._tokenizer, self._model = taskset, tokenizer, model
         self._limits, self._temperature = limits, temperature

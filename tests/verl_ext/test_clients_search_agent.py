@@ -14,10 +14,10 @@ from conftest import Peer, StartPeer, unused_port
 from transformers import AutoTokenizer
 
 from search.client import SearchUnavailable
+from verl_ext.clients.search_agent import Conversation, SearchAgent
+from verl_ext.clients.served_model import SolverServerError
 from verl_ext.method.chat import render_prompt_ids
-from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
-from verl_ext.method.served_model import SolverServerError
 from verl_ext.method.tool_calls import render_tool_call
 
 PROMPT = [

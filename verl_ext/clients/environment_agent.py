@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from environments.row import Row
 from environments.taskset import Taskset
-from verl_ext.episodes import Limits, Played, Sampled, play_row
-from verl_ext.method.served_model import ServedModel, ServerUnavailable
+from verl_ext.clients.served_model import ServedModel, ServerUnavailable
+from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EnvironmentAgent(ServedModel):
     """Plays episodes of one environment."""
 
     taskset: Taskset
-    limits: Limits
+    limits: EpisodeLimits
 
     async def attempt(self, row: Row) -> EpisodeAttempt:
         """Play one row; raises SolverServerError when the server refuses the request itself."""
@@ -60,7 +60,7 @@ class EnvironmentAgent(ServedModel):
         return Sampled(completion.ids, None, completion.truncated)
 
 
-def fitting(limits: Limits, max_context_tokens: int) -> Limits:
+def fitting(limits: EpisodeLimits, max_context_tokens: int) -> EpisodeLimits:
     """The limits with a response that leaves room for the prompt in the server's context."""
     room = max_context_tokens - limits.prompt_tokens
     return replace(limits, response_tokens=max(1, min(limits.response_tokens, room)))

@@ -6,7 +6,7 @@ call the tool by the same rules and return the same `Trajectory` (a test drives 
 
 It uses any OpenAI-compatible *completions* server, with token ids as the prompt: a chat endpoint would render
 the history again for each turn and change its tokens. Where that does not matter, because nobody trains on
-the tokens, `endpoint` is one (`verl_ext.method.chat_endpoint`).
+the tokens, `endpoint` is one (`verl_ext.clients.chat_endpoint`).
 
     agent = SearchAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
     conversation = await agent.converse(messages)
@@ -23,12 +23,12 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
 from search.client import SearchRefused, SearchUnavailable
+from verl_ext.clients.chat_endpoint import ChatDialogue, ChatEndpoint, ConversationRefused, Reply
+from verl_ext.clients.served_model import ServedModel, ServerUnavailable
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
-from verl_ext.method.chat_endpoint import ChatDialogue, ChatEndpoint, Refused, Reply
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, Message
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
-from verl_ext.method.served_model import ServedModel, ServerUnavailable
 from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.telemetry import waiting
@@ -101,7 +101,7 @@ class SearchAgent(ServedModel):
                 failure = f"the conversation did not end within {self.deadline_s:g} s"
             except ServerUnavailable as error:
                 failure = f"the solver server at {self.completions_url} failed: {error}"
-            except Refused as error:
+            except ConversationRefused as error:
                 failure = str(error)
             latency_s = time.monotonic() - started
         trajectory = Trajectory(tuple(progress.turns))

@@ -11,9 +11,9 @@ from scripted_endpoint import KEY as SCRIPTED_KEY
 from scripted_endpoint import MODEL, scripted_endpoint
 
 from drzero.ops.bearer import MODEL_KEY
-from verl_ext.method.chat_endpoint import ChatEndpoint, SolverServerError
+from verl_ext.clients.chat_endpoint import ChatEndpoint, SolverServerError
+from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call
 
 ANSWER = "<think>So.</think>\n<answer>Kestmoor</answer>"

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.answers import exact_match
 from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity
 from verl_ext.method.format_score import hop_fault
 from verl_ext.method.open_book import open_book_fault
-from verl_ext.method.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.trajectory import Trajectory
 
 Read = Callable[[str, str, Trajectory], Awaitable[SolverAttempt]]

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
-from verl_ext.method.search_agent import Conversation, SearchAgent
 from verl_ext.method.solver_reward import solver_answer
 
 

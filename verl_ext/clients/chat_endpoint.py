@@ -31,8 +31,8 @@ from tenacity import (
 )
 
 from drzero.ops.bearer import bearer_headers, without_token
+from verl_ext.clients.served_model import NOT_LET_IN, ServerUnavailable, SolverServerError, not_let_in
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
-from verl_ext.method.served_model import NOT_LET_IN, ServerUnavailable, SolverServerError, not_let_in
 from verl_ext.method.tool_calls import parse_call, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.telemetry import waiting
@@ -48,7 +48,7 @@ _SHOWN = 300
 """Characters of a server's own words in a message."""
 
 
-class Refused(Exception):
+class ConversationRefused(Exception):
     """The server refuses this conversation; others may go on."""
 
 
@@ -113,7 +113,10 @@ class ChatEndpoint:
         return ChatDialogue(self, [dict(message) for message in messages], **sampling)
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request; ServerUnavailable after the last retry, Refused, or SolverServerError."""
+        """The answer to a request.
+
+        Raises ServerUnavailable after the last retry, ConversationRefused and SolverServerError at once.
+        """
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(ServerUnavailable),
             stop=stop_after_attempt(self.retries + 1),
@@ -157,7 +160,7 @@ class ChatEndpoint:
                 f"{self.url} did not answer as an OpenAI chat-completions endpoint: {self._words(response)}"
             ) from error
         if finish_reason == "content_filter":
-            raise Refused("the endpoint's filter cut the answer off")
+            raise ConversationRefused("the endpoint's filter cut the answer off")
         if finish_reason not in ("stop", "length", "tool_calls"):  # such as an aborted request's
             raise ServerUnavailable(f"the completion ended with {finish_reason!r}")
         self._answered = True
@@ -179,7 +182,7 @@ class ChatEndpoint:
                 "(endpoint_model=) and the address (endpoint=)"
             )
         if self._answered and status in _ABOUT_THE_REQUEST:
-            return Refused(f"the endpoint refuses the conversation ({http})")
+            return ConversationRefused(f"the endpoint refuses the conversation ({http})")
         return SolverServerError(
             f"{self.url} refused a request for {self.model!r} ({http}): check the address, the model, and "
             "whether it takes tools"
@@ -226,7 +229,7 @@ class ChatDialogue:
     async def reply(self, seed: int | None) -> Reply | None:
         """The next turn; None if no token is left for one.
 
-        Raises ServerUnavailable, Refused or SolverServerError.
+        Raises ServerUnavailable, ConversationRefused or SolverServerError.
         """
         room = min(self.max_tokens_per_turn, self.max_context_tokens - self._used)
         if room <= 0:
