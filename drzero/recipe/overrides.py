@@ -36,6 +36,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
 from drzero.ops.errors import UserError
+from drzero.recipe.settings import register as _registered  # noqa: F401, config/ composes with its defaults
 from drzero.recipe.settings import verl
 from drzero.recipe.settings.schema import Schema, all_keys
 
