@@ -56,11 +56,6 @@ class ObservedBuffer:
         self._buffer = buffer
         self._counters = counters
 
-    @property
-    def uncounted(self) -> Any:
-        """veRL's own buffer, whose calls are not counted."""
-        return self._buffer
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._buffer, name)
 

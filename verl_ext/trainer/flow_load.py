@@ -5,19 +5,15 @@
 Real are TransferQueue and the run's own trainer class, with its replay buffer, warm-up, refills and staleness
 limit. Simulated are the prompts, the rollouts (workers sleep and write random tokens, by the protocol of
 veRL's agent loop workers) and the update (the trainer sleeps). `flow_test.provoke` names a fault to inject.
-Before that, rows as large as the declared run's are written and taken at full speed
-(`verl_ext.trainer.flow_speed`).
 """
 
 import asyncio
 import itertools
-import json
 import random
 import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -31,9 +27,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.utils import tensordict_utils as tu
 
-from drzero.ops.files import atomic_write
 from verl_ext.telemetry import waiting
-from verl_ext.trainer.flow_speed import SPEED_FILE, FullSpeed, Load, made_row
 
 FAULTS = ("none", "stopped-producer", "slow-consumer", "overflow", "stale", "lost")
 
@@ -48,36 +42,10 @@ class LoadWorker:
         self._random = random.Random(settings["worker"])
         self._fault_at = float("inf")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._put_s: list[float] = []
 
     async def begin(self, fault_at: float) -> None:
         """Inject the fault from the given Unix time on."""
         self._fault_at = fault_at
-
-    async def write(self, uids: list[str], load: Load) -> tuple[float, float, list[float]]:
-        """Write these groups as fast as it can; returns when it began and ended, and the seconds of each put.
-
-        The protocol is that of a rollout: the group's tag, a put for each row, and the tag again.
-        """
-        began, self._put_s = time.time(), []
-        row = made_row(load)
-
-        async def group(uid: str) -> None:
-            await tq.async_kv_put(key=uid, partition_id=load.partition, tag={"status": "running"})
-            keys = [f"{uid}_{session}_0" for session in range(load.rollouts)]
-            await asyncio.gather(*(self._put(key, load.partition, row, {"global_steps": 1}) for key in keys))
-            await tq.async_kv_put(key=uid, partition_id=load.partition, tag={"status": "finished"})
-
-        await asyncio.gather(*map(group, uids))
-        return began, time.time(), self._put_s
-
-    async def _put(self, key: str, partition: str, row: TensorDict, tag: dict[str, Any]) -> None:
-        async with self._slots:
-            began = time.monotonic()
-            await tq.async_kv_batch_put(
-                keys=[key], fields=row, tags=[{"status": "success", **tag}], partition_id=partition
-            )
-            self._put_s.append(time.monotonic() - began)
 
     async def generate_sequences(self, uids: list[str], step: int) -> None:
         """Start these groups without waiting for them."""
@@ -137,13 +105,6 @@ class LoadManager:
     def begin(self, fault_at: float) -> None:
         """Set when the fault begins; returns when every worker is up."""
         ray.get([worker.begin.remote(fault_at) for worker in self._workers])
-
-    def write(self, uids: list[str], load: Load) -> list[Any]:
-        """Have these groups written at full speed; returns what `ray.get` waits for, one a worker."""
-        return [
-            worker.write.remote(uids[number :: len(self._workers)], load)
-            for number, worker in enumerate(self._workers)
-        ]
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Dispatch a batch without waiting for its rollouts."""
@@ -230,10 +191,6 @@ def main(config: DictConfig) -> None:
         kind = get_trainer_cls(config.trainer.v1.trainer_mode)
         trainer: Any = type("LoadTrainer", (LoadMixin, kind), {})(config)
         trainer.set_up(settings)
-        if config.get("full_speed"):
-            buffer = trainer.replay_buffer.uncounted  # its rows are none of the run's
-            speed = FullSpeed(Load(**config.full_speed), trainer.agent_loop_manager, buffer)
-            atomic_write(Path(config.run.dir) / SPEED_FILE, json.dumps(speed.run(test.speed_s)))
         trainer.run(test.seconds)
     finally:
         tq.close()

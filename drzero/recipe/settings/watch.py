@@ -88,12 +88,8 @@ class FlowTest:
 
     stage: str = key(
         "solver",
-        "The stage whose run is declared by the same overrides: its batch, lengths and estimated step say "
-        "how fast the queues must be.",
+        "The stage the overrides are for. Its batch and estimated step say how fast samples must flow.",
         choices=("challenger", "solver", "train"),
-    )
-    speed_s: Number = key(
-        5, "How long rows are written and taken at full speed before that; 0 leaves it out.", low=0
     )
     seconds: Number = key(30, "How long samples are pushed through.", above=0)
     provoke: str = key(
