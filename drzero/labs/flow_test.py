@@ -22,6 +22,7 @@ from omegaconf import DictConfig, open_dict
 from drzero.ops.console import say, set_verbose
 from drzero.ops.errors import RunFailed
 from drzero.ops.flow.monitor import FLOW_FILE, FlowMonitor, line
+from drzero.ops.notices import Level
 from drzero.ops.process.child import ChildError, Command
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
@@ -77,7 +78,7 @@ def flow_test(arguments: Sequence[str]) -> None:
     if needed is None:
         say("flow", f"no step time is known for the {stage} run, so its need cannot be estimated")
         return
-    level = "info" if accepted >= needed else "warning"
+    level: Level = "info" if accepted >= needed else "warning"
     say("flow", f"{accepted:.3g} samples/s were trained on; the {stage} run needs {needed:.3g}", level)
 
 

@@ -57,7 +57,6 @@ RENAMED: dict[str, tuple[str, str]] = {
         )
         for place in ("actor_rollout_ref.rollout", "actor_rollout_ref.ref")
     },
-    "flow_test.speed_s": ("flow_test.seconds", "the flow-test has one phase, and compares its own rate"),
     "actor_rollout_ref.rollout.multi_turn.max_turns": (
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
         "veRL caps assistant turns and user turns apart",
