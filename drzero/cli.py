@@ -33,7 +33,6 @@ swaps a group (model, hardware, mode, compute). With DRZERO_STOP_AT (Unix second
 time, with exit code 75; the same command resumes it (docs/stopping.md).
 """
 
-import difflib
 import errno
 import os
 import sys
@@ -47,6 +46,7 @@ from typing import Any
 from drzero.ops.bearer import MODEL_KEY
 from drzero.ops.console import leave_stdout, set_verbose
 from drzero.ops.errors import OutOfTime, RunFailed, UserError
+from drzero.ops.text import did_you_mean
 
 # The disk is full, over quota or read-only: not a bug, so no traceback.
 _STORAGE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -179,9 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, words = arguments[0], arguments[1:]
     command = COMMANDS.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        print(f"drzero: no command {name!r}: {hint}commands are {', '.join(COMMANDS)}", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS)
+        print(f"drzero: no command {name!r}{hint}. Commands: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     if {"-h", "--help"} & set(words):
         _show(command.help())

@@ -9,7 +9,6 @@ declare the entry point group `drzero.environments`, and, where the package `ver
 its tasksets. What is found is a module with a function `load(**options)` that returns a `Taskset`.
 """
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from drzero.ops.text import did_you_mean
 from environments.fault import EnvironmentUnusable, one_line
 from environments.taskset import Taskset
 
@@ -146,11 +146,10 @@ def family_names(family: str) -> list[str]:
 
 def _unknown(name: str, folder: str | Path | None) -> EnvironmentUnusable:
     known = names(folder)
-    near = difflib.get_close_matches(canonical(name), known, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else "."
+    meant = did_you_mean(canonical(name), known)
     place = f" (and {folder}, for your own)" if folder else ""
     return EnvironmentUnusable(
-        f"there is no environment {name!r}{meant} There are: {', '.join(known)}{place}. "
+        f"there is no environment {name!r}{meant}. There are: {', '.join(known)}{place}. "
         "docs/environments.md says how to write one"
     )
 

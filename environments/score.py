@@ -1,9 +1,10 @@
 """The score of an episode: its reward, the parts that it is made of, and whether the task is solved."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from drzero.ops.text import is_number
 
 
 @dataclass(frozen=True)
@@ -22,25 +23,16 @@ def score_fault(score: Any) -> str | None:
     """What is wrong with what an environment gave as a score; None if nothing is."""
     if not isinstance(score, Score):
         return f"a score is of the class Score, not {_shown(score)}"
-    if not _is_number(score.reward):
+    if not is_number(score.reward):
         return f"a reward is a finite number, not {_shown(score.reward)}"
     if not isinstance(score.success, bool):
         return f"success is true or false, not {_shown(score.success)}"
     if not isinstance(score.parts, Mapping):
         return f"parts are a mapping from names to numbers, not {_shown(score.parts)}"
     for name, value in score.parts.items():
-        if not isinstance(name, str) or not _is_number(value):
+        if not isinstance(name, str) or not is_number(value):
             return f"the part {name!r} of a reward is a finite number, not {_shown(value)}"
     return None
-
-
-def _is_number(value: Any) -> bool:
-    if not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
-        return False
 
 
 def _shown(value: Any) -> str:

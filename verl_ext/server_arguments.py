@@ -7,7 +7,6 @@
 it, and `make compat` compares it with the published wheel. The reference engine's are here.
 """
 
-import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from drzero.ops.text import did_you_mean
 from environments.call import FORMS
 
 TABLE = Path(__file__).parent / "sglang" / "server_arguments.yaml"
@@ -65,8 +65,7 @@ class Argument:
             return f"is {value!r}, not a list"
         for one in value if self.many else [value]:
             if self.choices and one not in self.choices:
-                near = difflib.get_close_matches(str(one), map(str, self.choices), n=1)
-                meant = f"; did you mean {near[0]!r}?" if near else ""
+                meant = did_you_mean(str(one), map(str, self.choices))
                 return f"is {one!r}, not one of {', '.join(map(str, self.choices))}{meant}"
             is_truth = isinstance(one, bool) and bool not in _TYPES[self.kind]
             if is_truth or not isinstance(one, _TYPES[self.kind]):

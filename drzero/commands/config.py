@@ -8,7 +8,6 @@
 veRL's keys are not listed: its own YAML files explain them.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from drzero.ops.errors import UserError
 from drzero.ops.files import atomic_write
+from drzero.ops.text import nearest, suggest
 from drzero.recipe.compose import CONFIG_DIR
 from drzero.recipe.settings import verl
 from drzero.recipe.settings.key import Key, as_yaml
@@ -55,8 +55,7 @@ def run_config(arguments: Sequence[str]) -> None:
     found = [rows[name] for name in rows if not wanted or f"{name}.".startswith(f"{wanted}.")]
     if not found:
         same = [name for name in rows if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
-        near = same or difflib.get_close_matches(wanted, [*rows, *group_docs()], n=2)
-        hint = f": did you mean {' or '.join(near)}?" if near else ""
+        hint = suggest(same or nearest(wanted, [*rows, *group_docs()], n=2))
         raise NoSuchKey(f"no key or group of ours is named {wanted!r}{hint}")
     if len(found) == 1:
         for name, text in _facts(*found[0]):

@@ -8,7 +8,6 @@ files. So the launcher runs fetch-models on a CPU before it requests GPUs. Model
 entries are skipped; the hub's own client resumes an interrupted download.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from drzero.loop.plan import compose_loop, plan_loop
 from drzero.ops.console import say
+from drzero.ops.text import did_you_mean
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.model_shape import load_shape
@@ -47,9 +47,8 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
     wanted: dict[str, str] = {}
     stage = named.replace("-", "_")
     if stage.replace("_", "-") not in STAGE_NAMES:
-        near = difflib.get_close_matches(named, STAGE_NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise CheckError(f"there is no stage {named!r}: {hint}stages are {', '.join(STAGE_NAMES)}")
+        hint = did_you_mean(named, STAGE_NAMES)
+        raise CheckError(f"there is no stage {named!r}{hint}. Stages: {', '.join(STAGE_NAMES)}")
     runs = [(stage, overrides)]
     if stage == "evolve":
         runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(overrides))]

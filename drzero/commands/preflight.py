@@ -8,10 +8,10 @@ Prints the findings, the memory ledger and the estimate of time and cost; exits 
 (docs/preflight.md).
 """
 
-import difflib
 from collections.abc import Sequence
 
 from drzero.loop.preflight import preflight_stage
+from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
 from drzero.preflight.report import as_json, print_reports
 from drzero.preflight.run import STAGE_NAMES
@@ -24,9 +24,9 @@ def run_preflight(arguments: Sequence[str]) -> int:
     """
     words = [word for word in arguments if word != "--json"]
     if not words or words[0] not in STAGE_NAMES:
-        near = difflib.get_close_matches(words[0], STAGE_NAMES, n=1) if words else []
-        why = f"there is no stage {words[0]!r}" if words else "preflight checks one stage"
-        why += f", did you mean {near[0]!r}?" if near else ""
+        why = "preflight checks one stage"
+        if words:
+            why = f"there is no stage {words[0]!r}{did_you_mean(words[0], STAGE_NAMES)}"
         raise refusal("stage", why, f"choose one of {', '.join(STAGE_NAMES)}")
     reports = preflight_stage(words[0], words[1:])
     if "--json" in arguments:

@@ -15,7 +15,6 @@ and buffer (`drzero.labs.check_trainer`); this is also for the stage train, in a
 """
 
 import asyncio
-import difflib
 import json
 import time
 from collections.abc import Awaitable, Collection, Sequence
@@ -32,6 +31,7 @@ from drzero.labs.trial import prepared, stage_services
 from drzero.ops.errors import RunFailed
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import AnySpec, ServiceGroup
+from drzero.ops.text import did_you_mean
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import compose_stage, retrieval_url
 from drzero.recipe.errors import CheckError
@@ -167,8 +167,7 @@ def split_stage(arguments: Sequence[str], stages: Collection[str] = STAGES) -> t
     stage = names[0] if names else "challenger"
     overrides = [word for word in arguments if word not in names[:1]]
     if stage not in stages:
-        near = difflib.get_close_matches(stage, stages, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(stage, stages)
         known = ", ".join(stages)
         raise CheckError(f"check-services knows the services of {known}, not of {stage!r}{hint}")
     return stage, overrides

@@ -37,6 +37,7 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.logs import EVENTS_FILE, EventLog
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import ending
+from drzero.ops.text import is_loopback
 from drzero.preflight.inputs import question_fields
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import write_resolved

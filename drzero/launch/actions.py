@@ -8,7 +8,8 @@ machine is a default; `--config-path`, `--gpu-type` and `--gpu-count` replace it
 
 from dataclasses import dataclass
 
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
+from drzero.ops.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,6 @@ def find_action(name: str) -> Action:
     """The action of that name; raises LaunchError that names the nearest."""
     if name not in ACTIONS:
         raise LaunchError(
-            f"--action {name}: no such action: {nearest(name, ACTIONS)}Actions: {', '.join(ACTIONS)}"
+            f"--action {name}: no such action{did_you_mean(name, ACTIONS)}. Actions: {', '.join(ACTIONS)}"
         )
     return ACTIONS[name]

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from drzero.launch.actions import ACTIONS, find_action
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
+from drzero.ops.text import did_you_mean
 
 FUNCTIONS = {"train": "", "evaluate": "evaluate", "train_with_config": ""}
 """App functions, and the action that each launches without `--stage`; empty: what the environment trains."""
@@ -86,7 +87,7 @@ def parse(words: Sequence[str]) -> Words:
         if word.startswith("-"):
             flags = [flag for action in parser._actions for flag in action.option_strings]
             name = word.partition("=")[0]
-            raise LaunchError(f"{name}: no such flag: {nearest(name, flags)}Flags: {', '.join(flags)}")
+            raise LaunchError(f"{name}: no such flag{did_you_mean(name, flags)}. Flags: {', '.join(flags)}")
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
     parsed = Words(**vars(values), overrides=overrides, places=[w for w in rest if w not in overrides])
     _check(parsed)
@@ -182,7 +183,8 @@ def _check(words: Words) -> None:
         if value is not None and value < least:
             raise LaunchError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
     if words.places and not action.of_stage and action.name not in _TAKES_PLACES:
-        names = nearest(words.places[0], ACTIONS)
+        place = words.places[0]
         raise LaunchError(
-            f"{words.places[0]!r}: {action.name} takes flags and overrides (key=value) only. {names}"
+            f"{place!r}: {action.name} takes only flags and overrides (key=value)"
+            f"{did_you_mean(place, ACTIONS)}"
         )

@@ -19,8 +19,9 @@ from typing import Any
 
 import yaml
 
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
 from drzero.launch.image.pins import NEWER_CUDA, SGLANG_IMAGE
+from drzero.ops.text import did_you_mean
 from drzero.recipe.rates import GPUS, usd_per_hour
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
@@ -65,9 +66,8 @@ class Compute:
         """The same machine with some values changed; raises LaunchError for what Modal does not offer."""
         unknown = [key for key in values if key not in _KEYS]
         if unknown:
-            raise LaunchError(
-                f"compute.{unknown[0]}: no such key: {nearest(unknown[0], _KEYS)}Keys: {', '.join(_KEYS)}"
-            )
+            near = did_you_mean(unknown[0], _KEYS)
+            raise LaunchError(f"compute.{unknown[0]}: no such key{near}. Keys: {', '.join(_KEYS)}")
         return _checked(dataclasses.replace(self, **values))
 
     def modal_options(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def compute_names() -> list[str]:
 def load_compute(name: str) -> Compute:
     """`config/compute/NAME.yaml`; raises LaunchError for a name without a file."""
     if name not in (known := compute_names()):
-        raise LaunchError(f"compute={name}: no such machine: {nearest(name, known)}{', '.join(known)}")
+        raise LaunchError(f"compute={name}: no such machine{did_you_mean(name, known)}. {', '.join(known)}")
     values = yaml.safe_load((CONFIG / "compute" / f"{name}.yaml").read_text(encoding="utf-8"))["compute"]
     wanted = {key: values[key] for key in (*_KEYS, "hardware")}
     return _checked(Compute(name=name, **wanted))
@@ -162,7 +162,7 @@ def _known_type(name: str) -> str:
     by_name = {known.lower(): known for known in GPUS}
     if name.lower() not in by_name:
         raise LaunchError(
-            f"unknown GPU type {name!r}: {nearest(name.upper(), GPUS)}Types: {', '.join(GPUS)}; "
+            f"unknown GPU type {name!r}{did_you_mean(name.upper(), GPUS)}. Types: {', '.join(GPUS)}; "
             "or add it to drzero/recipe/rates.py"
         )
     return by_name[name.lower()]

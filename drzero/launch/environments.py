@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from drzero.launch.compute import CONFIG
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
+from drzero.ops.text import did_you_mean
 from environments import registry
 from environments.registry import canonical
 
@@ -52,7 +53,7 @@ def check_environment(name: str, *, installs: Iterable[str] = ()) -> str:
     if list(installs) or (inner and family in registry.FAMILIES):
         return wanted
     raise LaunchError(
-        f"--env {name}: no such environment: {nearest(wanted, [*corpora(), *known])}Corpora to search: "
+        f"--env {name}: no such environment{did_you_mean(wanted, [*corpora(), *known])}. Corpora to search: "
         f"{', '.join(corpora())}. Environments: {', '.join(dict.fromkeys(known.values()))}. Your own go into "
         "environments/NAME/ of the checkout, or into a package in the run file's image.pip"
     )

@@ -18,7 +18,8 @@ import yaml
 from drzero.launch import environments
 from drzero.launch.compute import CONFIG
 from drzero.launch.environments import check_environment
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
+from drzero.ops.text import did_you_mean
 
 FILE = Path(__file__).with_suffix(".yaml")
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
@@ -47,13 +48,13 @@ def check_keys(overrides: Sequence[str], installs: Sequence[str] = ()) -> None:
             # A model may also be a hub id or a folder.
             if value and value not in known and not (key == "model" and "/" in value):
                 raise LaunchError(
-                    f"{word}: no such {key}: {nearest(value, known)}Options: {', '.join(known)}"
+                    f"{word}: no such {key}{did_you_mean(value, known)}. Options: {', '.join(known)}"
                 )
             continue
         tree = tree or yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
         if not _is_in(tree, key):
-            near = nearest(key, _dotted(tree))
-            raise LaunchError(f"{word}: there is no key {key!r}: {near}To add one on purpose, write +{word}")
+            near = did_you_mean(key, _dotted(tree))
+            raise LaunchError(f"{word}: there is no key {key!r}{near}. To add one on purpose, write +{word}")
 
 
 def _parts(word: str) -> tuple[str, str, str]:
@@ -64,7 +65,7 @@ def _parts(word: str) -> tuple[str, str, str]:
     first, _, rest = key.partition(".")
     stage, _, of_stage = rest.partition(".")
     if first == "stages" and stage not in STAGES:
-        raise LaunchError(f"{word}: no such stage: {nearest(stage, STAGES)}Stages: {', '.join(STAGES)}")
+        raise LaunchError(f"{word}: no such stage{did_you_mean(stage, STAGES)}. Stages: {', '.join(STAGES)}")
     if first == "stages" and of_stage:
         return _parts(f"{of_stage}={value}") if not sign else (sign, of_stage, value)
     return sign, key, value

@@ -23,7 +23,7 @@ from drzero.launch.arguments import Words
 from drzero.launch.compute import CONFIG, Compute, for_gpus, load_compute
 from drzero.launch.default_machine import billions_of, default_machine
 from drzero.launch.environments import check_environment, is_task
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ROOT, SOURCE
 from drzero.launch.image.pins import flash_attn_wheel
 from drzero.launch.known_keys import check_keys
@@ -35,6 +35,7 @@ from drzero.launch.runfile import (
     read_environment,
     read_runfile,
 )
+from drzero.ops.text import did_you_mean
 
 WITH_TRAINER = "--with-trainer"
 """The switch of `drzero check-services`."""
@@ -323,7 +324,7 @@ def _stage(action: Action, words: Words) -> str:
         known = ["challenger", "solver", *(["train"] if words.with_trainer else [])]
     if stage not in known:
         raise LaunchError(
-            f"{action.name} {stage}: no such stage: {nearest(stage, known)}Stages: {', '.join(known)}"
+            f"{action.name} {stage}: no such stage{did_you_mean(stage, known)}. Stages: {', '.join(known)}"
         )
     return stage
 

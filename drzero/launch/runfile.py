@@ -38,8 +38,9 @@ import yaml
 
 from drzero.launch.compute import CONFIG, Compute, load_compute
 from drzero.launch.environments import is_task
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
 from drzero.launch.verifiers_guide_format import is_guides, translate
+from drzero.ops.text import did_you_mean
 from environments.registry import canonical
 
 
@@ -105,8 +106,8 @@ def read_runfile(path: str | None) -> RunFile:
         values = translate(values, path)
     for key, value in values.items():
         if key not in _TYPES:
-            hint = nearest(str(key), _TYPES)
-            raise LaunchError(f"{path}: {key}: no such key: {hint}Keys: {', '.join(_TYPES)}")
+            hint = did_you_mean(str(key), _TYPES)
+            raise LaunchError(f"{path}: {key}: no such key{hint}. Keys: {', '.join(_TYPES)}")
         if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
             names = " or ".join(kind.__name__ for kind in _TYPES[key])
             raise LaunchError(f"{path}: {key}: {value!r} is not {names}")
@@ -138,7 +139,7 @@ def check_option(group: str, name: str) -> str:
     """The option of that name; raises LaunchError that names the nearest."""
     known = sorted(file.stem for file in (CONFIG / group).glob("*.yaml"))
     if name not in known:
-        raise LaunchError(f"--{group} {name}: no such {group}: {nearest(name, known)}{', '.join(known)}")
+        raise LaunchError(f"--{group} {name}: no such {group}{did_you_mean(name, known)}. {', '.join(known)}")
     return name
 
 

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from drzero.launch.errors import LaunchError, nearest
+from drzero.launch.errors import LaunchError
+from drzero.ops.text import did_you_mean
 
 SECTIONS = ("modal", "model", "training", "vllm", "wandb")
 PROMPT_TOKENS = 1024
@@ -137,7 +138,7 @@ def _judged(name: str, value: Any, path: str) -> tuple[Key, Any]:
     key = _BY_NAME.get(name)
     if key is None:
         known = ", ".join(_BY_NAME)
-        raise LaunchError(f"{path}: {name}: no such key: {nearest(name, _BY_NAME)}Keys: {known}")
+        raise LaunchError(f"{path}: {name}: no such key{did_you_mean(name, _BY_NAME)}. Keys: {known}")
     if float in key.kinds and isinstance(value, str):
         # YAML takes 3e-6, which has no dot, for text.
         with suppress(ValueError):

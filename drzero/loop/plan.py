@@ -4,7 +4,6 @@ Iteration 0 is the evaluation of the base model; each further one is challenger 
 → evaluate. The paths that a stage reads follow from `iteration` in its own config, so the plan has no paths.
 """
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from drzero.ops.text import did_you_mean
 from drzero.recipe.compose import CONFIG_DIR, compose_plain
 from drzero.recipe.overrides import OverrideError, check_overrides, key_of
 from drzero.recipe.settings.schema import schema_of
@@ -65,10 +65,9 @@ def compose_loop(arguments: Sequence[str]) -> DictConfig:
     chosen = [(stage, argument) for argument in of_all for stage in STAGES]
     for match in of_stages:
         if match["stage"] not in STAGES:
-            near = difflib.get_close_matches(match["stage"], STAGES, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(match["stage"], STAGES)
             raise OverrideError(
-                f"{match[0]!r}: there is no stage {match['stage']!r}: {hint}stages are {', '.join(STAGES)}"
+                f"{match[0]!r}: there is no stage {match['stage']!r}{hint}. Stages: {', '.join(STAGES)}"
             )
         chosen.append((match["stage"], match["sign"] + match["rest"]))
     for stage, override in chosen:

@@ -4,7 +4,6 @@ Every removal is recorded before it starts and completed at the next start if it
 half-removed folder nor a record of a missing one remains.
 """
 
-import difflib
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from drzero.loop.identity import changed_keys, identity, input_identities, same_
 from drzero.loop.manifest import LoopChanged, Manifest, StageEntry
 from drzero.loop.plan import StageRun
 from drzero.ops.console import say
+from drzero.ops.text import did_you_mean
 from verl_ext.checkpoints import saved_step
 
 Configs = dict[str, DictConfig]
@@ -126,9 +126,8 @@ def stages_from(name: str, plan: Sequence[StageRun], manifest: Manifest) -> list
     """
     names = [run.name for run in plan]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise LoopChanged(f"--from {name}: {hint}the stages of this loop are {', '.join(names)}")
+        hint = did_you_mean(name, names)
+        raise LoopChanged(f"--from {name}: no such stage{hint}. Stages of this loop: {', '.join(names)}")
     start = names.index(name)
     again = [plan[start]] if plan[start].stage == "evaluate" else list(plan[start:])
     for run in again:

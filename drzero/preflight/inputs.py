@@ -16,6 +16,7 @@ from data.gates import GateSettings
 from data.parquet_io import read_parquet
 from data.question_rows import FieldNames
 from drzero.ops.bearer import MODEL_KEY, bearer_of
+from drzero.ops.text import is_loopback
 from drzero.preflight.context import CheckContext
 from drzero.preflight.environment import writable_place
 from drzero.preflight.finding import Finding, error, refusal, warning
@@ -23,7 +24,6 @@ from drzero.recipe.indices import index_of
 from search.sources.corpus import is_there
 from search.sources.files import KINDS
 from verl_ext.checkpoints import saved_step
-from verl_ext.clients.chat_endpoint import is_loopback
 from verl_ext.method.passages import defuse
 
 _SAMPLED = 50

@@ -1,12 +1,12 @@
 """The machine that a config declares, which preflight checks against wherever it runs itself."""
 
-import difflib
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
 from drzero.ops.resources.cgroup import memory_limit
 from drzero.ops.resources.gpu import gpus_here
+from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
 from drzero.recipe.rates import GPUS, GpuType, usd_per_hour
 
@@ -65,6 +65,5 @@ def known_gpu(key: str, name: str | None) -> GpuType | None:
     for known, gpu in GPUS.items():
         if known.lower() == str(name).lower():
             return gpu
-    near = difflib.get_close_matches(str(name).upper(), GPUS, n=1, cutoff=0.4)
-    why = f"no GPU {name!r} is known" + (f", did you mean {near[0]!r}?" if near else "")
+    why = f"no GPU {name!r} is known{did_you_mean(str(name).upper(), GPUS)}"
     raise refusal(key, why, f"choose one of {', '.join(GPUS)}, or add it to drzero/recipe/rates.py")

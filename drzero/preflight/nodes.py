@@ -15,10 +15,11 @@ from omegaconf import DictConfig
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.cluster.cluster import Cluster, Node, ask_cluster
 from drzero.ops.cluster.on_node import facts
+from drzero.ops.text import is_loopback
 from drzero.preflight.context import CheckContext
 from drzero.preflight.environment import writable_place
 from drzero.preflight.finding import Finding, error, note, warning
-from drzero.recipe.compose import CPUS_A_GPU, cpus_reserved, is_loopback, process_env
+from drzero.recipe.compose import CPUS_A_GPU, cpus_reserved, process_env
 from search.wire import TOKEN_VARIABLE
 
 ADDRESS = "machine.ray_address"

@@ -14,12 +14,11 @@ spans 1 + w versions of the policy, which `trainer.v1.sampler.max_off_policy_thr
 
 import math
 from collections.abc import Iterator
-from numbers import Real
-from typing import Any
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
+from drzero.ops.text import is_number
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, warning
 
@@ -41,7 +40,7 @@ def batches_ahead(config: DictConfig) -> float:
     """Batches requested before the first one is trained on; 0 in a synchronous mode, and below 0."""
     mode = async_mode(config)
     ahead = config.trainer.v1[mode].num_warmup_batches if mode else 0
-    return max(float(ahead), 0.0) if _is_number(ahead) else 0.0
+    return max(float(ahead), 0.0) if is_number(ahead) else 0.0
 
 
 def check_limits(ctx: CheckContext) -> Iterator[Finding]:
@@ -62,7 +61,7 @@ def check_limits(ctx: CheckContext) -> Iterator[Finding]:
             yield error(_GEN, why, f"choose a divisor of {batch}, or null")
         return
     ahead = config.trainer.v1[mode].num_warmup_batches
-    if not _is_number(ahead):
+    if isinstance(ahead, bool) or not is_number(ahead):
         key = f"trainer.v1.{mode}.num_warmup_batches"
         yield error(key, f"is {ahead!r}, not a number of batches", f"write {key}=1")
     elif limit is not None:
@@ -144,7 +143,3 @@ def _rows_in_validation(config: DictConfig) -> tuple[int, str]:
     ahead = math.floor(batches_ahead(config) * batch) * (rollout.n + 1)
     sum_ = f"{batch} prompts × {rollout.n} rollouts of the step and {held_out} of the validation"
     return batch * rollout.n + held_out + ahead, f"{sum_}, {ahead} requested ahead" if ahead else sum_
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -4,10 +4,10 @@ They are judged by the pinned engine's own table (`verl_ext.server_arguments`): 
 argument, its kind and its choices. What a key of the recipe's or of veRL's sets is refused, with that key.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from drzero.ops.text import nearest
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error
 from verl_ext.server_arguments import REFERENCE_ROLLOUT, REFERENCE_SERVER, Argument, sglang_arguments
@@ -87,7 +87,7 @@ def _judged(
 
 def _unknown(name: str, known: Mapping[str, Argument], engine: str) -> tuple[str, str]:
     near = _OF_VLLM.get(name) if _OF_VLLM.get(name) in known else None
-    near = near or next(iter(difflib.get_close_matches(name.replace("-", "_"), known, n=1)), None)
+    near = near or next(iter(nearest(name.replace("-", "_"), known)), None)
     if len(known) < 10:
         return f"{engine} has no such argument", f"choose among {', '.join(known)}, or remove it"
     meant = f"write {near}" if near else "remove it"

@@ -6,7 +6,6 @@ Hydra composes once, in this process; the trainer reads the resolved file (`--co
 composes again, so that what was checked is what runs.
 """
 
-import ipaddress
 import os
 import re
 import shlex
@@ -24,6 +23,7 @@ from data.hop_ratio import prompts_file
 from drzero.ops.files import atomic_write
 from drzero.ops.notices import plain
 from drzero.ops.resources.gpu import gpus_here
+from drzero.ops.text import is_loopback
 from drzero.ops.versions import installed_versions
 from drzero.recipe.overrides import OverrideError, check_overrides, for_stage, key_of, leaf_values
 from drzero.recipe.settings.retrieval import OF_OWN_SERVICE
@@ -74,15 +74,6 @@ def verl_config() -> str:
 def joins_cluster(config: DictConfig) -> bool:
     """Whether a training connects to a Ray that runs already, instead of starting one of its own."""
     return config.machine.ray_address is not None or config.machine.nodes > 1
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine knows a host by that address; of `HOST:PORT` the port is ignored."""
-    host = address.rpartition(":")[0] if address.count(":") == 1 or address.startswith("[") else address
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
 
 
 def cpus_reserved(config: DictConfig) -> int:

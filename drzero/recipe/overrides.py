@@ -13,11 +13,11 @@ What is not checked here (packages of groups, types of veRL's keys) is left to H
 """
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import SequenceMatcher
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +36,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
 from drzero.ops.errors import UserError
+from drzero.ops.text import nearest, suggest
 from drzero.recipe.settings import register as _registered  # noqa: F401, config/ composes with its defaults
 from drzero.recipe.settings import verl
 from drzero.recipe.settings.schema import Schema, all_keys
@@ -344,12 +345,12 @@ class _Groups:
             if not lines or not slash:
                 raise
             options = self.options(group)
-            near = _meant(difflib.get_close_matches(option, options))
+            near = suggest(nearest(option, options, n=3))
             other = ""
             if group == "model":
                 other = ". Any other model is named by its hub id or folder: model=OWNER/NAME, model=./FOLDER"
             raise OverrideError(
-                f"config group {group!r} has no option {option!r}{near} Options: {', '.join(options)}{other}"
+                f"config group {group!r} has no option {option!r}{near}. Options: {', '.join(options)}{other}"
             ).of(f"{group}={option}") from None
         except _HYDRA_ERRORS as error:
             if not (lines or self._context):  # the config itself is broken
@@ -451,14 +452,14 @@ def _nearest_of_ours(key: str, schema: Schema, groups: _Groups) -> str:
         return f" in {schema.stage}: it is one of {', '.join(others).replace('_', '-')}"
     parent, _, name = key.rpartition(".")
     in_group = [known for known in schema.keys if known.rpartition(".")[0] == parent]
-    near = difflib.get_close_matches(name, [known.rpartition(".")[2] for known in in_group], n=2)
+    near = nearest(name, [known.rpartition(".")[2] for known in in_group], n=2)
     meant = [f"{parent}.{one}" if parent else one for one in near]
     meant = meant or [known for known in schema.keys if known.rpartition(".")[2] == name]
     has_group = bool(parent and in_group)
     if not (meant or has_group):
-        meant = difflib.get_close_matches(key, [*schema.keys, *groups.names()], n=2)
+        meant = nearest(key, [*schema.keys, *groups.names()], n=2)
     if meant or not has_group:
-        return f"{_meant(meant)} `drzero config` lists the keys"
+        return f"{suggest(meant)}. `drzero config` lists the keys"
     return f". Keys of {parent!r}: {', '.join(in_group)}"
 
 
@@ -506,7 +507,7 @@ def _check_field(override: Override, path: str, config: Tree) -> None:
         return
     raise OverrideError(
         f"{override.input_line!r}: veRL makes {owner!r} into {node['_target_']}, which has no field {name!r}"
-        f"{_meant(difflib.get_close_matches(name, fields | set(node), n=2), f'{owner}.')} "
+        f"{suggest(f'{owner}.{near}' for near in nearest(name, fields | set(node), n=2))}. "
         "A + cannot add a field to a dataclass."
     )
 
@@ -577,15 +578,9 @@ def _nearest(key: str, config: Tree, groups: Iterable[str] = ()) -> str:
     names = {known: known.rpartition(".")[2] for known in keys}
     name = key.rpartition(".")[2]
     same = [known for known in keys if names[known] == name]
-    candidates = same or difflib.get_close_matches(key, keys, n=2)
+    candidates = same or nearest(key, keys, n=2)
     if not candidates:
-        similar = difflib.get_close_matches(name, dict.fromkeys(names.values()), n=1, cutoff=0.8)
+        similar = nearest(name, dict.fromkeys(names.values()), n=1, cutoff=0.8)
         candidates = [known for known in keys if names[known] in similar]
-    nearest = sorted(candidates, key=lambda known: -difflib.SequenceMatcher(None, key, known).ratio())
-    return _meant(nearest[:2])
-
-
-def _meant(candidates: Iterable[str], prefix: str = "") -> str:
-    """A sentence end and, where there are candidates, the question."""
-    quoted = [repr(prefix + candidate) for candidate in dict.fromkeys(candidates)]
-    return f". Did you mean {' or '.join(quoted)}?" if quoted else "."
+    candidates = sorted(candidates, key=lambda known: -SequenceMatcher(None, key, known).ratio())
+    return suggest(candidates[:2]) + "."

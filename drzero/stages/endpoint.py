@@ -16,9 +16,10 @@ from omegaconf import DictConfig
 
 from drzero.ops.bearer import bearer_headers, bearer_of
 from drzero.ops.console import say
+from drzero.ops.text import is_loopback
 from drzero.preflight.finding import refusal
 from drzero.recipe.compose import CONFIG_DIR
-from verl_ext.clients.chat_endpoint import ChatEndpoint, is_loopback
+from verl_ext.clients.chat_endpoint import ChatEndpoint
 
 _TIMEOUT_S = 10.0
 

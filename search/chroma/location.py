@@ -8,13 +8,12 @@ vector files have their full sizes (`check_files`). Every call to a server has a
 sent only where it cannot be read on the way: over TLS, or within this machine.
 """
 
-import ipaddress
 import os
 import re
 import struct
 import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +26,7 @@ from chromadb.api.client import Client
 from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT, Settings
 from chromadb.errors import ChromaError
 
+from drzero.ops.text import is_loopback
 from search.chroma.quota import Quota
 from search.errors import StoreError, StoreNotReady
 from search.faiss.location import is_faiss
@@ -163,7 +163,7 @@ def no_chroma(folder: Path) -> StoreError:
 def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
     timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     headers = request_headers(place)
-    if _is_loopback(place.host):
+    if is_loopback(place.host):
         # The environment's proxy would be sent the API key. Chroma's client has no setting for it, only
         # `no_proxy`, of which the lower-case name takes precedence.
         exempt = urllib.request.getproxies_environment().get("no", "")
@@ -218,7 +218,7 @@ def request_headers(place: ChromaPlace) -> dict[str, str]:
     # Checked here, because an HTTP library that rejects it would print it.
     if not (key.isascii() and key.isprintable()):
         raise StoreError(f"{API_KEY_VARIABLE} holds characters that an HTTP header cannot carry")
-    return {"X-Chroma-Token": key} if key and (place.tls or _is_loopback(place.host)) else {}
+    return {"X-Chroma-Token": key} if key and (place.tls or is_loopback(place.host)) else {}
 
 
 def plain(error: BaseException) -> str:
@@ -231,12 +231,6 @@ def plain(error: BaseException) -> str:
 
 def _api_key() -> str:
     return os.environ.get(API_KEY_VARIABLE, "").strip()
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def check_files(folder: Path) -> None:

@@ -100,7 +100,7 @@ def test_the_help_of_a_stage_shows_the_default_that_its_file_sets(
 
 def test_an_unknown_command_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["evalute", "iteration=1"]) == cli.main(["evalute", "--help"]) == 2
-    assert "no command 'evalute': did you mean 'evaluate'?" in capsys.readouterr().err
+    assert "no command 'evalute' (did you mean 'evaluate'?)" in capsys.readouterr().err
 
 
 def test_a_diagnosis_is_printed_and_the_exit_code_is_0(
@@ -117,10 +117,10 @@ def test_a_diagnosis_is_printed_and_the_exit_code_is_0(
     ("words", "said"),
     [
         (["demo", "bogus=1"], "there is no key 'bogus'"),
-        (["evolve", "--from=solver_itr1", "loop=demo"], "did you mean solver_iter1?"),
-        (["preflight", "chalenger"], "there is no stage 'chalenger', did you mean 'challenger'?"),
-        (["fetch-models", "chalenger"], "there is no stage 'chalenger': did you mean 'challenger'?"),
-        (["check-services", "solvr"], "not of 'solvr'; did you mean 'solver'?"),
+        (["evolve", "--from=solver_itr1", "loop=demo"], "did you mean 'solver_iter1'?"),
+        (["preflight", "chalenger"], "there is no stage 'chalenger' (did you mean 'challenger'?"),
+        (["fetch-models", "chalenger"], "there is no stage 'chalenger' (did you mean 'challenger'?"),
+        (["check-services", "solvr"], "not of 'solvr' (did you mean 'solver'?"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_made(

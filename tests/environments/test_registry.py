@@ -98,8 +98,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all_there_are(folder: 
     with pytest.raises(EnvironmentUnusable) as refused:
         find("wordel", folder)
     said = str(refused.value)
-    before, _, there_are = said.partition("? There are: ")
-    assert before.endswith("'wordel'; did you mean 'wordle'")
+    before, _, there_are = said.partition("?). There are: ")
+    assert before.endswith("'wordel' (did you mean 'wordle'")
     assert all(
         name in there_are for name in ("alone, ", "my-package, ", "project", "wordle", "bfcl-single-turn, ")
     )

@@ -30,7 +30,7 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
         ("--action challenger --steps 0", "--steps 0: must be 1 or more"),
         ("--action merge --steps 3", "merge does not train"),
         ("--action challenger --follow", "--follow is for --action logs"),
-        ("--action challenger wordle", "'wordle': challenger takes flags and overrides"),
+        ("--action challenger wordle", "'wordle': challenger takes only flags and overrides"),
         ("challenger", "an action is required: --action smoke, --action prepare-data"),
     ],
 )

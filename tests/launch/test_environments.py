@@ -182,7 +182,7 @@ class TestNames:
         [
             (
                 "train --env wordel",
-                "--env wordel: no such environment: did you mean 'wordle'? Corpora to search",
+                "--env wordel: no such environment (did you mean 'wordle'?). Corpora to search",
             ),
             ("train env=wordel", "did you mean 'wordle'?"),
             ("train", "train: --env is missing: name an environment"),

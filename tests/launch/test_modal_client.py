@@ -33,6 +33,7 @@ def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_
     assert set(ours) <= {
         "drzero.ops.errors",
         "drzero.ops.files",
+        "drzero.ops.text",
         "drzero.ops.versions",
         "drzero.recipe.rates",
     }

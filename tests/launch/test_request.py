@@ -209,7 +209,7 @@ def test_hop_ratio_names_the_prompts_that_are_written_and_those_that_are_read(ac
         ("prepare-data --hop-ratio four", "", "give the weights"),
         ("solver --hop-ratio 1:1", "", "not solver"),
         ("challenger --num-examples 3", "", "--num-examples is for evaluate"),
-        ("challenger", "modle: x", "modle: no such key: did you mean 'model'?"),
+        ("challenger", "modle: x", "modle: no such key (did you mean 'model'?)"),
         ("challenger", "steps: many", "steps: 'many' is not int"),
         ("challenger", "image: {pypi: [x]}", "image.pypi"),
         ("challenger", "compute: {base: a10g, tmeout: 3}", "did you mean 'timeout'"),

@@ -170,7 +170,7 @@ def test_keys_of_ours_may_stand_beside_them_and_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("modal: {cpu: 8}", "modal.cpu: no such key: did you mean 'modal.cpus'?"),
+        ("modal: {cpu: 8}", "modal.cpu: no such key (did you mean 'modal.cpus'?"),
         ("vllm: {enforce_eager: 1}", "vllm.enforce_eager: 1 is not bool"),
         ("training: {steps: true}", "training.steps: True is not int"),
         ("training: {learning_rate: small}", "training.learning_rate: 'small' is not int or float"),

@@ -17,7 +17,7 @@ from drzero.preflight.machine import declared_machine
 from drzero.preflight.memory_ledger import host_ledger, training_ledger
 from drzero.preflight.model_shape import KNOWN
 from drzero.preflight.nodes import judge_nodes, judge_size
-from drzero.recipe.compose import CPUS_A_GPU, compose_stage, cpus_reserved, is_loopback, resolve
+from drzero.recipe.compose import CPUS_A_GPU, compose_stage, cpus_reserved, resolve
 from drzero.recipe.rates import GPUS, usd_per_hour
 
 HEAD = "10.0.0.1:6379"
@@ -133,23 +133,6 @@ def test_a_cluster_that_does_not_answer_is_a_fault_and_no_empty_cluster() -> Non
         read_cluster("Traceback\n", "RuntimeError: Version mismatch").fault
         == "RuntimeError: Version mismatch"
     )
-
-
-@pytest.mark.parametrize(
-    ("address", "is_here"),
-    [
-        ("127.0.0.1:6379", True),
-        ("localhost:6379", True),
-        ("[::1]:6379", True),
-        ("::1", True),
-        ("10.0.0.1:6379", False),
-        ("[fd00::1]:6379", False),
-        ("head.cluster:6379", False),
-        ("0.0.0.0", False),
-    ],
-)
-def test_loopback_is_known_in_every_way_to_write_it(address: str, is_here: bool) -> None:
-    assert is_loopback(address) == is_here
 
 
 def test_the_actor_is_sharded_over_all_nodes_and_the_engines_are_those_of_one() -> None:

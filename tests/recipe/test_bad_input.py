@@ -225,7 +225,7 @@ def test_an_unknown_command_is_refused_with_the_nearest(
     capsys: pytest.CaptureFixture[str], typed: str, meant: str
 ) -> None:
     assert main([typed]) == 2
-    assert f"no command {typed!r}: did you mean {meant!r}?" in capsys.readouterr().err
+    assert f"no command {typed!r} (did you mean {meant!r}?)" in capsys.readouterr().err
 
 
 def test_an_index_of_other_content_is_left_alone_unless_it_is_to_be_replaced(

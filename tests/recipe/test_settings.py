@@ -147,7 +147,7 @@ def test_the_gates_settings_come_from_the_config() -> None:
 
 def test_a_stage_without_verl_takes_no_new_key_at_all() -> None:
     assert "`drzero config` lists the keys" in refusal("merge", "+foo=1")
-    assert "Did you mean 'hardware'?" in refusal("merge", "hardwear=cpu")
+    assert "did you mean 'hardware'?" in refusal("merge", "hardwear=cpu")
 
 
 def test_a_mapping_of_ours_takes_new_keys() -> None:

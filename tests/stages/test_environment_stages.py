@@ -222,7 +222,7 @@ def test_an_unknown_name_is_answered_with_those_there_are(
     compose: Compose, stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = found(preflight(compose(stage, "env=nunber"), stage))
-    assert "no environment 'nunber'; did you mean 'number'? There are: " in said
+    assert "no environment 'nunber' (did you mean 'number'?). There are: " in said
     assert all(
         name in said.partition("There are: ")[2] for name in ("number, ", "wordle", "bfcl-single-turn, ")
     )

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import httpx
 from tenacity import (
@@ -31,6 +30,7 @@ from tenacity import (
 )
 
 from drzero.ops.bearer import bearer_headers, without_token
+from drzero.ops.text import is_loopback
 from verl_ext.clients.served_model import NOT_LET_IN, ServerUnavailable, SolverServerError, not_let_in
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import parse_call, parse_tool_calls
@@ -60,11 +60,6 @@ class Reply(NamedTuple):
     truncated: bool
     tokens_in: int
     tokens_out: int
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a server is on this machine."""
-    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(eq=False)

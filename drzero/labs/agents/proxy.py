@@ -27,7 +27,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from drzero.ops.disconnect import unless_gone
-from verl_ext.clients.chat_endpoint import is_loopback
+from drzero.ops.text import is_loopback
 
 _OF_ONE_HOP = {"connection", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 _BACKLOG = 4096

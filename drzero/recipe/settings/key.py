@@ -7,7 +7,6 @@ value that is an interpolation (`"${iteration}"`) is checked once it is resolved
 """
 
 import dataclasses
-import difflib
 import re
 import types
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
+
+from drzero.ops.text import did_you_mean
 
 MISSING: Any = "???"
 """OmegaConf's mark of a key without a value, here without its import: help is to come at once."""
@@ -114,8 +115,7 @@ class Key:
         if limits.choices:
             if value in limits.choices:
                 return None
-            near = difflib.get_close_matches(str(value), limits.choices, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
+            meant = did_you_mean(str(value), map(str, limits.choices))
             return f"is {value!r}, not one of {self.allowed}{meant}"
         is_fit = any(_fits(value, kind) for kind in kinds)
         if limits.pattern:

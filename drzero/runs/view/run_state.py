@@ -8,7 +8,6 @@ A missing or half-written file is no error: a run that has just begun has none.
 """
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from omegaconf import DictConfig
 
 from drzero.ops.process.logs import EVENTS_FILE, begins_start
 from drzero.ops.resources.sampler import SAMPLES_FILE
+from drzero.ops.text import is_number
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.metrics import Steps, add_step
 
@@ -212,15 +212,11 @@ class RunFiles:
             for record in self._attempts.setdefault(path, JsonTail(path)).read():
                 if "step" in record and isinstance(record.get("data"), dict):
                     # A metric that is no number, such as the NaN of nothing, is in the file as null.
-                    data = {name: value for name, value in record["data"].items() if _is_number(value)}
+                    data = {name: value for name, value in record["data"].items() if is_number(value)}
                     add_step(self.state.metrics, int(record["step"]), data)
                     new.append(int(record["step"]))
         self.state.metrics = dict(sorted(self.state.metrics.items()))
         return new
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def shown_s(seconds: float) -> str:
