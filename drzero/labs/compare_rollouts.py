@@ -45,7 +45,6 @@ from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
 from drzero.stages.endpoint import base_of, served_name
 from drzero.stages.services import check_and_resolve, solver_spec
-from verl_ext.clients.chat_endpoint import is_loopback
 from verl_ext.method.chat import turn_end_id
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
