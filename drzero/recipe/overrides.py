@@ -39,7 +39,10 @@ from drzero.ops.errors import UserError
 from drzero.ops.text import nearest, suggest
 from drzero.recipe.settings import register as _registered  # noqa: F401, config/ composes with its defaults
 from drzero.recipe.settings import verl
+from drzero.recipe.settings.register import register
 from drzero.recipe.settings.schema import Schema, all_keys
+
+register()
 
 # Keys of older releases, veRL's and our own, and of guides to them: old key -> (today's key, why).
 # Nearest-name search would miss these.

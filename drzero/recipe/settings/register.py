@@ -1,6 +1,6 @@
-"""The defaults of our settings in Hydra's ConfigStore, registered by importing this module.
+"""The defaults of our settings in Hydra's ConfigStore.
 
-    import drzero.recipe.settings.register      # then config/*.yaml may begin with `settings/STAGE`
+    register()      # config/*.yaml may then begin with `settings/STAGE`
 
 The stored nodes are structured configs, so OmegaConf refuses keys and types of its own accord; ranges and
 choices are checked by `drzero.recipe.overrides`.
@@ -26,6 +26,3 @@ def register() -> None:
         if SHARED_WITH_VERL in nodes:
             nodes[SHARED_WITH_VERL] = OmegaConf.to_container(nodes[SHARED_WITH_VERL])
         store.store(group="settings", name=name, node=OmegaConf.create(nodes), package="_global_")
-
-
-register()
