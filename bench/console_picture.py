@@ -19,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from drzero.ops.notices import notice_of
-from drzero.ops.process.logs import EVENTS_FILE, append_json_lines, read_json_lines
-from drzero.ops.resources.sampler import SAMPLES_FILE
+from drzero.ops.records import EVENTS_FILE, SAMPLES_FILE, append_json_lines, read_json_lines
 from drzero.recipe.compose import RESOLVED
 from drzero.runs.view.run_state import RunFacts, RunFiles, shown_time
 from drzero.runs.view.screen import screen

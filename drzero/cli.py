@@ -1,36 +1,10 @@
-"""The command line: `drzero COMMAND OVERRIDES…`, overrides in Hydra's own grammar.
+"""The command line, and the one table of its commands.
 
-    drzero demo                                               a rehearsal on this machine
-    drzero demo-data                                          its corpus, prompts and models alone
-    drzero smoke                                              one step of it, always from the start
-    drzero preview source=papers.jsonl endpoint=URL model=…   what a corpus is worth: questions, rates, cost
-    drzero prepare-data chroma.path=my/chromadb               prompts from your corpus
-    drzero evolve hardware=8xh100 model=qwen2.5-3b            the whole loop, resumable; its stages alone:
-      drzero challenger | synthesize | solver | merge | evaluate  iteration=1 …
-    drzero train env=wordle model=qwen2.5-3b steps=200        GRPO in any environment (docs/environments.md)
-    drzero evaluate env=wordle model=qwen2.5-3b               a model in one
-    drzero compare BEFORE AFTER                               two evaluations, in pairs
-    drzero preflight STAGE OVERRIDES… [--json]                what would go wrong, before anything is paid for
-    drzero check-services STAGE OVERRIDES…                    one question through its services
-      --with-trainer                                          one prompt through its trainer, no update
-    drzero flow-test --seconds 30                             veRL's queues: rates against need, no model
-    drzero compare-rollouts model=… data=… n=64               whether an engine computes as Transformers does
-    drzero status                                             how far the loop is
-    drzero report outputs/checkpoints/demo [--watch]          a run as one HTML file: curves, every trajectory
-    drzero export-log outputs/checkpoints/demo                its trajectories in Inspect AI's log format
-    drzero top outputs/checkpoints/challenger_iter1           a run's progress, parts and resources, live
-    drzero stacks outputs/checkpoints/challenger_iter1        where all processes of a live run stand now
-    drzero diagnose outputs/checkpoints/challenger_iter1      why a run ended or stands still
-    drzero config retrieval.topk                              a config key: values, default, what it changes
-    drzero list-models                                        what model= names, and which of them are local
-    drzero fetch-models challenger model=qwen2.5-3b           downloads a stage's models into the hub's cache
-    drzero serve-search chroma.path=my/chromadb               the retrieval service alone
-    drzero serve-model model=smollm2-135m port=8080           a model alone, for OpenAI's client
-    drzero agent-bench my_agent.py:MyAgent mode=concurrent    an agent of your own before it trains
+    drzero demo
+    drzero evolve hardware=8xh100 model=qwen2.5-3b
+    drzero report outputs/checkpoints/demo --watch
 
-`drzero COMMAND --help` explains one of them. `key=value` changes a key, `+key=value` adds one, `group=option`
-swaps a group (model, hardware, mode, compute). With DRZERO_STOP_AT (Unix seconds) set, a stage ends itself in
-time, with exit code 75; the same command resumes it (docs/stopping.md).
+`drzero --help` is made of the table, `drzero COMMAND --help` of the docstring of the command's module.
 """
 
 import errno
@@ -50,33 +24,37 @@ from drzero.ops.text import did_you_mean
 
 # The disk is full, over quota or read-only: not a bug, so no traceback.
 _STORAGE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
-# All that is read of .env, which is the current folder's: a PYTHONPATH in it would run code in every child.
+# Nothing else is read from .env in the current folder: a PYTHONPATH there would run code in every child.
 _FROM_DOTENV = {"WANDB_API_KEY", "WANDB_ENTITY", "HF_TOKEN", "RETRIEVAL_TOKEN", "CHROMA_API_KEY", MODEL_KEY}
 
 
 @dataclass(frozen=True)
 class CliCommand:
-    """What runs a command, imported only when it runs: `drzero --help` must not load torch."""
+    """A command. Its module is imported only when it runs: `drzero --help` must not load torch."""
 
     function: str
-    """`module:function`; it gets the composed config. Without `config` it gets the arguments, and returns the
-    exit code if that is not 0."""
+    """`module:function`. It takes the composed config. Without `config`, it takes the arguments and returns
+    the exit code, or None for 0."""
+    about: str = ""
+    """The line of `drzero --help`, at most 30 characters."""
     config: str | None = None
     """The file in config/ to compose first, so that a mistyped key is reported before large imports."""
     overrides: str | None = None
-    """`module:function` that turns the command's own options into overrides; without `config` the command
+    """`module:function` that turns the command's own options into overrides. Without `config`, the command
     itself calls it."""
     reports: bool = False
-    """Whether the run's page is written when it ends (drzero/report)."""
+    """Whether the run's page is written when it ends."""
+    shown: bool = False
+    """Whether it takes the live view as its second argument."""
     timed: bool = True
-    """Whether it needs time left before DRZERO_STOP_AT; a command that only reads does not."""
+    """Whether it needs time left before DRZERO_STOP_AT. A command that only reads does not."""
     stage: str | None = None
-    """The config whose keys its help lists, where it is not `config`."""
+    """The config whose keys its help lists, if that is not `config`."""
     keys: tuple[str, ...] = ()
-    """The keys and groups that its help lists; without them, what its stage has on top of the common ones."""
+    """The keys and groups its help lists, by default the stage's own."""
 
     def __call__(self, arguments: Sequence[str]) -> int | None:
-        """Run it; returns the exit code, None for 0."""
+        """Run it. Returns the exit code, or None for 0."""
         if self.config is None:
             result = _load(self.function)(arguments)
             return result if isinstance(result, int) else None
@@ -86,95 +64,129 @@ class CliCommand:
         overrides = _load(self.overrides)(arguments) if self.overrides else arguments
         config = compose_stage(self.config, overrides)
         set_verbose(config.verbose)
+        view = [_load("drzero.runs.view.follow:following")] if self.shown else []
         with reported(Path(config.run.dir)) if self.reports else nullcontext():
-            _load(self.function)(config)
+            _load(self.function)(config, *view)
         return None
 
     def help(self) -> str:
-        """What it does, with examples, and its keys; neither it nor Hydra is imported for that."""
+        """Its docstring with examples, and its keys. Imports neither the command nor Hydra."""
         from drzero.commands.help import command_help
 
         return command_help(self.function.partition(":")[0], self.stage or self.config, self.keys)
 
 
-COMMANDS = {
-    "demo": CliCommand(
+def _demo(about: str, overrides: str) -> CliCommand:
+    return CliCommand(
         "drzero.stages.demo:run_demo",
+        about,
         "challenger",
-        overrides="drzero.stages.demo:demo_overrides",
+        overrides=f"drzero.stages.demo:{overrides}",
         reports=True,
+        shown=True,
+        keys=("paths",),
+    )
+
+
+def _stage(function: str, about: str, config: str, *, shown: bool = False) -> CliCommand:
+    return CliCommand(f"drzero.stages.{function}", about, config, reports=True, shown=shown)
+
+
+def _reader(function: str, about: str, **more: Any) -> CliCommand:
+    return CliCommand(f"drzero.{function}", about, timed=False, **more)
+
+
+STAGES = {
+    "demo": _demo("a rehearsal on this machine", "demo_overrides"),
+    "smoke": _demo("one step of it, from the start", "smoke_overrides"),
+    "demo-data": CliCommand(
+        "drzero.stages.demo:prepare_demo",
+        "its corpus, prompts and models",
+        stage="prepare_data",
         keys=("paths",),
     ),
-    "demo-data": CliCommand("drzero.stages.demo:prepare_demo", stage="prepare_data", keys=("paths",)),
-    "smoke": CliCommand(
-        "drzero.stages.demo:run_demo",
-        "challenger",
-        overrides="drzero.stages.demo:smoke_overrides",
-        reports=True,
-        keys=("paths",),
-    ),
-    "prepare-data": CliCommand("drzero.stages.prepare_data:run_prepare_data", "prepare_data"),
     "preview": CliCommand(
         "drzero.stages.preview:run_preview",
+        "what your corpus is worth",
         "preview",
         overrides="drzero.stages.endpoint:preview_overrides",
         reports=True,
     ),
-    "challenger": CliCommand("drzero.stages.training:run_challenger", "challenger", reports=True),
-    "synthesize": CliCommand("drzero.stages.synthesize:run_synthesize", "synthesize", reports=True),
-    "solver": CliCommand("drzero.stages.training:run_solver", "solver", reports=True),
-    "train": CliCommand("drzero.stages.train:run_train", "train", reports=True),
-    "merge": CliCommand("drzero.stages.merge:run_merge", "merge", reports=True),
-    "evaluate": CliCommand("drzero.stages.evaluation:run_evaluation", "evaluate", reports=True),
-    "compare": CliCommand("drzero.commands.compare:run_compare", timed=False),
-    "evolve": CliCommand("drzero.loop.evolve:run_evolve", stage="evolve"),
-    "preflight": CliCommand("drzero.commands.preflight:run_preflight", timed=False),
-    "check-services": CliCommand("drzero.labs.check_services:run_check_services", timed=False),
-    "flow-test": CliCommand("drzero.labs.flow_test:flow_test", timed=False, stage="flow_test"),
-    "compare-rollouts": CliCommand(
-        "drzero.labs.compare_rollouts:run_compare_rollouts",
-        "compare_rollouts",
+    "prepare-data": CliCommand(
+        "drzero.stages.prepare_data:run_prepare_data", "prompts from your corpus", "prepare_data"
+    ),
+    "evolve": CliCommand("drzero.loop.evolve:run_evolve", "the whole loop, resumable", stage="evolve"),
+    "challenger": _stage("training:run_challenger", "train the challenger (HRPO)", "challenger", shown=True),
+    "synthesize": _stage("synthesize:run_synthesize", "write the solver's questions", "synthesize"),
+    "solver": _stage("training:run_solver", "train the solver (GRPO)", "solver", shown=True),
+    "merge": _stage("merge:run_merge", "checkpoint to model folder", "merge"),
+    "evaluate": _stage("evaluation:run_evaluation", "score a model", "evaluate"),
+    "train": _stage("train:run_train", "GRPO in any environment", "train", shown=True),
+}
+READERS = {
+    "status": _reader(
+        "commands.status:run_status",
+        "how far the loop is",
+        config="prepare_data",
+        keys=("paths.checkpoints",),
+    ),
+    "report": _reader("runs.report.command:run_report", "a run as an HTML page"),
+    "top": _reader("runs.top:run_top", "a run in progress, live"),
+    "stacks": _reader("runs.stacks:run_stacks_now", "where its processes stand"),
+    "diagnose": _reader("runs.diagnose:run_diagnose", "why a run ended or stalled"),
+    "compare": _reader("commands.compare:run_compare", "two evaluations, in pairs"),
+    "export-log": _reader("runs.export_log:run_export_log", "trajectories for Inspect AI"),
+}
+TRIALS = {
+    "preflight": _reader("commands.preflight:run_preflight", "what would go wrong, and cost"),
+    "check-services": _reader("labs.check_services:run_check_services", "a question through services"),
+    "flow-test": _reader("labs.flow_test:flow_test", "veRL's queues, without a model", stage="flow_test"),
+    "compare-rollouts": _reader(
+        "labs.compare_rollouts:run_compare_rollouts",
+        "an engine against Transformers",
+        config="compare_rollouts",
         overrides="drzero.labs.compare_rollouts:compare_overrides",
-        timed=False,
     ),
-    "status": CliCommand(
-        "drzero.commands.status:run_status", "prepare_data", timed=False, keys=("paths.checkpoints",)
-    ),
-    "report": CliCommand("drzero.runs.report.command:run_report", timed=False),
-    "export-log": CliCommand("drzero.runs.export_log:run_export_log", timed=False),
-    "diagnose": CliCommand("drzero.runs.diagnose:run_diagnose", timed=False),
-    "stacks": CliCommand("drzero.runs.stacks:run_stacks_now", timed=False),
-    "top": CliCommand("drzero.runs.top:run_top", timed=False),
-    "config": CliCommand("drzero.commands.config:run_config", timed=False),
-    "list-models": CliCommand("drzero.commands.models:run_list_models", stage="merge", keys=("paths",)),
-    "fetch-models": CliCommand("drzero.commands.models:run_fetch_models"),
-    "serve-search": CliCommand(
-        "drzero.commands.serve_search:run_serve_search",
-        "serve_search",
-        timed=False,
-        keys=("chroma", "retrieval"),
-    ),
-    "serve-model": CliCommand("drzero.commands.serve_model:run_serve_model", "serve_model", timed=False),
-    "agent-bench": CliCommand(
-        "drzero.labs.agent_bench:run_agent_bench",
+    "agent-bench": _reader(
+        "labs.agent_bench:run_agent_bench",
+        "your own agent, before it runs",
         overrides="drzero.labs.agent_bench:agent_bench_overrides",
-        timed=False,
         stage="agent_bench",
     ),
+    "config": _reader("commands.config:run_config", "a config key, explained"),
+    "list-models": CliCommand(
+        "drzero.commands.models:run_list_models", "what model= names", stage="merge", keys=("paths",)
+    ),
+    "fetch-models": CliCommand("drzero.commands.models:run_fetch_models", "download a stage's models"),
+    "serve-search": _reader(
+        "commands.serve_search:run_serve_search",
+        "the retrieval service alone",
+        config="serve_search",
+        keys=("chroma", "retrieval"),
+    ),
+    "serve-model": _reader(
+        "commands.serve_model:run_serve_model", "a model for OpenAI's client", config="serve_model"
+    ),
 }
+COMMANDS = {**STAGES, **READERS, **TRIALS}
+_HELP = """\
+drzero COMMAND [KEY=VALUE | +KEY=VALUE | GROUP=OPTION]…     drzero COMMAND --help  explains one
+
+{commands}
+With DRZERO_STOP_AT (Unix seconds) set, a stage ends in time with exit code 75. Rerun it to resume."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0 when it succeeded, 2 for a mistake in what was asked, 1 for a run that failed, 75 (EX_TEMPFAIL) for one
-    that ended itself in time; rerunning resumes it.
+    0 for success, 2 for a mistake in the command line or its input, 1 for a run that failed, 75 (EX_TEMPFAIL)
+    for one that ended itself in time and resumes when rerun.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help"):
-        _show(__doc__ or "")
+        _show(_overview())
         return 0
     name, words = arguments[0], arguments[1:]
     command = COMMANDS.get(name)
@@ -203,8 +215,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _overview() -> str:
+    """Every command in two columns, on one screen of 24 lines and 100 columns."""
+    groups = {"A run's stages": STAGES, "What reads a run": READERS, "What you try before one": TRIALS}
+    lines = []
+    for title, commands in groups.items():
+        cells = [f"  {name:<17}{command.about:<30}" for name, command in commands.items()]
+        rows = -(-len(cells) // 2)
+        lines += [f"{title}:", *("".join(cells[row::rows]).rstrip() for row in range(rows)), ""]
+    return _HELP.format(commands="\n".join(lines))
+
+
 def _show(text: str) -> None:
-    """Print help, whose reader may stop before its end (`| head`)."""
+    """Print help. Its reader may stop before its end (`| head`)."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -230,7 +253,7 @@ def _run(name: str, command: CliCommand, arguments: Sequence[str]) -> int:
         raise UserError(str(error)) from error
 
 
-def _load(function: str) -> Callable[[Any], Any]:
+def _load(function: str) -> Callable[..., Any]:
     module, _, name = function.partition(":")
     return getattr(import_module(module), name)
 

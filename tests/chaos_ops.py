@@ -40,7 +40,7 @@ from faults.arrangement import (
 from rich.console import Console
 from rich.table import Table
 
-from drzero.ops.process.logs import read_json_lines
+from drzero.ops.records import read_json_lines
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.watchdog.movement import Patience
 

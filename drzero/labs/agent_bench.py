@@ -41,7 +41,8 @@ from drzero.ops.console import say, set_verbose
 from drzero.ops.errors import RunFailed
 from drzero.ops.files import write_jsonl
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import ending
 from drzero.preflight.tokenizers import load_chat_tokenizer

@@ -24,9 +24,8 @@ from drzero.labs.agents.runs import Failure, Run
 from drzero.labs.trial import DUMPS, HEARTBEATS, prepared, run_trial, stage_services
 from drzero.ops.console import set_verbose
 from drzero.ops.errors import RunFailed
-from drzero.ops.flow.monitor import FLOW_FILE
 from drzero.ops.flow.workers import Worker, finished, read_workers
-from drzero.ops.process.logs import read_json_lines
+from drzero.ops.records import FLOW_FILE, read_json_lines
 from drzero.recipe.compose import compose_stage
 from drzero.stages.watch import PROGRESS
 

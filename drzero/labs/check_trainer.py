@@ -24,7 +24,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from drzero.labs.trial import HEARTBEATS, VALIDATED, run_trial
 from drzero.ops.errors import RunFailed
 from drzero.ops.flow.workers import Worker, finished, read_workers
-from drzero.ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.services import AnySpec
 from drzero.stages.flow import COUNTERS_FILE
 from drzero.stages.watch import PROGRESS

@@ -21,11 +21,12 @@ from omegaconf import DictConfig, open_dict
 
 from drzero.ops.console import say, set_verbose
 from drzero.ops.errors import RunFailed
-from drzero.ops.flow.monitor import FLOW_FILE, FlowMonitor, line
+from drzero.ops.flow.monitor import FlowMonitor, line
 from drzero.ops.notices import Level
 from drzero.ops.process.child import ChildError, Command
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE, FLOW_FILE, read_json_lines
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import run_supervised
 from drzero.preflight.context import CheckContext, Readings

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from drzero.ops.flow.monitor import FLOW_FILE
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE, FLOW_FILE
 from drzero.ops.services.services import AnySpec, ServiceGroup, ServiceSpec
 from drzero.ops.supervisor import run_supervised
 from drzero.recipe.environment import load_taskset

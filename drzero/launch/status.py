@@ -15,8 +15,7 @@ from typing import Any
 from drzero.launch.request import Request
 from drzero.launch.spend import SILENT_S, Spend, silent_s
 from drzero.launch.volumes import LAUNCHES, place
-from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
-from drzero.ops.watchdog.post_mortem import lasting_stall
+from drzero.ops.records import RunRecords
 from drzero.recipe.metrics import read_metrics
 from drzero.recipe.tables import console, new_table
 from verl_ext.checkpoints import saved_step
@@ -81,7 +80,11 @@ def stall_of(request: Request, since: float) -> str | None:
 
     None if no stall lasts that was reported after `since` (Unix seconds).
     """
-    found = {run: stall for run in _runs(request) if (stall := lasting_stall(run)) and stall["time"] >= since}
+    found = {
+        run: stall
+        for run in _runs(request)
+        if (stall := RunRecords(run).lasting_stall) and stall["time"] >= since
+    }
     if not found:
         return None
     run, stall = max(found.items(), key=lambda one: float(one[1]["time"]))
@@ -91,8 +94,8 @@ def stall_of(request: Request, since: float) -> str | None:
 
 def _stalls(request: Request, since: float) -> list[str]:
     """The stall that lasts, or the last one of the call that began then; nothing without any."""
-    events = [event for run in _runs(request) for event in read_json_lines(run / "logs" / EVENTS_FILE)]
-    stalls = [event for event in events if event.get("kind") == "stall" and event["time"] >= since]
+    events = [event for run in _runs(request) for event in RunRecords(run).events]
+    stalls = [event for event in events if event["kind"] == "stall" and event["time"] >= since]
     if not stalls:
         return []
     last = max(stalls, key=lambda stall: float(stall["time"]))

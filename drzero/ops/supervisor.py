@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from drzero.ops.causes import Cause, first_cause
 from drzero.ops.cluster.watch import NOTICED_S, NodeLost, NodeWatch
 from drzero.ops.process.child import Child, ChildError, Command, describe_exit
-from drzero.ops.process.logs import OUT_OF_TIME, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import OUT_OF_TIME
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.watchdog.collect import error_lines
 from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan

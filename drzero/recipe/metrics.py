@@ -1,8 +1,10 @@
 """A training run's metrics by step, over all its starts, and the tokens that it spent."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from drzero.ops.records import JsonTail
+from drzero.ops.text import is_number
 
 Steps = dict[int, dict[str, float]]
 
@@ -68,31 +70,39 @@ def metrics_path(folder: Path) -> Path:
     return metrics / f"attempt_{len(list(metrics.glob('attempt_*.jsonl'))) + 1:03d}.jsonl"
 
 
-def read_metrics(folder: Path) -> Steps:
-    """Metrics by step over all starts of the run; of a repeated step the last repetition counts.
+class MetricsTail:
+    """Reads the metrics that all starts of a run log, without values that are no number."""
 
-    A validation at the start of a run has a line of its own, which is merged into its step (step 0 for the
-    start model). The last line of a killed start may be cut off; it belongs to no complete step and is
-    skipped.
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "metrics"
+        self._tails: dict[Path, JsonTail] = {}
+
+    def read(self) -> list[tuple[int, dict[str, float]]]:
+        """Step and metrics of each new line, in the order of writing."""
+        found = []
+        for path in sorted(self._folder.glob("attempt_*.jsonl")):
+            for record in self._tails.setdefault(path, JsonTail(path, ("step", "data"))).read():
+                # veRL writes NaN, such as the mean of nothing, as null.
+                data = {name: value for name, value in record["data"].items() if is_number(value)}
+                found.append((int(record["step"]), data))
+        return found
+
+
+def read_metrics(folder: Path) -> Steps:
+    """Metrics by step over all starts of a run. Of a repeated step, the last repetition counts.
+
+    A validation at the start of a run has a line of its own, which is merged into its step (0 for the start
+    model).
     """
     steps: Steps = {}
-    for step, data in _logged(folder):
+    for step, data in MetricsTail(folder).read():
         add_step(steps, step, data)
     return dict(sorted(steps.items()))
 
 
 def add_step(steps: Steps, step: int, data: dict[str, float]) -> None:
-    """Add a line of a metrics file to `steps`, as `read_metrics` says."""
+    """Add a line of a metrics file to `steps`, as `read_metrics` does."""
     steps[step] = data if is_training(data) else {**steps.get(step, {}), **data}
-
-
-def _logged(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Every complete line of all starts, in the order of writing."""
-    for path in sorted((folder / "metrics").glob("attempt_*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.endswith("}"):
-                record = json.loads(line)
-                yield int(record["step"]), record["data"]
 
 
 def is_training(step: Mapping[str, float]) -> bool:
@@ -115,4 +125,4 @@ def spent_tokens(folder: Path) -> int:
     Counted over all starts, as time is: a repeated step has cost its tokens twice.
     """
     names = ("perf/total_num_tokens", "drzero/solver/attempt_tokens", "drzero/solver/attempt_tokens_in")
-    return int(sum(data.get(name, 0) for _, data in _logged(folder) for name in names))
+    return int(sum(data.get(name, 0) for _, data in MetricsTail(folder).read() for name in names))

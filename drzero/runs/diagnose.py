@@ -11,14 +11,14 @@ from rich.console import Console
 
 from drzero.ops.process.lock import lock_is_held
 from drzero.ops.watchdog.post_mortem import examine
-from drzero.runs.run_folder import run_folder
+from drzero.runs.run_folder import named_run
 from drzero.stages.flight_recorder import dumps_of
 from drzero.stages.watch import CAUSES
 
 
 def run_diagnose(arguments: Sequence[str]) -> None:
     """Print how the run in a folder ended; raises NotARun for a folder without a run."""
-    folder = run_folder(arguments, "diagnose").folder
+    folder = named_run(arguments, "diagnose").folder
     death, running = examine(folder, CAUSES), lock_is_held(folder / "lock")
     console = Console(width=110, highlight=False)
     state = death.state

@@ -9,9 +9,9 @@ docs/dumps.md says what becomes of each field.
 from collections.abc import Sequence
 
 from drzero.runs.report.inspect_log import write_log
-from drzero.runs.run_folder import run_folder
+from drzero.runs.run_folder import named_run
 
 
 def run_export_log(arguments: Sequence[str]) -> None:
     """Write the log and print its path; raises NotARun for a folder without a run or without trajectories."""
-    print(write_log(run_folder(arguments, "export-log")))
+    print(write_log(named_run(arguments, "export-log")))

@@ -18,11 +18,10 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from drzero.ops.flow.monitor import FLOW_FILE
 from drzero.ops.flow.workers import read_workers
 from drzero.ops.process.child import components_of
 from drzero.ops.process.lock import lock_holder
-from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
+from drzero.ops.records import FLOW_FILE
 from drzero.ops.resources.sampler import disk_free_gb
 from drzero.ops.watchdog.collect import STAGE, first_error, run_stacks
 from drzero.ops.watchdog.collectives import place_of
@@ -36,11 +35,10 @@ from drzero.ops.watchdog.diagnosis import (
     ranks_of,
 )
 from drzero.ops.watchdog.movement import Patience, Stall
-from drzero.ops.watchdog.post_mortem import lasting_stall
 from drzero.ops.watchdog.report import grouped, last_line, next_page, stall_report
 from drzero.recipe.errors import CheckError
-from drzero.runs.report.run_folder import RunFolder
-from drzero.runs.run_folder import last_stage, run_folder
+from drzero.runs.loop_folder import last_stage
+from drzero.runs.run_folder import RunFolder, named_run
 from drzero.runs.view.run_state import RunFacts, RunFiles, RunState
 from drzero.stages.nodes import read_elsewhere
 from drzero.stages.watch import LANDMARKS, PROGRESS
@@ -56,7 +54,7 @@ def run_stacks_now(arguments: Sequence[str]) -> None:
     Raises NotARun for a folder without a run, and CheckError for one that is not running on this machine, or
     whose processes py-spy may not read.
     """
-    run = RunFolder(last_stage(run_folder(arguments, "stacks")))
+    run = RunFolder(last_stage(named_run(arguments, "stacks")))
     began = time.monotonic()
     look = _look(run, _stage_of(run.folder))
     diagnosis = look.diagnosis()
@@ -148,8 +146,8 @@ def _look(run: RunFolder, stage: int) -> _Look:
             f"py-spy can read none of the run's processes ({failures[0]}): repeat as root or with "
             "CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
         )
-    main, logs = _logs(folder)
-    stall = lasting_stall(folder)
+    main, logs = _logs(run)
+    stall = run.lasting_stall
     phase = state.phase if main or state.beats else run.kind
     situation = Situation(
         phase=phase,
@@ -175,13 +173,13 @@ def _stillness(run: RunFolder, phase: str, phase_s: float, stall: dict[str, Any]
     return Stall("asked", phase, "it was asked for by `drzero stacks`", phase_s, limit)
 
 
-def _logs(folder: Path) -> tuple[str | None, dict[str, tuple[Path, int]]]:
+def _logs(run: RunFolder) -> tuple[str | None, dict[str, tuple[Path, int]]]:
     """The main command's name, and by component its log with the byte where its last start begins there."""
     main, logs = None, {}
-    for event in read_json_lines(folder / "logs" / EVENTS_FILE):
-        if event.get("kind") == "start" and event.get("log"):
+    for event in run.events:
+        if event["kind"] == "start" and event.get("log"):
             main = event["component"] if "offset" in event else main
-            log = folder / "logs" / Path(event["log"]).name
+            log = run.folder / "logs" / Path(event["log"]).name
             logs[str(event["component"])] = log, int(event.get("offset", 0))
     return main, logs
 

@@ -21,7 +21,8 @@ from drzero.ops.console import has_live_terminal
 from drzero.ops.notices import Notice, notice_of
 from drzero.ops.process.lock import lock_is_held
 from drzero.recipe.compose import RESOLVED
-from drzero.runs.run_folder import last_stage, run_folder
+from drzero.runs.loop_folder import last_stage
+from drzero.runs.run_folder import named_run
 from drzero.runs.view.run_state import RunFacts, RunFiles
 from drzero.runs.view.screen import screen
 
@@ -30,7 +31,7 @@ _EVERY_S = 1.0
 
 def run_top(arguments: Sequence[str]) -> None:
     """Draw the run in a folder until it ends or Ctrl-C; raises NotARun for a folder without a run."""
-    top = _Top(last_stage(run_folder(arguments, "top")))
+    top = _Top(last_stage(named_run(arguments, "top")))
     console = Console(highlight=False, markup=False)
     top.poll()
     if has_live_terminal() and top.is_running():

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from drzero.ops.bearer import MODEL_KEY
 from drzero.ops.console import has_live_terminal, say
 from drzero.ops.errors import OutOfTime, RunFailed
-from drzero.ops.process.logs import OUT_OF_TIME
+from drzero.ops.records import OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.recipe.compose import retrieval_url, write_resolved
 from drzero.recipe.settings.schema import schema_of

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -29,6 +29,9 @@ from drzero.ops.console import say, working
 from drzero.ops.files import publish, staging_folder
 from drzero.recipe.compose import compose_stage, detect_hardware
 from verl_ext.method.chat import TURN_END, demo_chat_template
+
+if TYPE_CHECKING:
+    from drzero.stages.training import LiveView
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 ADAPTER = Path(__file__).resolve().parents[2] / "drzero" / "policies" / "demo"
@@ -53,13 +56,13 @@ def smoke_overrides(overrides: Sequence[str]) -> list[str]:
     return demo_overrides([*size, "trainer.resume_mode=disable", "trainer.save_freq=1", *overrides])
 
 
-def run_demo(config: DictConfig) -> None:
+def run_demo(config: DictConfig, view: "LiveView") -> None:
     """Prepare the demo world and its models, then run the challenger stage."""
     quoted = {name: str(path).replace("'", "\\'") for name, path in config.paths.items()}
     prepare_demo([f"paths.{name}='{path}'" for name, path in quoted.items()])
     from drzero.stages.training import run_challenger  # a mistake above need not wait for its imports
 
-    run_challenger(config)
+    run_challenger(config, view)
 
 
 def prepare_demo(overrides: Sequence[str] = ()) -> None:

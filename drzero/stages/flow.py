@@ -15,8 +15,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from drzero.ops.console import detail
-from drzero.ops.flow.monitor import FLOW_FILE, FlowMonitor, FlowTimes
+from drzero.ops.flow.monitor import FlowMonitor, FlowTimes
 from drzero.ops.flow.sources import QueueMetrics, Source, counters_source, service_source, workers_source
+from drzero.ops.records import FLOW_FILE
 from drzero.recipe.compose import retrieval_url
 from drzero.stages.watch import PROGRESS, WAITS_ON
 

@@ -21,7 +21,7 @@ from drzero.checkpoints.export import export_policy
 from drzero.ops.files import atomic_path
 from drzero.recipe.environment import load_taskset, rows_of
 from drzero.stages.services import search_spec
-from drzero.stages.training import finish, prepare, train
+from drzero.stages.training import LiveView, finish, no_view, prepare, train
 from environments.fault import EnvironmentUnusable
 from environments.row import Row
 from environments.taskset import Taskset
@@ -40,14 +40,14 @@ _SCHEMA = pa.schema(
 """What veRL wants of a row, and the row of the environment as JSON."""
 
 
-def run_train(config: DictConfig) -> None:
+def run_train(config: DictConfig, view: LiveView = no_view) -> None:
     """Train to `steps`, then export and summarise.
 
     Raises PreflightFailed before anything starts, else what `drzero.stages.training.train` raises.
     """
     taskset = load_taskset(config)
     config = prepare_environment(config, taskset)
-    train(config, [search_spec(config)] if taskset.needs_retrieval else [])
+    train(config, [search_spec(config)] if taskset.needs_retrieval else [], view)
     finish(config, {"export": export_policy(config, Path(config.run.dir))})
 
 

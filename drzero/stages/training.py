@@ -13,7 +13,8 @@ stage's OutOfTime or Collapsed.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -25,13 +26,13 @@ from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.ops.process.child import Command
 from drzero.ops.process.leftovers import remove_temporaries
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.process.logs import EVENTS_FILE, OUT_OF_TIME, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.ops.supervisor import NothingDone, Stalled, run_supervised
 from drzero.preflight.data import use_train_for_missing_val
 from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
 from drzero.recipe.metrics import metrics_path, read_metrics, spent_tokens
-from drzero.runs.view.follow import following
 from drzero.stages.flight_recorder import flight_recorder
 from drzero.stages.flow import flow_monitor
 from drzero.stages.nodes import node_watch, share_environment
@@ -48,24 +49,33 @@ START_S = 60.0
 """With less than this left, services and trainer are not started: they would not reach a first step."""
 
 
+LiveView = Callable[[DictConfig], AbstractContextManager[None]]
+"""Shows the run of a config for as long as its block goes on."""
+
+
+def no_view(config: DictConfig) -> AbstractContextManager[None]:
+    """Show nothing."""
+    return nullcontext()
+
+
 class Collapsed(RunFailed):
     """The policy has collapsed, and the run was stopped at the checkpoint after that step."""
 
 
-def run_challenger(config: DictConfig) -> None:
+def run_challenger(config: DictConfig, view: LiveView = no_view) -> None:
     """Train the challenger to `trainer.total_training_steps`, then export and summarise.
 
     Raises PreflightFailed before anything starts, else what `train` raises.
     """
     config = prepare(config, "challenger")
-    train(config, [search_spec(config), solver_spec(config)])
+    train(config, [search_spec(config), solver_spec(config)], view)
     finish(config, {"export": export_policy(config, Path(config.run.dir))})
 
 
-def run_solver(config: DictConfig) -> None:
+def run_solver(config: DictConfig, view: LiveView = no_view) -> None:
     """As `run_challenger`, for the solver: with its validations, and without an export."""
     config = prepare(config, "solver")
-    train(config, [search_spec(config)])
+    train(config, [search_spec(config)], view)
     finish(config, {})
 
 
@@ -78,7 +88,7 @@ def prepare(config: DictConfig, stage: str) -> DictConfig:
     return config
 
 
-def train(config: DictConfig, services: Sequence[AnySpec]) -> None:
+def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_view) -> None:
     """Train to `trainer.total_training_steps`, the last validation included; does nothing if already done.
 
     `config` is resolved and checked. Raises AlreadyRunning when another process has this run, OutOfTime when
@@ -98,7 +108,7 @@ def train(config: DictConfig, services: Sequence[AnySpec]) -> None:
         write_for_trainer(config, folder)
         events = EventLog(folder / "logs" / EVENTS_FILE)
         try:
-            with following(config), ServiceGroup(services, events=events) as group:
+            with view(config), ServiceGroup(services, events=events) as group:
                 _until_done(config, folder, group)
         except Collapsed:
             print_summary(config)  # only now: a live view would draw over it

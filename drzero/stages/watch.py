@@ -10,7 +10,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from drzero.ops.causes import Cause
-from drzero.ops.flow.monitor import FLOW_FILE, FlowMonitor
+from drzero.ops.flow.monitor import FlowMonitor
+from drzero.ops.records import FLOW_FILE
 from drzero.ops.watchdog.diagnosis import Landmarks
 from drzero.ops.watchdog.movement import Patience
 from drzero.ops.watchdog.watchdog import WatchPlan

@@ -49,6 +49,15 @@ def test_no_help_imports_a_large_package() -> None:
     assert done.stdout.endswith("\n[]\n"), done.stderr
 
 
+def test_the_help_fits_a_screen_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == cli.main([]) == 0
+    out = capsys.readouterr().out
+    lines = out[: len(out) // 2].splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 100
+    for name, command in cli.COMMANDS.items():
+        assert 0 < len(command.about) <= 30 and any(f"  {name} " in f"{line} " for line in lines)
+
+
 def test_of_a_dotenv_file_only_known_names_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text(f"PYTHONPATH={tmp_path}\nLD_PRELOAD=x.so\nHF_TOKEN=planted\n")
     monkeypatch.chdir(tmp_path)

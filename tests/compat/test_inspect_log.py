@@ -13,7 +13,7 @@ from made_run import challenger_row, challenger_run, lines
 from other_environment import environment
 
 from drzero.runs.report.inspect_log import write_log
-from drzero.runs.report.run_folder import RunFolder
+from drzero.runs.run_folder import RunFolder
 
 if not os.environ.get("DRZERO_COMPAT"):
     pytest.skip("makes an environment with inspect-ai: make compat", allow_module_level=True)

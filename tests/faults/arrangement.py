@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from drzero.ops.process.child import ChildError, Command
-from drzero.ops.process.logs import EVENTS_FILE, EventLog, read_json_lines
+from drzero.ops.process.logs import EventLog
 from drzero.ops.process.ports import reserve_port
-from drzero.ops.resources.sampler import SAMPLES_FILE
+from drzero.ops.records import EVENTS_FILE, SAMPLES_FILE, read_json_lines
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import ServiceGroup, ServiceSpec
 from drzero.ops.supervisor import run_supervised

@@ -16,7 +16,7 @@ from watch import Watch
 
 from drzero.cli import main
 from drzero.labs.flow_test import fit_to_mode, flow_test_overrides, rows_per_s, run_flow_test
-from drzero.ops.process.logs import read_json_lines
+from drzero.ops.records import read_json_lines
 from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError

@@ -35,7 +35,7 @@ def trainer_command(config, folder, recorder):
 
 
 training.trainer_command = trainer_command
-training.run_solver = lambda config: training.train(resolve(config), [])
+training.run_solver = lambda config, view: training.train(resolve(config), [], view)
 sys.exit(real_cli.main())
 '''
 HANGING = """

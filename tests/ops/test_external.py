@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import unused_port
 
-from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
+from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.external import OutsideSpec
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import ServiceGroup

@@ -14,7 +14,8 @@ from drzero.ops import supervisor
 from drzero.ops.cluster.watch import NodeLost, NodeWatch, follower
 from drzero.ops.files import atomic_write
 from drzero.ops.process.child import Command
-from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import ChildFailed, run_supervised
 from drzero.ops.watchdog.post_mortem import examine

@@ -10,7 +10,8 @@ import pytest
 from drzero.cli import main
 from drzero.ops.errors import RunFailed
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE
 from drzero.ops.supervisor import ending
 from drzero.ops.watchdog.post_mortem import examine
 from drzero.stages.watch import CAUSES

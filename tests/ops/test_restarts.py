@@ -13,8 +13,8 @@ import pytest
 from test_services import HEALTHY, eventually, python
 
 from drzero.ops.process.child import Command
-from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
 from drzero.ops.process.ports import free_port
+from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import ServiceDied, ServiceGroup, ServiceHung, ServiceNotReady, ServiceSpec
 from drzero.ops.supervisor import ChildFailed, run_supervised

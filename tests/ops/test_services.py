@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from drzero.ops.process.child import Child, Command, describe_exit, marked_processes
-from drzero.ops.process.logs import EVENTS_FILE, OUT_OF_TIME, read_json_lines
 from drzero.ops.process.ports import free_port
+from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME, read_json_lines
 from drzero.ops.services.services import ServiceDied, ServiceGroup, ServiceNotReady, ServiceSpec
 from drzero.ops.supervisor import ChildFailed, Unfinished, run_supervised
 

@@ -19,8 +19,9 @@ from search_parts import wait_for
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot, Waiting
 from drzero.ops.flow.workers import finished, read_workers
 from drzero.ops.process.child import Child, Command
-from drzero.ops.process.logs import EventLog, read_json_lines
+from drzero.ops.process.logs import EventLog
 from drzero.ops.process.tree import descendants
+from drzero.ops.records import read_json_lines
 from drzero.ops.resources.cgroup import OomWatch
 from drzero.ops.resources.gpu import Gpus
 from drzero.ops.resources.sampler import Sampler

@@ -21,7 +21,8 @@ from omegaconf import OmegaConf
 from drzero import cli
 from drzero.ops.console import say
 from drzero.ops.process.child import Command
-from drzero.ops.process.logs import EVENTS_FILE, EventLog, append_json_lines
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE, append_json_lines
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import run_supervised
 from drzero.runs.view.follow import following

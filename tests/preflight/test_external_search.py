@@ -23,7 +23,7 @@ from search_parts import (
 )
 
 from drzero.labs.trial import stage_services
-from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
+from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.external import OutsideSpec
 from drzero.ops.services.services import ServiceGroup, ServiceSpec
 from drzero.preflight.context import CheckContext, Readings

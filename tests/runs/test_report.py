@@ -47,12 +47,12 @@ from drzero.runs.report.figures import Tally, mean_interval, thinned
 from drzero.runs.report.inspect_log import write_log
 from drzero.runs.report.page import embedded_json
 from drzero.runs.report.reasons import explain
-from drzero.runs.report.run_folder import RunFolder
 from drzero.runs.report.table import TrajectoryTable
 from drzero.runs.report.text import LONGEST, answer_pattern, highlighted, visible
 from drzero.runs.report.trajectories import Trajectory, Unreadable, read_trajectories
 from drzero.runs.report.watch import LivePage, live_server
 from drzero.runs.report.write import reported, write_report
+from drzero.runs.run_folder import RunFolder
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
 from verl_ext.stop_time import STOP_VARIABLE

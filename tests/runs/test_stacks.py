@@ -17,7 +17,8 @@ from search_parts import wait_for
 from drzero.cli import main
 from drzero.ops.process.child import Child, Command
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE
 from drzero.ops.watchdog import stacks
 
 TRAINER = """\

@@ -26,9 +26,10 @@ from drzero.cli import main
 from drzero.ops.console import say
 from drzero.ops.notices import Notice
 from drzero.ops.process.lock import HeldLock
+from drzero.ops.records import JsonTail
 from drzero.recipe.metrics import read_metrics
 from drzero.runs.view.follow import LiveView
-from drzero.runs.view.run_state import JsonTail, RunFacts, RunFiles, RunState, shown_s
+from drzero.runs.view.run_state import RunFacts, RunFiles, RunState, shown_s
 from drzero.runs.view.screen import screen, trend
 
 FACTS = RunFacts("demo", "hrpo", steps=4)

@@ -25,9 +25,9 @@ from drzero.recipe.environment import load_taskset
 from drzero.recipe.metrics import read_metrics
 from drzero.recipe.overrides import OverrideError
 from drzero.runs.report.conversation import render
-from drzero.runs.report.run_folder import RunFolder
 from drzero.runs.report.trajectories import Unreadable, read_trajectories
 from drzero.runs.report.write import write_report
+from drzero.runs.run_folder import RunFolder
 from drzero.stages.conversations import ConversationsFailed
 from drzero.stages.evaluation import run_evaluation
 from drzero.stages.result import read_result

@@ -31,7 +31,7 @@ from data.errors import DataError
 from drzero.cli import main
 from drzero.ops.errors import OutOfTime
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
-from drzero.ops.process.logs import OUT_OF_TIME, read_json_lines
+from drzero.ops.records import OUT_OF_TIME, read_json_lines
 from drzero.ops.services.services import ServiceDied, ServiceSpec
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage, resolve

@@ -34,8 +34,8 @@ from drzero.preflight.demo_world import demo_notice, is_demo_corpus, is_demo_pol
 from drzero.preflight.finding import PreflightFailed
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.overrides import OverrideError
-from drzero.runs.report.run_folder import RunFolder
 from drzero.runs.report.trajectories import Unreadable, read_trajectories
+from drzero.runs.run_folder import RunFolder
 from drzero.stages.conversations import ConversationsFailed, Failed
 from drzero.stages.endpoint import base_of, chat_endpoint, preview_overrides, usd
 from drzero.stages.preview import Player, play_questions, questions

@@ -17,7 +17,7 @@ from verl_saves import save
 
 from drzero.ops.errors import OutOfTime
 from drzero.ops.process.child import Command
-from drzero.ops.process.logs import EVENTS_FILE
+from drzero.ops.records import EVENTS_FILE
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import NothingDone
 from drzero.ops.watchdog.post_mortem import examine

@@ -21,7 +21,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from verl_saves import FILES, save
 
 from drzero.ops.notices import ALARM_KIND
-from drzero.ops.process.logs import EVENTS_FILE, read_json_lines
+from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.recipe.compose import compose_plain, resolve
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, settle_checkpoints, step_folder

@@ -12,7 +12,8 @@ from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.debug import marked_timer
 
 from drzero.ops.notices import CHECKPOINT_KIND
-from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE
 from verl_ext.artefacts import announce
 from verl_ext.checkpoints import prune_checkpoints, saved_step, saving, step_folder
 from verl_ext.early_end import Note, write_note

@@ -21,9 +21,7 @@ from drzero.ops.flow.checks import Symptom, find_symptoms
 from drzero.ops.flow.snapshot import SUSPENDED_S, Snapshot, WaitsOn, follow
 from drzero.ops.flow.sources import Source, merge
 from drzero.ops.flow.workers import Worker, read_workers, worker_lines
-from drzero.ops.process.logs import append_json_lines
-
-FLOW_FILE = "flow.jsonl"
+from drzero.ops.records import append_json_lines
 
 
 @dataclass(frozen=True, kw_only=True)

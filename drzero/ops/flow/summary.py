@@ -1,23 +1,22 @@
 """What a run's flow stream says after its end: where samples were, what became of them, what was wrong.
 
-    facts, symptoms = summarise(folder / FLOW_FILE, since=begun)
+    facts, symptoms = summarise(RunRecords(folder).flow, since=begun)
 
 The stream holds all starts of a run; `since` (unix seconds) leaves the earlier ones out.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drzero.ops.process.logs import read_json_lines
+from drzero.ops.records import Record
 
 _ENDS = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "lost")
 
 
-def summarise(path: Path, since: float = 0.0) -> tuple[dict[str, str], list[str]]:
+def summarise(stream: Sequence[Record], since: float = 0.0) -> tuple[dict[str, str], list[str]]:
     """Facts by name, and a line for each symptom, the most frequent first; both empty without a stream."""
-    records = [record for record in read_json_lines(path) if record.get("time", 0.0) >= since]
+    records = [record for record in stream if record["time"] >= since]
     if not records:
         return {}, []
     last = records[-1]

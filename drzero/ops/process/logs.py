@@ -7,13 +7,11 @@ A child's output is read by a thread, because a child blocks when its pipe is fu
 error message needs: the last lines, and the first that looks like an error, which is mostly the cause.
 """
 
-import json
 import os
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 from drzero.ops import console
 from drzero.ops.notices import notice_of, plain
+from drzero.ops.records import append_json_lines
 
 _LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
 _ERROR = re.compile(
@@ -100,21 +99,6 @@ class LogTee(threading.Thread):
                 console.say(self._command, f"more errors: {self._log.name}", "error")
 
 
-EVENTS_FILE = "events.jsonl"
-OUT_OF_TIME = "out_of_time"
-_ENDS = ("stopped", "end", "exit", "cost")
-
-
-def begins_start(event: Mapping[str, Any], last: Mapping[str, Any], opened: Mapping[str, Any]) -> bool:
-    """Whether an event opens a further start of its run, after one that has ended or was killed.
-
-    `last` is the event before it, `opened` the last one of kind `start`; a killed run's is another process's.
-    """
-    if event["kind"] != "start":
-        return False
-    return last["kind"] in _ENDS or event.get("pid") != opened.get("pid")
-
-
 class EventLog:
     """Prints events as notices (`drzero.ops.notices`), and appends them to a file."""
 
@@ -129,23 +113,3 @@ class EventLog:
             append_json_lines(self._path, record | {"pid": os.getpid()})
         if notice := notice_of(record):
             console.announce(notice)
-
-
-def append_json_lines(path: Path, *records: Mapping[str, Any]) -> None:
-    """Append to a file and create its folder; a full disk loses lines, never the run."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(record) + "\n" for record in records))
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file, none if it is missing; a truncated line is left out."""
-    records = []
-    with suppress(OSError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    records.append(record)
-    return records

@@ -15,12 +15,11 @@ from typing import Any
 
 import psutil
 
-from drzero.ops.process.logs import append_json_lines
 from drzero.ops.process.tree import Process, descendants
+from drzero.ops.records import append_json_lines
 from drzero.ops.resources.cgroup import memory_free
 from drzero.ops.resources.gpu import Gpus, GpuSample
 
-SAMPLES_FILE = "samples.jsonl"
 _MB = 1 << 20
 
 

@@ -24,8 +24,9 @@ from typing import Any, Self
 
 from drzero.ops.console import say
 from drzero.ops.process.child import Child, ChildError, Command
-from drzero.ops.process.logs import EVENTS_FILE, EventLog
+from drzero.ops.process.logs import EventLog
 from drzero.ops.process.tree import descendants
+from drzero.ops.records import EVENTS_FILE
 from drzero.ops.resources.cgroup import OomWatch
 from drzero.ops.services.external import OutsideService, OutsideSpec
 from drzero.ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask

@@ -14,7 +14,6 @@ The run is followed in two ways, with one rule of patience for both (`Patience`:
 Whichever runs out of patience first is the stall. A limit that is set for a phase holds for both.
 """
 
-import json
 import os
 import re
 import statistics
@@ -28,6 +27,7 @@ from typing import Literal
 
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot, WaitsOn, far_end, undrained
 from drzero.ops.flow.workers import finished, read_workers
+from drzero.ops.records import BEAT_KEYS, JsonTail
 from drzero.ops.services.services import Service
 
 
@@ -143,9 +143,8 @@ class PhaseClock:
 
     def __init__(self, path: Path, patience: Patience, started: float) -> None:
         """Follow `path` from its present end; until the first beat the phase is the start-up."""
-        self._path = path
+        self._tail = JsonTail(path, BEAT_KEYS, path.stat().st_size if path.exists() else 0)
         self._patience = patience
-        self._offset = path.stat().st_size if path.exists() else 0
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
         self._silences: defaultdict[str, list[float]] = defaultdict(list)
         self._longest = 0.0
@@ -156,22 +155,14 @@ class PhaseClock:
 
     def read(self) -> None:
         """Read the new heartbeats."""
-        with suppress(OSError):
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                new = file.read()
-            whole = new[: new.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            for line in whole.splitlines():
-                with suppress(ValueError, KeyError, TypeError):
-                    record = json.loads(line)
-                    beat = Beat(float(record["time"]), int(record["step"]), str(record["phase"]))
-                    self.moved(beat.time)
-                    self._durations[self.beat.phase].append(beat.time - self.beat.time)
-                    self._silences[self.beat.phase].append(self._longest)
-                    self._longest = 0.0
-                    self.entered.add(beat.phase)
-                    self.beat = beat
+        for record in self._tail.read():
+            beat = Beat(float(record["time"]), int(record["step"]), str(record["phase"]))
+            self.moved(beat.time)
+            self._durations[self.beat.phase].append(beat.time - self.beat.time)
+            self._silences[self.beat.phase].append(self._longest)
+            self._longest = 0.0
+            self.entered.add(beat.phase)
+            self.beat = beat
 
     def moved(self, now: float) -> None:
         """Something moved within the phase."""

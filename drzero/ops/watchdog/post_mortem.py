@@ -13,23 +13,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from drzero.ops.causes import Cause, first_cause
-from drzero.ops.flow.monitor import FLOW_FILE
 from drzero.ops.flow.summary import summarise
-from drzero.ops.process.logs import EVENTS_FILE, OUT_OF_TIME, begins_start, read_json_lines
-from drzero.ops.resources.sampler import SAMPLES_FILE
+from drzero.ops.records import OUT_OF_TIME, Record, RunRecords
 from drzero.ops.services.external import SILENT
 from drzero.ops.watchdog.collect import error_lines
 
 _RESUMES = "rerun it: it resumes at its last checkpoint"
 _FAILURES = {"crash", "hung", SILENT}
 """Events of services."""
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -49,17 +43,18 @@ class Death:
 
 def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     """Read what a run left in `folder`; `causes` are those that only its recipe knows."""
-    logs = folder / "logs"
-    events = _of_last_start(read_json_lines(logs / EVENTS_FILE))
-    samples = read_json_lines(folder / SAMPLES_FILE)
-    facts = _facts(read_json_lines(folder / "heartbeats.jsonl"), samples, events)
-    flow, symptoms = summarise(folder / FLOW_FILE, since=events[0]["time"] if events else 0.0)
+    run = RunRecords(folder)
+    events = run.last_start
+    facts = _facts(run)
+    flow, symptoms = summarise(run.flow, since=events[0]["time"] if events else 0.0)
     # Services first, the main command, which uses them, last.
     offsets = {
         event["component"]: int(event.get("offset", 0)) for event in events if event["kind"] == "start"
     }
     mains = {event["component"] for event in events if "offset" in event}
-    paths = sorted(logs.glob("*.log"), key=lambda path: (path.stem in (mains or {"trainer"}), path.stem))
+    paths = sorted(
+        (folder / "logs").glob("*.log"), key=lambda path: (path.stem in (mains or {"trainer"}), path.stem)
+    )
     errors = {path.stem: lines for path in paths if (lines := error_lines(path, offsets.get(path.stem, 0)))}
     # What a stage writes last is the only sign of success of one that has services and no main command.
     ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events) or (
@@ -78,7 +73,7 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
         text = "the stage ended its services in order and left no result: the reason is on its console"
         death = Death("failed", text, advice="see there; for a stage of a loop, in evolve/logs/")
     else:
-        scarce = _scarce(samples)
+        scarce = _scarce(run.samples)
         where = f" in {facts['phase']}" if "phase" in facts else ""
         death = Death(
             "cut off",
@@ -90,23 +85,6 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     if death.state != "finished":
         death = replace(death, evidence=(*death.evidence, *symptoms))
     return replace(death, facts=facts | flow | death.facts)
-
-
-def lasting_stall(folder: Path) -> Record | None:
-    """The event of a stall in the run's last start after which nothing has moved; None without one."""
-    events = _of_last_start(read_json_lines(folder / "logs" / EVENTS_FILE))
-    moves = [event for event in events if event["kind"] in ("stall", "progress", "exit")]
-    return moves[-1] if moves and moves[-1]["kind"] == "stall" else None
-
-
-def _of_last_start(events: list[Record]) -> list[Record]:
-    begins, opened = 0, events[0] if events else {}
-    for place, (earlier, event) in enumerate(pairwise(events), 1):
-        if begins_start(event, earlier, opened):
-            begins = place
-        if event["kind"] == "start":
-            opened = event
-    return events[begins:]
 
 
 def _blamed(events: Sequence[Record], ended_well: bool) -> Record | None:
@@ -163,8 +141,8 @@ def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause]) -> Death:
     return Death("failed", text, component, lines[0], f"read {component}.log around that line")
 
 
-def _facts(beats: Sequence[Record], samples: Sequence[Record], events: Sequence[Record]) -> dict[str, str]:
-    facts = {}
+def _facts(run: RunRecords) -> dict[str, str]:
+    beats, samples, facts = run.beats, run.samples, {}
     if beats:
         last = beats[-1]
         facts["phase"] = f"{last['phase']} of step {last['step']}"
@@ -177,9 +155,11 @@ def _facts(beats: Sequence[Record], samples: Sequence[Record], events: Sequence[
             peaks[sample["component"]] = max(peaks.get(sample["component"], 0), sample["rss_mb"])
     if peaks:
         facts["peak memory"] = ", ".join(f"{name} {mb} MB" for name, mb in peaks.items())
-    restarts = Counter(event["component"] for event in events if event["kind"] == "restart")
+    restarts = Counter(event["component"] for event in run.last_start if event["kind"] == "restart")
     if restarts:
         facts["restarts"] = ", ".join(f"{name} {count}" for name, count in restarts.items())
+    if run.unreadable:
+        facts["unreadable"] = ", ".join(f"{name}: {count} lines" for name, count in run.unreadable.items())
     return facts
 
 

@@ -26,8 +26,9 @@ from drzero.ops.flow.snapshot import SUSPENDED_S
 from drzero.ops.flow.workers import read_workers
 from drzero.ops.process.child import Child
 from drzero.ops.process.logs import EventLog
+from drzero.ops.records import SAMPLES_FILE
 from drzero.ops.resources.cgroup import OomWatch
-from drzero.ops.resources.sampler import SAMPLES_FILE, Sampler, disk_free_gb
+from drzero.ops.resources.sampler import Sampler, disk_free_gb
 from drzero.ops.services.services import Service, ServiceGroup
 from drzero.ops.watchdog import collect
 from drzero.ops.watchdog.diagnosis import HUNG_SERVICE, UNKNOWN, Diagnosis, Landmarks, Situation, diagnose

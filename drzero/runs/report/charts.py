@@ -18,7 +18,7 @@ from vl_convert import vegalite_to_png
 
 from drzero.ops.files import atomic_write
 from drzero.runs.report.figures import Estimate, Tally, thinned
-from drzero.runs.report.run_folder import Mark, RunFolder
+from drzero.runs.run_folder import Mark, RunFolder
 
 Spec = dict[str, Any]
 
@@ -304,7 +304,7 @@ def _flow(run: RunFolder) -> list[Chart]:
 
 def _resources(run: RunFolder) -> list[Chart]:
     by: dict[str, list[Mapping[str, Any]]] = {}
-    for sample in run.resources:
+    for sample in run.samples:
         by.setdefault(str(sample["component"]), []).append(sample)
     host = by.pop("host", [])
     gpus = [
@@ -345,7 +345,7 @@ def _over_time(
     series: Sequence[tuple[str, Sequence[Mapping[str, Any]]]],
 ) -> list[Chart]:
     """Lines over the minutes since the run's first sign of life."""
-    start = min((record["time"] for record in (*run.events, *run.resources, *run.flow)), default=0.0)
+    start = min((record["time"] for record in (*run.events, *run.samples, *run.flow)), default=0.0)
     rows = [
         {"minutes": round((time - start) / 60, 3), "name": shown, "value": value}
         for shown, records in series
@@ -353,7 +353,7 @@ def _over_time(
     ]
     if not rows:
         return []
-    total = max(record["time"] for record in (*run.events, *run.resources, *run.flow)) - start
+    total = max(record["time"] for record in (*run.events, *run.samples, *run.flow)) - start
     x: Spec = {
         "field": "minutes",
         "type": "quantitative",

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drzero.ops.notices import ALARM_KIND, CHECKPOINT_KIND
+from drzero.ops.records import Record
 from drzero.runs.report.figures import Tally
-from drzero.runs.report.run_folder import Record, RunFolder
+from drzero.runs.run_folder import RunFolder
 
 _NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND)
 """Events that change nothing of whether their component is up."""

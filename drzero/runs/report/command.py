@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from drzero.ops.errors import UserError
-from drzero.runs.report.run_folder import NotARun, RunFolder
 from drzero.runs.report.write import write_report
+from drzero.runs.run_folder import NotARun, RunFolder
 
 
 class BadArguments(UserError):

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from drzero.ops.files import atomic_path
+from drzero.ops.records import Record
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.reasons import explain
-from drzero.runs.report.run_folder import NotARun, Record, RunFolder
 from drzero.runs.report.trajectories import Attempt, Trajectory, Unreadable, read_trajectories
+from drzero.runs.run_folder import NotARun, RunFolder
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
 

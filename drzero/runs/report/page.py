@@ -22,16 +22,17 @@ from data.examples import Examples
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.compose import RESOLVED
 from drzero.recipe.rates import RATES_DATE
+from drzero.runs.loop_folder import stage_runs, stages, versions
 from drzero.runs.report import loop
 from drzero.runs.report.charts import Chart, page_spec, training_charts
 from drzero.runs.report.checklist import component_states, training_checks
 from drzero.runs.report.figures import Tally
-from drzero.runs.report.run_folder import MANIFEST, RunFolder
 from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
 from drzero.runs.report.templates import FOLDER, TEMPLATES
 from drzero.runs.report.text import visible
 from drzero.runs.report.trajectories import Unreadable, read_trajectories, trajectory_files
 from drzero.runs.report.vega import vega
+from drzero.runs.run_folder import MANIFEST, RunFolder
 from drzero.stages.examples import read_examples
 from drzero.stages.preview_report import cost_lines
 
@@ -61,7 +62,7 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
         charts=charts,
         checks=training_checks(run, tally) if run.kind == "training" else [],
         components=component_states(run),
-        stages=loop.stages(run),
+        stages=stages(run),
         scores=loop.score_rows(run),
         changes=loop.score_changes(run),
         gates=[outcome for folder in _syntheses(run) for outcome in loop.gate_outcomes(folder)],
@@ -88,7 +89,7 @@ def waiting_page(reason: str) -> str:
 
 def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, Unreadable]:
     """Every trajectory of the run, of a loop those of all its stages, in one pass over the files."""
-    parts = loop.stage_runs(run) if run.kind == "loop" else [run]
+    parts = stage_runs(run) if run.kind == "loop" else [run]
     table = TrajectoryTable(sum(_lines(path) for part in parts for path in trajectory_files(part)))
     tally, unreadable = Tally(), Unreadable()
     for part in parts:
@@ -115,13 +116,13 @@ def _charts(run: RunFolder, tally: Tally) -> list[Chart]:
 
 def _syntheses(run: RunFolder) -> list[Path]:
     """The folders of the syntheses, or of the preview, that the page is about."""
-    parts = loop.stage_runs(run) if run.kind == "loop" else [run]
+    parts = stage_runs(run) if run.kind == "loop" else [run]
     return [part.folder for part in parts if part.kind in ("synthesize", "preview")]
 
 
 def _examples(run: RunFolder) -> list[tuple[str, Examples]]:
     """The questions to read, by stage; of a loop those of all its stages, the last ones first."""
-    parts = loop.stage_runs(run)[::-1] if run.kind == "loop" else [run]
+    parts = stage_runs(run)[::-1] if run.kind == "loop" else [run]
     found = ((part.name, read_examples(part.folder)) for part in parts)
     return [(name, examples) for name, examples in found if examples]
 
@@ -132,9 +133,9 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
     tokens = run.result.get("tokens")
     first = run  # of a loop, the stage whose config has the model and the machine that it began with
     if run.kind == "loop":
-        stages = loop.stages(run)
-        seconds, tokens = math.fsum(s.seconds for s in stages), sum(s.tokens for s in stages)
-        first = next(iter(loop.stage_runs(run)), run)
+        begun = stages(run)
+        seconds, tokens = math.fsum(s.seconds for s in begun), sum(s.tokens for s in begun)
+        first = next(iter(stage_runs(run)), run)
     facts = {
         "run": run.name,
         "stage": {"hrpo": "challenger (HRPO)", "grpo": "solver (GRPO)", "environment": "train (GRPO)"}.get(
@@ -152,7 +153,8 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
         "command": run.command,
         "config as run": f"{RESOLVED}.yaml" if run.config else None,
         "manifest": MANIFEST if run.kind == "loop" else None,
-        "versions": loop.versions(run) if run.kind == "loop" else run.versions,
+        "versions": versions(run) if run.kind == "loop" else run.versions,
+        "unreadable": ", ".join(f"{count} lines of {name}" for name, count in run.unreadable.items()) or None,
         "folder": str(run.folder),
     }
     return {name: value for name, value in facts.items() if value is not None}

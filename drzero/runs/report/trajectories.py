@@ -15,7 +15,8 @@ from typing import Any
 
 from data.parquet_io import read_parquet
 from data.solver_rows import REJECTS, TRAIN, VAL
-from drzero.runs.report.run_folder import Record, RunFolder
+from drzero.ops.records import Record, read_json_lines
+from drzero.runs.run_folder import RunFolder
 from drzero.stages.result import FOUND, SAMPLES
 from drzero.stages.scores import ANSWERS
 from verl_ext.method.challenger_reward import extract_pair
@@ -197,9 +198,7 @@ def _answer(record: Record, **at: Any) -> Trajectory:
 
 def _gate_verdicts(folder: Path) -> dict[int, tuple[str, ...]]:
     """What the gates said of each question of a preview."""
-    path = folder / FOUND
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()
-    found = (json.loads(line) for line in lines)
+    found = read_json_lines(folder / FOUND)
     return {
         int(each["prompt_index"]): tuple(each["reasons"]) or ("passed every gate",) * bool(each["accepted"])
         for each in found
@@ -233,9 +232,7 @@ def _fates(folder: Path) -> dict[int, _Fate]:
                 fates[int(info["index"])] = _Fate(
                     int(info["hop"]), info["doc_id"], info["document"], taken=info["question"]
                 )
-    rejects = folder / REJECTS
-    for line in rejects.read_text(encoding="utf-8").splitlines() if rejects.is_file() else ():
-        record = json.loads(line)
+    for record in read_json_lines(folder / REJECTS):
         refused = {int(sample["sample"]): tuple(sample["reasons"]) for sample in record["samples"]}
         fates[int(record["prompt_index"])] = _Fate(int(record["hop"]), record["doc_id"], refused=refused)
     return fates

@@ -20,9 +20,9 @@ from threading import Lock
 from urllib.parse import quote, unquote, urlsplit
 
 from drzero.ops.process.lock import lock_is_held
-from drzero.runs.report.loop import stage_runs
+from drzero.runs.loop_folder import stage_runs
 from drzero.runs.report.page import Live, make_page, waiting_page
-from drzero.runs.report.run_folder import NotARun, RunFolder
+from drzero.runs.run_folder import NotARun, RunFolder
 
 _WATCHED = ("*.json", "*.jsonl", "resolved.yaml", "logs/events.jsonl", "dumps/*.jsonl", "metrics/*.jsonl")
 _LINKED = (".json", ".jsonl", ".yaml", ".html")

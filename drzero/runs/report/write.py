@@ -14,7 +14,7 @@ from data.errors import DataError
 from drzero.ops.console import say
 from drzero.ops.errors import RunFailed
 from drzero.ops.files import atomic_write
-from drzero.runs.report.run_folder import NotARun, RunFolder
+from drzero.runs.run_folder import NotARun, RunFolder
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import seconds_left
 

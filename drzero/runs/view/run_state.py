@@ -1,30 +1,35 @@
-"""The state of a run, from the files that it appends to: events, heartbeats, metrics, samples of resources.
+"""The state of a run, read from the files it appends to.
 
     files = RunFiles(folder, RunFacts("demo", "hrpo", steps=4))
-    files.poll()            # reads what is new; returns the steps logged since the last poll
+    files.poll()            # reads what is new, returns the steps logged since the last poll, and the events
     files.state.phase
 
-A missing or half-written file is no error: a run that has just begun has none.
+A run that has just begun may have none of these files.
 """
 
-import json
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 from omegaconf import DictConfig
 
-from drzero.ops.process.logs import EVENTS_FILE, begins_start
-from drzero.ops.resources.sampler import SAMPLES_FILE
-from drzero.ops.text import is_number
+from drzero.ops.records import (
+    BEAT_KEYS,
+    EVENT_KEYS,
+    EVENTS_FILE,
+    HEARTBEATS,
+    SAMPLE_KEYS,
+    SAMPLES_FILE,
+    JsonTail,
+    Record,
+    of_last_start,
+)
 from drzero.preflight.machine import declared_machine
-from drzero.recipe.metrics import Steps, add_step
-
-Record = dict[str, Any]
+from drzero.recipe.metrics import MetricsTail, Steps, add_step
 
 _STATES = {
     "start": "starting",
@@ -36,9 +41,9 @@ _STATES = {
     "stopped": "stopped",
     "exit": "ended",
 }
-"""What an event makes of its component."""
+"""The state of a component after an event of each kind."""
 _RECENT = 5
-"""Steps whose mean time the expected end is reckoned with: the first ones compile and fill caches."""
+"""Steps whose mean time predicts the end. The first ones compile and fill caches."""
 _LAST_BYTES = 1 << 17
 
 
@@ -48,13 +53,13 @@ class RunFacts:
 
     name: str
     method: str | None = None
-    """hrpo or grpo; None for a stage that does not train."""
+    """hrpo, grpo or environment. None for a stage that does not train."""
     steps: int = 0
     usd_per_hour: float = 0.0
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """Those of a stage's config."""
+        """Read them from a stage's config."""
         price = declared_machine(config, starting=True).usd_per_hour
         steps = config.trainer.total_training_steps if "trainer" in config else 0
         return cls(config.run.name, config.get("method"), steps, price)
@@ -62,25 +67,24 @@ class RunFacts:
 
 @dataclass
 class RunState:
-    """What is known of a run's present start, and the metrics of all its steps."""
+    """A run's present start, and the metrics of all its steps. Times are Unix seconds."""
 
     facts: RunFacts
     began: float | None = None
-    """When the start's first event was, in unix seconds."""
+    """Time of the start's first event."""
     ended: float | None = None
     """When the main command ended, if it has."""
     last_event: float | None = None
-    """When the last event was."""
     beats: list[Record] = field(default_factory=list)
     metrics: Steps = field(default_factory=dict)
     components: dict[str, str] = field(default_factory=dict)
-    """The state of each part of the run, by name."""
+    """State by component."""
     usage: dict[str, Record] = field(default_factory=dict)
-    """The last sample of each part, and of the host."""
+    """The last sample of each component, and of the host."""
 
     @property
     def last_sign(self) -> float | None:
-        """When anything of it was last written down."""
+        """When the run last wrote anything down."""
         times = [self.last_event, *(record["time"] for record in (*self.beats[-1:], *self.usage.values()))]
         return max((float(time) for time in times if time is not None), default=None)
 
@@ -91,7 +95,7 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """The step it is in; 0 before the first."""
+        """The step the trainer is in, 0 before the first."""
         return int(self.beats[-1]["step"]) if self.beats else 0
 
     @property
@@ -100,7 +104,7 @@ class RunState:
         return float(self.beats[-1]["time"]) if self.beats else self.began
 
     def left_s(self, now: float) -> float | None:
-        """Expected seconds until the last step has ended; None before a step of this start has."""
+        """Expected seconds to the end of the last step. None until this start has finished a step."""
         begins: dict[int, float] = {}
         for beat in self.beats:
             if beat["phase"] == "rollout":
@@ -116,107 +120,67 @@ class RunState:
         return each * (self.facts.steps - step) + of_this
 
     def usd(self, now: float) -> float:
-        """What this start has cost until now, by the declared machine's price."""
+        """What this start has cost, by the declared machine's price."""
         seconds = (self.ended or now) - self.began if self.began is not None else 0.0
         return seconds / 3600 * self.facts.usd_per_hour
 
 
-class JsonTail:
-    """What is new in a JSON-lines file that others append to; a line that is cut off waits for its rest."""
-
-    def __init__(self, path: Path, last_bytes: int | None = None) -> None:
-        """Of what is there already only the last bytes are read, if `last_bytes` is given."""
-        self._path = path
-        self._offset = 0
-        if last_bytes is not None:
-            with suppress(OSError):
-                self._offset = max(path.stat().st_size - last_bytes, 0)
-
-    def read(self) -> list[Record]:
-        """The records since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                if file.seek(0, 2) < self._offset:  # written again from its beginning
-                    self._offset = 0
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        whole, end, _ = data.rpartition(b"\n")
-        self._offset += len(whole + end)
-        records = []
-        for line in whole.split(b"\n"):
-            with suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    records.append(record)
-        return records
-
-
 class RunFiles:
-    """Follows the files of a run; `since` is when the start began that counts, by default the last one."""
+    """Follows the files of a run. Counted from `since`, by default from its last start."""
 
     def __init__(self, folder: Path, facts: RunFacts, since: float | None = None) -> None:
         self.state = RunState(facts)
-        self._metrics = folder / "metrics"
-        self._attempts: dict[Path, JsonTail] = {}
-        self._events = JsonTail(folder / "logs" / EVENTS_FILE)
-        self._beats = JsonTail(folder / "heartbeats.jsonl")
-        self._samples = JsonTail(folder / SAMPLES_FILE, _LAST_BYTES)
         self._since = since
-        self._last: Record = {}
-        self._opened: Record = {}
-        self._changed_at: dict[str, float] = {}
-        """When an event last changed the state of each component: an older sample does not know it."""
+        self._metrics = MetricsTail(folder)
+        self._event_tail = JsonTail(folder / "logs" / EVENTS_FILE, EVENT_KEYS)
+        self._beats = JsonTail(folder / HEARTBEATS, BEAT_KEYS)
+        samples, offset = folder / SAMPLES_FILE, 0
+        with suppress(OSError):  # a long run has samples of days, and only the last ones count
+            offset = max(samples.stat().st_size - _LAST_BYTES, 0)
+        self._samples = JsonTail(samples, SAMPLE_KEYS, offset)
+        self._events: list[Record] = []
+        self._changed: dict[str, float] = {}
+        """When an event last changed the state of each component."""
 
     def poll(self) -> tuple[list[int], list[Record]]:
-        """Read what is new; returns the steps logged since, and the events."""
-        events = [event for event in self._events.read() if self._counts(event)]
-        for event in events:
-            self._take(event)
-        began = self.state.began if self._since is None else self._since
-        self.state.beats += [
-            beat
-            for beat in self._beats.read()
-            if {"time", "step", "phase"} <= beat.keys() and beat["time"] >= (began or 0.0)
-        ]
-        for sample in self._samples.read():
-            if "component" in sample and sample.get("time", 0.0) >= (began or 0.0):
-                self.state.usage[str(sample["component"])] = sample
-                if "state" in sample and sample["time"] > self._changed_at.get(sample["component"], 0.0):
-                    self.state.components[str(sample["component"])] = str(sample["state"])
+        """Read what is new. Returns the steps logged since the last call, and the events."""
+        state, since = self.state, self._since or 0.0
+        events = [event for event in self._event_tail.read() if event["time"] >= since]
+        self._events += events
+        if events:
+            self._replay(of_last_start(self._events))
+        if self._since is None:
+            since = state.began or 0.0
+        state.beats += [beat for beat in self._beats.read() if beat["time"] >= since]
+        self._take_samples([sample for sample in self._samples.read() if sample["time"] >= since])
         return self._new_steps(), events
 
-    def _counts(self, event: Mapping[str, Any]) -> bool:
-        if not {"time", "kind"} <= event.keys():
-            return False
-        return self._since is None or bool(event["time"] >= self._since)
+    def _replay(self, start: list[Record]) -> None:
+        """Take over what the events of one start say."""
+        state = self.state
+        if state.began != start[0]["time"]:
+            state.began, state.beats, state.usage = start[0]["time"], [], {}
+        ends = [event["time"] for event in start if event["kind"] in ("exit", "end")]
+        state.ended, state.last_event = ends[-1] if ends else None, start[-1]["time"]
+        last = {str(event["component"]): event for event in start if event["kind"] in _STATES}
+        state.components = {name: _STATES[event["kind"]] for name, event in last.items()}
+        self._changed = {name: event["time"] for name, event in last.items()}
+        self._take_samples([*state.usage.values()])
 
-    def _take(self, event: Record) -> None:
-        state, kind, component = self.state, event.get("kind"), str(event.get("component"))
-        if not self._last or begins_start(event, self._last, self._opened):
-            state.began, state.ended = event["time"], None
-            state.components, state.usage, state.beats = {}, {}, []
-        self._last, state.last_event = event, event["time"]
-        if kind == "start":
-            self._opened = event
-        if kind in _STATES:
-            state.components[component] = _STATES[kind]
-            self._changed_at[component] = event["time"]
-        if kind in ("exit", "end"):
-            state.ended = event["time"]
+    def _take_samples(self, samples: Sequence[Record]) -> None:
+        for sample in samples:
+            component = str(sample["component"])
+            self.state.usage[component] = sample
+            # A sample older than the component's last event does not know its state.
+            if "state" in sample and sample["time"] > self._changed.get(component, 0.0):
+                self.state.components[component] = str(sample["state"])
 
     def _new_steps(self) -> list[int]:
-        new = []
-        for path in sorted(self._metrics.glob("attempt_*.jsonl")):
-            for record in self._attempts.setdefault(path, JsonTail(path)).read():
-                if "step" in record and isinstance(record.get("data"), dict):
-                    # A metric that is no number, such as the NaN of nothing, is in the file as null.
-                    data = {name: value for name, value in record["data"].items() if is_number(value)}
-                    add_step(self.state.metrics, int(record["step"]), data)
-                    new.append(int(record["step"]))
+        new = self._metrics.read()
+        for step, metrics in new:
+            add_step(self.state.metrics, step, metrics)
         self.state.metrics = dict(sorted(self.state.metrics.items()))
-        return new
+        return [step for step, _ in new]
 
 
 def shown_s(seconds: float) -> str:
@@ -227,5 +191,5 @@ def shown_s(seconds: float) -> str:
 
 
 def shown_time(at: float) -> str:
-    """A unix time as the local clock shows it."""
+    """A Unix time as the local clock shows it."""
     return time.strftime("%H:%M:%S", time.localtime(at))

@@ -1,0 +1,76 @@
+"""The folder of a self-evolution loop: its stages by iteration, and their own runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drzero.ops.records import Record
+from drzero.runs.run_folder import NotARun, RunFolder
+
+
+@dataclass(frozen=True)
+class StageState:
+    """The manifest's record of a stage."""
+
+    name: str
+    state: str
+    seconds: float
+    tokens: int
+    figures: Mapping[str, Any]
+    error: str | None
+    page: str | None
+    """Its report, relative to the loop's."""
+
+    @property
+    def iteration(self) -> int:
+        """Counted from 1. The evaluation of the base model has 0."""
+        return int(self.name.rpartition("_iter")[2] or 0)
+
+
+def stages(loop: RunFolder) -> list[StageState]:
+    """The stages in the order of the manifest."""
+    found = []
+    for name, entry in _entries(loop).items():
+        page = f"../{name}/report.html"
+        is_killed = entry.get("state") == "running" and not loop.is_running
+        found.append(
+            StageState(
+                name=str(name),
+                state="killed" if is_killed else str(entry.get("state")),
+                seconds=float(entry.get("seconds") or 0),
+                tokens=int(entry.get("tokens") or 0),
+                figures=entry.get("figures") or {},
+                error=entry.get("error"),
+                page=page if (loop.folder / page).is_file() else None,
+            )
+        )
+    return found
+
+
+def stage_runs(loop: RunFolder) -> list[RunFolder]:
+    """The runs of the stages that hold trajectories, in the order of the manifest."""
+    kept = ("dumps", "samples.jsonl", "answers.jsonl")
+    folders = [loop.folder.parent / name for name in _entries(loop)]
+    return [RunFolder(folder) for folder in folders if any((folder / name).exists() for name in kept)]
+
+
+def last_stage(run: RunFolder) -> Path:
+    """The run's folder, or of a loop the folder of the stage begun last. Raises NotARun before the first."""
+    if run.kind != "loop":
+        return run.folder
+    begun = [run.folder.parent / stage.name for stage in stages(run) if stage.state != "pending"]
+    if not begun:
+        raise NotARun(f"{run.folder}: no stage has begun yet")
+    return begun[-1]
+
+
+def versions(loop: RunFolder) -> str | None:
+    """The package versions that the last stage recorded."""
+    recorded = [entry["versions"] for entry in _entries(loop).values() if entry.get("versions")]
+    return ", ".join(f"{name} {version}" for name, version in recorded[-1].items()) if recorded else None
+
+
+def _entries(loop: RunFolder) -> dict[str, Record]:
+    found = loop.report.get("stages")
+    return found if isinstance(found, dict) else {}
