@@ -14,10 +14,11 @@ from verl_ext.method.passages import shown_passages
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.method.trajectory import Trajectory as Conversation
 
-# No further tag of the kind in between: of many that are never closed, each would be looked for to the end.
+# A stretch holds no further tag of its kind: else each of many unclosed ones would be searched to the end.
+# Atomic groups, because possessive groups fail in Python 3.11.2.
 _TAGGED = re.compile(
-    r"<(think|question|answer)>((?:[^<]++|<(?!/?\1>))*+)</\1>"
-    r"|<(tool_call)>(?:[^<]++|<(?!/?tool_call>))*+</tool_call>"
+    r"<(think|question|answer)>((?>(?:[^<]+|<(?!/?\1>))*))</\1>"
+    r"|<(tool_call)>(?>(?:[^<]+|<(?!/?tool_call>))*)</tool_call>"
 )
 
 
