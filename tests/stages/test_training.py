@@ -23,6 +23,7 @@ from drzero.ops.supervisor import NothingDone
 from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_plain, resolve
 from drzero.recipe.metrics import COLUMNS, read_metrics, spent_tokens
+from drzero.runs.view.follow import following
 from drzero.stages import training
 from drzero.stages.examples import read_examples
 from drzero.stages.summary import print_summary, summarise
@@ -319,7 +320,7 @@ def test_the_summary_of_a_run_that_collapsed_is_below_its_live_view(
     monkeypatch.delenv("CI", raising=False)
     with terminal_as_stdout() as text:
         with pytest.raises(Collapsed):
-            train(config, [])
+            train(config, [], following)
         view, cursor_is_shown_again, below = text().rpartition("\x1b[?25h")
     assert "since its start" in view and cursor_is_shown_again
     assert re.search(r"collapse searching from step +5", below)
