@@ -6,7 +6,7 @@
     tail = JsonTail(folder / HEARTBEATS)        # follows a run that still goes on
     tail.read()                                 # the new records
 
-Lines end with `\\n` alone. A line that cannot be read is left out and counted.
+Only a line feed ends a line. A line that cannot be read is left out and counted.
 """
 
 import json
