@@ -2,13 +2,10 @@
 
     announce(folder / "manifest.json")      # after the rename, never before
 
-Needed where the disk does not outlive the run: its supervisor names a file in `DRZERO_ARTEFACT_LOG`, to which
-every complete checkpoint, rollout dump, manifest, result, export and data file adds a line:
+Use it where the disk does not outlive the run. The supervisor names a log in `DRZERO_ARTEFACT_LOG`, and every
+complete checkpoint, dump, manifest, result, export and data file adds a line (docs/stopping.md):
 
     {"path": "/checkpoints/solver_iter1/global_step_10", "time": unix seconds}
-
-A line says nothing about the path's neighbours (docs/stopping.md). Free of veRL: `pipeline` announces what
-`data` and `search` have written.
 """
 
 import json
@@ -20,10 +17,10 @@ LOG_VARIABLE = "DRZERO_ARTEFACT_LOG"
 
 
 def announce(path: Path) -> None:
-    """Log that the file or folder at `path` is complete on disk; without the variable do nothing.
+    """Log that the file or folder at `path` is complete. Does nothing without the variable.
 
-    Any number of processes may announce to one file: a line is one append. Raises OSError when the file
-    cannot be written, since the caller's work would then be lost with the machine.
+    Several processes may write to one log: a line is one append. Raises OSError if the log cannot be written,
+    because the caller's work would be lost with the machine.
     """
     log = os.environ.get(LOG_VARIABLE)
     if not log:

@@ -1,17 +1,14 @@
 """A run's checkpoints on disk: which are whole, which one a rerun resumes from, and which may be removed.
 
-    settle_checkpoints(run)           # before veRL resumes: put aside or remove what is not whole
+    settle_checkpoints(run)           # before veRL resumes: set aside or remove incomplete ones
     saved_step(run)                   # 40
 
-veRL 0.9.1 saves in place, in this order: the actor's files into `global_step_N/actor`, then `data.pt` (the
-position in the data), in the asynchronous modes `transfer_queue` (under another name until it is complete),
-then the number N into `latest_checkpointed_iteration.txt`. A whole checkpoint is
-judged by its files and counts whether or not that number says so: a kill, a copy or a slip of the hand loses
-the number first. Nothing whole is removed but by `prune_checkpoints`, and of the rest only what is known to
-be ours: a save that was marked as begun (`saving`), and what was being removed. Anything else is renamed.
+veRL 0.9.1 writes `global_step_N/actor`, then `data.pt` (the position in the data), in asynchronous modes
+`transfer_queue`, and last the number N into `latest_checkpointed_iteration.txt`. A kill or a copy loses that
+number first, so a checkpoint is judged by its files. veRL would prune old actors before the new step is
+complete. Our trainer calls `prune_checkpoints` instead, which never removes the newest whole folder.
 
-veRL prunes old actors, and only these, before the new step has its `data.pt` and its number. Our trainer
-therefore prunes with `prune_checkpoints`: whole folders, and never the newest.
+`settle_checkpoints` deletes only incomplete checkpoints that this project wrote, and renames all others.
 """
 
 import json
@@ -28,9 +25,9 @@ from drzero.ops.files import atomic_write
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _SAVING = ".saving"
-"""In a run's folder: the step whose save has begun and not ended."""
+"""File in a run's folder with the step that is being saved."""
 _SAVED = {"actor", "data.pt", *(f"transfer_queue{part}" for part in ("", ".tmp", ".old"))}
-"""What veRL writes into a step's folder, for a run without a critic."""
+"""What veRL writes into a step's folder without a critic."""
 _REMOVING = ".removing"
 
 
@@ -40,19 +37,17 @@ def step_folder(run: Path, step: int) -> Path:
 
 
 def saved_step(run: Path) -> int:
-    """The step of the run's last complete checkpoint, 0 if it has none.
+    """The step of the last complete checkpoint, or 0: the recorded step, or a newer one that is whole.
 
-    It is the recorded one unless a whole one is newer. A recorded one may be missing (`is_whole` tells).
+    The folder of the recorded step may be missing (`is_whole` tells).
     """
     recorded = _number(run / TRACKER)
-    return next(
-        (step for step in reversed(_steps(run)) if step > recorded and is_whole(step_folder(run, step))),
-        recorded,
-    )
+    newer = (step for step in reversed(_steps(run)) if step > recorded and is_whole(step_folder(run, step)))
+    return next(newer, recorded)
 
 
 def shard_count(actor: Path) -> int | None:
-    """In how many shards an actor's weights are; None if its `fsdp_config.json` is missing or damaged."""
+    """Number of shards of an actor's weights, or None if its `fsdp_config.json` is missing or damaged."""
     path = actor / "fsdp_config.json"
     try:
         world = json.loads(path.read_text(encoding="utf-8"))["world_size"] if path.is_file() else None
@@ -62,25 +57,23 @@ def shard_count(actor: Path) -> int | None:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a step folder has every rank's weights, and the position in the data, which is written last.
-
-    A file that was cut off counts as missing: torch's files end with the list of their parts.
-    """
+    """Whether a step folder has every rank's weights and the position in the data, none of them cut off."""
     actor = checkpoint / "actor"
     world = shard_count(actor)
     is_config = (actor / "huggingface" / "config.json").is_file()
     if world is None or not is_config or (checkpoint / "transfer_queue.tmp").exists():
         return False
     shards = (actor / f"model_world_size_{world}_rank_{rank}.pt" for rank in range(world))
+    # torch writes the list of a zip file's parts last.
     files = chain([checkpoint / "data.pt"], shards)
     return all(path.is_file() and zipfile.is_zipfile(path) for path in files)
 
 
 @contextmanager
 def saving(run: Path, step: int) -> Iterator[None]:
-    """Mark a step as being saved: if the body does not end well, `settle_checkpoints` may remove the step.
+    """Mark a step as being saved: if the body fails, `settle_checkpoints` may remove the step.
 
-    A folder of that name that is there before is not marked: it is somebody else's.
+    A folder that already exists is not marked, because this run did not write it.
     """
     if not step_folder(run, step).exists():
         atomic_write(run / _SAVING, str(step))
@@ -89,10 +82,10 @@ def saving(run: Path, step: int) -> Iterator[None]:
 
 
 def settle_checkpoints(run: Path, start: int | None = None) -> list[str]:
-    """Put a run's folder in order, so that veRL resumes from its last complete step; returns what was done.
+    """Tidy a run's folder so that veRL resumes from its last complete step. Returns one line per change.
 
-    Steps above `start` are put aside even if they are whole: the run is to start there, and would otherwise
-    resume from them the next time. None is no such limit. The recorded step is not judged here.
+    With `start`, later steps are set aside even if they are whole, so that the next start does not resume
+    from them. The recorded step is not checked here.
     """
     if not run.is_dir():
         return []
@@ -115,9 +108,9 @@ def settle_checkpoints(run: Path, start: int | None = None) -> list[str]:
 
 
 def prune_checkpoints(run: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep` whole steps; None or 0 keeps them all.
+    """Remove all but the newest `keep` whole steps. None or 0 keeps them all.
 
-    A folder with other files than veRL's in it stays, and so does one that is not whole.
+    Incomplete folders stay, and so do folders with files that veRL did not write.
     """
     whole = [folder for step in _steps(run) if is_whole(folder := step_folder(run, step))]
     for folder in whole[:-keep] if keep else []:
@@ -126,7 +119,7 @@ def prune_checkpoints(run: Path, keep: int | None) -> None:
 
 
 def _record(run: Path, step: int) -> list[str]:
-    """Make the recorded number `step`, no file for 0; returns what was done."""
+    """Set the recorded number to `step`, or remove it for 0. Returns one line per change."""
     tracker = run / TRACKER
     if _number(tracker) == step and (step or not os.path.lexists(tracker)):
         return []
@@ -139,7 +132,7 @@ def _record(run: Path, step: int) -> list[str]:
 
 
 def _put_earlier(folder: Path, why: str) -> str:
-    """Put aside a checkpoint of an earlier start; of several such of one step the last is kept."""
+    """Set aside a checkpoint of an earlier start, replacing one that was set aside before."""
     before = folder.with_name(f"{folder.name}.earlier")
     if before.is_dir() and _is_ours(before):
         _remove(before)
@@ -154,7 +147,7 @@ def _put_aside(path: Path, why: str, word: str = "put_aside") -> str:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a step's folder; a kill leaves it under a name that the next start removes."""
+    """Remove a step's folder. After a kill, the next start finishes the removal."""
     gone = folder.with_name(f".{folder.name}{_REMOVING}")
     folder.rename(gone)
     shutil.rmtree(gone)
@@ -165,7 +158,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _number(path: Path) -> int:
-    """The step that a file names; 0 for no file, or any other content."""
+    """The step that a file names. 0 if it is missing or has other content."""
     try:
         text = path.read_text(encoding="ascii").strip() if path.is_file() else ""
     except (OSError, UnicodeDecodeError):
@@ -174,7 +167,7 @@ def _number(path: Path) -> int:
 
 
 def _steps(run: Path) -> list[int]:
-    """The steps that have a folder, from the oldest on."""
+    """The steps that have a folder, oldest first."""
     names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
     found = (re.fullmatch("global_step_([1-9][0-9]{0,17})", name) for name in names)
     return sorted(int(match[1]) for match in found if match)

@@ -1,7 +1,4 @@
-"""The note that a trainer leaves when it ends before its last step: veRL exits with 0 all the same.
-
-Free of veRL, so that the stage that started the trainer may read it.
-"""
+"""The note that a trainer leaves when it ends before its last step, because veRL exits with 0 either way."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,12 +7,11 @@ from pathlib import Path
 from drzero.ops.files import atomic_write
 
 NOTE = "ended_early.json"
-"""The note's file in a run's folder."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """The last step, which is saved, and why the trainer ended there: out of time, or `collapsed`."""
+    """The last step, which is saved, and why the trainer ended there: out of time or `collapsed`."""
 
     step: int
     why: str
@@ -23,16 +19,16 @@ class Note:
 
 
 def write_note(folder: Path, note: Note) -> None:
-    """Write the note into a run's folder, atomically."""
+    """Write the note, atomically."""
     atomic_write(folder / NOTE, json.dumps(asdict(note)))
 
 
 def read_note(folder: Path) -> Note | None:
-    """The note in a run's folder; None when there is none."""
+    """The note in a run's folder, or None."""
     path = folder / NOTE
     return Note(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def drop_note(folder: Path) -> None:
-    """Remove the note, if there is one."""
+    """Remove the note, if any."""
     (folder / NOTE).unlink(missing_ok=True)

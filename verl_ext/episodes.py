@@ -1,18 +1,14 @@
-"""Plays an episode of any environment with a model, token in, token out; free of veRL.
+"""Plays an episode of any environment with a model, token in, token out.
 
     limits = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=64)
     (played,) = await play(taskset, row, model, limits)
 
-`model` is whatever samples ids from ids: veRL's rollout engine in training (`verl_ext.rollout`), a served
-model in an evaluation (`verl_ext.clients.environment_agent`). Both play here, so that an agent is evaluated
-as it was trained.
+Training plays with veRL's rollout engine (`verl_ext.rollout`), evaluation with a served model
+(`verl_ext.clients.environment_agent`), and both use this code. An error in the environment's code is a
+`fault`: the episode has no score and counts as failed. Errors of the model's engine or server are raised.
 
-What the environment's own code spoils is a `fault` and has no score: it is counted, and is no zero. What the
-model's engine or server raises is raised.
-
-An environment whose library builds the ids itself (`Taskset.player`) has a function of the form of `play`: it
-gets its samples from the same `model`, and returns one `Played` for each branch that is to be trained on, the
-last of which is the episode's own.
+A library that builds the ids itself names its own function (`Taskset.player`), with the signature of `play`.
+It returns one `Played` per branch to train on. The last one is the episode's own.
 """
 
 import functools
@@ -37,37 +33,37 @@ from verl_ext.telemetry import waiting
 
 @dataclass(frozen=True)
 class Sampled:
-    """One turn as an engine sampled it."""
+    """One turn as sampled."""
 
     ids: list[int]
-    """At least one, the end of the turn included if the model wrote it."""
+    """At least one, with the end of the turn if the model wrote it."""
     log_probs: list[float] | None = None
     truncated: bool = False
-    """Whether the limit of tokens ended it."""
+    """Cut off by the token limit."""
 
 
 class Model(Protocol):
-    """What an episode is played with."""
+    """What samples the turns of an episode."""
 
     tokenizer: Any
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
-        """The next turn; raises whatever its engine or server raises."""
+        """Sample the next turn. Errors of its engine or server propagate."""
         ...
 
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """What one episode may take."""
+    """Limits of one episode."""
 
     prompt_tokens: int
     response_tokens: int
-    """Of all that follows the prompt, the environment's messages included."""
+    """Everything after the prompt, with the environment's messages."""
     tokens_per_turn: int
     max_turns: int | None = None
-    """Besides the taskset's own; None for no further limit."""
+    """In addition to the taskset's own limit."""
     call_form: str = "hermes"
-    """How the model writes tool calls (`environments.call.FORMS`)."""
+    """How the model writes tool calls, a key of `environments.call.FORMS`."""
 
 
 Ended = Literal["over", "turns", "tokens", "fault"]
@@ -75,27 +71,27 @@ Ended = Literal["over", "turns", "tokens", "fault"]
 
 @dataclass
 class Played:
-    """One episode, or one branch of it: the ids to train on, and what happened."""
+    """One episode or branch: the ids to train on, and what happened."""
 
     prompt_ids: list[int]
     response_ids: list[int]
     response_mask: list[int]
     """1 for sampled ids, 0 for the environment's."""
     log_probs: list[float] | None
-    """Of the sampled ids, 0 for the environment's; None where the engine gives none."""
+    """0 for the environment's ids. None if the engine gives none."""
     conversation: Conversation
     score: Score | None
-    """None if the environment has spoiled it."""
+    """None after a fault."""
     fault: str | None = None
-    """Why it has no score: one line."""
+    """Why there is no score, in one line."""
     ended: Ended = "over"
-    """By the environment, or by a limit: of turns, or of tokens."""
+    """By the environment, or by a limit on turns or tokens."""
     token_drift: int = 0
     tokens_in: int = 0
     """Prompt tokens sent, summed over the turns."""
     tokens_out: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
-    """What the engine says of its samples, for the trainer."""
+    """What the engine reports about its samples, for the trainer."""
 
 
 Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Sequence[Played]]]
@@ -103,14 +99,14 @@ Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Seq
 
 @functools.cache
 def player_of(path: str) -> Player:
-    """The function that `Taskset.player` names."""
+    """The function named by `Taskset.player`."""
     module, _, name = path.partition(":")
     player: Player = getattr(import_module(module), name)
     return player
 
 
 async def play_row(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
-    """Play a row as its taskset wants it played; at least one `Played`."""
+    """Play a row with its taskset's player. Returns at least one `Played`."""
     return list(await player_of(taskset.player)(taskset, row, model, limits))
 
 
@@ -120,13 +116,13 @@ async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) 
 
 
 async def ask(taskset: Taskset, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a call of an environment's code; raises EnvironmentFault, which names the `part`."""
+    """Call an environment's code. Raises EnvironmentFault, which names the `part`."""
     with waiting("environment", taskset.timeout_s):
         return await guarded(f"{taskset.name}: {part}", function, *arguments, timeout_s=taskset.timeout_s)
 
 
 class _Play:
-    """One episode being played."""
+    """One episode in progress."""
 
     def __init__(self, taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> None:
         self._taskset, self._row, self._model, self._limits = taskset, row, model, limits
@@ -135,7 +131,7 @@ class _Play:
         self._sampled: list[tuple[list[int], list[int]]] = []
 
     async def run(self) -> Played:
-        """Play to the end; an environment's fault ends it without a score."""
+        """Play to the end, or to a fault of the environment."""
         played, episode = self._played, None
         try:
             episode = await ask(self._taskset, "Taskset.episode", self._taskset.episode, self._row)
@@ -179,7 +175,7 @@ class _Play:
             elif not self._append(answers):
                 played.ended = "tokens"
                 return
-            tools = await self._tools(episode)  # an answer may have brought further ones
+            tools = await self._tools(episode)  # an answer may have added some
 
     async def _tools(self, episode: Episode) -> list[Any]:
         tools = await ask(self._taskset, "Episode.tools", episode.tools) or ()
@@ -188,7 +184,7 @@ class _Play:
         return list(tools)
 
     def _rendered(self, render: Callable[..., list[int]], *arguments: Any) -> list[int]:
-        """Ids by the chat template; raises EnvironmentFault for messages or tools that it does not take."""
+        """Ids by the chat template. Raises EnvironmentFault if it rejects the messages or tools."""
         try:
             return render(self._model.tokenizer, *arguments)
         except (TemplateError, TypeError, ValueError) as error:
@@ -197,7 +193,7 @@ class _Play:
             ) from error
 
     async def _sample(self, tools: Sequence[Any]) -> Turn:
-        """The model's next turn, added to the ids."""
+        """Sample the model's next turn and add it to the ids."""
         played, limits = self._played, self._limits
         context = played.prompt_ids + played.response_ids
         room = min(limits.tokens_per_turn, limits.response_tokens - len(played.response_ids))
@@ -213,7 +209,7 @@ class _Play:
         return Turn(text, parse_calls(text, tools, limits.call_form), sampled.truncated)
 
     def _append(self, answers: Sequence[Message]) -> bool:
-        """Add the environment's messages to the ids; False, with nothing added, if no turn has room left."""
+        """Add the environment's messages to the ids. Returns False, adding nothing, if no turn would fit."""
         played = self._played
         ids = self._rendered(next_turn_ids, self._sampled[-1][1], answers)
         if len(played.response_ids) + len(ids) >= self._limits.response_tokens:
@@ -234,12 +230,12 @@ class _Play:
         try:
             await ask(self._taskset, "Episode.close", episode.close)
         except EnvironmentFault as fault:
-            # A score that was given stands; what the environment could not put away is its own matter.
+            # The score stands. Failing to clean up is the environment's own problem.
             self._played.extra["close_fault"] = str(fault)
 
 
 def _messages(given: Any, taskset: Taskset, part: str) -> list[Message]:
-    """The messages of an environment, checked; raises EnvironmentFault."""
+    """Check an environment's messages. Raises EnvironmentFault."""
     what = f"{taskset.name}: Episode.{part}"
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise EnvironmentFault(f"{what} gave {type(given).__name__}, not a list of messages")

@@ -1,8 +1,7 @@
-"""Registers our extensions with veRL: `VERL_USE_EXTERNAL_MODULES=verl_ext.plugin` (veRL 0.9.1).
+"""Registers our extensions with veRL 0.9.1: `VERL_USE_EXTERNAL_MODULES=verl_ext.plugin`.
 
-Every veRL process imports this module while it imports `verl`, so it holds registrations only; the rollout
-engine is imported by the process that needs it. The trainers and the policy loss must be registered before
-veRL selects one, and veRL offers no later hook than this.
+Every veRL process imports this module while it imports `verl`, so it only registers. The trainers and the
+policy loss must be registered before veRL selects one.
 """
 
 import os
@@ -16,7 +15,7 @@ from verl_ext.rollout.cpu import CpuPlatform
 from verl_ext.rollout.cuda import CudaPlatform
 
 REFERENCE_ROLLOUT = "reference"
-"""`actor_rollout_ref.rollout.name` of the reference engine."""
+"""Value of `actor_rollout_ref.rollout.name`."""
 
 
 def _load_reference_replica() -> type:

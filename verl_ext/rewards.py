@@ -1,8 +1,7 @@
-"""Reward functions as veRL calls them (veRL 0.9.1): `reward.custom_reward_function.{path,name}`.
+"""Reward functions for veRL 0.9.1: `reward.custom_reward_function.{path,name}`.
 
-veRL calls them once per trajectory as soon as it is complete, while other rollouts still run, so the solver
-tries a challenger's question at once (the *streamed* reward) and not after the whole batch. Both read the
-structured turns that `search_agent` left in `extra_info["trajectory"]`.
+veRL calls them as soon as a trajectory is complete, so the solver tries a challenger's question while other
+rollouts still run (the *streamed* reward).
 """
 
 import asyncio
@@ -28,10 +27,10 @@ from verl_ext.telemetry import waiting
 async def challenger_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
 ) -> dict[str, Any]:
-    """Score one challenger trajectory; the solver first tries a question with integrity n times.
+    """Score one challenger trajectory, after the solver has tried its question.
 
-    `settings` are the keys of `reward.custom_reward_function.reward_kwargs`. Returns `score` with every
-    component of `ChallengerScore`, counters of the attempts, and the attempts themselves as JSON.
+    `settings` are the keys of `reward.custom_reward_function.reward_kwargs`. Returns what `score_question`
+    returns.
     """
     solver = OmegaConf.to_container(OmegaConf.create(settings["solver"]))
     assert isinstance(solver, dict)
@@ -50,11 +49,11 @@ async def challenger_score(
 async def solver_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
 ) -> dict[str, Any]:
-    """Score one solver trajectory: exact match of its answer with a target.
+    """Score one solver trajectory by exact match.
 
-    The result includes `hop`, because validation sees nothing but what this function returns, and
-    `filter_score`, by which `algorithm.filter_groups` finds answers to one question that score alike: not a
-    number for an invalid one, which is like no other and so stays to be counted.
+    `hop` is in the result because veRL's validation sees nothing else. `algorithm.filter_groups` drops
+    questions whose answers have the same `filter_score`. Invalid answers get NaN, so that they stay and are
+    counted.
     """
     with waiting("reward"):
         trajectory = Trajectory.from_dict(extra_info["trajectory"])
@@ -66,7 +65,7 @@ async def solver_score(
 async def _read(
     solver: dict[Any, Any], question: str, document: str, trajectory: Trajectory
 ) -> SolverAttempt:
-    """The solver's answer, once and greedily, to a question whose passages it is shown."""
+    """Ask the solver once, greedily, with the question's passages shown."""
     reader = _agent({**solver, "temperature": 0.0, "max_turns": 1})
     form, turns, limit = (solver[name] for name in ("prompt_form", "max_turns", "tool_response_limit"))
     return await reader.answer(open_book_messages(question, document, trajectory, form, turns, limit))
@@ -78,7 +77,7 @@ def _agent(settings: dict[Any, Any]) -> SolverAgent:
 
 @functools.cache
 def _agent_of(settings_json: str, loop: asyncio.AbstractEventLoop) -> SolverAgent:
-    """One agent per worker process and event loop, so that it bounds the concurrency of all its questions."""
+    """One agent per worker process and event loop, to bound the concurrency of all questions together."""
     settings = json.loads(settings_json)
     retrieval = settings.pop("retrieval")
     search = SearchClient(retrieval["url"], topk=retrieval["topk"], deadline_s=retrieval["deadline_s"])

@@ -1,11 +1,10 @@
-"""The stop time: when a stage must have ended, and whether there is time to start something before it.
+"""The stop time: when a stage must have ended, and whether something can still be started before it.
 
     DRZERO_STOP_AT=1767225600 drzero challenger …       # Unix seconds
 
-A stage ends at a whole checkpoint before that time, with exit code 75, and a rerun resumes it
-(docs/stopping.md). Before a stage, an index or an export starts, `require_time` checks that enough time is
-left. In training, `Pace` decides after each step whether another one fits: the longest so far plus a fifth,
-and a save. Free of veRL, so that any part may use it.
+A stage ends at a whole checkpoint before that time with exit code 75, and a rerun resumes it
+(docs/stopping.md). `require_time` checks the time before a stage, an index or an export starts. In training,
+`Pace` decides after each step whether another one fits.
 """
 
 import math
@@ -18,11 +17,11 @@ from drzero.ops.errors import OutOfTime, UserError
 
 STOP_VARIABLE = "DRZERO_STOP_AT"
 STEP_FACTOR = 1.2
-"""Factor on the longest step so far: room for a longer one, with its weight sync and its metrics."""
+"""Multiplies the longest step so far, as room for a longer one."""
 FIRST_SAVE_S = 120.0
-"""Assumed for a save until one has been timed; from then on the longest counts."""
+"""Assumed duration of a save until one has been timed."""
 CLOSING_S = 30.0
-"""Kept after the last save for Ray and the services to shut down."""
+"""Kept after the last save so that Ray and the services can shut down."""
 
 
 class BadStopTime(UserError):
@@ -30,10 +29,7 @@ class BadStopTime(UserError):
 
 
 def stop_time() -> float:
-    """Unix time at which the stage must have ended, infinite when none is set.
-
-    Raises BadStopTime when the variable holds anything but a finite number.
-    """
+    """Unix time at which the stage must have ended. Infinite if none is set. Raises BadStopTime."""
     text = os.environ.get(STOP_VARIABLE, "").strip()
     if not text:
         return math.inf
@@ -50,20 +46,20 @@ def stop_time() -> float:
 
 
 def seconds_left() -> float:
-    """Seconds until the stop time, negative after it, infinite without one. Raises BadStopTime."""
+    """Seconds until the stop time. Negative after it, infinite without one. Raises BadStopTime."""
     return stop_time() - time.time()
 
 
 def describe_left(left_s: float) -> str:
-    """How far away the stop time is, as the end of a sentence."""
+    """The distance to the stop time, as the end of a sentence."""
     where = f"is {left_s:.0f} s ahead" if left_s > 0 else f"was {-left_s:.0f} s ago"
     return f"the stop time ({STOP_VARIABLE}) {where}"
 
 
 def is_time_to_stop(left_s: float, step_s: float, save_s: float, validation_s: float = 0.0) -> bool:
-    """Whether a run with `left_s` seconds left must end now, rather than after another step.
+    """Whether a run must end now instead of after another step.
 
-    `step_s` and `save_s` are the longest so far, `validation_s` what a validation that is due may take.
+    `step_s` and `save_s` are the longest so far, `validation_s` the time of a validation that is due.
     """
     return validation_s + STEP_FACTOR * step_s + save_s + CLOSING_S > left_s
 
@@ -72,23 +68,23 @@ class Pace:
     """The longest step, save and validation of this start, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin the first step now; `clock` returns seconds."""
+        """Begin the first step. `clock` returns seconds."""
         self._clock = clock
         self._longest: dict[str, float] = {}
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Begin a step now; the time since the last one belongs to neither."""
+        """Begin a step now. The time since the last step is not counted."""
         self._began, self._apart = self._clock(), 0.0
 
     def end_step(self) -> None:
-        """Time a step from the last step's end, or from `begin_step`; the next one begins."""
+        """End the step and begin the next one."""
         self._took("step", self._clock() - self._began - self._apart)
         self.begin_step()
 
     @contextmanager
     def apart(self, part: str) -> Iterator[None]:
-        """Time the body as a `save` or a `validation`, which is not part of the step around it."""
+        """Time the body as a `save` or a `validation`, apart from the step around it."""
         began = self._clock()
         yield
         took = self._clock() - began
@@ -96,12 +92,9 @@ class Pace:
         self._apart += took
 
     def reason_to_stop(self, left_s: float, validates: bool) -> str | None:
-        """Why a run with `left_s` seconds left must end after this step; None when another one fits.
-
-        `validates` is whether a validation is due now.
-        """
+        """Why the run must end after this step, or None. `validates`: whether a validation is due now."""
         step, save = self._longest.get("step", 0.0), self._longest.get("save", FIRST_SAVE_S)
-        # One that has not been timed is assumed to take as long as a step.
+        # An untimed validation is assumed to take as long as a step.
         validation = self._longest.get("validation", step) if validates else 0.0
         if not is_time_to_stop(left_s, step, save, validation):
             return None
@@ -115,7 +108,7 @@ class Pace:
 
 
 def require_time(what: str, least_s: float = 0.0) -> None:
-    """Raise OutOfTime unless more than `least_s` seconds are left for `what`; never without a stop time."""
+    """Raise OutOfTime if at most `least_s` seconds are left for `what`."""
     left = seconds_left()
     if left > max(least_s, 0.0):
         return

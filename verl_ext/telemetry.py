@@ -1,22 +1,20 @@
-"""What a training process reports about itself, as small files that a watchdog, or a person, can read.
+"""Small files in which a training process reports its work, for a watchdog or a person.
 
-    heartbeat = Heartbeat(run / "heartbeats.jsonl")     # in the trainer: which phase it is in
-    heartbeat.beat(3, "rollout")
+    heartbeat = Heartbeat(run / "heartbeats.jsonl")     # in the trainer: its phase
+    heartbeat.beat(3, "rollout")                        # appends {"time": …, "step": 3, "phase": "rollout"}
 
     with waiting("search", limit_s=60):                 # in any worker: what it waits for
         results = await client.retrieve(queries)
 
-Heartbeats are appended: `{"time": unix seconds, "step": 3, "phase": "rollout"}`.
-
-Waits are needed because a stack dump shows threads but no suspended coroutine. Each worker process keeps one
-file, `$DRZERO_PROGRESS_DIR/HOST-PID.json`, rewritten every second; without the variable nothing is written:
+A stack dump shows threads but no suspended coroutines, so each worker also rewrites one file every second,
+`$DRZERO_PROGRESS_DIR/HOST-PID.json` (nothing without the variable). To watch: `cat RUN_DIR/progress/*.json`.
 
     {"time": …, "pid": …, "title": …, "done": {"search": 12}, "failed": {"search": 1},
      "causes": {"search": {"ReadTimeout: …": 1}}, "seconds": {"search": 1.8},
      "open": [["search", since, limit_s or null], …], "loops": [last tick of an event loop, …]}
 
-`time` stands still when the process is stopped or something holds the GIL, a loop's tick when something
-blocks that loop. Free of veRL, so that any part may use it. See it live: `cat RUN_DIR/progress/*.json`.
+`time` stops if the process is stopped or something holds the GIL. A loop's tick stops if that loop is
+blocked.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ import psutil
 DIRECTORY_VARIABLE = "DRZERO_PROGRESS_DIR"
 _EVERY_S = 1.0
 _KEPT_CAUSES = 50
-"""Of each kind of call, in the words of the exception; failures of further ones are counted alone."""
+"""Distinct exceptions kept for each kind of call."""
 _AT_ONCE_S = 0.1
-"""How soon after its last open call a worker writes: it may be ended as soon as it has answered."""
+"""Delay before writing after the last open call ends, because the worker may be killed right after it."""
 
 Phase = Literal[
     "start-up",
@@ -58,7 +56,7 @@ Phase = Literal[
 
 
 class Heartbeat:
-    """Appends to one file; each line is flushed, so that it outlives a killed trainer."""
+    """Appends to one file. Each line is flushed, so it survives a killed trainer."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,19 +68,19 @@ class Heartbeat:
 
 
 def waiting(kind: str, limit_s: float | None = None) -> AbstractContextManager[None]:
-    """`Progress.waiting` of this process."""
+    """Count the body as a call in this process (`Progress.waiting`)."""
     return progress().waiting(kind, limit_s)
 
 
 def progress() -> Progress:
-    """This process's counters; a forked child has its own."""
+    """This process's counters. A forked child has its own."""
     return _progress_of(os.getpid())
 
 
 @functools.cache
 def _progress_of(pid: int) -> Progress:
     folder = os.environ.get(DIRECTORY_VARIABLE)
-    # Several nodes share the folder, and each counts its processes from 1.
+    # Several nodes share the folder, and each numbers its processes from 1.
     return Progress(Path(folder) / f"{os.uname().nodename}-{pid}.json" if folder else None)
 
 
@@ -90,7 +88,7 @@ class Progress:
     """The counters of one process."""
 
     def __init__(self, path: Path | None) -> None:
-        """Write to `path` from the first use on; None only counts."""
+        """Write to `path` from the first use on. With None, only count."""
         self._file = None if path is None else StatusFile(path)
         self._done: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -104,9 +102,9 @@ class Progress:
 
     @contextmanager
     def waiting(self, kind: str, limit_s: float | None = None) -> Iterator[None]:
-        """Count the body as a call of this kind: open until it ends, then done, or failed if it raises.
+        """Count the body as a call: open while it runs, then done, or failed if it raises.
 
-        `limit_s` is the deadline that the call itself keeps, None when it has none.
+        `limit_s` is the call's own deadline, if any.
         """
         self._begin()
         key, began = object(), time.monotonic()
@@ -137,7 +135,7 @@ class Progress:
         self._begin()
 
     def snapshot(self) -> dict[str, Any]:
-        """The content of the file; the title is the command line, as Ray and `setproctitle` rewrite it."""
+        """The file's content. The title is the command line, which Ray and `setproctitle` rewrite."""
         return {
             "time": time.time(),
             "pid": os.getpid(),
@@ -151,7 +149,7 @@ class Progress:
         }
 
     def _begin(self) -> None:
-        """Start the writing thread, and the tick of the running event loop, unless they run already."""
+        """Start the writing thread and the tick of the running event loop, if needed."""
         if self._file is None:
             return
         with suppress(RuntimeError):  # no loop runs in this thread
@@ -168,7 +166,7 @@ class Progress:
 
     def _write_forever(self) -> None:
         while self._file:
-            # A full disk or a counter of an engine that is closing costs a line, never the worker.
+            # A full disk, or a counter of an engine that is closing, must not end the worker.
             with suppress(OSError, RuntimeError, psutil.Error):
                 self._file.write(self.snapshot())
             time.sleep(_AT_ONCE_S)
@@ -177,10 +175,10 @@ class Progress:
 
 
 class StatusFile:
-    """A small JSON file that is rewritten in place.
+    """A small JSON file, rewritten in place.
 
-    Each time by one write, padded with spaces: a reader sees the old content or the new, and a kill leaves no
-    second file behind, as a rename would.
+    Each write is one call, padded with spaces. A reader sees the old content or the new one, and a kill
+    leaves no second file as a rename would.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,7 +187,7 @@ class StatusFile:
         self._path = path
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace the content; raises OSError, also for a folder that was removed."""
+        """Replace the content. Raises OSError, for example if the folder was removed."""
         data = json.dumps(content).encode() + b"\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:

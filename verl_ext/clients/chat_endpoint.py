@@ -1,17 +1,17 @@
-"""A chat-completions endpoint with tool calls: the other way to reach a served model.
+"""A chat-completions endpoint with tool calls, for models that nobody trains.
 
     endpoint = ChatEndpoint("https://api.example.com/v1", "a-model", key_variable="OPENAI_API_KEY")
     dialogue = endpoint.dialogue(messages, max_tokens_per_turn=1024, max_context_tokens=8192)
     reply = await dialogue.reply(seed)
     dialogue.answer(["[1] Orrin: a town …"])
 
-A conversation is sent as messages, which the server renders anew for each turn: its token ids are unknown
-here, so nothing of it is trained on as it was sampled. Calls are read by the same rules as everywhere, from
-the message's `tool_calls`, or from its text where the server has no parser for them.
+The server renders the messages anew for each turn, so the token ids are unknown. Calls come from the
+message's `tool_calls`, or from its text if the server has no parser, and are judged by the same rules as
+everywhere.
 
-What a server refuses at its first request (key, model, address) raises SolverServerError. Later, a refused
-request is the fault of its conversation alone, unless it is about the key, the account or the model. Requests
-that fail are repeated, with the pause that the server asks for, and counted.
+If the first request is refused, SolverServerError is raised. Later, a refused request ends only its own
+conversation, unless the key, the account or the model is the cause. Failed requests are retried after the
+pause that the server asks for.
 """
 
 import json
@@ -21,35 +21,36 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import httpx
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+from tenacity import RetryCallState, wait_random_exponential
 
-from drzero.ops.bearer import bearer_headers, without_token
+from drzero.ops.bearer import without_token
 from drzero.ops.text import is_loopback
-from verl_ext.clients.served_model import NOT_LET_IN, ServerUnavailable, SolverServerError, not_let_in
+from verl_ext.clients.served_model import (
+    NOT_LET_IN,
+    ServerUnavailable,
+    SolverServerError,
+    http_client,
+    not_let_in,
+    retrying,
+)
 from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.tool_calls import parse_call, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.telemetry import waiting
 
 LONGEST_PAUSE_S = 60.0
-"""Before a request is repeated, whatever the server asks for."""
+"""Longest pause before a retry, whatever the server asks for."""
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20.0)
 _ABOUT_THE_REQUEST = (400, 413, 422)
-"""Refusals that another conversation need not meet."""
+"""Refusals that need not affect other conversations."""
 _OTHER_NAMES = {"max_tokens": "max_completion_tokens"}
 _OPTIONAL = ("temperature", "top_p", "seed")
 _SHOWN = 300
-"""Characters of a server's own words in a message."""
+"""Length to which a server's words are cut in messages."""
 
 
 class ConversationRefused(Exception):
-    """The server refuses this conversation; others may go on."""
+    """The server refuses this conversation. Others may continue."""
 
 
 class Reply(NamedTuple):
@@ -64,47 +65,42 @@ class Reply(NamedTuple):
 
 @dataclass(eq=False)
 class ChatEndpoint:
-    """One model behind an endpoint; its connections belong to the event loop in which it is first used."""
+    """One model behind an endpoint. Its connections belong to the event loop of the first use."""
 
     base_url: str
     """Such as `https://api.example.com/v1`."""
     model: str
     _: KW_ONLY
     key_variable: str | None = None
-    """The environment variable whose key this server gets; None sends it none."""
+    """Environment variable with this server's key, if any."""
     concurrency: int = 64
-    """Requests in flight."""
+    """Requests at once."""
     retries: int = 5
     """Per request."""
 
     requests: int = 0
-    """Sent so far."""
+    """Requests sent so far."""
     failed_requests: int = 0
-    """Of them, those that gave no answer; each was repeated unless its retries were used up."""
+    """How many of them got no answer."""
     without_usage: int = 0
-    """Answers that did not say what they cost."""
+    """Answers without token counts."""
 
     def __post_init__(self) -> None:
         self.url = f"{self.base_url}/chat/completions"
         self._answered = False
         self._renamed: dict[str, str] = {}
         self.left_out: set[str] = set()
-        """Optional parameters that the model does not take."""
-        self._http = httpx.AsyncClient(
-            # No read timeout: the conversation's deadline bounds it, and long generations are normal.
-            timeout=httpx.Timeout(None, connect=10.0),
-            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
-            headers=bearer_headers(self.key_variable),
-            # A proxy set for the internet must not receive calls to our own services.
-            trust_env=not is_loopback(self.base_url),
-        )
+        """Optional parameters that the model rejects."""
+        # A proxy set for the internet must not receive calls to our own services.
+        remote = not is_loopback(self.base_url)
+        self._http = http_client(self.concurrency, self.key_variable, trust_env=remote)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._http.aclose()
 
     def dialogue(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> "ChatDialogue":
-        """A conversation that begins with these messages; `sampling` are the fields of ChatDialogue."""
+        """Begin a conversation. `sampling` are fields of ChatDialogue."""
         return ChatDialogue(self, [dict(message) for message in messages], **sampling)
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,12 +108,7 @@ class ChatEndpoint:
 
         Raises ServerUnavailable after the last retry, ConversationRefused and SolverServerError at once.
         """
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(ServerUnavailable),
-            stop=stop_after_attempt(self.retries + 1),
-            wait=_pause,
-            reraise=True,
-        ):
+        async for attempt in retrying(self.retries, _pause):
             with attempt, waiting("completion"):
                 answer = await self._ask_once(request)
         return answer
@@ -156,13 +147,13 @@ class ChatEndpoint:
             ) from error
         if finish_reason == "content_filter":
             raise ConversationRefused("the endpoint's filter cut the answer off")
-        if finish_reason not in ("stop", "length", "tool_calls"):  # such as an aborted request's
+        if finish_reason not in ("stop", "length", "tool_calls"):  # such as "abort"
             raise ServerUnavailable(f"the completion ended with {finish_reason!r}")
         self._answered = True
         return dict(body)
 
     def _fault(self, response: httpx.Response) -> Exception:
-        """What an answer other than 200 means for the run."""
+        """The error for an answer other than 200."""
         status, said = response.status_code, self._words(response)
         http = f"HTTP {status}: {said}"
         if _error(response).get("code") == "insufficient_quota" or status == 402:
@@ -184,7 +175,7 @@ class ChatEndpoint:
         )
 
     def _adapts_to(self, response: httpx.Response, sent: Mapping[str, Any]) -> bool:
-        """Whether the model does not take a parameter that it can be asked without, or under another name."""
+        """Drop or rename a parameter that the model rejects. Returns whether to ask again."""
         if response.status_code != 400:
             return False
         error = _error(response)
@@ -200,14 +191,14 @@ class ChatEndpoint:
         return True
 
     def _words(self, response: httpx.Response) -> str:
-        """The server's own words on one line, without the key if it repeats that."""
+        """The server's own words on one line, without the key."""
         said = " ".join(str(_error(response).get("message") or response.text).split())
         return without_token(said, self.key_variable)[:_SHOWN]
 
 
 @dataclass(eq=False)
 class ChatDialogue:
-    """One conversation over an endpoint."""
+    """One conversation with an endpoint."""
 
     endpoint: ChatEndpoint
     messages: list[dict[str, Any]]
@@ -222,10 +213,7 @@ class ChatDialogue:
         self._asked: list[dict[str, Any]] = []  # the calls to answer, as the server wrote them
 
     async def reply(self, seed: int | None) -> Reply | None:
-        """The next turn; None if no token is left for one.
-
-        Raises ServerUnavailable, ConversationRefused or SolverServerError.
-        """
+        """The next turn, or None without room for one. Raises as `ChatEndpoint.ask` does."""
         room = min(self.max_tokens_per_turn, self.max_context_tokens - self._used)
         if room <= 0:
             return None
@@ -249,15 +237,18 @@ class ChatDialogue:
         return Reply(text, calls, choice["finish_reason"] == "length", tokens_in, tokens_out)
 
     def answer(self, responses: Sequence[str]) -> None:
-        """Add the tool's responses to the calls of the last turn, in their order."""
-        if not self._asked:  # the calls were in the text: the server knows of none
+        """Add the tool's responses to the last turn's calls, in order."""
+        if not self._asked:  # the calls were in the text, so the server knows of none
             shown = "\n".join(f"<tool_response>\n{response}\n</tool_response>" for response in responses)
             self.messages.append({"role": "user", "content": shown})
         for call, response in zip(self._asked, responses, strict=False):
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": response})
 
     def _hear(self, message: Mapping[str, Any]) -> tuple[str, tuple[SearchCall, ...]]:
-        """The turn's text as a served policy writes it, and its calls; the message joins the conversation."""
+        """Add the message to the conversation.
+
+        Returns its text, as a served policy writes it, and its calls.
+        """
         content = _text(message.get("content"))
         thought = str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
         text = f"<think>{thought}</think>\n{content}" if thought and "<think>" not in content else content
@@ -274,7 +265,7 @@ class ChatDialogue:
 
 
 def _call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A call as it can be sent back: with an id, its arguments as text."""
+    """A call that can be sent back: with an id, and arguments as text."""
     function = call.get("function") or {}
     arguments = function.get("arguments") or ""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -283,13 +274,13 @@ def _call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _raw(call: Mapping[str, Any]) -> str:
-    """The call as a model writes it between tags; arguments that are no JSON stay none."""
+    """The call as a model writes it between tags, with arguments as they are."""
     function = call["function"]
     return f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "null"}}}'
 
 
 def _text(content: Any) -> str:
-    """A message's text, which some servers give in parts."""
+    """A message's text. Some servers give it in parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -297,7 +288,7 @@ def _text(content: Any) -> str:
 
 
 def _error(response: httpx.Response) -> Mapping[str, Any]:
-    """The error object of an answer; empty if it has none."""
+    """The error object of an answer, or an empty one."""
     with suppress(ValueError):
         body = response.json()
         error = body.get("error") if isinstance(body, Mapping) else None
@@ -307,7 +298,7 @@ def _error(response: httpx.Response) -> Mapping[str, Any]:
 
 
 def _seconds(header: str | None) -> float | None:
-    """The seconds of a Retry-After header; its other form, a date, is not read."""
+    """The seconds of a Retry-After header. Dates are ignored."""
     with suppress(ValueError):
         return max(float(header), 0.0) if header else None
     return None

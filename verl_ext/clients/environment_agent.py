@@ -1,10 +1,9 @@
-"""Plays episodes of an environment with a served model: what an evaluation does, by the code of training.
+"""Plays episodes of an environment with a served model: evaluation, with the code that training uses.
 
     agent = EnvironmentAgent(url, "solver", tokenizer, taskset=taskset, limits=limits, temperature=0.0)
     attempt = await agent.attempt(row)
 
-An attempt is *finished* when the environment scored it. If the server failed, the deadline passed, or the
-environment's own code spoiled it, it is unfinished, has the cause, and must not be scored.
+An unfinished attempt names its cause and must not be scored.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 
 @dataclass(frozen=True)
 class EpisodeAttempt:
-    """One episode, finished or not."""
+    """One episode. Unfinished if the server failed, the deadline passed, or the environment had a fault."""
 
     played: Played | None
-    """None if a failing server or the deadline cut it off."""
+    """None if the server failed or the deadline passed."""
     failure: str | None
     latency_s: float
-    """Wall-clock seconds, without the wait for a free slot."""
+    """Without the wait for a free slot."""
 
     @property
     def finished(self) -> bool:
-        """Whether it has a score."""
+        """Whether the episode has a score."""
         return self.failure is None
 
 
@@ -41,7 +40,7 @@ class EnvironmentAgent(ServedModel):
     limits: EpisodeLimits
 
     async def attempt(self, row: Row) -> EpisodeAttempt:
-        """Play one row; raises SolverServerError when the server refuses the request itself."""
+        """Play one row. Raises SolverServerError if the server refuses the request."""
         async with self._slots:
             started, played = time.monotonic(), None
             try:
@@ -55,12 +54,12 @@ class EnvironmentAgent(ServedModel):
         return EpisodeAttempt(played, failure, time.monotonic() - started)
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
-        """The model's next turn."""
+        """Sample the next turn."""
         completion = await self.complete(prompt_ids, max_tokens)
         return Sampled(completion.ids, None, completion.truncated)
 
 
 def fitting(limits: EpisodeLimits, max_context_tokens: int) -> EpisodeLimits:
-    """The limits with a response that leaves room for the prompt in the server's context."""
+    """The limits, with a response short enough for the server's context."""
     room = max_context_tokens - limits.prompt_tokens
     return replace(limits, response_tokens=max(1, min(limits.response_tokens, room)))

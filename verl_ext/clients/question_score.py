@@ -1,4 +1,4 @@
-"""A challenger's question, tried by the solver and scored: what training's reward and the preview share.
+"""Lets the solver try a challenger's question and scores it, for the training reward and the preview.
 
 scored = await score_question(trajectory, document, hop, solver, attempts=5, hop_check=True)
 scored["score"], scored["k"], scored["reason_invalid"]
@@ -18,7 +18,7 @@ from verl_ext.method.open_book import open_book_fault
 from verl_ext.method.trajectory import Trajectory
 
 Read = Callable[[str, str, Trajectory], Awaitable[SolverAttempt]]
-"""From question, document and trajectory to the solver's answer with its book open."""
+"""From question, document and trajectory to the solver's open-book answer."""
 
 
 async def score_question(
@@ -32,18 +32,17 @@ async def score_question(
     read: Read | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Score one challenger trajectory; the solver first tries a question with integrity so many times.
+    """Score one challenger trajectory, after `attempts` attempts at a question with integrity.
 
-    With `hop_check` the question's hops have to hold first, with `read` the open book has to agree. Returns
-    `score` with every component of `ChallengerScore`, counters of the attempts, and the attempts themselves
-    as JSON.
+    With `hop_check` the question's hops must hold first, and with `read` the open book must agree. Returns
+    the fields of `ChallengerScore`, counters, and the attempts as JSON.
     """
     question, answer = extract_pair(trajectory)
     refused: str | None = None
     reading: SolverAttempt | None = None
     tried: list[SolverAttempt] = []
     started = time.monotonic()
-    # A sample that a failed search has already made invalid is not worth n solver attempts.
+    # If a search failed, the sample is invalid already and not worth the attempts.
     if question and answer and has_integrity(question, answer) and not trajectory.failed_calls:
         if hop_check and (fault := hop_fault(trajectory, document, hop, question, answer)):
             refused = f"hops: {fault}"
@@ -65,7 +64,7 @@ async def score_question(
 
 
 def right_attempts(attempts: Sequence[SolverAttempt], answer: str | None, n: int) -> int | None:
-    """How many of n attempts gave the challenger's answer; None unless all n finished."""
+    """How many of n attempts gave the challenger's answer. None unless all n finished."""
     if answer is None or len(attempts) < n or not all(attempt.finished for attempt in attempts):
         return None
     return sum(exact_match(attempt.answer, [answer]) for attempt in attempts)
@@ -83,7 +82,7 @@ def _attempt_fields(attempts: Sequence[SolverAttempt], answer: str | None, secon
         for attempt in attempts
     ]
     return {
-        # As text: veRL's bookkeeping averages numbers and passes strings through untouched.
+        # As text, because veRL averages numbers and passes text through.
         "attempts": json.dumps(records, ensure_ascii=False),
         "attempts_finished": sum(attempt.finished for attempt in attempts),
         "attempts_failed": sum(not attempt.finished for attempt in attempts),

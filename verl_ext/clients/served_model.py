@@ -3,17 +3,22 @@
     model = ServedModel("http://127.0.0.1:8001/v1/completions", "solver", tokenizer)
     completion = await model.complete(prompt_ids, max_tokens=96)
 
-A chat endpoint would render the history again for each turn and change its tokens. Its connections belong to
-the event loop in which it is first used: one per loop, and `aclose` at the end.
+Use one per event loop, and call `aclose` at the end.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import httpx
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
 from drzero.ops.bearer import bearer_headers, bearer_of, without_token
 from drzero.ops.errors import UserError
@@ -22,24 +27,24 @@ from verl_ext.telemetry import waiting
 
 
 class SolverServerError(UserError):
-    """The solver server refuses the request or does not return a completion: the configuration is wrong."""
+    """The server refuses the request or returns no completion, so the configuration is wrong."""
 
 
 class ServerUnavailable(Exception):
-    """The server could not answer now; the request is repeated."""
+    """The server could not answer now. The request is retried."""
 
     def __init__(self, reason: str, pause_s: float | None = None) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
-        """Before the next try, as the server asks for it."""
+        """Pause before the next try, if the server asks for one."""
 
 
 NOT_LET_IN = (401, 403)
-"""What a server answers whose key is missing or wrong."""
+"""Status of a missing or wrong key."""
 
 
 def not_let_in(url: str, status: int, said: str, variable: str | None) -> SolverServerError:
-    """The error of such an answer, which names the variable and does not show the key."""
+    """The error for a missing or wrong key, which names the variable without showing the key."""
     named = f"the environment variable {variable}"
     why = f"the key in {named} is not accepted" if bearer_of(variable) else f"there is no key in {named}"
     return SolverServerError(
@@ -47,18 +52,38 @@ def not_let_in(url: str, status: int, said: str, variable: str | None) -> Solver
     )
 
 
+def http_client(concurrency: int, key_variable: str | None, trust_env: bool) -> httpx.AsyncClient:
+    """A client without a read timeout: conversations have a deadline, and long generations are normal."""
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=10.0),
+        limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        headers=bearer_headers(key_variable),
+        trust_env=trust_env,
+    )
+
+
+def retrying(retries: int, pause: Callable[[RetryCallState], float]) -> AsyncRetrying:
+    """Attempts at a request, repeated after ServerUnavailable."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type(ServerUnavailable),
+        stop=stop_after_attempt(retries + 1),
+        wait=pause,
+        reraise=True,
+    )
+
+
 class Completion(NamedTuple):
-    """One turn as it was sampled."""
+    """One turn as sampled."""
 
     ids: list[int]
     text: str
-    """Without special tokens, which are not part of a turn's text."""
+    """Without special tokens."""
     truncated: bool
 
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model of one server, with at most so many requests at once."""
+    """One model of one server."""
 
     completions_url: str
     """The full address of the endpoint."""
@@ -68,40 +93,34 @@ class ServedModel:
     temperature: float = 1.0
     top_p: float = 1.0
     concurrency: int = 64
-    """Conversations in flight."""
+    """Conversations at once."""
     deadline_s: float = 300.0
-    """Of one conversation."""
+    """Per conversation."""
     retries: int = 3
     """Per request."""
     key_variable: str | None = None
-    """The environment variable whose key this server gets; None sends it none."""
+    """Environment variable with this server's key, if any."""
 
     def __post_init__(self) -> None:
-        # An agent that converses with a chat endpoint has no tokenizer.
+        # An agent that uses a chat endpoint has no tokenizer.
         self._turn_end_id = None if self.tokenizer is None else turn_end_id(self.tokenizer)
         self._slots = asyncio.Semaphore(self.concurrency)
-        self._http = httpx.AsyncClient(
-            # No read timeout: the conversation's deadline bounds it, and long generations are normal.
-            timeout=httpx.Timeout(None, connect=10.0),
-            limits=httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
-            headers=bearer_headers(self.key_variable),
-            # A proxy set for the internet must not receive calls to our own services.
-            trust_env=False,
-        )
+        # A proxy set for the internet must not receive calls to our own services.
+        self._http = http_client(self.concurrency, self.key_variable, trust_env=False)
 
     async def aclose(self) -> None:
         """Close the connections to the server."""
         await self._http.aclose()
 
     async def complete(self, context: Sequence[int], max_tokens: int, seed: int | None = None) -> Completion:
-        """Sample one turn; raises ServerUnavailable after the last retry and SolverServerError at once."""
+        """Sample one turn. Raises ServerUnavailable after the last retry and SolverServerError at once."""
         request: dict[str, Any] = {
             "model": self.model_name,
             "prompt": list(context),
             "max_tokens": max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            # Off; otherwise SGLang and vLLM use the value in the model's generation config.
+            # Off, or SGLang and vLLM would use the value in the model's generation config.
             "top_k": -1,
             "stop_token_ids": [self._turn_end_id],
             "return_token_ids": True,
@@ -110,12 +129,7 @@ class ServedModel:
         }
         if seed is not None:
             request["seed"] = seed
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(ServerUnavailable),
-            stop=stop_after_attempt(self.retries + 1),
-            wait=wait_random_exponential(multiplier=0.2, max=5.0),
-            reraise=True,
-        ):
+        async for attempt in retrying(self.retries, wait_random_exponential(multiplier=0.2, max=5.0)):
             with attempt, waiting("completion", self.deadline_s):
                 completion = self._read(await self._post(request))
         return completion
@@ -125,7 +139,7 @@ class ServedModel:
             response = await self._http.post(self.completions_url, json=request)
         except httpx.TransportError as error:
             raise ServerUnavailable(f"{type(error).__name__} {error}".rstrip()) from error
-        # Every other client error means that the request is wrong.
+        # Any other client error means that the request is wrong.
         if response.status_code in (408, 425, 429) or response.status_code >= 500:
             raise ServerUnavailable(f"HTTP {response.status_code} {self._words(response)[:200]}")
         if response.status_code != 200:
@@ -140,7 +154,7 @@ class ServedModel:
         return response
 
     def _words(self, response: httpx.Response) -> str:
-        """The server's own words, without the key if it repeats that."""
+        """The server's own words, without the key."""
         return without_token(response.text, self.key_variable)
 
     def _read(self, response: httpx.Response) -> Completion:
@@ -155,10 +169,10 @@ class ServedModel:
         if finish_reason not in ("stop", "length"):  # SGLang answers an aborted request with 200
             raise ServerUnavailable(f"the completion ended with {finish_reason!r}")
         ids = choice.get("token_ids")
-        if ids is None:  # a server that returns text only, and may have trimmed the end token
+        if ids is None:  # a server that returns only text and may have trimmed the end token
             ids = list(self.tokenizer.encode(text, add_special_tokens=False))
             if finish_reason == "stop" and ids[-1:] != [self._turn_end_id]:
                 ids.append(self._turn_end_id)
-        # As in the rollout: special tokens are not part of a turn's text.
+        # As in rollouts, a turn's text has no special tokens.
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return Completion(ids=ids, text=text, truncated=finish_reason == "length")

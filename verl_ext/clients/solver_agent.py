@@ -1,7 +1,6 @@
 """The solver as an agent: it answers a question over several turns, with searches in between.
 
-A finished attempt without an answer is wrong; one that a failing service interrupted is unfinished and must
-not be counted as wrong.
+A finished attempt without an answer is wrong. An unfinished one, interrupted by a failing service, is not.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ class SolverAttempt(Conversation):
     """One attempt at a question."""
 
     answer: str | None
-    """The answer given; None without one, or if the attempt is unfinished."""
+    """None if the attempt gives no answer or is unfinished."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,16 +27,16 @@ class SolverAgent(SearchAgent):
     prompt_form: PromptForm = "full"
 
     async def attempts(self, question: str, n: int, seed: int | None = None) -> list[SolverAttempt]:
-        """Run n independent attempts concurrently; attempt i has the seed `seed + i`, if a seed is given."""
+        """Run n independent attempts concurrently. Attempt i samples with `seed + i`."""
         seeds = [None if seed is None else seed + index for index in range(n)]
         return list(await asyncio.gather(*(self.attempt(question, each) for each in seeds)))
 
     async def attempt(self, question: str, seed: int | None = None) -> SolverAttempt:
-        """Run one attempt; raises SolverServerError when the server refuses the request itself."""
+        """Run one attempt. Raises SolverServerError if the server refuses the request."""
         return await self.answer(solver_messages(question, self.prompt_form, self.max_turns), seed)
 
     async def answer(self, messages: Sequence[Message], seed: int | None = None) -> SolverAttempt:
-        """Run the attempt that begins with these messages; raises as `attempt` does."""
+        """Run an attempt that begins with these messages. Raises like `attempt`."""
         conversation = await self.converse(messages, seed)
         answer = solver_answer(conversation.trajectory) if conversation.finished else None
         return SolverAttempt(**vars(conversation), answer=answer)

@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer from a folder or a hub id, and new weights into a model in use."""
+"""Loads a model with its tokenizer, and new weights into a model in use."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,20 +10,20 @@ from transformers.utils import logging
 
 
 class ModelLoadError(ValueError):
-    """The model or its tokenizer cannot be loaded; the message names the place and the cause."""
+    """A model or tokenizer cannot be loaded. The message names the place and the cause."""
 
 
 def load_model(
     path: str, *, dtype: str = "float32", device: str = "cpu"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the causal language model and tokenizer at `path`: a folder (one GGUF file will do) or a hub id.
+    """Load a causal language model and its tokenizer from a folder (also with one GGUF file) or a hub id.
 
-    `dtype` is torch's name of a floating type. Raises ModelLoadError.
+    `dtype` names a floating type of torch. Raises ModelLoadError.
     """
     element_type = getattr(torch, dtype, None)
     if not isinstance(element_type, torch.dtype):
         raise ModelLoadError(f"dtype {dtype!r} is not one of torch's, such as float32 or bfloat16")
-    logging.disable_progress_bar()  # it hides our own lines
+    logging.disable_progress_bar()  # it overwrites our own lines
     folder = Path(path)
     source = {}
     if folder.is_dir() and not (folder / "config.json").exists():
@@ -37,25 +37,24 @@ def load_model(
             path, dtype=element_type, attn_implementation="sdpa", **source
         )
         return model.to(device), tokenizer
-    except Exception as error:  # the libraries raise many kinds; all mean that it cannot be loaded
+    except Exception as error:  # the libraries raise many kinds, and all mean that loading failed
         raise ModelLoadError(
             f"cannot load a model from {path} onto {device}: {type(error).__name__}: {error}"
         ) from error
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that end a response: the tokenizer's eos and those of the model's generation config."""
+    """The ids that end a response, from the tokenizer and the model's generation config."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 def load_weights(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy every (name, tensor) into `model`, which they must cover; dtypes and devices are converted.
+    """Copy a complete set of (name, tensor) into `model`, converting types and devices.
 
-    A tied weight (an `lm_head` that shares the embedding's tensor) counts as covered by the other name.
-    Raises ValueError for an unknown name, a wrong shape, or missing names. Tensors before the error stay
-    loaded: the model is then neither the old nor the new one.
+    A tied weight, such as an `lm_head` that shares the embedding's tensor, counts as covered. Raises
+    ValueError for an unknown name, a wrong shape or missing names. The model is then partly updated.
     """
     # state_dict shares memory with the parameters: copying into its tensors changes the model.
     targets = model.state_dict()

@@ -1,11 +1,9 @@
-"""Sampling: from a batch of logits to one token id and its log-probability per row.
+"""Sampling: from a batch of logits to one token id per row, with its log-probability.
 
-The recorded log-probability is the one veRL's actor recomputes: `log_softmax(logits / temperature)` at the
-sampled id, over the *full* vocabulary, before top-k and top-p filtering; at temperature 0 (greedy)
-`log_softmax(logits)`.
-
-`sample` is a pure function of the logits and of one uniform number per row (inverse of the cumulative
-distribution), so a request's own seed fixes its draws whatever else shares its batch, on every device.
+The log-probability is the one that veRL's actor recomputes: `log_softmax(logits / temperature)` over the full
+vocabulary, before top-k and top-p, and `log_softmax(logits)` for greedy sampling (temperature 0). `sample` is
+a pure function of the logits and one uniform number per row, so a request's seed fixes its draws in any
+batch.
 """
 
 from collections.abc import Sequence
@@ -14,23 +12,21 @@ from dataclasses import dataclass
 import torch
 
 LEAST = 1e-6
-"""The least temperature and top-p: far below, a float32 holds neither them nor the logits divided by them."""
+"""Smallest temperature and top-p: float32 cannot hold much smaller ones."""
 MOST_TOP = 20
-"""Most probable ids that can be asked for, as in OpenAI's API."""
+"""Limit for `top_log_probs`, as in OpenAI's API."""
 
 TopLogProbs = list[tuple[int, float]]
-"""The most probable ids of a position, each with its log-probability, best first."""
+"""The most probable ids of a position with their log-probabilities, best first."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How to continue one prompt.
 
-    `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 (or -1, as SGLang and vLLM write it) filter nothing.
-    Top-k applies first, then top-p to the rest, renormalised. `stop_token_ids` are added to the engine's eos
-    ids. `seed` makes the draws of this request repeatable; None takes a seed from the engine's own stream.
-    Of each position the `top_log_probs` most probable ids are recorded with their log-probabilities.
-    Raises ValueError for a value out of range.
+    `temperature` 0 is greedy. `top_p` 1 and `top_k` 0 or -1 filter nothing. Top-k applies first, then top-p
+    to the renormalized rest. `stop_token_ids` are added to the engine's eos ids. Without a `seed` the engine
+    draws one. `top_log_probs` ids are recorded per position. Raises ValueError for a value out of range.
     """
 
     max_tokens: int = 16
@@ -42,15 +38,12 @@ class SamplingParams:
     top_log_probs: int = 0
 
     def __post_init__(self) -> None:
+        temperature, least = self.temperature, f"{LEAST:g}"
+        tempered = temperature == 0 or LEAST <= temperature <= 1 / LEAST
         checks = (
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
-            (
-                "temperature",
-                self.temperature,
-                self.temperature == 0 or LEAST <= self.temperature <= 1 / LEAST,
-                f"0 (greedy), or from {LEAST:g} to {1 / LEAST:g}",
-            ),
-            ("top_p", self.top_p, LEAST <= self.top_p <= 1, f"from {LEAST:g} to 1"),
+            ("temperature", temperature, tempered, f"0 (greedy), or from {least} to {1 / LEAST:g}"),
+            ("top_p", self.top_p, LEAST <= self.top_p <= 1, f"from {least} to 1"),
             ("logprobs", self.top_log_probs, 0 <= self.top_log_probs <= MOST_TOP, f"from 0 to {MOST_TOP}"),
             ("top_k", self.top_k, -1 <= self.top_k < 1 << 31, "from 1 to 2^31 - 1, or 0 or -1 for no limit"),
         )
@@ -60,17 +53,17 @@ class SamplingParams:
 
     @property
     def filters(self) -> bool:
-        """Whether top-k or top-p restricts which ids can be drawn."""
+        """Whether top-k or top-p restricts the draw."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 def sample(
     logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one id per row of `logits` (batch, vocabulary), with `uniforms[i]` in [0, 1) deciding row i.
+    """Draw one id per row of `logits` (batch, vocabulary). `uniforms[i]` in [0, 1) decides row i.
 
-    Returns (ids, log_probs), both (batch,); log_probs is float32 and as the module docstring defines it. A
-    row of logits that are not numbers gives an arbitrary id with log-probability NaN.
+    Returns (ids, log_probs), both (batch,), with log_probs in float32. A row of NaN gives an arbitrary id
+    with log-probability NaN.
     """
     scaled = logits.float()
     if any(p.temperature not in (0, 1) for p in params):
@@ -79,7 +72,7 @@ def sample(
         )
         scaled = scaled / scales[:, None]
     probs = torch.softmax(scaled, dim=-1)
-    # By the logits themselves: two that differ can have the same rounded probability.
+    # By the logits: two that differ can have the same rounded probability.
     ids = logits.argmax(dim=-1)
     draws = torch.tensor(list(uniforms), dtype=torch.float32, device=logits.device)
 
@@ -92,12 +85,12 @@ def sample(
     if filtered:
         chosen = [params[i] for i in filtered]
         ids[filtered] = _sample_filtered(logits[filtered], probs[filtered], chosen, draws[filtered])
-    # A sampled probability is never 0, and its logarithm is as exact as log_softmax would be.
+    # A sampled probability is never 0, so its logarithm is exact enough.
     return ids, probs.gather(1, ids[:, None]).squeeze(1).log()
 
 
 def top_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[TopLogProbs]:
-    """Of each row the most probable ids, as many as its parameters ask for, as `sample` records them."""
+    """The most probable ids of each row, as many as its parameters ask for."""
     tops: list[TopLogProbs] = [[] for _ in params]
     for row, asked in enumerate(params):
         if asked.top_log_probs:
@@ -110,7 +103,7 @@ def top_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> lis
 def _sample_filtered(
     logits: torch.Tensor, probs: torch.Tensor, params: Sequence[SamplingParams], draws: torch.Tensor
 ) -> torch.Tensor:
-    """Sort each row, keep its top-k, of these the smallest set that reaches top-p, and draw from that set."""
+    """Sort each row, keep its top-k, then the smallest set that reaches top-p, and draw from that set."""
     vocabulary = probs.shape[1]
     limits = [p.top_k if p.top_k > 0 else vocabulary for p in params]
     order = logits.topk(min(max(limits), vocabulary), dim=-1).indices
@@ -120,16 +113,16 @@ def _sample_filtered(
     descending = descending / descending.sum(dim=-1, keepdim=True)
     mass_before = descending.cumsum(dim=-1) - descending
     top_p = torch.tensor([p.top_p for p in params], device=probs.device)[:, None]
-    # The first id is always kept: the mass before it is 0, whatever the rounding of the others.
+    # The first id always stays: the mass before it is 0.
     kept = descending * (mass_before < top_p)
     return order.gather(1, _invert_cdf(kept, draws)[:, None]).squeeze(1)
 
 
 def _invert_cdf(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Index where the cumulative `weights` (batch, n; need not sum to 1) pass `draws` of their total."""
+    """Index at which the cumulative `weights` (batch, n) pass the share `draws` of their total."""
     cumulated = weights.cumsum(dim=-1)
     total = cumulated[:, -1]
-    # Strictly below the total even after rounding, so that an id of weight 0 can never be drawn.
+    # Strictly below the total even after rounding, so that an id of weight 0 is never drawn.
     threshold = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulated, threshold[:, None], right=True).squeeze(1)
     return index.clamp_(max=weights.shape[1] - 1)  # only a row of NaN reaches past the end

@@ -15,19 +15,19 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished request: the ids as sampled (a stop id included), the log-probability of each in nats."""
+    """A finished request: sampled ids with any stop id, and the log-probability of each in nats."""
 
     token_ids: list[int]
     log_probs: list[float]
     finish_reason: FinishReason
     weight_version: int
     top_log_probs: list[TopLogProbs] = field(default_factory=list)
-    """Of each position, as many as were asked for."""
+    """Per position, as many as requested."""
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One request. The slot it occupies holds the keys and values of all its ids but the newest."""
+    """One request. Its cache slot holds the keys and values of all ids but the newest."""
 
     prompt: np.ndarray
     params: SamplingParams
@@ -42,7 +42,7 @@ class Sequence:
 
     @property
     def cached(self) -> int:
-        """Number of positions stored once the sequence has been prefilled: all ids but the newest."""
+        """Number of cached positions after the prefill: all ids but the newest."""
         return len(self.prompt) + len(self.token_ids) - 1
 
     @property
@@ -51,7 +51,7 @@ class Sequence:
         return self.token_ids[-1] if self.token_ids else int(self.prompt[-1])
 
     def append(self, token_id: int, log_prob: float, top: TopLogProbs) -> FinishReason | None:
-        """Append one sampled id; returns the reason to finish, or None to continue."""
+        """Append a sampled id. Returns why the request ends, or None."""
         self.token_ids.append(token_id)
         self.log_probs.append(log_prob)
         self.tops.append(top)
@@ -60,16 +60,16 @@ class Sequence:
         return "length" if len(self.token_ids) >= self.max_tokens else None
 
     def cached_ids(self) -> np.ndarray:
-        """The ids whose keys and values are stored, in order."""
+        """The cached ids, in order."""
         return np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int64)])[: self.cached]
 
     def fail(self, failure: Exception) -> None:
-        """Raise `failure` in the waiting caller, unless it has cancelled."""
+        """Raise `failure` in the caller, unless it has cancelled."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(failure)
 
     def resolve(self, reason: FinishReason, weight_version: int) -> None:
-        """Pass the result to the waiting caller, unless it has cancelled."""
+        """Pass the result to the caller, unless it has cancelled."""
         if self.future.set_running_or_notify_cancel():
             generation = Generation(self.token_ids, self.log_probs, reason, weight_version, self.tops)
             self.future.set_result(generation)

@@ -1,8 +1,6 @@
-"""Answers as text: extract them, normalise them as SQuAD does, compare them.
+"""Answers as text: extract them, normalize them as SQuAD does, compare them.
 
-The normal form has lower case, no punctuation, no articles and single spaces.
-
-    exact_match(extract_last_tag(after_thinking(text), "answer"), ["Marie Curie"])
+exact_match(extract_last_tag(after_thinking(text), "answer"), ["Marie Curie"])
 """
 
 import re
@@ -18,13 +16,13 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _THINK_END = "</think>"
 
 # Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han. Hangul has spaces, but its
-# particles attach to the words before them, so that whole words would refuse most right answers.
+# particles attach to the words before them, so comparing whole words would reject most right answers.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff"
     "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff\uac00-\ud7a3"
 )
-_CHARACTER = re.compile(rf"[{_UNSPACED}][^\w\s]*")  # marks are no word characters, and stay with their letter
+_CHARACTER = re.compile(rf"[{_UNSPACED}][^\w\s]*")  # combining marks stay with their letter
 # 5,000 and 3.14, but not the date 14.07.1789 nor the list 1,2,3.
 _NUMBER = re.compile(
     r"(?<!\d)(?<!\d[.,，])"
@@ -33,13 +31,13 @@ _NUMBER = re.compile(
 
 
 def normalize_answer(text: str) -> str:
-    """SQuAD's normal form of an answer; applying it twice changes nothing more."""
+    """Lower case, without punctuation and articles, single spaces (SQuAD)."""
     without_punctuation = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", without_punctuation).split())
 
 
 def exact_match(prediction: str | None, targets: Sequence[str]) -> bool:
-    """Whether the prediction equals one of the targets in normal form; no prediction (None) never does."""
+    """Whether the prediction equals a target after normalization. None never does."""
     if prediction is None:
         return False
     normal = normalize_answer(prediction)
@@ -47,7 +45,7 @@ def exact_match(prediction: str | None, targets: Sequence[str]) -> bool:
 
 
 def f1(prediction: str | None, targets: Sequence[str]) -> float:
-    """Best token F1 in [0, 1] of the prediction against the targets (SQuAD); 0 without a prediction."""
+    """Best token F1 in [0, 1] against the targets (SQuAD). 0 for None."""
     if prediction is None:
         return 0.0
     return max((_token_f1(prediction, target) for target in targets), default=0.0)
@@ -60,24 +58,24 @@ def _token_f1(prediction: str, target: str) -> float:
 
 
 def contains_answer(text: str, answer: str) -> bool:
-    """Whether the text has the answer's words in sequence; never for an answer without words.
+    """Whether the text contains the answer's words in sequence. False for an answer without words.
 
-    Two readings, after NFKC; either suffices. In the normal form "U.S." is the word "us". In the other, every
-    punctuation mark and symbol of Unicode ends a word ("Oslo’s", "1914–1918", "€5,000") but not a number, and
-    so does every character of a script without spaces.
+    Either of two readings suffices, both after NFKC. With punctuation removed, "U.S." is the word "us". With
+    punctuation and symbols as spaces, "Oslo’s", "1914–1918" and "€5,000" contain "Oslo", "1914" and "5,000".
+    There, every character of a script without spaces is a word.
     """
     readings = zip(_readings(answer), _readings(text), strict=True)
     return any(words and f" {words} " in f" {whole} " for words, whole in readings)
 
 
 def space_characters(text: str) -> str:
-    """The text with spaces around each character of a script that is written without, or of Hangul."""
+    """The text with spaces around each character of Hangul or a script without spaces."""
     return _CHARACTER.sub(r" \g<0> ", text)
 
 
 @lru_cache(maxsize=1024)
 def _readings(text: str) -> tuple[str, str]:
-    """The text in normal form, and in normal form after its punctuation marks have become spaces."""
+    """The normalized text, with punctuation removed and with punctuation as spaces."""
     numbers = _NUMBER.sub(lambda number: "".join(filter(str.isdigit, number[0])), text)
     split = unicodedata.normalize("NFKC", "".join(map(_boundary, numbers)))
     return normalize_answer(unicodedata.normalize("NFKC", text)), normalize_answer(space_characters(split))
@@ -85,7 +83,7 @@ def _readings(text: str) -> tuple[str, str]:
 
 @cache
 def _boundary(char: str) -> str:
-    """The character; for a punctuation mark or symbol spaces around its letters (№, ™); "" if invisible."""
+    """The character. For punctuation and symbols, spaces around its letters (№, ™). "" if invisible."""
     category = unicodedata.category(char)
     if category == "Cf":
         return ""
@@ -96,12 +94,12 @@ def _boundary(char: str) -> str:
 
 
 def after_thinking(text: str) -> str:
-    """The part of a turn after its thinking, so that tags inside the thinking do not count."""
+    """The part of a turn after its thinking."""
     return text.rpartition(_THINK_END)[2]
 
 
 def extract_last_tag(text: str, tag: str) -> str | None:
-    """The stripped content of the last `<tag>…</tag>` with no other such tag between the two, or None."""
+    """The stripped content of the last `<tag>…</tag>` without another such tag inside, or None."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     tags = list(re.finditer(f"{re.escape(opening)}|{re.escape(closing)}", text))
     for one, other in reversed(list(pairwise(tags))):

@@ -1,23 +1,17 @@
-"""The challenger's reward: high for questions that the solver sometimes answers.
-
-From arXiv 2601.07055, equations 2 to 5:
+"""The challenger's reward: high for questions that the solver sometimes answers (arXiv 2601.07055, eq. 2-5).
 
     r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2
 
-with k of n solver attempts right and f the format score; r = 0 for a question without integrity. The reward
-has three steps, so that the caller can run the attempts in between:
+Of n solver attempts, k are right, and f is the format score. r = 0 for a question without integrity. There
+are three steps, so that the caller can run the attempts in between:
 
     question, answer = extract_pair(trajectory)
     if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
     score = challenger_reward(trajectory, document, hop, n=n, k=k)
 
-A bad question is the model's mistake: it scores 0 and counts in its group's statistics. A failing service is
-not: such a sample is invalid, left out of the statistics and counted as a failure.
-
-Two checks, which the paper does not have, may refuse a question the attempts and so the difficulty: by
-`hop_check` its hops have to hold, or a question from the document alone earns as much as one that took a
-search to write; by `open_book_check` the solver has to give the same answer when it is shown what the
-challenger read, or a wrong label passes for a difficult question.
+A bad question scores 0 and counts in its group. After a failure of a service the sample is invalid and counts
+nowhere. Two checks beyond the paper, `hop_check` and `open_book_check`, can refuse a question its attempts
+(docs/method.md).
 """
 
 from dataclasses import dataclass
@@ -28,21 +22,20 @@ from verl_ext.method.format_score import format_score, hop_fault
 from verl_ext.method.trajectory import Trajectory
 
 ATTEMPTS = 5
-"""Solver attempts per question (paper, table 5)."""
+"""Per question (paper, table 5)."""
 FORMAT_WEIGHT = 0.5
 IntegrityFault = Literal[
     "no_question", "no_answer", "question_without_words", "answer_without_words", "answer_in_question"
 ]
-"""Why a question has no integrity."""
 
 
 @dataclass(frozen=True)
 class ChallengerScore:
-    """A reward with its components; those that could not be computed are 0 or None."""
+    """A reward with its components, 0 or None where they could not be computed."""
 
     score: float
     valid: bool
-    """False when a service failed: the sample must stay out of every statistic."""
+    """False if a service failed: the sample counts nowhere."""
     reason_invalid: str | None
     question: str | None
     answer: str | None
@@ -57,26 +50,26 @@ class ChallengerScore:
     answer_part: float = 0.0
     integrity_fault: IntegrityFault | None = None
     hop_fault: str | None = None
-    """Why a question with integrity has fewer hops than it was to have."""
+    """Why a question with integrity has fewer hops than requested."""
     refused: str | None = None
-    """Why a check kept it from the attempts."""
+    """Which check kept it from the attempts, and why."""
 
 
 def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:
-    """Question and answer from the last turn, after its thinking; None for a missing one."""
+    """Question and answer from the last turn, after its thinking. None if missing."""
     text = after_thinking(trajectory.final_text)
     return extract_last_tag(text, "question"), extract_last_tag(text, "answer")
 
 
 def has_integrity(question: str | None, answer: str | None) -> bool:
-    """Whether both exist and are not empty, and the question does not contain the answer."""
+    """Whether both have words and the question does not contain the answer."""
     return integrity_fault(question, answer) is None
 
 
 def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault | None:
-    """What costs the question its integrity, the first of the list above; None if nothing does.
+    """The first reason why the question has no integrity, or None.
 
-    The answer may not occur anywhere in the question, word boundary or not: "Oslo's" gives "Oslo" away too.
+    The answer must not occur in the question even inside a word: "Oslo's" gives "Oslo" away.
     """
     if question is None:
         return "no_question"
@@ -91,9 +84,9 @@ def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault 
 
 
 def difficulty(k: int, n: int) -> float:
-    """1[0 < k < n] · (n - k) / (n - 1): 1 when one attempt of n is right, 0 when none or all are.
+    """1 if one attempt of n is right, falling to 0 for n. 0 for none.
 
-    Raises ValueError unless n >= 2 and 0 <= k <= n.
+    Raises ValueError for impossible counts.
     """
     if n < 2 or not 0 <= k <= n:
         raise ValueError(
@@ -113,9 +106,8 @@ def challenger_reward(
 ) -> ChallengerScore:
     """Score one trajectory.
 
-    `document` is the text that the challenger was shown, `hop` the hop count requested. `k` is the number of
-    right attempts of `n`, or None when fewer than n attempts finished (or none ran, without integrity, or
-    because a check `refused` the question).
+    `document` is the text that the challenger was shown, `hop` the hop count requested. `k` is None if fewer
+    than n attempts finished, or if none ran because a check `refused` the question.
     """
     question, answer = extract_pair(trajectory)
     fault = integrity_fault(question, answer)
@@ -124,7 +116,7 @@ def challenger_reward(
         reason = f"{len(failed)} of the challenger's searches failed: {failed[0].error}"
     elif fault is None and k is None and refused is None:
         reason = f"fewer than {n} solver attempts finished"
-    if fault or question is None or answer is None:  # the latter two for mypy: both are faults
+    if fault or question is None or answer is None:  # the last two for mypy
         return ChallengerScore(
             0.0, reason is None, reason, question, answer, False, hop, n, None, integrity_fault=fault
         )

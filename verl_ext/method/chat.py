@@ -1,11 +1,10 @@
-"""Conversations as token ids that are only ever appended to (token in, token out).
+"""Conversations as token ids that only grow (token in, token out), for any ChatML model.
 
     ids = render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA])
     ids += sampled_ids + tool_turn_ids(tokenizer, sampled_ids, ["[1] Orrin: a town …"])
 
-Sampled ids are never decoded and tokenised again: the same text can have other ids, and the model would then
-be trained on tokens that it did not sample. veRL's builder for Qwen models does the same in the training
-rollouts; this is the version without veRL, for every ChatML model.
+Sampled ids are never decoded and tokenized again: the same text can have other ids, and the model would be
+trained on tokens that it did not sample. In rollouts veRL's builder for Qwen models does the same.
 """
 
 import json
@@ -16,14 +15,14 @@ from typing import Any
 
 TURN_END = "<|im_end|>"
 
-# Any conversation that a template accepts serves as the prefix of the tool turn: its ids are cut off.
+# Any conversation that a template accepts can precede the tool turn, because its ids are cut off.
 _STAND_IN: list[Mapping[str, Any]] = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
     {
         "role": "assistant",
         "content": "",
-        # Qwen3's template gives the last turn, and only that, an empty think block unless it has reasoning.
+        # Qwen3's template adds an empty think block to the last turn unless it has reasoning.
         "reasoning_content": "r",
         "tool_calls": [{"id": "0", "type": "function", "function": {"name": "search", "arguments": {}}}],
     },
@@ -31,7 +30,7 @@ _STAND_IN: list[Mapping[str, Any]] = [
 
 
 def demo_chat_template() -> str:
-    """The project's ChatML template, for small models whose own template cannot render tools."""
+    """The project's ChatML template, for models whose own template cannot render tools."""
     return files(__package__).joinpath("chatml.jinja").read_text(encoding="utf-8")
 
 
@@ -41,19 +40,15 @@ def render_prompt_ids(
     tools: Sequence[Mapping[str, Any]] | None,
     **options: Any,
 ) -> list[int]:
-    """The ids of the first prompt, up to and including the generation prompt.
-
-    `options` are those of the template.
-    """
+    """The ids of the first prompt with the generation prompt. `options` go to the template."""
     return _render(tokenizer, messages, tools=tools, add_generation_prompt=True, **options)
 
 
 def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Sequence[str]) -> list[int]:
-    """The ids that follow an assistant turn: its tool responses, up to and including the generation prompt.
+    """The ids that follow an assistant turn: its tool responses and the generation prompt.
 
-    `assistant_ids` are the turn's ids as sampled. If they end in `<|im_end|>`, the result starts with the
-    newline that ChatML writes after it; a truncated turn is left as it is. Raises ValueError for a tokenizer
-    without `<|im_end|>` and for a chat template that renders a prefix differently when messages follow.
+    If the sampled `assistant_ids` end in `<|im_end|>`, the result starts with ChatML's newline. Raises
+    ValueError for a tokenizer without `<|im_end|>`, or a template that changes earlier turns.
     """
     tool_messages = [{"role": "tool", "content": response} for response in responses]
     before = _render(tokenizer, _STAND_IN)
@@ -70,10 +65,10 @@ def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Seque
 def next_turn_ids(
     tokenizer: Any, assistant_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """As `tool_turn_ids`, for messages of any role: what follows an assistant turn in the conversation.
+    """Like `tool_turn_ids`, for messages of any role.
 
-    A user's message makes some templates rewrite the turns before it (Qwen3's drops their thinking), which
-    stay as they were sampled here: only what comes after the assistant turn's end is taken from the template.
+    A user's message makes some templates rewrite earlier turns (Qwen3's drops their thinking). Here they stay
+    as sampled, and only what follows the assistant turn comes from the template.
     """
     end = turn_end_id(tokenizer)
     ends_before = _render(tokenizer, _STAND_IN).count(end)
@@ -88,7 +83,7 @@ def next_turn_ids(
 
 
 def turn_end_id(tokenizer: Any) -> int:
-    """The id of `<|im_end|>`; raises ValueError when the tokenizer has none."""
+    """The id of `<|im_end|>`. Raises ValueError if the tokenizer has none."""
     token_id = tokenizer.convert_tokens_to_ids(TURN_END)
     if token_id is None or token_id == tokenizer.unk_token_id:
         raise ValueError(
@@ -98,7 +93,7 @@ def turn_end_id(tokenizer: Any) -> int:
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message of OpenAI's form as chat templates take it: text, and the arguments of calls as objects.
+    """An OpenAI message as chat templates take it: plain text, call arguments as objects.
 
     Raises ValueError for content other than text.
     """
@@ -115,7 +110,7 @@ def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
-    with suppress(TypeError, ValueError):  # an object already, or what the model wrote in place of one
+    with suppress(TypeError, ValueError):  # already an object, or not JSON
         function["arguments"] = json.loads(function["arguments"])
     return {**call, "function": function}
 

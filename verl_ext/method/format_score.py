@@ -1,7 +1,6 @@
 """The format score of a challenger trajectory: f = (1 + think + tool + answer) / 4, in [1/4, 1].
 
-The constant 1 is for integrity: a trajectory without a proper question and answer has no format score. A
-question of two or more hops has no answer part if its answer stands in the document that it starts from.
+The constant 1 is for integrity. For two or more hops the answer part is 0 if the answer is in the document.
 """
 
 import re
@@ -17,7 +16,7 @@ _OPENS_WITH_THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 @dataclass(frozen=True)
 class FormatScore:
-    """The three parts, each in [0, 1]."""
+    """Each part is in [0, 1]."""
 
     think: float
     tool: float
@@ -30,19 +29,19 @@ class FormatScore:
 
 
 def format_score(trajectory: Trajectory, document: str, hop: int, answer: str) -> FormatScore:
-    """Score a trajectory whose question has integrity; `document` is the text the challenger was shown."""
+    """Score a trajectory with integrity. `document` is the text that the challenger was shown."""
     given = answered_by_document(answer, document, hop)
     found = 0.0 if given else answer_part(answer, [document, *retrieved_passages(trajectory)])
     return FormatScore(think_part(trajectory), tool_part(trajectory, hop), found)
 
 
 def retrieved_passages(trajectory: Trajectory) -> list[str]:
-    """The passages that the answered searches showed, without the queries that are repeated above them."""
+    """The passages shown by the answered searches, without the queries above them."""
     return [line for call in trajectory.searches for line in shown_passages(call.response or "")]
 
 
 def think_part(trajectory: Trajectory) -> float:
-    """Share of assistant turns that open with a closed think block; 0 without turns."""
+    """Share of turns that open with a closed think block. 0 without turns."""
     if not trajectory.turns:
         return 0.0
     thinking = sum(_OPENS_WITH_THINKING.match(turn.text) is not None for turn in trajectory.turns)
@@ -50,7 +49,7 @@ def think_part(trajectory: Trajectory) -> float:
 
 
 def tool_part(trajectory: Trajectory, hop: int) -> float:
-    """1 for one hop; else min((1 + search steps) / hop, 1), but 0 without one or with an unanswered call."""
+    """1 for one hop, else min((1 + search steps) / hop, 1). 0 without a step or with an unanswered call."""
     if hop == 1:
         return 1.0
     steps = search_steps(trajectory)
@@ -60,9 +59,9 @@ def tool_part(trajectory: Trajectory, hop: int) -> float:
 
 
 def search_steps(trajectory: Trajectory) -> int:
-    """Turns that got passages for a query which no turn before them had, by its normal form.
+    """Number of turns that got passages for a query, in normal form, that no earlier turn had.
 
-    So neither a repeated query, nor several at once, nor one that finds nothing stands for another hop.
+    A repeated query, several queries at once, or a query without results is not another hop.
     """
     steps, asked = 0, {""}
     for turn in trajectory.turns:
@@ -79,12 +78,12 @@ def search_steps(trajectory: Trajectory) -> int:
 
 
 def answered_by_document(answer: str, document: str, hop: int) -> bool:
-    """Whether a question of two or more hops ends where it starts, in its document; yes and no never do."""
+    """Whether a question of two or more hops ends in its own document. Yes and no never do."""
     return hop >= 2 and normalize_answer(answer) not in ("yes", "no") and contains_answer(document, answer)
 
 
 def hop_fault(trajectory: Trajectory, document: str, hop: int, question: str, answer: str) -> str | None:
-    """Why a question that was to have `hop` hops has fewer; None if its hops hold."""
+    """Why the question has fewer than `hop` hops, or None."""
     steps = search_steps(trajectory)
     if steps < hop - 1:
         turns = f"{steps} turn{'s' * (steps != 1)}"
@@ -97,9 +96,9 @@ def hop_fault(trajectory: Trajectory, document: str, hop: int, question: str, an
 
 
 def named_search(trajectory: Trajectory, question: str, answer: str) -> str | None:
-    """A query of words that all stand in the question, whose passages have the answer.
+    """A query whose words all occur in the question and whose passages contain the answer, or None.
 
-    Asked in two hops about the founder of a firm, a question that names the founder takes one.
+    If a two-hop question about the founder of a firm names the founder, it takes only one search.
     """
     words = set(normalize_answer(question).split())
     for call in trajectory.searches:
@@ -111,7 +110,7 @@ def named_search(trajectory: Trajectory, question: str, answer: str) -> str | No
 
 
 def answer_part(answer: str, evidence: Sequence[str]) -> float:
-    """1 for an answer of 1 to 5 normalised words found in a text (or yes/no), 0.5 for 6 to 10, else 0."""
+    """1 for an answer of up to 5 words found in a text (or yes/no), 0.5 for 6 to 10 words, else 0."""
     normal = normalize_answer(answer)
     words = len(normal.split())
     supported = normal in ("yes", "no") or any(contains_answer(text, answer) for text in evidence)

@@ -1,11 +1,10 @@
-"""Hop-grouped relative policy optimisation: the challenger's advantages (arXiv 2601.07055).
+"""Hop-grouped relative policy optimization: the challenger's advantages (arXiv 2601.07055).
 
-GRPO compares several answers to one prompt. A challenger asks one question per prompt, so HRPO compares
-questions of the same difficulty class instead: all rows of the step with the same hop count form a group.
+GRPO compares several answers to one prompt. A challenger asks one question per prompt, so HRPO compares all
+questions of the step with the same hop count.
 
-Two deliberate differences from the published code: the paper's variance over the group is taken as the
-population variance (the code takes the sample deviation), and a group of one row gets advantage 0 (the code
-leaves its raw reward there, which reinforces a row only because there is none to compare it with).
+Unlike the published code, this uses the population variance, as the paper's equation does, and gives a group
+of one row advantage 0 instead of its raw reward.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 DELTA = 1e-6
-"""Added to the variance, so that a group of equal rewards has advantage 0 and not 0/0."""
+"""Added to the variance, so that equal rewards give 0 and not 0/0."""
 
 
 def hop_advantages(
@@ -22,10 +21,8 @@ def hop_advantages(
 ) -> npt.NDArray[np.float64]:
     """Advantage of each row: (reward - group mean) / sqrt(group population variance + delta).
 
-    All three inputs have shape (rows,): rewards as numbers, hops as the group labels, valid as booleans.
-    Rows that are not valid (padding, samples lost to a failed service) get 0 and count in no group, whatever
-    their reward. Several samples of one prompt are several rows. Raises ValueError on unequal shapes and on a
-    valid reward that is not finite.
+    The inputs have shape (rows,): rewards, hop counts, and whether each row is valid. Invalid rows get 0.
+    Raises ValueError for unequal shapes or a valid reward that is not finite.
     """
     reward, hop, is_valid = checked_rows(rewards, hops, valid)
     advantages = np.zeros_like(reward)
@@ -39,7 +36,7 @@ def hop_advantages(
 def checked_rows(
     rewards: npt.ArrayLike, labels: npt.ArrayLike, valid: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """The three columns as arrays of one shape (rows,); raises ValueError as `hop_advantages` does."""
+    """The columns as arrays of shape (rows,). Raises ValueError as `hop_advantages` does."""
     reward = np.asarray(rewards, dtype=np.float64)
     label: npt.NDArray[Any] = np.asarray(labels)
     is_valid = np.asarray(valid, dtype=bool)

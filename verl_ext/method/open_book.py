@@ -1,9 +1,8 @@
-"""The open book: the solver answers a question from what the challenger read, without searching.
+"""The open book: the solver answers from the challenger's reading, without searching.
 
-Words alone do not show a right label from a wrong one that stands in the same passage. Here the solver gets
-the question, the challenger's document and the results of its searches as if it had searched itself, and
-answers once, greedily; another answer than the challenger's refuses the question (Search Self-Play, arXiv
-2510.18821). It costs an answer for each question, and is worth what the solver's reading is worth.
+It gets the question, the document and the search results as if it had searched itself, and answers once,
+greedily. A different answer refuses the question: its label may be wrong (Search Self-Play, arXiv
+2510.18821).
 """
 
 from verl_ext.method.answers import exact_match
@@ -21,7 +20,7 @@ def open_book_messages(
     max_turns: int,
     response_limit: int,
 ) -> list[Message]:
-    """The question, then the document and the challenger's searches as turns of the solver's own."""
+    """The question, followed by the document and the challenger's searches as the solver's own turns."""
     title, _, text = document.partition("\n")
     shown = format_passages([title], [[{"title": title, "text": text}]], response_limit)
     read: list[tuple[tuple[str, ...], str]] = [((title,), shown)]
@@ -34,7 +33,7 @@ def open_book_messages(
 
 
 def open_book_fault(read: str | None, answer: str) -> str | None:
-    """Why what the solver has `read` speaks against the challenger's answer; None if it does not."""
+    """Why the answer that was `read` contradicts the challenger's, or None."""
     if exact_match(read, [answer]):
         return None
     return f"from what the challenger read, the solver answers {read!r}"

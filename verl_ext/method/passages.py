@@ -1,7 +1,7 @@
 """Search results as the model sees them.
 
-A response has a hard limit in characters. Truncating the whole would lose passages, so each passage is cut to
-a fair share: short ones stay whole, and the room they leave goes to the long ones.
+A response has a hard limit in characters. Each passage is cut to a fair share, so that none is lost. Short
+ones stay whole and leave their room to longer ones.
 """
 
 import re
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 RESPONSE_LIMIT = 2048
-"""Characters of one tool response."""
-# A query shown above its passages ends in a colon, so it cannot pass for a passage.
+"""Characters in one tool response."""
+# A query shown above its passages ends in a colon, so it is never taken for a passage.
 _NUMBERED = re.compile(r"\[\d+\] .*[^:\s]\s*")
 _NOTHING = "No results."
 
@@ -18,11 +18,10 @@ _NOTHING = "No results."
 def format_passages(
     queries: Sequence[str], results: Sequence[Sequence[Mapping[str, Any]]], limit: int = RESPONSE_LIMIT
 ) -> str:
-    """Numbered passages, one a line, at most `limit` characters in all.
+    """Numbered passages, one a line, at most `limit` characters in total.
 
-    `results` holds for each query its passages (`title`, `text`; `contents` is used where `text` is empty).
-    With more than one query, each is shown above its own passages. Raises ValueError when the two lengths
-    differ.
+    `results` has the passages of each query (`title`, `text`, and `contents` in place of an empty `text`).
+    Several queries are each shown above their passages. Raises ValueError if the lengths differ.
     """
     if len(queries) != len(results):
         raise ValueError(
@@ -40,20 +39,17 @@ def format_passages(
             lines.append(f"[{number}] {_passage_line(passage)}")
     room = limit - (len(lines) - 1)  # for the line breaks
     share = _fair_share([len(line) for line in lines], max(room, 0))
-    # The last slice matters only when the limit is too small for one character a line.
+    # The slice matters only if the limit has no room for one character a line.
     return "\n".join(_cut(line, share) for line in lines)[:limit]
 
 
 def shown_passages(response: str) -> list[str]:
-    """The passages of a formatted response, without the queries above them.
-
-    Queries are the model's own words: an answer that occurs only there has not been retrieved.
-    """
+    """The passages of a formatted response, without the queries, which are the model's own words."""
     return [line for line in response.splitlines() if _NUMBERED.fullmatch(line)]
 
 
 def passages_by_query(queries: Sequence[str], response: str) -> list[tuple[str, list[str]]]:
-    """The queries, each with the passages that a formatted response shows for it."""
+    """Each query with the passages that a formatted response shows for it."""
     if len(queries) == 1:
         return [(queries[0], shown_passages(response))]
     passages: list[list[str]] = []
@@ -63,11 +59,11 @@ def passages_by_query(queries: Sequence[str], response: str) -> list[tuple[str, 
                 passages[-1].append(line)
         elif line != _NOTHING:
             passages.append([])
-    return list(zip(queries, passages, strict=False))  # a limit may have cut the last ones off
+    return list(zip(queries, passages, strict=False))  # the limit may have cut the last ones
 
 
 def defuse(text: str) -> str:
-    """The text without control tokens such as `<|im_end|>`, which would end a turn from inside a document."""
+    """The text without control tokens: `<|im_end|>` in a document would end the turn."""
     return text.replace("<|", "< |")
 
 
@@ -83,7 +79,7 @@ def _one_line(text: str) -> str:
 
 
 def _fair_share(lengths: Sequence[int], room: int) -> int:
-    """The greatest length to which all lines can be cut so that their sum fits into the room."""
+    """The greatest length at which all cut lines fit into the room."""
     for done, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - done)
         if length > share:
@@ -93,7 +89,7 @@ def _fair_share(lengths: Sequence[int], room: int) -> int:
 
 
 def _cut(text: str, length: int) -> str:
-    """At most `length` characters, cut between words where a word ends in the second half of the room."""
+    """At most `length` characters, cut between words if possible."""
     if len(text) <= length:
         return text
     head = text[: max(length - 1, 0)]

@@ -1,8 +1,7 @@
 """The prompts of the challenger and the solver.
 
-Each has two forms. `full` explains the task to a capable instruction model (3B to 32B). `short` is for a
-small model that was warm-started on exactly these words: it only names the task. How to write a tool call is
-explained by the chat template, from the tool's schema.
+`full` explains the task to an instruction model (3B to 32B). `short` only names it, for a small model that
+was warm-started on these words. The chat template explains tool calls from the tool's schema.
 """
 
 from typing import Literal
@@ -13,7 +12,7 @@ PromptForm = Literal["full", "short"]
 Message = dict[str, str]
 
 MAX_TURNS = 5
-"""Assistant turns of one conversation, the last one included (paper, table 5)."""
+"""Assistant turns per conversation, with the last one (paper, table 5)."""
 
 _CHALLENGER_SYSTEM = """\
 You write questions that test how well a research assistant can search. You have a search tool over the \
@@ -75,39 +74,31 @@ _SHORT_SOLVER = "Answer the question. Use search.\n\n{question}"
 def challenger_messages(
     document: str, hop: int, form: PromptForm, max_turns: int = MAX_TURNS
 ) -> list[Message]:
-    """Ask for one question of `hop` hops (at least 1) that starts from the document."""
+    """Ask for one question of `hop` hops about the document. Raises ValueError for fewer than one."""
     if hop < 1:
         raise ValueError(f"a question has at least one hop, not {hop}")
     document = defuse(document.strip())
     if form == "short":
-        return [_user(_SHORT_CHALLENGER.format(hop=hop, document=document))]
+        return [{"role": "user", "content": _SHORT_CHALLENGER.format(hop=hop, document=document)}]
+    search = _MANY_HOPS_SEARCH.format(searches=_count(hop - 1, "time"))
     text = _CHALLENGER_USER.format(
         document=document,
         hops=_count(hop, "hop"),
         hop_rule=_ONE_HOP_RULE if hop == 1 else _MANY_HOPS_RULE.format(hop=hop),
-        search_rule=_ONE_HOP_SEARCH
-        if hop == 1
-        else _MANY_HOPS_SEARCH.format(searches=_count(hop - 1, "time")),
+        search_rule=_ONE_HOP_SEARCH if hop == 1 else search,
         max_turns=max_turns,
     )
-    return [_system(_CHALLENGER_SYSTEM), _user(text)]
+    return [{"role": "system", "content": _CHALLENGER_SYSTEM}, {"role": "user", "content": text}]
 
 
 def solver_messages(question: str, form: PromptForm, max_turns: int = MAX_TURNS) -> list[Message]:
-    """Ask for the answer to the question."""
+    """Ask for the answer to a question."""
     question = defuse(question.strip())
     if form == "short":
-        return [_user(_SHORT_SOLVER.format(question=question))]
-    return [_system(_SOLVER_SYSTEM), _user(_SOLVER_USER.format(question=question, max_turns=max_turns))]
+        return [{"role": "user", "content": _SHORT_SOLVER.format(question=question)}]
+    text = _SOLVER_USER.format(question=question, max_turns=max_turns)
+    return [{"role": "system", "content": _SOLVER_SYSTEM}, {"role": "user", "content": text}]
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _system(content: str) -> Message:
-    return {"role": "system", "content": content}
-
-
-def _user(content: str) -> Message:
-    return {"role": "user", "content": content}

@@ -1,17 +1,14 @@
-"""The one tool every model is given, as an OpenAI function description.
-
-Separate from the code that answers calls, so that prompts, the veRL tool and the solver agent use one schema.
-"""
+"""The search tool as an OpenAI function description, shared by prompts, veRL's tool and the solver agent."""
 
 from typing import Any
 
 SEARCH_TOOL_NAME = "search"
 MAX_CALLS_PER_TURN = 5
-"""Calls of one turn that are answered, in rollouts (`max_parallel_calls`) and in solver attempts alike."""
+"""Answered calls per turn, in rollouts (`max_parallel_calls`) and solver attempts alike."""
 MAX_QUERIES_PER_CALL = 10
-"""More would let one call flood the retrieval service, and more answers do not fit into one response."""
+"""With more, one call could flood the retrieval service, and the results would not fit into a response."""
 MAX_QUERY_CHARS = 1000
-"""Longer than an embedder reads; the service refuses much longer queries."""
+"""More than an embedder reads. The service refuses much longer queries."""
 
 SEARCH_TOOL_SCHEMA: dict[str, Any] = {
     "type": "function",

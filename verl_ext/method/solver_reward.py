@@ -1,8 +1,8 @@
-"""The solver's reward: 1 when its answer matches a target exactly, else 0 (arXiv 2601.07055).
+"""The solver's reward: 1 if its answer matches a target exactly, else 0 (arXiv 2601.07055).
 
-An attempt that ends without an answer is wrong, and so is one that repeats its answer or is cut off: rewarded
-for it, a policy learns never to end its turn. One that lost a search to a failing service is invalid: it is
-left out of the statistics and counted as a failure.
+An attempt without an answer is wrong. So is one that repeats its answer or is cut off: if these were
+rewarded, a policy would learn never to end its turn. An attempt that lost a search to a failing service is
+invalid and counts nowhere.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from verl_ext.method.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class SolverScore:
-    """A reward and what it was computed from."""
+    """A reward and its inputs."""
 
     score: float
     valid: bool
-    """False when a service failed: the sample must stay out of every statistic."""
+    """False if a service failed: the sample counts nowhere."""
     reason_invalid: str | None
     answer: str | None
     f1: float
-    """Token F1, for reports only."""
+    """For reports only."""
 
 
 def solver_answer(trajectory: Trajectory) -> str | None:
-    """The answer in the last turn, after its thinking; None if it gives none or several, or was cut off."""
+    """The answer in the last turn, after its thinking. None for no answer, several, or a cut-off turn."""
     said = after_thinking(trajectory.final_text)
     if said.count("<answer>") > 1 or (trajectory.turns and trajectory.turns[-1].truncated):
         return None
@@ -34,7 +34,7 @@ def solver_answer(trajectory: Trajectory) -> str | None:
 
 
 def solver_reward(trajectory: Trajectory, targets: Sequence[str]) -> SolverScore:
-    """Score one attempt against the accepted answers; raises ValueError without any."""
+    """Score one attempt. Raises ValueError without target answers."""
     if not targets:
         raise ValueError(
             "a question without target answers cannot be scored: check reward_model.ground_truth.target"

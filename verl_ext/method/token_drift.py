@@ -1,4 +1,4 @@
-"""Whether the ids that will be trained on are the ids that were sampled (token in, token out)."""
+"""Token in, token out: checks that the ids to train on are the ids that were sampled."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class TokenRow(Protocol):
-    """A row of ids as it will be trained on: veRL's AgentLoopOutput, or a played episode."""
+    """A row to train on: veRL's AgentLoopOutput or a played episode."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -14,11 +14,10 @@ class TokenRow(Protocol):
 
 
 def token_drift(row: TokenRow, sampled: Sequence[tuple[list[int], list[int]]]) -> int:
-    """1 when the row breaks token-in, token-out; 0 when it keeps both rules.
+    """1 if the row breaks token in, token out, else 0.
 
-    `sampled` holds per turn the ids the engine was given and the ids it sampled. The rules: a turn's input
-    starts with the whole of the turn before, input and output; and the row's masked-in response ids are the
-    sampled ids, in order (as far as the response was kept).
+    `sampled` has for each turn the ids given to the engine and the ids sampled. Each turn's input must start
+    with the last turn's input and output, and the row's unmasked response ids must be the sampled ids.
     """
     for (before_in, before_out), (after_in, _) in pairwise(sampled):
         known = before_in + before_out

@@ -1,12 +1,10 @@
-"""Search calls in the models' text: parse them, render them, and explain to the model what is wrong with one.
+"""Parses search calls in the models' text, renders them, and explains errors to the model.
 
 A call is a JSON object between Hermes tags:
 
     <tool_call>
     {"name": "search", "arguments": {"query_list": ["first query", "second query"]}}
     </tool_call>
-
-veRL's agent loop and the solver's agent both parse with this module, so that they agree.
 """
 
 import json
@@ -23,39 +21,39 @@ _TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")
 
 
 def parse_tool_calls(text: str) -> list[SearchCall]:
-    """Every closed tool call of one turn, in order; invalid ones have `error` set. Never raises.
+    """Every closed tool call of a turn, in order. Invalid ones have `error` set. Never raises.
 
-    A valid call is a JSON object that names `search` and whose `query_list` is a list of 1 to 10 non-blank
-    strings of at most 1000 characters, without a tag of the conversation in them: a policy that thinks inside
-    its query often still finds the passage, and learns to write nothing else.
+    A valid call names `search` and has 1 to 10 non-blank queries of at most 1000 characters, without tags of
+    the conversation. A query with thinking inside often still finds the passage, and a policy would then
+    learn to write nothing else.
     """
     return [parse_call(raw) for raw in _CALL.findall(text)]
 
 
 def render_tool_call(queries: Sequence[str]) -> str:
-    """The text of a valid search call, tags included: the inverse of `parse_tool_calls`."""
+    """The text of a valid search call with its tags."""
     call = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": list(queries)}}
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
 
 def invalid_call_response(call: SearchCall) -> str:
-    """The response to an invalid call, shown to the model in place of passages."""
+    """The tool's response to an invalid call."""
     expected = '{"name": "search", "arguments": {"query_list": ["..."]}}'
     return f"Error: {call.error}. A call looks like {expected}"
 
 
 def refuse_call(call: SearchCall, reason: str) -> SearchCall:
-    """The call as an invalid one, with the response shown to the model: the service refuses its queries."""
+    """The call marked invalid because the search service refuses its queries, with its response."""
     line = defuse(" ".join(reason.split()))[:200]
     invalid = replace(call, queries=None, error=f"the search service refuses these queries ({line})")
     return replace(invalid, response=invalid_call_response(invalid))
 
 
 def parse_call(raw: str) -> SearchCall:
-    """One call from the text between its tags, by the rules of `parse_tool_calls`."""
+    """Parse the text between a call's tags by the rules of `parse_tool_calls`."""
     try:
         call = json.loads(raw)
-    except (ValueError, RecursionError):  # the latter from JSON nested deeper than Python's stack
+    except (ValueError, RecursionError):  # the latter from deeply nested JSON
         return SearchCall(raw=raw, queries=None, error="the call is not JSON")
     arguments = call.get("arguments") if isinstance(call, dict) else None
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
@@ -79,5 +77,5 @@ def parse_call(raw: str) -> SearchCall:
 
 
 def _is_sendable(query: str) -> bool:
-    """Not blank, and no half of a surrogate pair: JSON can spell one, UTF-8 cannot carry it."""
+    """Whether it has characters, and no half of a surrogate pair, which UTF-8 cannot carry."""
     return bool(query.strip()) and not any("\ud800" <= char <= "\udfff" for char in query)

@@ -1,7 +1,6 @@
-"""What happened in one conversation: assistant turns with their search calls, as plain immutable data.
+"""One conversation as plain immutable data: assistant turns with their search calls.
 
-Rewards read these structures and never a flat string, because corpus text may itself contain tags. In JSON
-form trajectories travel through veRL's extra fields and the rollout dumps.
+Rewards read these structures instead of text, because corpus text may itself contain tags.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any, cast
 
 @dataclass(frozen=True)
 class SearchCall:
-    """One tool call: what the model wrote, its parsed queries, and the response it was shown."""
+    """One tool call with its parsed queries and the response."""
 
     raw: str
-    """The text between the tool-call tags, as generated."""
+    """The text between the tags, as generated."""
     queries: tuple[str, ...] | None
-    """The queries, or None when the call is not a valid search call."""
+    """None if the call is not valid."""
     response: str | None = None
-    """The text as shown to the model, or None when the call was never answered."""
+    """As shown to the model. None if the call was not answered."""
     failed: bool = False
     """The service failed, which is not the model's mistake."""
     error: str | None = None
@@ -39,35 +38,35 @@ class SearchCall:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SearchCall:
-        """Rebuild a call from its JSON form."""
+        """From the JSON form."""
         queries = None if data["queries"] is None else tuple(data["queries"])
         return cls(data["raw"], queries, data["response"], data["failed"], data["error"])
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One assistant turn: its text as generated and the calls made in it."""
+    """One assistant turn, as generated, with its calls."""
 
     text: str
     calls: tuple[SearchCall, ...] = ()
     truncated: bool = False
-    """The turn reached its token limit before the model ended it."""
+    """Cut off by the token limit."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The assistant's side of one conversation, in order."""
+    """The assistant's turns of one conversation."""
 
     turns: tuple[Turn, ...] = ()
 
     @property
     def final_text(self) -> str:
-        """The last turn's text, empty when there was no turn."""
+        """The last turn's text, or ""."""
         return self.turns[-1].text if self.turns else ""
 
     @property
     def calls(self) -> tuple[SearchCall, ...]:
-        """Every call of every turn."""
+        """The calls of all turns."""
         return tuple(call for turn in self.turns for call in turn.calls)
 
     @property
@@ -77,18 +76,19 @@ class Trajectory:
 
     @property
     def failed_calls(self) -> tuple[SearchCall, ...]:
-        """The calls the search service failed to answer."""
+        """The calls that the search service failed to answer."""
         return tuple(call for call in self.calls if call.failed)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: nested dicts, lists, strings and booleans only."""
+        """The JSON form, as in veRL's extra fields and the rollout dumps."""
         return cast(dict[str, Any], json.loads(json.dumps(asdict(self))))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
-        """Rebuild a trajectory from its JSON form; raises KeyError when a field is missing."""
-        turns = []
-        for turn in data["turns"]:
-            calls = tuple(SearchCall.from_dict(call) for call in turn["calls"])
-            turns.append(Turn(turn["text"], calls, turn["truncated"]))
-        return cls(tuple(turns))
+        """From the JSON form. Raises KeyError if a field is missing."""
+        return cls(
+            tuple(
+                Turn(turn["text"], tuple(map(SearchCall.from_dict, turn["calls"])), turn["truncated"])
+                for turn in data["turns"]
+            )
+        )
