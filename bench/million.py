@@ -164,8 +164,9 @@ def write_faiss(folder: Path, vectors: int, kind: str) -> None:
     import faiss
 
     from search.faiss.jsonl_passages import JsonlPassages
-    from search.faiss.location import CORPUS_FILE, INDEX_FILE, FaissFiles
+    from search.faiss.location import CORPUS_FILE, FaissFiles
     from search.indexing.faiss_size import CONSTRUCTION, LINKS, code_bytes, lists_of, sample_of
+    from search.stored_index import INDEX_FILE
 
     folder.mkdir()
     files = FaissFiles(folder / INDEX_FILE, folder / CORPUS_FILE)

@@ -1,6 +1,5 @@
-"""Retrieval: embedders, the stores (Chroma and FAISS), and the client of the search service.
+"""Retrieval: embedders, the Chroma and FAISS stores, and the client of the search service.
 
-`indexing` builds collections (`python -m search.index`), `serving` answers queries (`python -m
-search.server`). No rewards, rollouts or training rows here. veRL's workers import `search.client`, so it must
-not import Chroma or FAISS.
+`python -m search.index` builds an index (`indexing`), `python -m search.server` serves it (`serving`). veRL's
+workers import `search.client`, so that module must not import Chroma or FAISS.
 """

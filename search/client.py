@@ -1,13 +1,8 @@
-"""Async client of the retrieval service: one deadline over all attempts, jittered back-off, clear failures.
+"""Async client of the retrieval service: one deadline for all attempts, jittered back-off, clear failures.
 
     passages = await SearchClient("http://127.0.0.1:8000").retrieve(["who founded Orrin"])
 
-One client may serve several event loops, also in several threads (veRL's workers run their own loops): each
-loop gets its own connection pool, because sockets belong to the loop that opened them. Few imports on
-purpose: veRL's workers import it.
-
-A busy server answers 503 or 429 with the seconds to wait (Retry-After). The client waits that long and a
-random part longer, so that clients refused together do not come back together.
+One client can serve several event loops and threads: each loop gets its own connection pool.
 """
 
 import asyncio
@@ -23,33 +18,28 @@ from search.wire import Passage, read_token, token_advice
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-# A wait requested by the server is extended by up to this share of it.
+# The longest random extra wait, as a share of Retry-After: refused clients should not all return together.
 JITTER = 0.5
-# As many as concurrent solver attempts (solver.concurrency). With httpx's 100 connections, of which it keeps
-# 20, most calls of a step would open a new one, and the server could never batch more than 100 of them.
-# Further calls wait for a connection: more would approach the limit of 1024 open files per process.
+# As many as concurrent solver attempts (solver.concurrency): httpx's default of 100 would cap the server's
+# batches. More would approach the limit of 1,024 open files per process.
 CONNECTIONS = 256
-# Shorter than the minute or more after which our server and most load balancers close an idle connection: a
-# request sent at that moment is lost.
+# Servers and load balancers close idle connections after a minute or more, and lose a request sent just then.
 KEEP_ALIVE_S = 30.0
-# A query that the model or the index fails on fails every time, and each attempt costs everyone a batch.
+# Retrying a query that breaks the model or the index is pointless, and slows everyone's batch.
 SAME_FAILURES = 3
 _BUSY = frozenset({408, 425, 429})
 
 
 class SearchUnavailable(Exception):
-    """The service gave no answer within the deadline; the request was not at fault."""
+    """The service gave no answer before the deadline."""
 
 
 class SearchRequestError(Exception):
-    """The service refused the request, or is not a retrieval service: a retry would not help."""
+    """The service rejected the request, or is not a retrieval service. Retrying will not help."""
 
 
 class SearchRefused(SearchRequestError):
-    """The service refused these queries as too long or too many; `detail` is its message.
-
-    It would answer other queries: the author of these is at fault.
-    """
+    """The service rejected these queries as too long or too many; `detail` is its message."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
@@ -57,7 +47,7 @@ class SearchRefused(SearchRequestError):
 
 
 class _ServerFailure(Exception):
-    """An answer that a retry may change; `retry_after_s` is the wait that the server requests."""
+    """An error response worth a retry; `retry_after_s` is the wait that the server asked for."""
 
     def __init__(self, status: int, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"HTTP {status}: {detail}")
@@ -68,9 +58,9 @@ class _ServerFailure(Exception):
 class SearchClient:
     """Client of one retrieval server.
 
-    `deadline_s` (seconds) bounds a whole `retrieve`, waits included; one attempt may take a third of it, so
-    that a hanging connection leaves time for another. The bearer token comes from the environment
-    (`search.wire.TOKEN_VARIABLE`); raises TokenUnusable if it cannot be sent.
+    `deadline_s` (seconds) bounds a whole `retrieve`, waits included. One attempt gets a third of it. The
+    bearer token comes from the environment (`search.wire.TOKEN_VARIABLE`). Raises TokenUnusable for an
+    invalid one.
     """
 
     def __init__(self, base_url: str, topk: int = 3, deadline_s: float = 30.0) -> None:
@@ -83,12 +73,11 @@ class SearchClient:
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Passage]]:
-        """Return the passages of each query, best first.
+        """Return each query's passages, best first.
 
-        Raises SearchUnavailable if connection errors, timeouts and answers 5xx or 429 last until the deadline
-        (or until no further attempt would fit into it), or if the server answers the same 500
-        `SAME_FAILURES` times in a row, which the queries cause. SearchRefused for queries that are too long
-        or too many, SearchRequestError at once for another 4xx or an answer that is not of the wire format.
+        Raises SearchUnavailable if connection errors, timeouts, 5xx or 429 last until the deadline, or if the
+        server answers `SAME_FAILURES` times in a row with the same 500. Raises SearchRefused for queries that
+        are too long or too many, and SearchRequestError for any other 4xx or an answer in another format.
         """
         if not queries:
             return []
@@ -127,28 +116,28 @@ class SearchClient:
             await pool.aclose()
 
     def _pause_s(self, failures: Sequence[Exception], left_s: float) -> float:
-        """Return the seconds to wait before the next attempt; `left_s` is until the deadline."""
+        """Return the seconds to wait before the next attempt; `left_s` remain until the deadline."""
         requested = getattr(failures[-1], "retry_after_s", 0.0)
         if not requested:
-            # 16 is far beyond the longest pause; after a thousand failures the power would overflow.
+            # Already far beyond the longest pause; 2**1000 would overflow.
             doublings = min(len(failures) - 1, 16)
             return random.uniform(0.0, min(BACKOFF_FIRST_S * 2**doublings, BACKOFF_MAX_S))
         pause_s = requested * random.uniform(1.0, 1.0 + JITTER)
-        # If it exceeds the time left, a last attempt is made while there is time for one.
+        # If the wait exceeds the deadline, make one last attempt just before it.
         return pause_s if pause_s < left_s else max(left_s - self._attempt_s, 0.0) or pause_s
 
     async def _post(self, body: dict[str, Any]) -> list[list[Passage]]:
         response = await self._pool().post(self.url, json=body)
         status = response.status_code
         if status >= 500 or status in _BUSY:
-            # In seconds; a date is ignored, because it needs synchronised clocks.
+            # A date is ignored, because it needs synchronised clocks.
             wait = response.headers.get("retry-after", "").strip()
             is_number = wait.isascii() and wait.isdigit()
             raise _ServerFailure(status, _detail(response), float(wait) if is_number else 0.0)
         if status != 200:
             detail = _detail(response)
             message = f"{self.url} answered HTTP {status}: {detail}"
-            # A 422 is about the queries if its message names them; topk is set in the configuration.
+            # A 422 that does not name the queries is about topk, which the configuration sets.
             if status == 413 or (status == 422 and "queries" in detail):
                 raise SearchRefused(message, detail)
             raise SearchRequestError(f"{message}: {token_advice()}" if status == 401 else message)
@@ -168,14 +157,14 @@ class SearchClient:
         if loop not in self._pools:
             self._pools[loop] = httpx.AsyncClient(
                 headers=self._headers,
-                # Waiting for a free connection is not the server's failure: the deadline bounds it.
+                # The deadline already bounds the wait for a free connection.
                 timeout=httpx.Timeout(self._attempt_s, pool=None),
                 limits=httpx.Limits(
                     max_connections=CONNECTIONS,
                     max_keepalive_connections=CONNECTIONS,
                     keepalive_expiry=KEEP_ALIVE_S,
                 ),
-                # A proxy set for the internet must not swallow calls to our own services.
+                # Our own services must not be called through the internet's proxy.
                 trust_env=False,
             )
         return self._pools[loop]

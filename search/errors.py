@@ -1,14 +1,14 @@
-"""What can be wrong with an index: for a user to mend, for a start to wait for, for a query to try again."""
+"""Errors of an index: fix it, wait for it at start, or retry the query."""
 
 from drzero.ops.errors import UserError
 
 
 class StoreError(UserError):
-    """An index that cannot be used as asked, and what to do about it."""
+    """An index that cannot be used as asked; the message says what to do."""
 
 
 class StoreNotReady(StoreError):
-    """An index that is missing, damaged or does not answer now: the same address may work later."""
+    """An index that is missing, damaged or not answering, but may be ready later."""
 
 
 class StoreUnavailable(Exception):

@@ -1,13 +1,9 @@
 """Build or update the index that the retrieval server serves: a Chroma collection, or a FAISS folder.
 
-    python -m search.index --source corpus.jsonl --chroma-path chromadb --collection wiki --embedder
-    packaged-minilm
     python -m search.index --source corpus.jsonl --chroma-path chromadb --collection wiki --shards 4
     python -m search.index --source corpus.jsonl --faiss-path faiss --kind hnsw
 
-The source is what `search.sources.corpus` reads: files, folders and globs of tables and texts, a data set of
-the hub, or an existing Chroma, whose documents are embedded again. `search.indexing.build` does the work and
-describes what a repeated run does.
+See `search.sources.corpus` for sources, and `search.indexing.build` for repeated runs.
 """
 
 import argparse

@@ -1,9 +1,6 @@
-"""What a retrieval service serves, asked from outside: its collection, embedder and version.
+"""Ask a retrieval service for its collection, embedder and version (`GET /index`, with the bearer token).
 
-    served = ask_index("https://search.example.com")
-    served.fingerprint      # that of the collection, as whoever opens it reads it
-
-It is the server's `GET /index` (`search.serving.app`), with the bearer token of the environment.
+ask_index("https://search.example.com").fingerprint
 """
 
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ _TIMEOUT_S = 10.0
 
 
 class ServiceUnusable(UserError):
-    """An address whose service cannot be searched as asked, and what to do about it."""
+    """A service that cannot be searched as asked; the message says what to do."""
 
 
 class ServiceAway(ServiceUnusable):
@@ -28,7 +25,7 @@ class ServiceAway(ServiceUnusable):
 
 @dataclass(frozen=True)
 class ServedIndex:
-    """The collection of a service, and how it was built (`search.chroma.store.CollectionInfo`)."""
+    """A service's collection, and how it was built (`search.stored_index.CollectionInfo`)."""
 
     collection: str
     embedder: str
@@ -39,7 +36,7 @@ class ServedIndex:
 
     @property
     def fingerprint(self) -> str:
-        """What is the same for the same documents and the same embedding weights, wherever they are."""
+        """Equal for equal documents and embedding weights."""
         return f"{self.version}@{self.revision}"
 
 
@@ -47,9 +44,9 @@ _decode = msgspec.json.Decoder(ServedIndex).decode
 
 
 def ask_index(url: str) -> ServedIndex:
-    """Ask the service at `url`; raises ServiceAway, ServiceUnusable, or TokenUnusable for its token."""
+    """Ask the service at `url`. Raises ServiceAway, ServiceUnusable, or TokenUnusable."""
     try:
-        # As the searches themselves: not through a proxy, and no redirect is followed.
+        # Like the searches: no proxy, no redirects.
         answer = httpx.get(
             f"{url}/index", headers=bearer_headers(TOKEN_VARIABLE), timeout=_TIMEOUT_S, trust_env=False
         )

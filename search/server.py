@@ -4,23 +4,8 @@
     python -m search.server --chroma-path http://one:8000 http://two:8000 --collection wiki --shards 4
     python -m search.server --faiss-path e5_Flat.index --faiss-corpus wiki-18.jsonl --embedder …/e5-base-v2
 
-Endpoints: `POST /retrieve` (see `search.wire`), `GET /index` (how the collection was built, see
-`search.index_info`), `GET /health` (200 when a canary query has been answered), `GET /metrics` (Prometheus
-text), `GET /docs`. Its parts are in `search.serving`.
-
-* `--help` describes the flags. On `cuda` several encoders take turns on the GPUs; without a cache there is no
-  single flight either.
-* A bearer token is required if RETRIEVAL_TOKEN is set in the environment; there is no flag for it, because
-  anyone on the machine can read a command line. Without one it listens on this machine only.
-* It refuses to start, with exit code 2 and one line, if the index is not as it was published
-  (`check_content`), the embedder does not fit it, the port is taken, or anything else is wrong. If the index
-  is not ready (a folder that is missing or cut off, a Chroma server that does not answer) it waits,
-  `INDEX_WAIT_S` seconds at most, and logs that: a supervisor that restarts it meanwhile must not take that
-  for a failure.
-* If the index is replaced (see `search.chroma.store`), it answers 503 until it is restarted.
-* SIGTERM drains it: new requests get 503, open ones are answered for `DRAIN_S` seconds at most, then it exits
-  with code 0, even if an encoder or the index hangs.
-* DRZERO_LOG_LEVEL is the minimum level of the lines on stderr (INFO); DEBUG adds the traceback of a refusal.
+docs/retrieval.md describes its endpoints, limits and exit codes. Set RETRIEVAL_TOKEN to require a bearer
+token, and DRZERO_LOG_LEVEL for the lines on stderr (DEBUG adds the traceback of a failed start).
 """
 
 import argparse
@@ -58,13 +43,13 @@ from search.stored_index import Index, StoredIndex
 from search.wire import LOOPBACK, TOKEN_VARIABLE, read_token
 
 DRAIN_S = 7.0
-"""Less than the ten seconds between SIGTERM and SIGKILL that supervisors usually leave."""
+"""Seconds for open requests after SIGTERM; supervisors usually send SIGKILL after ten."""
 EXIT_S = 9.0
-"""From the signal to the exit of the process, even if a thread or a device hangs."""
+"""Seconds from the signal to exit, even if a thread or a device hangs."""
 INDEX_WAIT_S = 300.0
 _POLL_S = 1.0
 _BACKLOG = 2048
-# Clients keep their connections between training steps; closing one during a request is an error.
+# Clients keep connections between training steps; closing one during a request is an error.
 _KEEP_ALIVE_S = 75
 
 log = logging.getLogger("search.server")
@@ -79,14 +64,14 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting; called by the signal handler."""
+        """Stop accepting; the signal handler calls this."""
         super().handle_exit(sig, frame)
         _exit_in_time()
         self._loop.call_soon_threadsafe(self._retrieval.drain, DRAIN_S)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind without listening: connections are refused until the server is ready, instead of hanging."""
+    """Bind without listening: connections are refused, instead of hanging, until the server is ready."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -98,7 +83,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(listener: socket.socket) -> None:
-    """Accept connections; raises StoreError if another server that started at the same time was faster."""
+    """Accept connections. Raises StoreError if another server took the port meanwhile."""
     try:
         listener.listen(_BACKLOG)
     except OSError as error:
@@ -114,7 +99,7 @@ def _no_port(host: str, port: int, error: Exception) -> StoreError:
 
 
 def wait_for_store(index: Index, wait_s: float = INDEX_WAIT_S) -> StoredIndex:
-    """Open the index, waiting `wait_s` seconds for one that is not ready; raises StoreError."""
+    """Open the index, waiting up to `wait_s` seconds until it is ready. Raises StoreError."""
     ends, logged = time.monotonic() + wait_s, ""
     while True:
         try:
@@ -129,7 +114,7 @@ def wait_for_store(index: Index, wait_s: float = INDEX_WAIT_S) -> StoredIndex:
 
 
 def _exit_in_time() -> None:
-    """Exit in `EXIT_S` seconds if the process has not exited by then; its encoders exit with it."""
+    """Exit after `EXIT_S` seconds if the process is still running; its encoders exit with it."""
 
     def exit() -> None:
         print(f"still running after {EXIT_S:g} s, so something hangs: exiting", file=sys.stderr, flush=True)
@@ -239,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def index_of(args: argparse.Namespace) -> Index:
-    """The index that the arguments name; raises StoreError for a Chroma without a collection."""
+    """Return the index that the arguments name. Raises StoreError for a Chroma without a collection."""
     if args.faiss_path is None:
         if args.collection is None:
             raise StoreError("a Chroma has collections: name one with --collection")
@@ -270,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _exit_in_time()
         sys.exit(0)
 
-    # Uvicorn handles the signal while it serves, and raises it again after its orderly shutdown.
+    # While serving, uvicorn handles the signal, and raises it again after its orderly shutdown.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop_early)
     try:

@@ -1,11 +1,11 @@
-"""What an index is to its service, whichever back end stores it.
+"""The interface between a retrieval service and its index, in either back end.
 
     with closing(index.open()) as store:     # a `ChromaIndex`, `ShardedIndex` or `FaissIndex`
         store.check_embedder(embedder)
         store.query(embeddings, topk=3)
 
-An index records how it was built (`CollectionInfo`), so that queries of another embedder are refused. Neither
-Chroma nor FAISS is imported here.
+An index records how it was built (`CollectionInfo`), so that queries of another embedder are refused. This
+module imports neither Chroma nor FAISS.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,19 +20,21 @@ from search.embedders import Embedder, model_identity
 from search.errors import StoreError, StoreUnavailable
 from search.wire import ScoredPassage
 
-# Raised when what is written changes, or how texts are split: older collections must then be rebuilt.
+# Raise this when the written fields or the splitting change: older collections must then be rebuilt.
 SCHEMA_VERSION = 3
 DISTANCE: Literal["cosine"] = "cosine"
-# The same text through the same weights differs by precision only (fp16 against fp32: about 1e-3).
+# The same text and weights differ by precision only (fp16 against fp32: about 1e-3).
 SAME_VECTOR_COSINE = 0.99
+DATABASE_FILE, INDEX_FILE = "chroma.sqlite3", "index.faiss"
+"""The main file of a Chroma folder, and of a FAISS folder that this project built."""
 _OF_A_SHARD = ("shard", "whole")
 _LATER = ("draws", *_OF_A_SHARD)
-"""What the metadata of a collection need not have."""
+"""Metadata that a collection may lack."""
 
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """How a collection was built: from `documents`, split into the `chunks` that it holds.
+    """How a collection was built: `documents`, and the `chunks` they were split into.
 
     `version` is a hash of the documents and of how they were split (`chunk_tokens`, `chunk_overlap`).
     """
@@ -51,29 +53,29 @@ class CollectionInfo:
     normalised: bool = True
     schema_version: int = SCHEMA_VERSION
     draws: int = 0
-    """`search.chroma.store.DRAWS` if each record of a Chroma has its `draw`; those of other tools and of
-    earlier
-    versions have none."""
+    """`search.chroma.store.DRAWS` if every record has its `draw`. Collections of other tools and earlier
+    versions have 0.
+    """
     shard: str = ""
-    """Of a shard its number and how many there are, such as 0/4."""
+    """A shard's number and the number of shards, such as 0/4; else empty."""
     whole: str = ""
-    """Of a shard the `version` that one collection of all shards' documents would have."""
+    """For a shard, the `version` of all shards' documents together."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any] | None) -> "CollectionInfo | None":
-        """Read a collection's metadata; None if it is not one of ours."""
+        """Read a collection's metadata, or None if this project did not build it."""
         names = [field.name for field in fields(cls)]
         if metadata is None or any(name not in metadata for name in names if name not in _LATER):
             return None
         return cls(**{name: metadata[name] for name in names if name in metadata})
 
     def to_metadata(self) -> dict[str, str | int | bool]:
-        """Return the metadata to write: of an index that is no shard nothing about shards."""
+        """Return the metadata to write; only shards mention shards."""
         return {name: value for name, value in asdict(self).items() if value != "" or name not in _OF_A_SHARD}
 
 
 class StoredIndex(Protocol):
-    """An open index; its queries may come from several threads."""
+    """An open index. Several threads may query it."""
 
     name: str
     info: CollectionInfo
@@ -81,61 +83,74 @@ class StoredIndex(Protocol):
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
         """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
 
-        The score is the cosine similarity. A `topk` beyond the index's size gives all. Raises
-        StoreUnavailable when the index that was opened cannot answer now.
+        The score is the cosine similarity. A `topk` beyond the index's size returns all passages. Raises
+        StoreUnavailable if the index cannot answer now.
         """
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Raise StoreError unless queries of `embedder` may be compared with this index's vectors."""
+        """Raise StoreError unless queries of `embedder` are comparable with this index's vectors."""
 
     def check_content(self) -> bool:
-        """Whether hashes were recorded at the build; raises StoreError unless the files have them."""
+        """Return whether the build recorded hashes. Raises StoreError unless the files match them."""
 
     def passages_of(self, ids: Collection[str]) -> dict[str, str]:
-        """Return the passages that have these ids, as they are embedded but for the prefix."""
+        """Return the passages with these ids, as embedded but without prefix."""
 
     def documents_among(self, names: Sequence[str]) -> set[str]:
-        """Return those of some documents' ids of which the index has the whole or a chunk."""
+        """Return the document ids that the index holds, whole or in chunks."""
 
     def close(self) -> None:
         """Release the files or connections."""
 
 
 class Index(Protocol):
-    """Where an index is, before it is opened."""
+    """The location of an index that is not open yet."""
 
     @property
     def setting(self) -> str:
-        """The config key that says so."""
+        """The config key of its location."""
 
     @property
     def name(self) -> str:
-        """What its passages are known by."""
+        """The name of its passages as a corpus."""
 
     @property
     def folder(self) -> Path | None:
-        """What to copy to have the index elsewhere; None of a server."""
+        """The folder to copy, or None for a server."""
 
     def open(self) -> StoredIndex:
-        """Open it; raises StoreError if it cannot be used, StoreNotReady if it may be later."""
+        """Open it. Raises StoreError if it is unusable, StoreNotReady if it may be usable later."""
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every passage; raises StoreError."""
+        """Yield (id, title, text) of every passage. Raises StoreError."""
 
     def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
-        """Yield the same in an order random by `seed`, so that the first are a sample and cost little.
+        """Yield the same in a random order by `seed`, so that a cheap sample comes first. Raises StoreError.
 
-        None of an index that cannot do that without reading all. Raises StoreError.
+        None if the index would have to be read as a whole.
         """
 
 
+def back_end_of(folder: Path) -> Literal["chroma", "faiss"] | None:
+    """Return the back end whose index a folder holds."""
+    if (folder / DATABASE_FILE).is_file():
+        return "chroma"
+    return "faiss" if faiss_indices(folder) else None
+
+
+def faiss_indices(folder: Path) -> list[Path]:
+    """Return the FAISS indices in a folder: the one built here, else all `*.index` files."""
+    built = folder / INDEX_FILE
+    return [built] if built.is_file() else sorted(path for path in folder.glob("*.index") if path.is_file())
+
+
 def passage_text(title: str, text: str) -> str:
-    """Return the text that is embedded for a document, without the passage prefix."""
+    """Return the text to embed for a document, without the passage prefix."""
     return f"{title}\n{text}" if title else text
 
 
 def check_records(index: str, info: CollectionInfo, embedder: Embedder) -> None:
-    """Raise StoreError unless the index was built with this embedder's name, prefixes and dimension."""
+    """Raise StoreError unless the index records this embedder's name, prefixes and dimension."""
     if model_identity(embedder.name) != model_identity(info.embedder):
         raise other_embedder(index, info, embedder, "its model is", info.embedder, embedder.name)
     for what, stored, ours in (
@@ -149,7 +164,7 @@ def check_records(index: str, info: CollectionInfo, embedder: Embedder) -> None:
 
 
 def cosine_again(embedder: Embedder, text: str, stored: ArrayLike) -> float:
-    """Embed a stored passage again; return the cosine with its stored vector, of whatever length."""
+    """Embed a stored passage again; return its cosine with the stored vector, of any length."""
     vector = np.asarray(stored, dtype=np.float32)
     length = max(float(np.linalg.norm(vector)), 1e-12)
     return float(np.dot(embedder.encode_passages([text])[0], vector)) / length
@@ -166,7 +181,7 @@ def other_embedder(
 
 
 def another_version(index: str, now: CollectionInfo, served: CollectionInfo) -> StoreUnavailable:
-    """The error for an index that was replaced while it is served."""
+    """The error for an index that was replaced while being served."""
     return StoreUnavailable(
         f"{index} is another version now ({now.version[:12]}, and {served.version[:12]} is served): restart "
         "the server to serve it"

@@ -1,7 +1,7 @@
-"""The wire format between the retrieval server and its clients, which is Search-R1's.
+"""The wire format between retrieval server and clients, which is Search-R1's.
 
-`POST /retrieve {"queries": [str], "topk": int, "return_scores": bool}` is answered by `{"result": [[item]]}`,
-one list per query; an item is a `Passage`, or a `ScoredPassage` if `return_scores` is true.
+`POST /retrieve {"queries": [str], "topk": int, "return_scores": bool}` answers `{"result": [[item]]}`: one
+list per query of `Passage`, or of `ScoredPassage` if `return_scores` is true.
 """
 
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
@@ -9,15 +9,15 @@ from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from 
 from drzero.ops.bearer import bearer_of
 
 MAX_TOPK = 100
-"""The maximum number of passages per query."""
+"""Most passages per query."""
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
 """The environment variable with the bearer token."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""The addresses at which a server may listen without a token."""
+"""Hosts on which a server may listen without a token."""
 
 
 class Passage(TypedDict):
-    """One passage of the corpus; `contents` is the title, a newline and the text."""
+    """A passage of the corpus; `contents` is title, newline, text."""
 
     title: str
     text: str
@@ -25,19 +25,19 @@ class Passage(TypedDict):
 
 
 class ScoredPassage(TypedDict):
-    """A passage with the cosine similarity of query and passage, in [-1, 1]."""
+    """A passage and its cosine similarity to the query, in [-1, 1]."""
 
     document: Passage
     score: float
 
 
 def read_token() -> str | None:
-    """Return the bearer token of the environment, if any; raises TokenUnusable if it cannot be sent."""
+    """Return the environment's bearer token, if any. Raises TokenUnusable if it cannot be sent."""
     return bearer_of(TOKEN_VARIABLE)
 
 
 def token_advice() -> str:
-    """Return what to do about a service that has answered 401; no token is in it."""
+    """Return what to do about a 401, without revealing the token."""
     known = "its token" if read_token() is None else "its own token, which is another than the one there"
     return f"set {TOKEN_VARIABLE} to {known}"
 

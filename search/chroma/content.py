@@ -1,34 +1,43 @@
-"""The content of a published collection as hashes, next to it: damage is found before it is served.
+"""Find damage in a Chroma folder before it is served: cut-off files, and content that is not as published.
 
-    record_content(folder, "corpus")        # when the collection is complete
-    check_content(folder, "corpus")         # before it is served; raises StoreError
+    check_files(folder)                     # sizes only, at every opening
+    record_content(folder, "corpus")        # hashes, when the collection is complete
+    check_content(folder, "corpus")         # before it is served
 
-Chroma checks nothing itself: a changed bit in a vector file gives other passages, or a crash of the process.
-The hashes are in the folder, in `RECORD`, a set for each collection: a copy of the folder has them too, and
-other collections may come and go. They show damage and mistakes, not an attacker, who would write new ones.
-
-Hashed is what a service reads: the vector files as they are, and of Chroma's database, to which every opening
-adds a row, this collection's metadata, its texts and titles, and the vectors that are not in the files yet.
-The columns are those of chromadb 1.5. On one core, 60,000 chunks in a database of 300 MB take 1 s, a gigabyte
-of vector files 0.6 s.
+Chroma checks nothing itself: a flipped bit in a vector file gives other passages, or crashes the process.
+This module reads Chroma's private tables and vector files, as chromadb 1.5 writes them (`KNOWN_CHROMADB`).
+The hashes do not stop an attacker, who could write new ones. On one core, 60,000 chunks in a database of 300
+MB take 1 s, a gigabyte of vector files 0.6 s.
 """
 
 import hashlib
 import json
 import sqlite3
+import struct
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT
 
 from drzero.ops.files import atomic_write
-from search.chroma.location import DATABASE_FILE, StoreError
+from search.errors import StoreError, StoreNotReady
+from search.stored_index import DATABASE_FILE
 
+KNOWN_CHROMADB = "1.5"
+"""The chromadb release whose private files this module reads."""
 RECORD = "drzero-content.json"
 _ROWS = 1000
 _decode = msgspec.json.Decoder(dict[str, dict[str, str]]).decode
+
+# Chroma's fork of hnswlib: format, offset of the first level, capacity, elements, bytes per element, two
+# offsets, top level, entry point, links per element above the first level and on it, links asked for, level
+# factor, search width while building.
+_VECTOR_HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
+_VECTOR_FORMAT = 1
+_VECTOR_FILES = ("header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle")
 
 _COLLECTION = """
 SELECT c.id FROM collections c JOIN databases d ON d.id = c.database_id
@@ -38,12 +47,12 @@ _METADATA = """
 SELECT key, str_value, int_value, float_value, bool_value FROM collection_metadata
 WHERE collection_id = ? ORDER BY key
 """
-# With the plus, rows are read in the order in which they were written and not in that of the index.
+# The plus makes SQLite read rows in the order in which they were written, not in the index's.
 _TEXTS = """
 SELECT e.embedding_id, m.key, m.string_value FROM embeddings e JOIN embedding_metadata m ON m.id = e.id
 WHERE +e.segment_id = ? AND m.key IN ('chroma:document', 'title') ORDER BY e.id, m.key
 """
-# Rows up to `max_seq_id` are in the vector files, and may be removed at any time.
+# Rows up to `max_seq_id` are in the vector files, and Chroma may remove them at any time.
 _QUEUED = """
 SELECT seq_id, operation, id, vector, encoding, metadata FROM embeddings_queue
 WHERE topic LIKE '%/' || ?
@@ -52,16 +61,13 @@ AND seq_id > coalesce((SELECT seq_id FROM max_seq_id WHERE segment_id = ?), 0) O
 
 
 def record_content(folder: Path, collection: str) -> None:
-    """Record the hashes of a complete collection; those of the folder's other collections are kept.
-
-    Raises StoreError if the collection cannot be read.
-    """
+    """Add a complete collection's hashes to the folder's record. Raises StoreError."""
     record = _read_record(folder) | {collection: _hash_content(folder, collection)}
     atomic_write(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
 def check_content(folder: Path, collection: str) -> bool:
-    """Whether hashes are recorded; raises StoreError, with what differs, unless the collection has them."""
+    """Return whether hashes are recorded. Raises StoreError, naming the files, if any differs."""
     recorded = _read_record(folder).get(collection)
     if recorded is None:
         return False
@@ -69,6 +75,67 @@ def check_content(folder: Path, collection: str) -> bool:
     if changed := sorted({name for name, _ in recorded.items() ^ found.items()}):
         raise _damaged(folder, collection, f"not as published: {', '.join(changed)}")
     return True
+
+
+def check_files(folder: Path) -> None:
+    """Raise StoreNotReady if the database or a collection's vector files are missing or cut off."""
+    _check_version()
+
+    def damaged(what: str) -> StoreNotReady:
+        return StoreNotReady(f"the Chroma folder {folder} is damaged: {what}. Build it again")
+
+    path = folder / DATABASE_FILE
+    with path.open("rb") as file:
+        head = file.read(100)
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\0"):
+        raise damaged(f"{path.name} is no SQLite database")
+    # An interrupted write leaves a journal, and SQLite rolls it back when it opens the file.
+    if not path.with_name(f"{path.name}-journal").exists():
+        # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page and number of pages. The
+        # number is valid if the change counter equals the counter that it was written with.
+        page_size = int.from_bytes(head[16:18])
+        wanted = int.from_bytes(head[28:32]) * (65536 if page_size == 1 else page_size)
+        if head[24:28] == head[92:96] and (size := path.stat().st_size) < wanted:
+            raise damaged(f"{path.name} has {size} of its {wanted} bytes")
+    for vectors in sorted({path.parent for path in folder.glob("*/*.bin")}):
+        if fault := _vector_fault(vectors):
+            raise damaged(fault)
+
+
+def _vector_fault(vectors: Path) -> str | None:
+    """Return the fault of a collection's vector files, or None if they are complete."""
+    missing = [name for name in _VECTOR_FILES if not (vectors / name).is_file()]
+    if "header.bin" in missing:
+        return f"{vectors.name} lacks header.bin"
+    header = (vectors / "header.bin").read_bytes()
+    if len(header) != _VECTOR_HEADER.size:
+        return f"{vectors.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes"
+    form, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
+    if form != _VECTOR_FORMAT:
+        raise StoreError(
+            f"{vectors}/header.bin is in format {form}, and chromadb {KNOWN_CHROMADB} writes format "
+            f"{_VECTOR_FORMAT}: another chromadb built this folder, or the file is damaged. Build it again"
+        )
+    if elements == 0:  # Chroma keeps few vectors in its database
+        return None
+    if missing:
+        return f"{vectors.name} lacks {', '.join(missing)}"
+    for name, wanted in (("data_level0.bin", elements * element_bytes), ("length.bin", elements * 4)):
+        if (size := (vectors / name).stat().st_size) < wanted:
+            return f"{vectors.name}/{name} has {size} of its {wanted} bytes"
+    # Per element the size of its links above the first level, then the links, one block per level.
+    above = (vectors / "link_lists.bin").stat().st_size - elements * 4
+    return f"{vectors.name}/link_lists.bin is cut off" if above < 0 or above % (links * 4 + 4) else None
+
+
+def _check_version() -> None:
+    """Raise StoreError for a chromadb whose private files this module may misread."""
+    installed = version("chromadb")
+    if not installed.startswith(f"{KNOWN_CHROMADB}."):
+        raise StoreError(
+            f"chromadb {installed} is installed, and search/chroma/content.py reads the private files of "
+            f"{KNOWN_CHROMADB}: install chromadb {KNOWN_CHROMADB}, or adapt that file"
+        )
 
 
 def _read_record(folder: Path) -> dict[str, dict[str, str]]:
@@ -80,7 +147,12 @@ def _read_record(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _hash_content(folder: Path, collection: str) -> dict[str, str]:
-    """sha256 (hex) of each vector file, by its path below the folder, and of the database's part."""
+    """Return the sha256 (hex) of each vector file, by its path below the folder, and of the database's part.
+
+    Chroma adds a row to its database at every opening. So the hash covers only content that services
+    read: the collection's metadata, texts and titles, and the vectors that are not in the files yet.
+    """
+    _check_version()
     database = f"{(folder / DATABASE_FILE).resolve().as_uri()}?mode=ro"
     try:
         with closing(sqlite3.connect(database, timeout=60, uri=True)) as connection:
@@ -95,8 +167,8 @@ def _hash_content(folder: Path, collection: str) -> dict[str, str]:
                 for rows in _pages(connection.execute(query, values)):
                     digest.update(repr(rows).encode(errors="surrogatepass"))
             hashes = {f"texts in {DATABASE_FILE}": digest.hexdigest()}
-        # Of fewer than a thousand chunks Chroma keeps the vectors in the database; without this file it
-        # overwrites the others, with nothing in them, whenever it opens them.
+        # Chroma keeps fewer than a thousand vectors in the database. Without this file it empties the others
+        # at every opening.
         written = (folder / vectors / "index_metadata.pickle").exists()
         for path in sorted((folder / vectors).glob("*")) if written else ():
             with path.open("rb") as file:

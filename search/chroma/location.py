@@ -3,14 +3,12 @@
     with connect("outputs/corpus/chromadb") as client: ...
     with connect("https://api.trychroma.com/TENANT/DATABASE") as client: ...  # the key from CHROMA_API_KEY
 
-Chroma creates an empty database in any folder that has none, so a folder is opened only if its database and
-vector files have their full sizes (`check_files`). Every call to a server has a timeout, and the API key is
-sent only where it cannot be read on the way: over TLS, or within this machine.
+Chroma creates an empty database in any folder without one, so `connect` checks a folder's files first. Every
+call to a server has a timeout. The API key is sent only over TLS or within this machine.
 """
 
 import os
 import re
-import struct
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,26 +25,19 @@ from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT, Settings
 from chromadb.errors import ChromaError
 
 from drzero.ops.text import is_loopback
+from search.chroma.content import check_files
 from search.chroma.quota import Quota
 from search.errors import StoreError, StoreNotReady
-from search.faiss.location import is_faiss
+from search.stored_index import DATABASE_FILE, back_end_of
 
-DATABASE_FILE = "chroma.sqlite3"
 API_KEY_VARIABLE = "CHROMA_API_KEY"
 _BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma Cloud with /TENANT/DATABASE"
-# Chroma's own port, and that of https.
+# Chroma's own port, and https's.
 _PORTS = {"http": 8000, "https": 443}
-# A search that takes longer is not worth waiting for: its client has a deadline too. A write also builds the
-# graph.
+# A search's client has a deadline too. A write also builds the graph.
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 10.0
 _WRITE_TIMEOUT_S = 120.0
-
-# Of hnswlib, as Chroma's own fork writes it: version, offset of the first level, capacity, elements, bytes of
-# an element, two offsets, top level, entry point, links of an element above the first level and on it, links
-# asked for, level factor, search width at building.
-_VECTOR_HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
-_VECTOR_FILES = ("header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle")
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class ChromaPlace:
 
     @classmethod
     def parse(cls, text: "str | Path | ChromaPlace") -> "ChromaPlace":
-        """Read a folder or `http(s)://HOST[:PORT][/TENANT/DATABASE]`; raises StoreError for anything else."""
+        """Read a folder or `http(s)://HOST[:PORT][/TENANT/DATABASE]`. Raises StoreError."""
         if isinstance(text, ChromaPlace):
             return text
         if isinstance(text, Path) or "://" not in text:
@@ -76,7 +67,7 @@ class ChromaPlace:
             raise StoreError(_BAD_ADDRESS) from None
         names = [name for name in address.path.split("/") if name]
         if address.username or address.password or address.query or address.fragment:
-            # The message does not repeat the address, which may contain a key.
+            # The message must not repeat the address, which may contain a key.
             raise StoreError(f"{_BAD_ADDRESS} and nothing else: put a key into {API_KEY_VARIABLE}")
         if address.scheme not in _PORTS or not host or len(names) not in (0, 2):
             raise StoreError(f"{text}: {_BAD_ADDRESS}")
@@ -88,22 +79,22 @@ class ChromaPlace:
         return self.text
 
     def within(self, quota: Quota) -> "ChromaPlace":
-        """The place under a server's quota; a folder has none."""
+        """The place with a server's quota; folders have no quotas."""
         return self if self.folder else replace(self, quota=quota)
 
     @property
     def url(self) -> str:
-        """The address of a server, without tenant and database."""
+        """A server's address, without tenant and database."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
 
 @contextmanager
 def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[ClientAPI]:
-    """Open a Chroma and close it afterwards; raises StoreError if it cannot be used as asked.
+    """Open a Chroma and close it afterwards. Raises StoreError if it cannot be used as asked.
 
-    StoreNotReady if it is missing, damaged or lost while open. `create` is for writing: a missing folder is
-    created, and calls to a server may take longer.
+    Raises StoreNotReady if it is missing, damaged or lost while open. `create` is for writing: it creates a
+    missing folder, and gives calls to a server more time.
     """
     place = ChromaPlace.parse(place)
     folder = place.folder
@@ -123,25 +114,25 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
     except ChromaError as error:
         raise StoreError(f"Chroma at {place} failed: {plain(error)}") from error
     except BaseException as error:
-        # Chroma's Rust part panics over some damaged databases; PyO3 has no importable name for that.
+        # Chroma's Rust code panics over some damaged databases, and PyO3 exports no name for that.
         if type(error).__name__ != "PanicException":
             raise
         raise StoreNotReady(f"Chroma at {place} is damaged: {plain(error)}. Build it again") from error
 
 
 def shard_counts(names: Iterable[str], prefix: str) -> set[int]:
-    """The numbers of shards that these names belong to, named as in `search.chroma.shard_layout`."""
+    """The numbers of shards that these names belong to (named as in `search.chroma.shard_layout`)."""
     shard = re.compile(rf"\.?{re.escape(prefix)}-\d\d-of-(\d\d)(\.building|\.previous)?")
     return {int(found[1]) for name in names if (found := shard.fullmatch(name))}
 
 
 def shards_in(folder: Path) -> set[int]:
-    """Of which numbers of shards a folder has some, unfinished ones included."""
+    """The numbers of shards that a folder's shards belong to, unfinished ones included."""
     return shard_counts((path.name for path in folder.iterdir()), "shard") if folder.is_dir() else set()
 
 
 def other_shards(where: object, found: int, asked: int) -> StoreError:
-    """The error for an index of another number of shards than `chroma.shards`."""
+    """The error for an index whose number of shards is not `chroma.shards`."""
     holds = f"an index of {found} shards" if found > 1 else "an index without shards"
     return StoreError(
         f"{where} holds {holds}, and chroma.shards is {asked}: set chroma.shards={found} (or --shards) to "
@@ -150,10 +141,10 @@ def other_shards(where: object, found: int, asked: int) -> StoreError:
 
 
 def no_chroma(folder: Path) -> StoreError:
-    """The error for a folder without a Chroma, which may come later unless something else is there."""
+    """The error for a folder without a Chroma: StoreNotReady, unless the folder holds another index."""
     if found := shards_in(folder):
         return other_shards(folder, min(found), 1)
-    if is_faiss(folder):
+    if back_end_of(folder) == "faiss":
         return StoreError(f"{folder} holds a FAISS index, not a Chroma: set index=faiss faiss.path={folder}")
     return StoreNotReady(
         f"no Chroma folder at {folder}: make one with `drzero prepare-data chroma.path={folder} source=…`"
@@ -164,8 +155,8 @@ def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
     timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     headers = request_headers(place)
     if is_loopback(place.host):
-        # The environment's proxy would be sent the API key. Chroma's client has no setting for it, only
-        # `no_proxy`, of which the lower-case name takes precedence.
+        # The environment's proxy must not see the API key. Chroma's client has no setting for that, only
+        # `no_proxy`, whose lower-case name takes precedence.
         exempt = urllib.request.getproxies_environment().get("no", "")
         if place.host not in (name.strip() for name in exempt.split(",")):
             os.environ["no_proxy"] = f"{exempt},{place.host}" if exempt else place.host
@@ -180,15 +171,17 @@ def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
             tenant=place.tenant,
             database=place.database,
         )
-    except Exception as error:  # Chroma raises ValueError, or a bare Exception, for what it does not expect
+    except Exception as error:  # ValueError, or a bare Exception for the unexpected
         raise StoreError(f"the Chroma server at {place} refuses us: {plain(error)}") from error
-    # chromadb (1.5.9) waits for ever and has no setting for it; a test fails when it has one.
+    # chromadb (1.5.9) has no setting for a timeout; a test fails when it gets one.
     cast(Any, client)._server._session.timeout = timeout
     return client
 
 
 def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
-    """Raise StoreError unless a Chroma with the database answers in time; its client would wait for ever."""
+    """Raise StoreError unless a Chroma with the database answers in time; Chroma's client would wait for
+    ever.
+    """
     path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
     try:
         answer = httpx.get(place.url + path, headers=headers, timeout=timeout)
@@ -213,16 +206,16 @@ def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Ti
 
 
 def request_headers(place: ChromaPlace) -> dict[str, str]:
-    """Return the headers of requests to a server: the API key, if it cannot be read on the way."""
+    """Return the headers of requests to a server, with the API key if nobody can read it on the way."""
     key = _api_key()
-    # Checked here, because an HTTP library that rejects it would print it.
+    # Checked here: an HTTP library that rejects the key would print it.
     if not (key.isascii() and key.isprintable()):
         raise StoreError(f"{API_KEY_VARIABLE} holds characters that an HTTP header cannot carry")
     return {"X-Chroma-Token": key} if key and (place.tls or is_loopback(place.host)) else {}
 
 
 def plain(error: BaseException) -> str:
-    """Return an error as one line, without the API key, in case a server has repeated it."""
+    """Return an error as one line, without the API key."""
     text = f"{type(error).__name__}: {error}"
     if key := _api_key():
         text = text.replace(key, "***")
@@ -231,44 +224,3 @@ def plain(error: BaseException) -> str:
 
 def _api_key() -> str:
     return os.environ.get(API_KEY_VARIABLE, "").strip()
-
-
-def check_files(folder: Path) -> None:
-    """Raise StoreNotReady unless the database and the vector files of all collections have their sizes."""
-
-    def damaged(what: str) -> StoreNotReady:
-        return StoreNotReady(f"the Chroma folder {folder} is damaged: {what}. Build it again")
-
-    path = folder / DATABASE_FILE
-    with path.open("rb") as file:
-        head = file.read(100)
-    if len(head) < 100 or not head.startswith(b"SQLite format 3\0"):
-        raise damaged(f"{path.name} is no SQLite database")
-    # A journal is left by an interrupted write, which SQLite rolls back when it opens the file.
-    if not path.with_name(f"{path.name}-journal").exists():
-        # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page, and pages in the file,
-        # which are valid if the change counter equals the one they were written for.
-        page_size = int.from_bytes(head[16:18])
-        wanted = int.from_bytes(head[28:32]) * (65536 if page_size == 1 else page_size)
-        if head[24:28] == head[92:96] and (size := path.stat().st_size) < wanted:
-            raise damaged(f"{path.name} has {size} of its {wanted} bytes")
-    for vectors in sorted({path.parent for path in folder.glob("*/*.bin")}):
-        missing = [name for name in _VECTOR_FILES if not (vectors / name).is_file()]
-        if "header.bin" in missing:
-            raise damaged(f"{vectors.name} lacks header.bin")
-        header = (vectors / "header.bin").read_bytes()
-        if len(header) != _VECTOR_HEADER.size:
-            raise damaged(f"{vectors.name}/header.bin has {len(header)} of its {_VECTOR_HEADER.size} bytes")
-        version, _, _, elements, element_bytes, _, _, _, _, links, *_ = _VECTOR_HEADER.unpack(header)
-        # Another version is of another Chroma, which knows its own files; few vectors stay in the database.
-        if version != 1 or elements == 0:
-            continue
-        if missing:
-            raise damaged(f"{vectors.name} lacks {', '.join(missing)}")
-        for name, wanted in (("data_level0.bin", elements * element_bytes), ("length.bin", elements * 4)):
-            if (size := (vectors / name).stat().st_size) < wanted:
-                raise damaged(f"{vectors.name}/{name} has {size} of its {wanted} bytes")
-        # For each element the size of its links above the first level, then those links, a block per level.
-        above = (vectors / "link_lists.bin").stat().st_size - elements * 4
-        if above < 0 or above % (links * 4 + 4):
-            raise damaged(f"{vectors.name}/link_lists.bin is cut off")

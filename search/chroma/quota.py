@@ -1,10 +1,7 @@
-"""What a Chroma server allows its client: settings, because the server's operator decides.
+"""A Chroma server's limits for its client: settings, because the server's operator decides.
 
-    place = replace(ChromaPlace.parse("http://one:8000"), quota=Quota(page=300, reads=10))
-    with place.quota.reading(place.text): ...    # waits while ten others read there
-
-Chroma Cloud's default quotas are 300 records a call, 10 reads at once, and 5 M records a collection, of which
-the last is checked before an index is built (`drzero.preflight.index_size`). A folder has no quotas.
+Chroma Cloud's default quotas are 300 records per call, 10 reads at once, and 5 M records per collection.
+`drzero.preflight.index_size` checks the last. Folders have no quotas.
 """
 
 import threading
@@ -14,12 +11,14 @@ from dataclasses import dataclass
 
 _lock = threading.Lock()
 _semaphores: dict[tuple[str, int], threading.BoundedSemaphore] = {}
-"""Of this process, by place and the number of reads: all shards of a server share its quota."""
+"""By place and number of reads: all shards of a server share its quota."""
 
 
 @dataclass(frozen=True)
 class Quota:
-    """Records of a call that writes an index or pages over one, and queries at once; None is no limit."""
+    """Most records per call that writes an index or pages over one, and most queries at once (None: no
+    limit).
+    """
 
     page: int = 250
     reads: int | None = None

@@ -1,11 +1,11 @@
-"""Where the shards of an index are, and which of them has a document.
+"""Where the shards of an index are, and which shard holds a document.
 
     layout = ShardLayout.parse(["outputs/corpus/chromadb"], "corpus", 4)
     layout.place(0)         # the folder outputs/corpus/chromadb/shard-00-of-04 with a collection 'corpus'
 
-Each shard is a complete Chroma collection: in a folder it has a Chroma of its own, on a server a name of its
-own (`corpus-00-of-04`). Of several places each gets a shard in turn. A document's shard is decided by a hash
-of its id, so that the next build finds it where it is.
+Each shard is a complete Chroma collection. In a folder it has its own Chroma, on a server its own name
+(`corpus-00-of-04`). Several places take turns. A hash of a document's id decides its shard, so that the next
+build finds it there.
 """
 
 import hashlib
@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from search.chroma.location import DATABASE_FILE, ChromaPlace, connect, other_shards, shard_counts, shards_in
+from search.chroma.location import ChromaPlace, connect, other_shards, shard_counts, shards_in
 from search.chroma.store import collection_names
 from search.errors import StoreError
+from search.stored_index import DATABASE_FILE
 
 
 def shard_of(document: str, shards: int) -> int:
-    """Return the number of the shard that has the document of this id."""
-    # Other bytes of the hash than `search.chroma.store.draw_of` takes: each shard has records of every draw.
+    """Return the number of the shard that holds the document with this id."""
+    # Not the bytes that `search.chroma.store.draw_of` uses, so that each shard has records of every draw.
     return int.from_bytes(hashlib.sha256(document.encode()).digest()[2:10]) % shards
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The shards of one index: `places` that hold them in turn, the collection's name, how many there are."""
+    """The shards of one index: `places` that hold them in turn, the collection's name, and their number."""
 
     places: tuple[ChromaPlace, ...]
     collection: str
@@ -34,7 +35,7 @@ class ShardLayout:
 
     @classmethod
     def parse(cls, paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int) -> "ShardLayout":
-        """Read folders or addresses; raises StoreError for what is none, and for more of them than shards."""
+        """Read folders or addresses. Raises StoreError for a bad one, or for more of them than shards."""
         places = tuple(map(ChromaPlace.parse, paths))
         if not 0 < len(set(places)) == len(places) <= shards:
             listed = ", ".join(map(str, places)) or "nothing"
@@ -50,15 +51,15 @@ class ShardLayout:
 
     @property
     def folder(self) -> Path | None:
-        """The folder with all shards; None of a server, and of several places."""
+        """The folder with all shards, or None for a server or several places."""
         return self.places[0].folder if len(self.places) == 1 else None
 
     def label(self, number: int) -> str:
-        """Return what a shard is called."""
+        """Return a shard's name in messages."""
         return f"shard-{number:02d}-of-{self.shards:02d}"
 
     def place(self, number: int) -> tuple[ChromaPlace, str]:
-        """Return a shard's Chroma and the name of its collection there."""
+        """Return a shard's Chroma, and its collection's name there."""
         place = self.places[number % len(self.places)]
         if place.folder is None:
             return place, f"{self.collection}-{number:02d}-of-{self.shards:02d}"
@@ -66,7 +67,7 @@ class ShardLayout:
         return replace(place, text=str(folder), folder=folder), self.collection
 
     def check_count(self) -> None:
-        """Raise StoreError if any of the places holds this index in another number of shards."""
+        """Raise StoreError if any place holds this index in another number of shards."""
         for place in self.places:
             if place.folder is not None:
                 unfinished = place.folder.parent / f".{place.folder.name}.building" / "journal.sqlite3"

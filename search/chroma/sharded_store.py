@@ -1,10 +1,10 @@
-"""An index in shards, as one: all shards are asked at once, and their answers are merged.
+"""An index in shards, as one: it asks all shards at once and merges their answers.
 
     with closing(chroma_index(["outputs/corpus/chromadb"], "corpus", shards=4).open()) as store:
         store.query(embeddings, topk=3)
 
-A shard that cannot answer makes the query fail by the shard's name: a smaller answer would look like a whole
-one. Shards that do not belong together are refused when they are opened.
+If one shard cannot answer, the query fails and names the shard. Shards that do not belong together are
+refused at opening.
 """
 
 import heapq
@@ -17,12 +17,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from search.chroma.location import DATABASE_FILE, ChromaPlace
+from search.chroma.location import ChromaPlace
 from search.chroma.shard_layout import ShardLayout
 from search.chroma.store import DRAWS, ChromaIndex, Store, draw_from, iter_documents
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
-from search.stored_index import CollectionInfo
+from search.stored_index import DATABASE_FILE, CollectionInfo
 from search.wire import ScoredPassage
 
 Answer = TypeVar("Answer")
@@ -30,14 +30,13 @@ _ALIKE = (
     *("embedder", "revision", "dimension", "query_prefix", "passage_prefix", "chunk_tokens", "chunk_overlap"),
     *("distance", "normalised", "schema_version"),
 )
-"""What all shards of an index record alike."""
+"""Fields that all shards of an index must share."""
 
 
 def merge(answers: Sequence[Sequence[ScoredPassage]], topk: int) -> list[ScoredPassage]:
     """Return the best `topk` of the shards' answers to one query, best first.
 
-    Of equal scores the passage comes first whose title, then text, does: an order that does not depend on how
-    many shards there are.
+    Ties are ordered by title, then text, so that the order does not depend on the number of shards.
     """
     found = (hit for hits in answers for hit in hits)
     return heapq.nsmallest(
@@ -46,7 +45,7 @@ def merge(answers: Sequence[Sequence[ScoredPassage]], topk: int) -> list[ScoredP
 
 
 def whole_of(shards: Sequence[CollectionInfo]) -> CollectionInfo:
-    """Return how the index of these shards was built, which is how one collection would record it."""
+    """Return how one collection of all shards' documents would be recorded."""
     first = shards[0]
     return replace(
         first,
@@ -61,43 +60,40 @@ def whole_of(shards: Sequence[CollectionInfo]) -> CollectionInfo:
 
 @dataclass(frozen=True)
 class ShardedIndex:
-    """Where the shards of an index are, before they are opened."""
+    """The location of an index in shards that is not open yet."""
 
     layout: ShardLayout
 
     @property
     def setting(self) -> str:
-        """The config key that says where it is."""
+        """The config key of its location."""
         return "chroma.path"
 
     @property
     def name(self) -> str:
-        """The collection's, without the shards' numbers."""
+        """The collection's name, without the shards' numbers."""
         return self.layout.collection
 
     @property
     def folder(self) -> Path | None:
-        """The folder with all shards; None of a server, and of several places."""
+        """The folder with all shards, or None for a server or several places."""
         return self.layout.folder
 
     def __str__(self) -> str:
         return str(self.layout)
 
     def open(self) -> "ShardedStore":
-        """Open all shards; raises StoreError if one cannot be, or they do not belong together."""
+        """Open all shards. Raises StoreError if one cannot be opened, or they do not belong together."""
         return ShardedStore(self.layout)
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every document of all shards, sorted by id; raises StoreError."""
+        """Yield (id, title, text) of every shard's documents, sorted by id. Raises StoreError."""
         layout = self.layout
         each = [iter_documents(*layout.place(number)) for number in range(layout.shards)]
         return heapq.merge(*each, key=lambda document: document[0])
 
     def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
-        """Yield the documents in the random order that one collection of them would give.
-
-        None if a shard is without draws.
-        """
+        """Yield the documents in the random order of one collection, or None if a shard has no draws."""
         with closing(self.open()) as store:
             if store.info.draws != DRAWS:
                 return None
@@ -107,13 +103,13 @@ class ShardedIndex:
 def chroma_index(
     paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1
 ) -> "ChromaIndex | ShardedIndex":
-    """Return the index in one collection, or in shards; raises StoreError as `ShardLayout.parse`."""
+    """Return the index in one collection, or in shards. Raises StoreError."""
     layout = ShardLayout.parse(paths, collection, shards)
     return ChromaIndex(layout.places[0], collection) if shards == 1 else ShardedIndex(layout)
 
 
 class ShardedStore:
-    """The open shards of an index; its queries may come from several threads."""
+    """The open shards of an index. Several threads may query it."""
 
     def __init__(self, layout: ShardLayout) -> None:
         layout.check_count()
@@ -132,36 +128,32 @@ class ShardedStore:
         self._release()
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
-
-        Scores and ties: see `merge`. A `topk` beyond the index's size gives all. Raises StoreUnavailable,
-        which names the shard, when one cannot answer now.
-        """
+        """Return each row's nearest passages, as `StoredIndex.query`; `merge` orders ties."""
         answers = self._of_each(lambda store: store.query(embeddings, topk))
         return [merge(of_a_query, topk) for of_a_query in zip(*answers, strict=True)]
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Raise StoreError unless queries of `embedder` may be compared with every shard's vectors."""
+        """Raise StoreError unless queries of `embedder` are comparable with every shard's vectors."""
         for number, store in enumerate(self._shards):
             with _naming(self.layout, number):
                 store.check_embedder(embedder)
 
     def check_content(self) -> bool:
-        """Whether hashes of all shards were recorded; raises StoreError unless their files have them."""
+        """Return whether all shards' hashes were recorded. Raises StoreError unless their files match."""
         return all(self._of_each(Store.check_content))
 
     def passages_of(self, ids: Collection[str]) -> dict[str, str]:
-        """Return the passages that have these ids, as they are embedded but for the prefix."""
+        """Return the passages with these ids, as embedded but without prefix."""
         each = self._of_each(lambda store: store.passages_of(ids))
         return {key: passage for found in each for key, passage in found.items()}
 
     def documents_among(self, names: Sequence[str]) -> set[str]:
-        """Return those of some documents' ids of which the index has the whole or a chunk."""
+        """Return the document ids that the index holds, whole or in chunks."""
         each = self._of_each(lambda store: store.documents_among(names))
         return {name for found in each for name in found}
 
     def _of_each(self, ask: Callable[[Store], Answer]) -> list[Answer]:
-        """Ask all shards at once; raises the error of the first that fails, with its name."""
+        """Ask all shards at once. Raises the first error, with the shard's name."""
 
         def asked(number: int) -> Answer:
             with _naming(self.layout, number):
@@ -191,7 +183,7 @@ def _open(layout: ShardLayout, number: int) -> Store:
 
 
 def _checked(layout: ShardLayout, infos: Sequence[CollectionInfo]) -> CollectionInfo:
-    """How the index was built; raises StoreError, with the first two that differ, if shards disagree."""
+    """Return how the index was built. Raises StoreError, naming the first two shards that disagree."""
     again = "index the corpus again with replace=true"
     for number, info in enumerate(infos):
         this, other = layout.label(number), layout.label(0)

@@ -3,14 +3,12 @@
     with open_collection("outputs/corpus/chromadb", "corpus") as store:
         store.query(embeddings, topk=3)
 
-The state at indexing (`CollectionInfo`) is the collection's metadata, written last: a collection without it
-was not finished or not built by `search.index`. The user's texts are Chroma documents, their titles are
-metadata, the vectors are unit vectors, the distance is cosine.
+A build writes `CollectionInfo` last, as the collection's metadata: without it a collection is unfinished, or
+another tool's. Texts are Chroma documents, titles metadata, vectors unit vectors, the distance is cosine.
 
-An open `Store` answers from the collection that was opened, or not at all (`StoreUnavailable`): after each
-query it checks that this collection still exists unchanged, and it recovers by itself when the collection is
-back. A collection replaced by another version is refused until the process is restarted, because the server's
-checks, its cache and the run's records are about the version it was started with.
+An open `Store` answers from the collection that it opened, or raises StoreUnavailable, and recovers when that
+collection is back. A collection replaced by another version is refused until a restart, because the server's
+checks and cache, and the run's records, are about the first version.
 """
 
 import hashlib
@@ -32,11 +30,9 @@ from chromadb.api import ClientAPI
 from chromadb.api.collection_configuration import HNSWConfiguration
 from chromadb.errors import NotFoundError, RateLimitError
 
-from search.chroma.content import check_content
+from search.chroma.content import check_content, check_files
 from search.chroma.location import (
-    DATABASE_FILE,
     ChromaPlace,
-    check_files,
     connect,
     no_chroma,
     other_shards,
@@ -47,6 +43,7 @@ from search.chroma.quota import Quota
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.stored_index import (
+    DATABASE_FILE,
     DISTANCE,
     SAME_VECTOR_COSINE,
     SCHEMA_VERSION,
@@ -60,48 +57,46 @@ from search.stored_index import (
 from search.wire import ScoredPassage, make_passage
 
 BEING_WRITTEN = "being_written"
-"""In the metadata of a server's collection while it is indexed, in place of `CollectionInfo`."""
-# What a unit of Chroma's distance between unit vectors takes from the cosine similarity, by distance: an
-# adopted collection keeps its own.
+"""In a server's collection while it is indexed, in place of `CollectionInfo`."""
+# How much cosine similarity one unit of Chroma's distance costs, for unit vectors. Adopted collections keep
+# their own distance.
 _COSINE_LOSS = {DISTANCE: 1.0, "ip": 1.0, "l2": 0.5}
-# The parameters of new collections, measured by bench/hnsw.py.
+# Parameters of new collections, measured by bench/hnsw.py.
 HNSW: HNSWConfiguration = {
     "space": DISTANCE,
-    # Neighbours that a vector is linked to: with Chroma's own 16 recall stays at 0.993 and below unless twice
-    # as many candidates are inspected, which costs more.
+    # Neighbours that a vector is linked to. Chroma's own 16 need twice as many candidates for the same
+    # recall, which costs more.
     "max_neighbors": 32,
-    # Candidates inspected when a vector is inserted, paid once: 76 s for 100,000 vectors on two cores.
+    # Candidates per inserted vector, paid once: 76 s for 100,000 vectors on two cores.
     "ef_construction": 200,
-    # Candidates inspected per query: Chroma's own 100 loses one passage in ninety there.
+    # Candidates per query: Chroma's own 100 lose one passage in ninety there.
     "ef_search": 200,
 }
-# Vectors after which Chroma writes all of its vector files again. Of a finished collection Chroma's own: what
-# came after the last write waits in SQLite, and each opening inserts it into the graph.
+# Vectors after which Chroma writes all its vector files again: its own default, for finished collections.
+# Later vectors wait in SQLite, and each opening inserts them into the graph.
 SYNC_THRESHOLD = 1000
-# While a collection is written, its vector files are written so many times in all, measured by
-# bench/index_writes.py: with Chroma's own threshold it would be chunks / 1,000 times.
+# Writes of the vector files while a collection is built, measured by bench/index_writes.py. Chroma's own
+# threshold would give chunks / 1,000 writes.
 SYNCS = 8
 DRAW = "draw"
-"""In each record's metadata, a number by the hash of its id: what a sample is drawn by."""
+"""The key, in each record's metadata, of a number by the hash of its id: samples are drawn by it."""
 DRAWS = 2**16
-"""How many such numbers there are: of 21 million records 320 have the same, two answers of a server."""
+"""How many such numbers there are: 320 of 21 million records share one, two pages from a server."""
 _DRAWN_TOGETHER = 2000
-"""Numbers that are asked for in one call at most: SQLite limits the variables of a query."""
+"""Most numbers per call: SQLite limits a query's variables."""
 _DRAWN_IDS = 5000
-"""Ids that are drawn at a time: for each question by metadata Chroma looks at every record of a collection,
-some 0.2 µs each, so a few large questions are better than many small ones."""
+"""Ids drawn at a time. Each query by metadata scans the collection, some 0.2 µs a record, so few large ones
+are best.
+"""
 
 
 def sync_threshold(vectors: int) -> int:
-    """Return Chroma's `sync_threshold` while so many vectors are written."""
+    """Return Chroma's `sync_threshold` for writing this many vectors."""
     return max(SYNC_THRESHOLD, -(-vectors // SYNCS))
 
 
 def set_sync_threshold(collection: chromadb.Collection, threshold: int) -> None:
-    """Change the threshold of a collection, for when its vectors are next opened.
-
-    Chroma Cloud's collections have another kind of graph, and no threshold.
-    """
+    """Change a collection's threshold, from its next opening on; Chroma Cloud's collections have none."""
     if collection.configuration.get("hnsw"):
         collection.modify(configuration={"hnsw": {"sync_threshold": threshold}})
 
@@ -115,7 +110,7 @@ def collection_names(client: ClientAPI) -> list[str]:
 
 
 def get_collection(client: ClientAPI, place: ChromaPlace | Path | str, name: str) -> chromadb.Collection:
-    """Return a collection, also of another tool; raises StoreError with the names that exist."""
+    """Return a collection, of any tool. Raises StoreError with the existing names."""
     try:
         return client.get_collection(name, embedding_function=None)
     except NotFoundError:
@@ -129,15 +124,14 @@ def get_collection(client: ClientAPI, place: ChromaPlace | Path | str, name: str
 def iter_documents(
     place: ChromaPlace | Path | str, collection: str, batch: int = 1000
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (id, title, text) of every document of any collection, sorted by id.
+    """Yield (id, title, text) of every document of any collection, sorted by id; missing texts are empty.
 
-    For a collection that `search.index` built these are its chunks, with the chunks' ids. Memory is bounded:
-    ids are sorted on disk, and one batch of texts is read at a time. A missing title or text is the empty
-    string.
+    A collection that `search.index` built yields its chunks. Memory is bounded: ids are sorted on disk, texts
+    read in batches.
     """
     place = ChromaPlace.parse(place)
     batch = batch if place.folder else min(batch, place.quota.page)
-    # The empty name is a temporary database, which SQLite moves to disk once it outgrows a cache of some MiB.
+    # The empty name is a temporary database, which SQLite moves to disk as it grows.
     with connect(place) as client, closing(sqlite3.connect("")) as database:
         handle = get_collection(client, place, collection)
         database.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
@@ -152,7 +146,7 @@ def iter_documents(
 def _documents(
     handles: Sequence[chromadb.Collection], records: Iterator[tuple[str, int]], batch: int
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (id, title, text) of records in their order, read in batches: id, and which collection has it."""
+    """Yield (id, title, text) of records in their order; a record is its id and its collection's index."""
     while wanted := list(islice(records, batch)):
         found: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
         for number in {number for _, number in wanted}:
@@ -170,7 +164,7 @@ def _documents(
 
 
 def draw_of(key: str) -> int:
-    """Return the number below `DRAWS` by which the record of this id is drawn."""
+    """Return the number below `DRAWS` by which the record with this id is drawn."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:2])
 
 
@@ -179,15 +173,14 @@ def draw_documents(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (id, title, text) of every document of a collection with draws, in an order random by `seed`.
 
-    The ids of a few draws are asked for at a time, then their texts as they are needed: the first documents
-    cost little in a collection of any size. As ids are hashed, any of them is as likely as another to be
-    among the first. The order is the same in a folder and on a server.
+    The first documents are a uniform sample, as ids are hashed, and cost little in a collection of any size.
+    The order is the same in a folder and on a server.
     """
     return draw_from([(ChromaPlace.parse(place), collection)], seed)
 
 
 def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the documents of several collections, in the order that one with all of them would give."""
+    """Yield the documents of several collections in the order that one collection would give."""
     rng = random.Random(f"{seed}/draws")
     draws = rng.sample(range(DRAWS), DRAWS)
     pages = [2 * _DRAWN_IDS if place.folder else place.quota.page for place, _ in collections]
@@ -209,7 +202,7 @@ def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iter
 
 
 def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> list[str]:
-    """The ids of the records that have these draws."""
+    """The ids of the records with these draws."""
     found: list[str] = []
     asked: Any = {DRAW: {"$in": draws}}
     is_last = False
@@ -222,31 +215,31 @@ def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> lis
 
 @dataclass(frozen=True)
 class ChromaIndex:
-    """Where a collection is, before it is opened."""
+    """The location of a collection that is not open yet."""
 
     path: ChromaPlace | Path | str
     collection: str
 
     @property
     def setting(self) -> str:
-        """The config key that says where it is."""
+        """The config key of its location."""
         return "chroma.path"
 
     @property
     def name(self) -> str:
-        """The collection's."""
+        """The collection's name."""
         return self.collection
 
     @property
     def folder(self) -> Path | None:
-        """The Chroma folder; None of a server."""
+        """The Chroma folder, or None for a server."""
         return ChromaPlace.parse(self.path).folder
 
     def __str__(self) -> str:
         return f"collection {self.collection!r} in {self.path}"
 
     def open(self) -> "Store":
-        """Open it; raises StoreError if it or its Chroma is missing, it was not built by us or is a shard."""
+        """Open it. Raises StoreError if it is missing, of another tool, or a shard."""
         store = Store(ChromaPlace.parse(self.path), self.collection)
         if shard := store.info.shard:
             store.close()
@@ -257,23 +250,23 @@ class ChromaIndex:
         return store
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every document, sorted by id; raises StoreError."""
+        """Yield (id, title, text) of every document, sorted by id. Raises StoreError."""
         return iter_documents(self.path, self.collection)
 
     def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
-        """Yield the documents in an order random by `seed`; None of a collection without draws."""
+        """Yield the documents in an order random by `seed`, or None without draws."""
         with open_collection(self.path, self.collection) as store:
             has_draws = store.info.draws == DRAWS
         return draw_documents(self.path, self.collection, seed) if has_draws else None
 
 
 def open_collection(place: ChromaPlace | Path | str, name: str) -> "closing[Store]":
-    """Open a collection; raises StoreError if it or its Chroma is missing, or it was not built by us."""
+    """Open a collection, also a shard. Raises StoreError if it is missing, or of another tool."""
     return closing(Store(ChromaPlace.parse(place), name))
 
 
 class Store:
-    """An open collection that was built by `search.index`; its queries may come from several threads."""
+    """An open collection that `search.index` built. Several threads may query it."""
 
     def __init__(self, place: ChromaPlace, name: str) -> None:
         self.place = place
@@ -289,10 +282,10 @@ class Store:
             self._drop()
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Raise StoreError unless queries of `embedder` may be compared with this collection's vectors.
+        """Raise StoreError unless queries of `embedder` are comparable with this collection's vectors.
 
-        Names, prefixes and dimension are compared first; then a stored document is embedded again and must
-        give its stored vector, which also detects other weights under the same name.
+        Compares names, prefixes and dimension, then embeds a stored document again, which also detects other
+        weights under the same name.
         """
         info, this = self.info, f"collection {self.collection.name!r}"
         check_records(this, info, embedder)
@@ -311,20 +304,20 @@ class Store:
             raise other_embedder(this, info, embedder, what, info.revision, embedder.revision)
 
     def check_content(self) -> bool:
-        """Whether a folder's hashes were recorded; raises StoreError unless the collection has them.
+        """Return whether a folder's hashes were recorded. Raises StoreError unless they match.
 
         A Chroma server answers for its own files.
         """
         return self.place.folder is None or check_content(self.place.folder, self.name)
 
     def passages_of(self, ids: Collection[str]) -> dict[str, str]:
-        """Return the passages that have these ids, as they are embedded but for the prefix."""
+        """Return the passages with these ids, as embedded but without prefix."""
         found = self.collection.get(ids=list(ids), include=["documents", "metadatas"])
         rows = zip(found["ids"], found["documents"] or [], found["metadatas"] or [], strict=True)
         return {key: passage_text(_title(metadata), text or "") for key, text, metadata in rows}
 
     def documents_among(self, names: Sequence[str]) -> set[str]:
-        """Return those of some documents' ids of which the collection has the whole or a chunk."""
+        """Return the document ids that the collection holds, whole or in chunks."""
         there = set(self.collection.get(ids=list(names), include=[])["ids"])
         if others := [name for name in names if name not in there]:
             of_them: Any = {"doc_id": {"$in": others}}
@@ -333,15 +326,10 @@ class Store:
         return there
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
-
-        The score is the cosine similarity, which follows from Chroma's distance. A `topk` beyond the
-        collection's size gives all. Raises StoreUnavailable when the collection that was opened cannot answer
-        now.
-        """
+        """Return the nearest passages of each row of `embeddings` (n, dimension), as `StoredIndex.query`."""
         vectors = np.asarray(embeddings, dtype=np.float32)
         wanted = min(topk, self.info.chunks)
-        # Repeated once if the collection turns out to be another object than the one that was opened.
+        # Repeat once if the collection is no longer the object that was opened.
         for _ in range(2):
             with self._lock:
                 opened = self._ready()
@@ -352,8 +340,8 @@ class Store:
                         n_results=wanted,
                         include=["documents", "metadatas", "distances"],
                     )
-                # Checked afterwards: a writer marks the collection first, so one that is unmarked now was not
-                # being changed during the query.
+                # Checked afterwards: writers mark a collection first, so an unmarked one did not change
+                # during the query.
                 if opened.is_unchanged():
                     return _passages(found, wanted, _COSINE_LOSS[self.info.distance])
                 self._forget(opened)
@@ -362,14 +350,14 @@ class Store:
             except Exception as error:  # Chroma's, httpx's, and bare ones where Chroma knows no better
                 cause = error.__context__
                 status = cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else 0
-                # At a rate limit another connection would only mean more calls.
+                # At a rate limit, reconnecting would only add calls.
                 if status != 429 and not isinstance(error, RateLimitError):
                     self._forget(opened)
                 raise StoreUnavailable(f"the index at {self.place} failed: {plain(error)}") from error
         raise StoreUnavailable(f"collection {self.name!r} in {self.place} is being replaced")
 
     def _ready(self) -> "_OpenCollection":
-        """Return the open collection, reopened if necessary; the lock is held."""
+        """Return the open collection, reopened if necessary; hold the lock."""
         if self._opened is not None and self._opened.is_stale():
             self._drop()
         if self._opened is None:
@@ -404,12 +392,12 @@ class Store:
 
 
 class _OpenCollection:
-    """One opening of a collection, and whether the collection is still what was opened.
+    """One opening of a collection, and whether that collection is still there.
 
-    A folder is identified by its database file: a replaced one has another inode, and one that was written to
-    has another time, which alone means little (anything that opens the folder writes to it), so then the
-    metadata is read again. While the folder is missing, Chroma is not called: it would create an empty one.
-    The vectors are read into memory before the first query; later changes to their files do no harm.
+    A replaced folder has another inode of its database file. Another time alone means little, because every
+    opening writes to the file, so then the metadata is read again. While a folder is missing, Chroma must not
+    be called: it would create an empty one. `load` reads all vectors into memory, so later changes to the
+    files do no harm.
     """
 
     def __init__(self, place: ChromaPlace, name: str) -> None:
@@ -417,7 +405,7 @@ class _OpenCollection:
         self._name = name
         self._loaded = False
         with ExitStack() as stack:
-            # Before opening: a change in between is then seen at the first query.
+            # Before opening, so that the first query sees a change in between.
             self._stamp = self._stat() if place.folder else None
             self._client = stack.enter_context(connect(place))
             self.collection = get_collection(self._client, place, name)
@@ -440,7 +428,7 @@ class _OpenCollection:
             self.release = stack.pop_all().close
 
     def load(self) -> None:
-        """Have Chroma read the vectors of a folder; raises StoreUnavailable if it cannot."""
+        """Have Chroma read a folder's vectors. Raises StoreUnavailable if it cannot."""
         if self._place.folder is None or self._loaded:
             return
         try:
@@ -450,7 +438,7 @@ class _OpenCollection:
         self._loaded = True
 
     def is_stale(self) -> bool:
-        """Whether a folder must be opened again; raises StoreUnavailable while it is missing."""
+        """Whether a folder must be opened again. Raises StoreUnavailable while it is missing."""
         if self._place.folder is None:
             return False
         try:
@@ -461,7 +449,7 @@ class _OpenCollection:
             return False
         if self._stamp is None or now[:2] != self._stamp[:2]:
             return True
-        with suppress(Exception):  # of any kind: opening again reports what is wrong
+        with suppress(Exception):  # of any kind: opening again reports the fault
             check_files(self._place.folder)
             if self._is_same():
                 self._stamp = now
@@ -469,7 +457,7 @@ class _OpenCollection:
         return True
 
     def is_unchanged(self) -> bool:
-        """Whether the collection is still the opened one; in a folder, only whether the folder is."""
+        """Whether the collection is still the opened one; for a folder, whether the folder is."""
         try:
             if self._place.folder is None:
                 return self._is_same()
@@ -492,12 +480,12 @@ class _OpenCollection:
 
 
 def _title(metadata: Mapping[str, Any] | None) -> str:
-    """The title in a record's metadata, which a record of another tool may lack."""
+    """The title in a record's metadata, which other tools' records may lack."""
     return str((metadata or {}).get("title") or "")
 
 
 def _passages(found: Any, wanted: int, loss: float) -> list[list[ScoredPassage]]:
-    """Convert Chroma's answer to passages; raises ValueError if some are missing."""
+    """Convert Chroma's answer to passages. Raises ValueError if some are missing."""
     rows = zip(found["documents"], found["metadatas"], found["distances"], strict=True)
     answers: list[list[ScoredPassage]] = [
         [

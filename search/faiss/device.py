@@ -1,6 +1,6 @@
-"""Where a FAISS index is searched: on a GPU where one is asked for, has a FAISS for it, and has the room.
+"""Move a FAISS index to a GPU, if asked and possible.
 
-faiss-cpu knows no GPU: a wheel of faiss-gpu in its place does. A GPU takes flat and IVF indices, not HNSW.
+faiss-cpu knows no GPU: a wheel of faiss-gpu must take its place. GPUs take flat and IVF indices, not HNSW.
 """
 
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger("search.server")
 
 
 def on_device(index: Any, device: str, size: int) -> Any:
-    """Return the index on the torch device if it can be there, else as it is; a line is logged with which.
+    """Return the index on the torch device if possible, else as given. Logs which.
 
     `size` is the bytes that it takes there.
     """
@@ -28,7 +28,7 @@ def on_device(index: Any, device: str, size: int) -> Any:
 
 
 def _obstacle(index: Any, number: int, size: int) -> str | None:
-    """Why an index cannot be moved to a GPU; None if it can."""
+    """Why an index cannot be moved to a GPU, or None if it can."""
     import torch
 
     if faiss.get_num_gpus() <= number:

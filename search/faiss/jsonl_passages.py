@@ -1,12 +1,11 @@
-"""The passages of a JSONL file by their line, in constant memory for any size of it.
+"""The passages of a JSONL file by line number, in constant memory.
 
     with closing(JsonlPassages(Path("wiki-18.jsonl"))) as passages:
         passages[20_999_999].title
 
-Line i is the passage of row i of the index next to it, as in Search-R1's corpora: `{"id": "0", "contents":
-"\\"Title\\"\\nText…"}`, or with `title` and `text` of their own. Where each line begins is found once, by a
-pass over the file, and kept in a file of 8 bytes a line (`.NAME.lines`) next to it, which is read through the
-system's cache and made again when the JSONL has another size or time.
+Line i is the passage of row i of the index, as in Search-R1's corpora: `{"id": "0", "contents":
+"\\"Title\\"\\nText…"}`, or with `title` and `text`. One pass finds where each line begins. The offsets stay
+in a file next to it (`.NAME.lines`, 8 bytes a line) until the JSONL's size or time changes.
 """
 
 import hashlib
@@ -32,9 +31,9 @@ _FIELDS = Fields()
 
 
 class StoredPassage(NamedTuple):
-    """A line: `document` is the id of what it is a chunk of, else its own.
+    """A line. `document` is the id of the document that it is a chunk of, else its own.
 
-    `contents` is the field of that name as it stands, None where title and text stand apart.
+    `contents` is that field, unchanged, or None if the line has a title and a text instead.
     """
 
     id: str
@@ -44,16 +43,16 @@ class StoredPassage(NamedTuple):
     document: str
 
     def to_wire(self) -> Passage:
-        """Return what a service answers, with `contents` unchanged for clients that read it."""
+        """Return a service's answer, with `contents` unchanged for clients that read it."""
         passage = make_passage(self.title, self.text)
         return passage if self.contents is None else {**passage, "contents": self.contents}
 
 
 class JsonlPassages:
-    """An open file of passages; several threads may read it.
+    """An open file of passages. Several threads may read it.
 
-    `lines_folder` is for the lines' file where the JSONL's own folder cannot be written to. Raises
-    StoreNotReady for a missing file, StoreError for one whose lines are no passages.
+    `lines_folder` is for the offsets if the JSONL's folder is read-only. Raises StoreNotReady for a missing
+    file, StoreError if its lines are not passages.
     """
 
     def __init__(self, path: Path, lines_folder: Path | None = None) -> None:
@@ -78,7 +77,7 @@ class JsonlPassages:
         return len(self._starts) - 1
 
     def __getitem__(self, row: int) -> StoredPassage:
-        """Return the passage of a row; raises StoreError for a line that is none."""
+        """Return the passage of a row. Raises StoreError for a bad line."""
         start, end = map(int, self._starts[row : row + 2])
         return self._parse(os.pread(self._file.fileno(), end - start, start), row)
 
@@ -97,14 +96,14 @@ class JsonlPassages:
                 f"{origin} is no passage ({error}): the corpus of an index has a line of JSON for each "
                 'row, {"id": …, "contents": "title\\ntext"}'
             ) from error
-        # As in `Fields`: with a text of its own, `contents` is not what is read.
+        # As in `Fields`: a `text` takes precedence over `contents`.
         contents = None if record.get("text") is not None else record["contents"]
         key = str(record.get("id", row))
         return StoredPassage(key, document.title, document.text, contents, str(record.get("doc_id", key)))
 
 
 def _starts(path: Path, file: BinaryIO, lines_folder: Path | None) -> np.ndarray:
-    """Where each line begins, and the end of the last, from the lines' file, which is made if need be."""
+    """Return where each line begins, and the end of the last, from the offsets' file, made if necessary."""
     state = os.fstat(file.fileno())
     mark = [state.st_size, state.st_mtime_ns]
     places = [path.with_name(f".{path.name}.lines")]
@@ -133,7 +132,7 @@ def _starts(path: Path, file: BinaryIO, lines_folder: Path | None) -> np.ndarray
 
 
 def _line_starts(file: BinaryIO) -> Iterator[np.ndarray]:
-    """Yield the offsets at which lines begin, in blocks, and at last that of the end."""
+    """Yield the offsets at which lines begin, in blocks, and finally the end's."""
     file.seek(0)
     at, last = 0, b"\n"
     yield np.zeros(1, _OFFSET)

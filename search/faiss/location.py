@@ -1,9 +1,9 @@
-"""The files of a FAISS index: the index itself, its passages, and what our own build records of them.
+"""The files of a FAISS index: the index, its passages, and the record that our own build leaves.
 
     find_files("outputs/corpus/faiss")                    # a folder that prepare-data built
-    find_files("wiki/e5_Flat.index", "wiki/wiki-18.jsonl")    # a prebuilt index, as the field shares them
+    find_files("wiki/e5_Flat.index", "wiki/wiki-18.jsonl")    # a prebuilt index
 
-Nothing here imports FAISS.
+This module does not import FAISS.
 """
 
 import hashlib
@@ -14,16 +14,15 @@ import msgspec
 
 from drzero.ops.files import atomic_write
 from search.errors import StoreError, StoreNotReady
-from search.stored_index import CollectionInfo
+from search.stored_index import INDEX_FILE, CollectionInfo, back_end_of, faiss_indices
 
-INDEX_FILE, CORPUS_FILE = "index.faiss", "corpus.jsonl"
+CORPUS_FILE = "corpus.jsonl"
 RECORD = "drzero-faiss.json"
-_CHROMA = "chroma.sqlite3"
 _EDGE_BYTES = 2**20
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What a build of ours writes last: how the index was built, and its files' sha256 by name."""
+    """How an index was built, and its files' sha256 by name; a build writes it last."""
 
     info: CollectionInfo
     kind: str
@@ -39,14 +38,14 @@ class FaissFiles:
 
     @property
     def record(self) -> Path:
-        """Where a build of ours describes it."""
+        """Where our own build describes the index."""
         return self.index.with_name(RECORD)
 
     def __str__(self) -> str:
         return str(self.index)
 
     def read_record(self) -> Record | None:
-        """Return what our build recorded, None of an index of another tool; raises StoreError."""
+        """Return our build's record, None for another tool's index. Raises StoreError."""
         if self.index.name != INDEX_FILE or not self.record.is_file():
             return None
         try:
@@ -62,7 +61,7 @@ class FaissFiles:
         atomic_write(self.record, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
     def check_content(self) -> bool:
-        """Whether hashes were recorded; raises StoreError unless the files have them."""
+        """Return whether hashes were recorded. Raises StoreError unless the files match them."""
         record = self.read_record()
         if record is None:
             return False
@@ -75,7 +74,7 @@ class FaissFiles:
         return True
 
     def edges(self) -> str:
-        """sha256 (hex) of the files' sizes, first and last MiB: an identity without reading 80 GB."""
+        """sha256 (hex) of both files' sizes, first and last MiB: an identity without reading 80 GB."""
         digest = hashlib.sha256()
         for path in (self.index, self.corpus):
             size = path.stat().st_size
@@ -94,23 +93,18 @@ class FaissFiles:
         return hashes
 
 
-def is_faiss(folder: Path) -> bool:
-    """Whether a folder holds a FAISS index and no Chroma."""
-    return not (folder / _CHROMA).is_file() and bool(_indices(folder))
-
-
 def find_files(path: Path | str, corpus: Path | str | None = None) -> FaissFiles:
-    """Return the files of the index at `path`: a file, or a folder with one. `corpus` is its JSONL.
+    """Return the files of the index at `path`, a file or a folder. `corpus` defaults to the one .jsonl next
+    to it.
 
-    Without `corpus` it is the one .jsonl next to the index. Raises StoreNotReady if either is missing,
-    StoreError for what cannot be an index.
+    Raises StoreNotReady if either is missing, StoreError if it cannot be an index.
     """
     path = Path(path)
-    if (path / _CHROMA).is_file():
+    if back_end_of(path) == "chroma":
         raise StoreError(f"{path} is a Chroma folder, not a FAISS index: set index=chroma chroma.path={path}")
     index = path
     if path.is_dir():
-        index = _only(_indices(path), f"FAISS index in {path}", "faiss.path")
+        index = _only(faiss_indices(path), f"FAISS index in {path}", "faiss.path")
     elif not path.is_file():
         raise StoreNotReady(
             f"no FAISS index at {path}: build one with `drzero prepare-data index=faiss faiss.path={path} "
@@ -132,12 +126,6 @@ def find_files(path: Path | str, corpus: Path | str | None = None) -> FaissFiles
             f"no corpus at {corpus}, of which the rows of {index} are the lines: correct faiss.corpus"
         )
     return FaissFiles(index, Path(corpus))
-
-
-def _indices(folder: Path) -> list[Path]:
-    if (folder / INDEX_FILE).is_file():
-        return [folder / INDEX_FILE]
-    return sorted(path for path in folder.glob("*.index") if path.is_file())
 
 
 def _only(found: list[Path], what: str, setting: str) -> Path:

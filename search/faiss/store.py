@@ -3,13 +3,12 @@
     with closing(FaissIndex("wiki/e5_Flat.index", "wiki/wiki-18.jsonl").open()) as store:
         store.query(embeddings, topk=3)
 
-It answers from indices that `search.indexing` built and, unchanged, from those that others share: any index
-of FAISS over unit vectors whose row i is line i of the corpus. Such an index records no embedder: the caller
-names it, and `check_embedder` embeds a stored passage again.
+It serves indices that `search.indexing` built, and any FAISS index over unit vectors whose row i is line i of
+the corpus. Such an index records no embedder: you name it, and `check_embedder` embeds a stored passage
+again.
 
-The files are memory-mapped (`search.faiss.mapped_file`). What is mapped is never read after its file was
-changed: a query compares the files' state first, and an index that was replaced by another is refused
-until the process is restarted, as in `search.chroma.store`.
+The files are memory-mapped. Each query first checks that they have not changed. A replaced index is refused
+until the process restarts, as in `search.chroma.store`.
 """
 
 import os
@@ -42,10 +41,11 @@ from search.stored_index import (
 from search.wire import ScoredPassage
 
 SAME_CODE_COSINE = 0.7
-"""The least cosine of a vector that an index keeps as a code (PQ, SQ) with the one it was made from. A bound
-and no measurement: a code is a rounded vector, and another model's vector of the text about orthogonal."""
+"""Least cosine of a vector with its code (PQ, SQ) in an index. A bound, not a measurement: another model's
+vector of the text is about orthogonal.
+"""
 _UNIT = 1e-2
-"""How far the length of a stored unit vector may be from 1; indices are also made in half precision."""
+"""How far a stored unit vector's length may be from 1; some indices are made in half precision."""
 _UNRECORDED = "unrecorded"
 _COSINE = {
     faiss.METRIC_INNER_PRODUCT: lambda score: score,
@@ -56,11 +56,11 @@ _COSINE = {
 
 @dataclass(frozen=True)
 class FaissIndex:
-    """Where a FAISS index is and how it is searched, before it is opened.
+    """The location of a FAISS index that is not open yet, and its search parameters.
 
-    `corpus` None is the one JSONL next to it; `lines_folder` is for its lines' file where that folder is
-    read-only. `ef_search` and `nprobe` are the candidates of HNSW and the lists of IVF that a query inspects;
-    `device` is cpu, cuda or cuda:N.
+    `corpus` defaults to the one JSONL next to it. `lines_folder` is for line offsets if that folder is
+    read-only. A query inspects `ef_search` candidates of HNSW or `nprobe` lists of IVF. `device` is cpu, cuda
+    or cuda:N.
     """
 
     path: Path | str
@@ -72,12 +72,12 @@ class FaissIndex:
 
     @property
     def setting(self) -> str:
-        """The config key that says where it is."""
+        """The config key of its location."""
         return "faiss.path"
 
     @property
     def name(self) -> str:
-        """The file's or folder's."""
+        """The file's or folder's name."""
         return Path(self.path).stem
 
     @property
@@ -90,17 +90,17 @@ class FaissIndex:
         return str(self.path)
 
     def open(self) -> "FaissStore":
-        """Open it; raises StoreError if it cannot be used, StoreNotReady if files are missing."""
+        """Open it. Raises StoreError if it is unusable, StoreNotReady if files are missing."""
         return FaissStore(self)
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every passage, in the order of rows; raises StoreError."""
+        """Yield (id, title, text) of every passage, by row. Raises StoreError."""
         with closing(JsonlPassages(find_files(self.path, self.corpus).corpus, self.lines_folder)) as passages:
             for passage in passages:
                 yield passage.id, passage.title, passage.text
 
     def drawn(self, seed: int) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every passage, in an order random by `seed`; raises StoreError."""
+        """Yield the same in an order random by `seed`. Raises StoreError."""
         with closing(JsonlPassages(find_files(self.path, self.corpus).corpus, self.lines_folder)) as passages:
             for row in _shuffled(len(passages), random.Random(f"{seed}/rows")):
                 passage = passages[row]
@@ -108,7 +108,7 @@ class FaissIndex:
 
 
 class FaissStore:
-    """An open index; its queries may come from several threads."""
+    """An open index. Several threads may query it."""
 
     def __init__(self, index: FaissIndex) -> None:
         self._index = index
@@ -123,10 +123,10 @@ class FaissStore:
         self._opened.close()
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Raise StoreError unless queries of `embedder` may be compared with the index's vectors.
+        """Raise StoreError unless queries of `embedder` are comparable with the index's vectors.
 
-        What a build of ours recorded is compared first; then the first passage is embedded again and must
-        give its stored vector, or one close to it where the index keeps codes.
+        Compares the record of our own build, if any. Then the first passage, embedded again, must give its
+        stored vector, or one close to it if the index keeps codes.
         """
         what, opened = f"the index {self.files}", self._opened
         if self.info.embedder:
@@ -156,19 +156,18 @@ class FaissStore:
         )
 
     def check_content(self) -> bool:
-        """Whether hashes were recorded at the build; raises StoreError unless the files have them."""
+        """Return whether the build recorded hashes. Raises StoreError unless the files match them."""
         return self.files.check_content()
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
+        """Return the nearest passages of each row of `embeddings` (n, dimension), as `StoredIndex.query`.
 
-        The score is the cosine similarity. A `topk` beyond the index's size gives all; an IVF index may find
-        fewer. Raises StoreUnavailable when the index that was opened cannot answer now.
+        An IVF index may find fewer than `topk`.
         """
         vectors = np.ascontiguousarray(embeddings, dtype=np.float32)
         wanted = min(topk, self.info.chunks)
         try:
-            # FAISS computes with several threads itself; a GPU takes one search at a time.
+            # FAISS uses several threads itself; a GPU takes one search at a time.
             with self._lock:
                 opened = self._ready()
                 scores, rows = opened.searched.search(vectors, wanted)
@@ -181,12 +180,12 @@ class FaissStore:
                 ]
                 for found, of_them in zip(rows, scores, strict=True)
             ]
-        # FAISS raises RuntimeErrors; a file that another thread has just opened anew gives a ValueError.
+        # FAISS raises RuntimeErrors; a file that another thread has just reopened gives a ValueError.
         except (StoreError, OSError, RuntimeError, ValueError) as error:
             raise StoreUnavailable(f"the index at {self.files} failed: {error}") from error
 
     def passages_of(self, ids: Collection[str]) -> dict[str, str]:
-        """Return the passages that have these ids; a pass over the corpus unless ids are line numbers."""
+        """Return the passages with these ids; reads the corpus unless ids are line numbers."""
         opened = self._opened
         found = {}
         for key in ids:
@@ -201,14 +200,14 @@ class FaissStore:
         return found
 
     def documents_among(self, names: Sequence[str]) -> set[str]:
-        """Return those of some documents' ids of which the index has the whole or a chunk."""
+        """Return the document ids that the index holds, whole or in chunks."""
         there = set(self.passages_of(names))
         if others := set(names) - there:
             there |= others & {passage.document for passage in self._opened.passages}
         return there
 
     def _ready(self) -> "_OpenFiles":
-        """Return the open files, opened again if they changed; the lock is held."""
+        """Return the open files, reopened if they changed; hold the lock."""
         if self._opened.is_unchanged():
             return self._opened
         try:
@@ -224,7 +223,7 @@ class FaissStore:
 
 
 class _OpenFiles:
-    """One opening of an index and its corpus, and whether the files are still those that were opened."""
+    """One opening of an index and its corpus, and whether the files are still the same."""
 
     def __init__(self, index: FaissIndex) -> None:
         self.files = find_files(index.path, index.corpus)
@@ -247,14 +246,14 @@ class _OpenFiles:
         self.passages.close()
 
     def is_unchanged(self) -> bool:
-        """Whether the files are those that were opened; raises StoreUnavailable while one is missing."""
+        """Whether the files are still the opened ones. Raises StoreUnavailable while one is missing."""
         try:
             return self._stat() == self._stamp
         except OSError as error:
             raise StoreUnavailable(f"the index at {self.files} is gone ({error})") from error
 
     def first_vector(self) -> np.ndarray:
-        """Return the stored vector of row 0 (dimension,); raises StoreError if the index cannot give it."""
+        """Return the stored vector of row 0 (dimension,). Raises StoreError if the index cannot give it."""
         ivf = faiss.try_extract_index_ivf(self.index)
         try:
             if ivf is not None:  # it knows vectors by list; the map from rows takes 8 bytes each
@@ -267,7 +266,7 @@ class _OpenFiles:
                 ivf.set_direct_map_type(ivf.direct_map.NoMap)
 
     def embedded_text(self, passage: StoredPassage) -> str:
-        """Return the text that a passage's vector was made from, without the prefix."""
+        """Return the text that was embedded for a passage, without prefix."""
         if passage.contents is not None:
             return passage.contents
         if self._record is not None:
@@ -275,7 +274,9 @@ class _OpenFiles:
         return f'"{passage.title}"\n{passage.text}'  # of a corpus without contents, as Search-R1 makes them
 
     def _describe(self) -> CollectionInfo:
-        """How the index was built, as recorded or, of another tool's, as far as seen; raises StoreError."""
+        """Return how the index was built: recorded or, for another tool's, as far as visible; raises
+        StoreError.
+        """
         index, files = self.index, self.files
         if index.metric_type not in _COSINE or isinstance(index, faiss.IndexIDMap):
             raise StoreError(
@@ -305,9 +306,9 @@ class _OpenFiles:
 
 
 def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
-    """Yield the numbers below `count` in a random order, with memory for those that have been yielded.
+    """Yield the numbers below `count` in a random order; memory grows with the numbers yielded.
 
-    The algorithm of Fisher and Yates over a list of which only what was moved exists.
+    Fisher and Yates's algorithm, storing only what moved.
     """
     moved: dict[int, int] = {}
     for last in range(count - 1, -1, -1):
@@ -317,7 +318,7 @@ def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
 
 
 def _read(files: FaissFiles) -> Any:
-    """Map the index; raises StoreError for a file that is none, or is cut off."""
+    """Map the index. Raises StoreNotReady for a bad or cut-off file."""
     try:
         return map_index(files.index)
     except (RuntimeError, OSError) as error:
@@ -328,7 +329,7 @@ def _read(files: FaissFiles) -> Any:
 
 
 def _keeps_vectors(index: Any) -> bool:
-    """Whether vectors are kept as they are, and not as codes or rotated."""
+    """Whether vectors are kept as they are, not as codes or rotated."""
     if isinstance(index, faiss.IndexHNSW):
         return isinstance(faiss.downcast_index(index.storage), faiss.IndexFlat)
     return isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat)

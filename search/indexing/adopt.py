@@ -1,10 +1,9 @@
-"""Taking over a collection that another tool wrote, where its vectors are those of our embedder.
+"""Take over a collection that another tool wrote, if its vectors are our embedder's.
 
     adopt("my/chromadb", "papers", EmbedderSpec("intfloat/e5-large-v2"))
 
-A sample of its records is embedded again. If all agree with the stored vectors, the collection gets the
-metadata that a build writes last (`CollectionInfo`), and its records stay as they are; else it is refused
-with the command that embeds it again.
+A sample of its records is embedded again. If all vectors agree, the collection gets the metadata of a build
+(`CollectionInfo`). Otherwise the error names the command that embeds it again.
 """
 
 from collections.abc import Mapping
@@ -15,29 +14,30 @@ import chromadb
 import numpy as np
 
 from search.chroma.content import record_content
-from search.chroma.location import ChromaPlace, StoreError, connect
+from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import BEING_WRITTEN, get_collection, iter_documents
 from search.embedders import Embedder, EmbedderSpec
+from search.errors import StoreError
 from search.sources.document import Document
 from search.stored_index import SAME_VECTOR_COSINE, CollectionInfo, passage_text
 
 SAMPLE = 100
 _UNIT = 1e-3
-"""How far the length of a unit vector in float32 or half precision may be from 1."""
+"""How far a unit vector's length may be from 1, in float32 or half precision."""
 
 
 def is_foreign(metadata: Mapping[str, Any] | None) -> bool:
-    """Whether a collection with this metadata is of another tool, and no unfinished or older one of ours."""
+    """Whether a collection with this metadata is another tool's, not an unfinished or older one of ours."""
     return not {"schema_version", BEING_WRITTEN} & set(metadata or {})
 
 
 def adopt(
     chroma_path: ChromaPlace | Path | str, collection: str, spec: EmbedderSpec
 ) -> CollectionInfo | None:
-    """Make a collection of another tool one of ours; None if it is ours already, which loads no model.
+    """Make a collection of another tool one of ours. Returns None, and loads no model, if it is ours already.
 
-    Its documents become the chunks, of unknown size. Raises StoreError, with nothing written, if it is
-    missing or empty, or has records without text or vectors of another embedder.
+    Its documents become chunks of unknown size. Raises StoreError, and writes nothing, if it is missing or
+    empty, or has records without text or vectors of another embedder.
     """
     place = ChromaPlace.parse(chroma_path)
     with connect(place) as client:
@@ -69,7 +69,7 @@ def adopt(
             version=f"{total % 2**256:064x}",
             distance=distance,
         )
-        # Chroma refuses to be told the distance again, which older ones keep here.
+        # Older Chromas keep the distance here, and newer ones refuse to write it again.
         own = {key: value for key, value in (handle.metadata or {}).items() if not key.startswith("hnsw:")}
         handle.modify(metadata={**own, **info.to_metadata()})
     if place.folder:
@@ -84,7 +84,7 @@ def _distance(handle: chromadb.Collection) -> str:
 
 
 def _difference(handle: chromadb.Collection, count: int, embedder: Embedder, distance: str) -> str | None:
-    """How a sample's stored vectors differ from those of `embedder`; None if they do not."""
+    """How a sample's stored vectors differ from `embedder`'s, None if they agree."""
     texts, stored = [], []
     for place in np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)):
         page: Any = handle.get(limit=1, offset=int(place), include=["documents", "metadatas", "embeddings"])

@@ -1,9 +1,10 @@
-"""Where a text may be cut: after sections, paragraphs, sentences; not inside a fence or table that fits.
+"""Find where to cut a text: after sections, paragraphs or sentences, but not inside a fence or table that
+fits.
 
     cut = Boundaries(text, markdown=True).cut(start, most, fits)
 
-Ends of lines come after ends of sentences, because much prose is wrapped: that is why
-semantic-text-splitter, which prefers line breaks and inline code to sentences, does not do this.
+Ends of lines count less than ends of sentences, because much prose is wrapped. (semantic-text-splitter
+prefers line breaks and inline code to sentences.)
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from search.sources.markdown import PARSED, blocks
 
-# No sentence ends after the number of a list's item, an initial or a usual abbreviation.
+# No sentence ends after a list item's number, an initial or a common abbreviation.
 _ABBREVIATED = "".join(
     rf"(?<!\b{word})"
     for word in (r"\d", r"\d\d", "[A-Z]", r"e\.g", r"i\.e", "[DM]r", "Mrs", "St", "vs", "cf")
@@ -35,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A place to cut at, and whether something ends there: else words are torn from their sentence."""
+    """A place to cut at. Unless `is_end`, the cut tears a sentence."""
 
     place: int
     is_end: bool
@@ -43,16 +44,16 @@ class Cut(NamedTuple):
 
 
 class Boundaries:
-    """The good places to cut a text at."""
+    """Good places to cut a text at."""
 
     def __init__(self, text: str, markdown: bool) -> None:
         self._text = text
         self._sections: list[int] = []
-        """Where headings begin."""
+        """Starts of headings."""
         self._blocks: list[int] = []
-        """Where other blocks begin."""
+        """Starts of other blocks."""
         self._whole: list[Span] = []
-        """Fences, tables, and headings with the first character below: in order, not nested."""
+        """Fences, tables, and headings with the first character below, in order and not nested."""
         if markdown and len(text) <= PARSED:  # a longer one is split as plain text
             self._read(text)
 
@@ -68,16 +69,16 @@ class Boundaries:
                     self._whole.append(Span(start, end))
 
     def cut(self, start: int, most: int, fits: Callable[[Span], bool]) -> Cut:
-        """Return the best place to end the part that begins at `start`, at or before `most`; above `start`.
+        """Return the best place in (`start`, `most`] to end the part that begins at `start`.
 
-        `fits` says whether a part could be a chunk of its own: one that starts here and fits ends the chunk,
-        even if `most`, which is an estimate, is before its end.
+        `fits` says whether a part could be its own chunk. A fitting part that starts here ends the chunk,
+        even beyond `most`, which is an estimate.
         """
         torn = self._around(most)
         if torn is not None and torn.start >= start and fits(torn):
             if torn.start == start:
                 return Cut(torn.end, True)
-            # With the headings above it, which may follow one another.
+            # Headings above it may follow one another.
             place = torn.start
             while (heading := self._around(place)) is not None and heading.start > start:
                 place = heading.start
@@ -87,7 +88,7 @@ class Boundaries:
             begin = _last_of(places, middle, most)
             if begin is not None and self._around(begin) is None:
                 return Cut(begin, True, places is self._sections)
-        # A sentence that ends early is better than a torn one.
+        # An early end of a sentence is better than a torn one.
         early = start + max((most - start) // 8, 1)
         for pattern, least in ((PARAGRAPH_END, middle), (SENTENCE_END, middle), (SENTENCE_END, early)):
             if (end := self._last(pattern, start, least, most)) is not None:
@@ -115,19 +116,19 @@ class Boundaries:
         return next((place for place in reversed(places) if self._around(place) in (None, torn)), None)
 
     def _ends(self, pattern: re.Pattern[str], start: int, most: int) -> Iterator[int]:
-        # What follows the end decides as well, such as a small letter.
+        # Text after the end matters too, such as a small letter.
         for match in pattern.finditer(self._text, start, min(most + 2, len(self._text))):
             if start < match.end() <= most:
                 yield match.end()
 
     def _around(self, place: int) -> Span | None:
-        """The whole part that a cut here would tear, None if there is none."""
+        """The whole part that a cut here would tear, if any."""
         until = bisect_left(self._whole, Span(place, 0))
         near = self._whole[max(until - 2, 0) : until]
         return next((span for span in near if place < span.end), None)
 
 
 def _last_of(places: list[int], least: int, most: int) -> int | None:
-    """The last of some sorted places that is within bounds."""
+    """The last of some sorted places within bounds."""
     found = bisect_right(places, most)
     return places[found - 1] if found and places[found - 1] >= least else None

@@ -2,25 +2,19 @@
 
     report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
 
-Documents longer than the embedder reads are split into overlapping chunks (`search.indexing.chunking`). A
-build can be repeated at any time:
+You can repeat a build at any time:
 
-- The corpus is unchanged: nothing is done, and no model is loaded.
-- Documents were added, changed or removed: only new and changed ones are embedded; removed ones are deleted.
-- Fewer than half of the existing documents are unchanged, or the embedder or the chunk sizes differ: that is
-  probably another corpus under the same name, and needs `replace`.
-- The last run was killed, or was to embed alone (`BuildOptions.embed_only`): what it embedded is reused from
-  its journal (`search.indexing.journal`).
+- Unchanged corpus: nothing happens, and no model is loaded.
+- Changed documents: only new and changed ones are embedded, and removed ones are deleted.
+- Fewer than half unchanged, or another embedder or chunk size: the build needs `replace`.
+- Killed, or ended after embedding (`embed_only`): the next run uses its journal.
 
-A folder is built next to its place and renamed into it when complete, so readers see the old collection or
-the new one. Embedding comes first, into the journal; Chroma is written in one pass afterwards, and from the
-start if that is interrupted, because its vector files do not survive a kill during a write. While it builds,
-an index therefore takes about twice its space. A Chroma server is written in place, unit by unit: its
-collection is marked 'being written' until the end, so that no server of ours starts on it; for a server of
-ours that is running, build a new collection instead.
+All vectors go into a journal first. Then one pass writes the index to a folder, which is renamed into place:
+readers see the old index or the new one, and the build takes about twice the index's space. A Chroma server
+is written in place, unit by unit, with a mark that keeps our servers from starting on it.
 
-Memory is bounded for any corpus by the journal's cache, one unit of chunks and the largest document; Chroma
-itself holds a folder's vectors in memory while it builds their graph.
+Memory is bounded by the journal's cache, one unit of chunks and the largest document. Chroma also holds a
+folder's vectors in memory while it builds their graph.
 """
 
 import errno
@@ -41,9 +35,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tqdm import tqdm
 
 from drzero.ops.files import recover, sole_writer, work_folder
-from search.chroma.location import ChromaPlace, StoreError
+from search.chroma.location import ChromaPlace
 from search.chroma.store import BEING_WRITTEN
 from search.embedders import Embedder, EmbedderSpec
+from search.errors import StoreError
 from search.indexing.chunking import Chunk, Chunker, Chunking
 from search.indexing.collection import (
     Collection,
@@ -59,27 +54,26 @@ from search.sources.corpus import Corpus
 from search.sources.document import Document
 from search.stored_index import SCHEMA_VERSION, CollectionInfo
 
-if TYPE_CHECKING:  # it loads FAISS, of which Chroma has no use
+if TYPE_CHECKING:  # it loads FAISS
     from search.indexing.faiss_folder import FaissFolder
 
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256
-"""Documents whose chunks are written to the journal together."""
+"""Documents whose chunks enter the journal together."""
 TOGETHER = 1024
-"""Chunks that are embedded and committed together at most: one document can have a hundred thousand."""
-# A large document is shown in part, which tqdm's own format writes with all its digits.
+"""Most chunks embedded and committed together: one document can have a hundred thousand."""
+# tqdm would print all digits of a part of a document.
 _DOCUMENTS_IN_PART = "{l_bar}{bar}| {n:.2f}/{total} docs [{elapsed}<{remaining}]"
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How an index is built.
+    """How to build an index.
 
-    `replace` permits replacing a collection of another corpus, embedder or chunk size (see the module's
-    docstring); `workers` above 1 embeds in that many processes, through Ray. `judge` is called before
-    anything is embedded, or written from an earlier run's vectors, and may raise to refuse it. With
-    `embed_only` the build ends when all vectors are in its journal next to the index: a build without it, on
-    another machine as well, writes the index from there.
+    `replace` permits replacing another corpus, embedder or chunk size. Above one, `workers` processes embed,
+    through Ray. `judge` may raise to refuse a build before it embeds or writes anything. With `embed_only`
+    the build ends when the journal holds all vectors, and a later run, here or on another machine, writes the
+    index.
     """
 
     replace: bool = False
@@ -91,11 +85,10 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class IndexReport:
-    """The result of a build: `built` is False if the collection was already up to date.
+    """The result of a build. `built` is False if the index was already up to date.
 
-    `embedded` counts the chunks that this run embedded, `resumed` those it reused from an earlier one that
-    was interrupted or embedded alone; `seconds` is the whole build's wall clock. `is_written` is False if the
-    vectors wait in the journal.
+    `embedded` counts this run's chunks, `resumed` chunks of an earlier run, `seconds` is the build's wall
+    clock. `is_written` is False if the vectors wait in the journal.
     """
 
     info: CollectionInfo
@@ -139,11 +132,10 @@ def build_index(
     chunking: Chunking | None = None,
     workers: int = 1,
 ) -> IndexReport:
-    """Index a corpus as `collection` in a Chroma, whose other collections are kept (`BuildOptions`).
+    """Index a corpus as `collection` in a Chroma, and keep its other collections (`BuildOptions`).
 
-    Raises CorpusError for a bad corpus, EmbedderError for a model that cannot be loaded, AlreadyWriting if
-    another build is writing the index, and StoreError if `chroma_path` is no Chroma, `replace` is needed, or
-    the disk is full.
+    Raises CorpusError, EmbedderError, AlreadyWriting if another build is running, and StoreError if
+    `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
     """
     options = BuildOptions(replace, chunking or Chunking(), workers)
     return build_target(source, collection_at(chroma_path, collection), embedder, options)
@@ -155,7 +147,7 @@ def build_target(
     embedder: EmbedderSpec,
     options: BuildOptions | None = None,
 ) -> IndexReport:
-    """Index a corpus in either back end; raises as `build_index`, and what `options.judge` raises."""
+    """Index a corpus in either back end. Raises as `build_index`, and what `options.judge` raises."""
     started, options = time.monotonic(), options or BuildOptions()
     with target_folder(target, options.embed_only) as folder, naming_a_full_disk():
         corpus = source if isinstance(source, Corpus) else Corpus(source)
@@ -167,13 +159,13 @@ def build_target(
 
 
 def encoder_of(spec: EmbedderSpec, workers: int) -> Embedder:
-    """Return this process's embedder, which is used for its tokenizer only when several workers embed."""
+    """Return this process's embedder. If workers embed, only its tokenizer is used."""
     return Embedder(spec if workers == 1 else changed(spec, device="cpu"))
 
 
 @contextmanager
 def naming_a_full_disk() -> Iterator[None]:
-    """Raise StoreError for a full disk, which SQLite and the system report in ways of their own."""
+    """Raise StoreError for a full disk, which SQLite and the system report differently."""
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:
@@ -186,19 +178,19 @@ def naming_a_full_disk() -> Iterator[None]:
 
 
 class Place(Protocol):
-    """What is built: as a text what an error calls it."""
+    """What a build writes. `str` names it in errors."""
 
     @property
     def folder(self) -> Path | None:
-        """Where; None of a server."""
+        """Where, or None of a server."""
 
 
 @contextmanager
 def target_folder(target: Place, is_kept: bool = False) -> Iterator[Path]:
-    """Yield the folder to work in: for a folder next to it, and kept if the build fails after embedding.
+    """Yield the folder to work in, next to a target folder. It stays if the build fails after embedding.
 
-    With `is_kept` vectors stay in it if it ends well, too. A server's collection holds the finished units
-    itself, so that a temporary folder is enough.
+    With `is_kept` it stays after success too, if it holds vectors. A server's collection holds finished units
+    itself, so a temporary folder is enough.
     """
     if target.folder is None:
         with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
@@ -217,7 +209,7 @@ def target_folder(target: Place, is_kept: bool = False) -> Iterator[Path]:
 
 
 def _has_vectors(folder: Path) -> bool:
-    """Whether a journal holds any; not one that is damaged, or whose run was killed before it had tables."""
+    """Whether a journal holds any. False if it is damaged, or its run was killed before it had tables."""
     with suppress(sqlite3.Error), closing(IndexJournal(folder / JOURNAL, read_only=True)) as journal:
         return journal.vector_count() > 0
     return False
@@ -225,7 +217,7 @@ def _has_vectors(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Unwritten:
-    """An index in a folder of which all that is missing is in the journal of its build."""
+    """An index folder whose vectors are all in the build's journal."""
 
     target: "Collection | FaissFolder"
     work: Path
@@ -234,7 +226,7 @@ class Unwritten:
     units: int
 
     def write(self) -> None:
-        """Write it, and let it take its place; raises StoreError."""
+        """Write the index and publish it. Raises StoreError."""
         with closing(IndexJournal(self.work / JOURNAL, read_only=True)) as journal:
             self.target.write_folder(journal, self.info, self.update, self.units, self.work / "index")
 
@@ -250,9 +242,9 @@ class Build:
     options: BuildOptions
 
     def embed(self, folder: Path) -> tuple[IndexReport, Unwritten | None]:
-        """Build in `folder` up to the journal with all vectors, on a server all; return what is left to do.
+        """Embed into the journal in `folder`, or write a server's collection. Returns the rest to write.
 
-        The report's `seconds` are those of this part. Raises StoreError for a server if it is to embed alone.
+        The report's `seconds` are this part's. Raises StoreError if a server should only embed.
         """
         started = time.monotonic()
         is_on_a_server = isinstance(self.target, Collection) and self.target.folder is None
@@ -269,7 +261,7 @@ class Build:
             info = CollectionInfo.from_metadata(existing)
             if info and is_alike and info.version == version and self.target.is_as_asked():
                 return IndexReport(info, False, surveyed, time.monotonic() - started), None
-            # Checks that may refuse come first: what an earlier run embedded is dropped only to be replaced.
+            # Checks that may refuse come first: never drop an earlier run's vectors without replacing them.
             changes = self._compare(journal, existing, is_alike, version)
             chunker = Chunker(encoder, chunking)
             if dropped := journal.use_settings(settings_of(settings)):
@@ -285,11 +277,11 @@ class Build:
                 documents=surveyed.documents,
                 chunks=chunks + journal.kept_chunk_count(),
                 version=version,
-                # Chunks that stay have none if an earlier version wrote them.
+                # Chunks of an earlier version have no draws.
                 draws=self.target.draws if changes is None else (existing or {}).get("draws", 0),
             )
             missing = chunks - resumed - known
-            # Also what an earlier run has embedded on another machine: this one has to have room for it.
+            # An earlier run may have embedded on another machine, with more room.
             if self.options.judge and (missing or resumed):
                 self.options.judge(self._planned(journal, info, folder / JOURNAL))
             units, update, unwritten = journal.make_units(), changes is not None, None
@@ -305,9 +297,10 @@ class Build:
         return IndexReport(info, True, surveyed, seconds, changes, missing, resumed, is_written), unwritten
 
     def _whole(self) -> Mapping[str, Any] | None:
-        """Return the existing collection's metadata; None without one, or for a damaged one to be replaced.
+        """Return the existing collection's metadata. None without one, or for a damaged one that may be
+        replaced.
 
-        Raises StoreError for a damaged one otherwise. What an earlier version built gets its hashes recorded.
+        Records hashes for a collection that an earlier version built. Raises StoreError for a damaged one.
         """
         existing = self.target.metadata()
         if CollectionInfo.from_metadata(existing) is None:
@@ -327,13 +320,13 @@ class Build:
         is_alike: bool,
         version: str,
     ) -> Changes | None:
-        """Return the changes to the existing collection, None to write it from scratch; raises StoreError."""
+        """Return the changes to the existing collection, None to write it from scratch. Raises StoreError."""
         if existing is None:
             return None
         changes = None
         if is_alike:
             changes = journal.compare(self.target.chunks())
-            # On a server, the collection may be one that an interrupted run has written in part.
+            # An interrupted run may have written part of a server's collection.
             if existing.get(BEING_WRITTEN) == version or changes.is_update:
                 return changes
         if not self.options.replace:
@@ -342,7 +335,9 @@ class Build:
         return None
 
     def _reuse(self, journal: IndexJournal, changes: Changes | None) -> int:
-        """Have the journal hold what is not changed in place; return how many vectors the index gave it."""
+        """Add an index's unchanged vectors to the journal, if it cannot be changed in place. Returns their
+        number.
+        """
         if changes is None or isinstance(self.target, Collection):
             return 0
         count = journal.reuse(self.target.embedded())
@@ -350,7 +345,7 @@ class Build:
         return count
 
     def _split(self, journal: IndexJournal, chunker: Chunker) -> None:
-        """Split the documents that are not in the journal yet; one at a time is in memory."""
+        """Split documents that are not in the journal yet, one at a time in memory."""
         count, dropped = journal.select_unsplit()
         if dropped:
             print(f"dropped {dropped} chunks that an interrupted run had embedded of other documents")
@@ -367,7 +362,7 @@ class Build:
                 journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))
 
     def _planned(self, journal: IndexJournal, info: CollectionInfo, path: Path) -> Planned:
-        """What is to be embedded, and the size of the index with the chunks that stay, taken for as long."""
+        """Return the work ahead and the index's size, assuming that kept chunks are as long."""
         chunks = journal.chunk_count()
         every, missing = journal.text_bytes()
         size = self.target.size(info.chunks, info.dimension, every * info.chunks // chunks)
@@ -375,7 +370,7 @@ class Build:
         return Planned(size, left, missing, self.encoder.operations, path.stat().st_size)
 
     def _embed(self, journal: IndexJournal, units: int) -> Embedded:
-        """Yield the chunks that lack vectors, with their vectors, a unit at a time."""
+        """Yield chunks without vectors, with their vectors, a unit at a time."""
         if self.options.workers > 1:
             from search.indexing.distributed import embed_with_ray
 
@@ -389,7 +384,7 @@ class Build:
 
 
 def as_settings(encoder: Embedder, chunking: Chunking) -> dict[str, Any]:
-    """Return what the chunks and vectors depend on, apart from the documents, as a collection records it."""
+    """Return what chunks and vectors depend on besides the documents, as a collection records it."""
     return {
         "embedder": encoder.name,
         "revision": encoder.revision,

@@ -1,15 +1,12 @@
-"""Splitting documents into chunks that the embedder reads in full.
+"""Split documents into chunks that the embedder reads in full.
 
-    chunker = Chunker(Embedder(spec), Chunking(tokens=256, overlap=32))
-    chunker.split(document)
+    Chunker(Embedder(spec), Chunking(tokens=256, overlap=32)).split(document)
 
-An embedder reads a limited number of tokens; text beyond them cannot be found. So a longer document becomes
-several chunks, each a slice of its text, each with the document's title. A chunk ends where a section, a
-paragraph or a sentence does, and a fence or table of Markdown that fits stays whole
-(`search.indexing.boundaries`). Each begins with the last sentences of the one before, as far as they are
-short; where a sentence had to be torn, with its last words, so that a fact at the cut is complete in one.
-Lengths are counted with the embedder's own tokenizer on what it will read: prefix, title, text and special
-tokens.
+Text beyond the embedder's limit could not be found. So a long document becomes several chunks, each with its
+title. A chunk ends with a section, paragraph or sentence, and keeps a fitting fence or table whole
+(`search.indexing.boundaries`). It begins with the previous chunk's last short sentences, or last words after
+a torn one, so that a fact at the cut is complete in one. Lengths are tokens of prefix, title, text and
+special tokens.
 """
 
 import hashlib
@@ -25,30 +22,29 @@ from search.sources.document import Document
 from search.sources.faults import CorpusError
 from search.stored_index import passage_text
 
-# A change to how texts are split must also raise `search.chroma.store.SCHEMA_VERSION`.
+# If you change how texts are split, raise `search.stored_index.SCHEMA_VERSION`.
 
-# Text of more characters per token than this is split without counting: a bound on memory.
+# Text with more characters per token is split without counting, to bound memory.
 CHARACTERS_PER_TOKEN = 64
 WINDOW_CHARACTERS_PER_TOKEN = 8
 WORD_START = re.compile(r"(?<=\s)\S")
 
 
 class ChunkingError(CorpusError):
-    """Chunk sizes that do not fit together or do not fit the embedder."""
+    """Chunk sizes that do not fit together, or do not fit the embedder."""
 
 
 def document_of(chunk_id: str) -> str:
-    """The id of the document that a chunk is of, which of a document in one chunk is the chunk's own."""
+    """Return the id of a chunk's document. A document in one chunk has the chunk's id."""
     return re.sub(r"#\d+-[0-9a-f]{12}$", "", chunk_id)
 
 
 @dataclass(frozen=True)
 class Chunking:
-    """How documents are split: `tokens` is the size of a chunk as it is read, prefix and title included.
+    """How to split documents. A chunk has at most `tokens`, prefix and title included, and repeats `overlap`.
 
-    256 by default, or what the embedder reads if that is less: as much as a challenger prompt shows of a
-    document, and more than the search tool shows of a passage; one vector for more text represents each part
-    less well. `overlap` is the most tokens of a chunk that the next one repeats: a sentence or two.
+    A challenger prompt shows about 256 tokens of a document, the search tool fewer.
+    Vectors of longer texts represent each part less well.
     """
 
     tokens: int = 256
@@ -75,14 +71,14 @@ class Chunk:
 
 
 class Chunker:
-    """Splits documents for one embedder; loads the embedder."""
+    """Splits documents for one embedder, which it loads."""
 
     def __init__(self, embedder: Embedder, chunking: Chunking) -> None:
         self.prefix = embedder.prefixes.passage
         self.limit = min(chunking.tokens, embedder.max_tokens or chunking.tokens)
         self.overlap = chunking.overlap
         self._tokenizer: Tokenizer = embedder.plain_tokenizer()
-        # A title takes at most a quarter, so that half a chunk is left for text.
+        # A title takes at most a quarter, which leaves half a chunk for text.
         if self.limit - self.limit // 4 - self._count("", "") < max(2 * self.overlap, self.limit // 2):
             raise ChunkingError(
                 f"{embedder.name} reads {self.limit} tokens, and its prefix and special tokens take "
@@ -93,9 +89,10 @@ class Chunker:
     def split(
         self, document: Document, progress: Callable[[float], object] = lambda part: None
     ) -> list[Chunk]:
-        """Return the document's chunks in order; one that fits is a single chunk, with its id and title.
+        """Return the document's chunks in order. One that fits is a single chunk, with the document's id and
+        title.
 
-        `progress` is called with each part of the document that is done: 1 in sum.
+        `progress` is called with each finished share of the document, 1 in sum.
         """
         title, text = document.title, document.text
         is_small = len(title) + len(text) <= self.limit * CHARACTERS_PER_TOKEN
@@ -110,7 +107,7 @@ class Chunker:
         spans, done = [], 0
         for start, end in self._spans(title, text, Boundaries(text, document.markdown)):
             spans.append((start, end))
-            # A document that is a long title alone has one chunk.
+            # A document that is only a long title has one chunk.
             progress((end - done) / len(text) if text else 1)
             done = end
         chunks = []
@@ -127,17 +124,14 @@ class Chunker:
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def _spans(self, title: str, text: str, boundaries: Boundaries) -> Iterator[tuple[int, int]]:
-        """Yield the start and end of each chunk.
-
-        Only a window of the text is tokenized at a time: memory does not grow with the document.
-        """
+        """Yield each chunk's start and end. Only a window is tokenized at a time, so memory stays bounded."""
         budget = self.limit - self._count(title, "")
         start = done = 0
         while True:
             window = text[start : start + budget * WINDOW_CHARACTERS_PER_TOKEN]
             offsets = self._offsets(window)
             cut = self._cut(title, text, start, window, offsets, budget, boundaries)
-            if start < cut.place <= done:  # only what the last chunk repeats fits in front of a whole part
+            if start < cut.place <= done:  # only repeated text fits in front of a whole part
                 start = done
                 continue
             yield start, cut.place
@@ -159,7 +153,7 @@ class Chunker:
             return sentence
         if cut.is_end:
             return cut.place
-        # After whole lines, as of code, come whole lines again.
+        # Whole lines, such as code, are followed by whole lines.
         line = LINE_END.search(text, earliest, cut.place - 1) if text[cut.place - 1] == "\n" else None
         if line:
             return line.end()
@@ -187,7 +181,7 @@ class Chunker:
         if tokens < len(offsets) or cut.place < len(text):
             most = offsets[tokens][0] if tokens < len(offsets) else len(window)
             cut = boundaries.cut(start, start + most, fits)
-        # A slice may have more tokens than it had within the text, because its first or last word is cut.
+        # Cutting the first or last word can add tokens.
         while (
             excess := self._count(title, text[start : cut.place]) - self.limit
         ) > 0 and cut.place > start + 1:

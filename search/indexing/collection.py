@@ -1,4 +1,4 @@
-"""The Chroma collection that an index build writes: its existing state, and how it is updated."""
+"""The Chroma collection that an index build writes: its existing state, and its update."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,7 @@ from tqdm import tqdm
 from drzero.ops.files import publish
 from search.chroma.content import check_content, record_content
 from search.chroma.location import (
-    DATABASE_FILE,
     ChromaPlace,
-    StoreError,
     connect,
     other_shards,
     shard_counts,
@@ -34,24 +32,22 @@ from search.chroma.store import (
     sync_threshold,
 )
 from search.embedders import model_identity
+from search.errors import StoreError
 from search.indexing.journal import PROGRESS, IndexJournal, Row
 from search.indexing.size import IndexSize
-from search.stored_index import CollectionInfo
+from search.stored_index import DATABASE_FILE, CollectionInfo
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
-"""What the chunks and vectors of a collection depend on, apart from its documents: names in its metadata."""
+"""Metadata that chunks and vectors depend on, besides the documents."""
 FOLDER_PAGE = 1000
-"""Records of a call; a folder accepts 5,461, a server what its quota says."""
+"""Records per call. A folder accepts 5,461, a server what its quota says."""
 
 Embedded = Iterator[tuple[list[Row], np.ndarray]]
 """Chunks with their vectors (n, dimension), a unit at a time."""
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a collection's metadata, empty for one of another tool.
-
-    A model has the same name there wherever it is stored.
-    """
+    """Return the settings in a collection's metadata, empty for another tool's."""
     if any(name not in metadata for name in SETTINGS):
         return {}
     return {name: metadata[name] for name in SETTINGS} | {"embedder": model_identity(metadata["embedder"])}
@@ -59,9 +55,9 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection by name in a Chroma; it need not exist yet.
+    """A collection by name in a Chroma, which need not exist yet.
 
-    `shard` and `whole` are those of `CollectionInfo`, for one of several shards.
+    `shard` and `whole` are as in `CollectionInfo`.
     """
 
     place: ChromaPlace
@@ -74,30 +70,30 @@ class Collection:
 
     @property
     def folder(self) -> Path | None:
-        """The Chroma folder; None of a server."""
+        """The Chroma folder, None for a server."""
         return self.place.folder
 
     @property
     def draws(self) -> int:
-        """The `CollectionInfo.draws` of a collection that is written from scratch."""
+        """The `CollectionInfo.draws` of a new collection."""
         return DRAWS
 
     def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
-        """Return what a collection of so many chunks takes."""
+        """Return the size of a collection with this content."""
         return IndexSize(chunks, dimension, text_bytes)
 
     def is_as_asked(self) -> bool:
-        """Whether the existing collection is of the same whole, for a shard."""
+        """Whether the existing collection belongs to the same whole."""
         return (self.metadata() or {}).get("whole", "") == self.whole
 
     def check_content(self) -> None:
-        """Raise StoreError if a folder's collection is damaged; what an earlier version built gets hashes."""
+        """Raise StoreError if a folder's collection is damaged. Adds missing hashes."""
         folder = self.place.folder
         if folder is not None and not check_content(folder, self.name):
             record_content(folder, self.name)
 
     def metadata(self) -> Mapping[str, Any] | None:
-        """Return the existing collection's metadata, None without one; raises StoreError for no Chroma."""
+        """Return the existing collection's metadata, None without one. Raises StoreError for no Chroma."""
         folder = self.place.folder
         if folder is not None and not (folder / DATABASE_FILE).is_file():
             if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -114,7 +110,7 @@ class Collection:
             return client.get_collection(self.name, embedding_function=None).metadata or {}
 
     def chunks(self) -> Iterator[tuple[str, str, str | None, int]]:
-        """Yield of each existing chunk: id, document, the document's digest and its number of chunks."""
+        """Yield each existing chunk's id, document, document digest and number of chunks."""
         page_size = FOLDER_PAGE if self.place.folder else self.place.quota.page
         with connect(self.place) as client:
             handle = client.get_collection(self.name, embedding_function=None)
@@ -129,9 +125,9 @@ class Collection:
     def write_folder(
         self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
     ) -> None:
-        """Write the collection to `work` from the journal's vectors, and rename it to the target's folder.
+        """Write the collection to `work` from the journal, and rename it to the target's folder.
 
-        With `update` the existing collection is changed where it differs, else it is written from scratch.
+        With `update` the existing collection changes where it differs.
         """
         folder = self.place.folder
         assert folder is not None
@@ -144,7 +140,7 @@ class Collection:
         stored = (journal.embedded(unit) for unit in range(units))
         embedded = with_progress(stored, "writing", journal.chunk_count())
         write(self, ChromaPlace.parse(work), journal, info, update, embedded)
-        # Opened once more, it writes what was waiting for its threshold: else each service would insert it.
+        # Opening it again writes the vectors below the threshold, which each service would otherwise insert.
         with connect(work) as client:
             client.get_collection(self.name, embedding_function=None).get(limit=1, include=["embeddings"])
         record_content(work, self.name)
@@ -152,7 +148,7 @@ class Collection:
 
 
 def collection_at(chroma_path: ChromaPlace | Path | str, collection: str) -> Collection:
-    """Return the collection to write; raises StoreError for what is no Chroma's address."""
+    """Return the collection to write. Raises StoreError for a bad address."""
     place = ChromaPlace.parse(chroma_path)
     if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
         place = replace(place, folder=place.folder.resolve())
@@ -167,9 +163,9 @@ def write(
     update: bool,
     embedded: Embedded,
 ) -> None:
-    """Write the collection to `place`, each unit as soon as it is embedded; its info last.
+    """Write the collection to `place`, each unit once it is embedded, and its info last.
 
-    A server that stays up keeps the last vectors in its queue until it is started again.
+    A running server keeps the last vectors in its queue until its next start.
     """
     info = replace(info, shard=target.shard, whole=target.whole)
     threshold = sync_threshold(journal.chunk_count())
@@ -190,7 +186,7 @@ def write(
             )
         except ChromaError as error:  # a name that Chroma does not allow
             raise StoreError(f"collection {target.name!r} cannot be created: {error}") from error
-        # For a collection that existed before.
+        # The collection may have existed before.
         handle.modify(metadata=mark)
         set_sync_threshold(handle, threshold)
         stale = journal.stale_chunks()
@@ -215,7 +211,7 @@ def write(
 
 
 def with_progress(embedded: Embedded, what: str, total: int) -> Embedded:
-    """Yield `embedded` as it is; on a terminal meanwhile show a progress bar with rate and remaining time."""
+    """Yield `embedded`, with a progress bar on a terminal."""
     with tqdm(total=total, desc=what, unit=" chunks", **PROGRESS) as progress:
         for rows, vectors in embedded:
             yield rows, vectors

@@ -1,13 +1,11 @@
-"""Embedding with several GPUs, cores or machines, through Ray.
+"""Embed with several GPUs, cores or machines, through Ray.
 
     python -m search.index … --workers 8
     RAY_ADDRESS=head:6379 python -m search.index … --workers 64
 
-Each worker is an actor with its own `Embedder`. It is sent the texts of the journal's units, so the machines
-need no common file system, and returns the vectors in any order. Units are the same as in one process, and so
-are the vectors (to the last bit, if the processes have the same hardware and number of threads).
-
-Without RAY_ADDRESS a private Ray is started for the duration, on this machine and on 127.0.0.1 alone.
+Each worker is an actor with its own `Embedder`. It gets the texts of the journal's units, so machines need no
+shared file system. Units and vectors are the same as in one process, to the last bit on equal hardware and
+threads. Without RAY_ADDRESS a private Ray starts on 127.0.0.1.
 """
 
 import logging
@@ -15,19 +13,18 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-# For a private Ray, which reads them when it is imported.
+# A private Ray reads these at import. The first keeps its servers on loopback. The second undoes niceness 15,
+# at which anything else on the machine would starve its workers.
 if not os.environ.get("RAY_ADDRESS"):
-    # Its servers then stay on loopback. (The name is Ray's.)
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    # Ray starts its workers at niceness 15, and anything else on the machine would starve them.
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 import ray
 from ray.util import ActorPool
 
-from search.chroma.location import StoreError
 from search.embedders import Embedder, EmbedderSpec
+from search.errors import StoreError
 from search.indexing.journal import IndexJournal, Row
 
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -47,7 +44,7 @@ class _Encoder:
 def embed_with_ray(
     journal: IndexJournal, units: int, spec: EmbedderSpec, workers: int
 ) -> Iterator[tuple[list[Row], np.ndarray]]:
-    """Yield the chunks that lack vectors, with their vectors, a unit at a time, in any order.
+    """Yield chunks without vectors, with their vectors, a unit at a time, in any order.
 
     Raises StoreError if the cluster lacks the GPUs or cores for `workers`.
     """
@@ -66,10 +63,10 @@ def embed_with_ray(
             raise StoreError(
                 f"{workers} workers need as many {kind}s, and Ray has {available}: set fewer workers"
             )
-        # What a lost worker had begun is done again by its successor.
+        # A lost worker's successor repeats its work.
         resources: Any = {"num_gpus": 1, "num_cpus": 0} if on_gpu else {"num_cpus": 1}
         encoder = ray.remote(max_restarts=-1, max_task_retries=-1, **resources)(_Encoder)
-        # Each twice: a worker has its next unit before its last vectors are stored.
+        # Each twice: a worker gets its next unit before its last vectors are stored.
         pool = ActorPool(2 * [encoder.remote(spec) for _ in range(workers)])
 
         def encode(worker: Any, unit: int) -> Any:

@@ -1,13 +1,11 @@
-"""A FAISS index in a folder of its own, written from the journal of an index build.
+"""Write a FAISS index folder from the journal of an index build.
 
     build_target(corpus, FaissFolder(Path("outputs/corpus/faiss"), "flat"), EmbedderSpec("packaged-minilm"))
 
-The folder has the index (`index.faiss`), its passages (`corpus.jsonl`, line i for row i) with where their
-lines begin, and a record of how it was built with both files' hashes, written last. An index is not changed
-in place: an update writes all files again and replaces the folder. What a flat or HNSW index holds of
-unchanged documents is not embedded again; a PQ index holds codes, so that all of its corpus is.
-
-FAISS holds an index in memory until it is written: a flat one all vectors, 4 bytes a number.
+The folder holds the index, its passages (`corpus.jsonl`, line i for row i) with their line offsets, and a
+record with both files' hashes, written last. An update replaces the folder. Flat and HNSW indices give back
+the vectors of unchanged documents. PQ indices hold codes, so their whole corpus is embedded again. FAISS
+holds an index in memory until it is written.
 """
 
 import math
@@ -24,17 +22,17 @@ import numpy as np
 from drzero.ops.files import publish
 from search.errors import StoreError
 from search.faiss.jsonl_passages import JsonlPassages
-from search.faiss.location import CORPUS_FILE, INDEX_FILE, RECORD, FaissFiles
+from search.faiss.location import CORPUS_FILE, RECORD, FaissFiles
 from search.faiss.mapped_file import map_index
 from search.indexing.collection import with_progress
 from search.indexing.faiss_size import CODES, CONSTRUCTION, LINKS, FaissSize, code_bytes, lists_of, sample_of
 from search.indexing.journal import IndexJournal, Row
-from search.stored_index import CollectionInfo
+from search.stored_index import INDEX_FILE, CollectionInfo
 
 
 @dataclass(frozen=True)
 class FaissFolder:
-    """A folder with one FAISS index of a kind; it need not exist yet."""
+    """A folder with one FAISS index of a kind, which need not exist yet."""
 
     folder: Path
     kind: str = "flat"
@@ -44,21 +42,21 @@ class FaissFolder:
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """The folder's name."""
         return self.folder.name
 
     @property
     def draws(self) -> int:
-        """None: rows are drawn by their number."""
+        """None: rows are drawn by number."""
         return 0
 
     @property
     def files(self) -> FaissFiles:
-        """Its files, whether they exist or not."""
+        """Its files, existing or not."""
         return FaissFiles(self.folder / INDEX_FILE, self.folder / CORPUS_FILE)
 
     def metadata(self) -> Mapping[str, Any] | None:
-        """Return how the index was built, None without one; raises StoreError for another folder."""
+        """Return how the index was built, None without one. Raises StoreError for any other folder."""
         record = self.files.read_record()
         if record is not None:
             return record.info.to_metadata()
@@ -70,7 +68,7 @@ class FaissFolder:
         )
 
     def size(self, chunks: int, dimension: int, text_bytes: int) -> FaissSize:
-        """Return what an index of so many chunks takes."""
+        """Return the size of an index with this content."""
         return FaissSize(chunks, dimension, text_bytes, self.kind)
 
     def is_as_asked(self) -> bool:
@@ -79,11 +77,11 @@ class FaissFolder:
         return record is not None and record.kind == self.kind
 
     def check_content(self) -> None:
-        """Raise StoreError if the existing files are not those that were recorded."""
+        """Raise StoreError if the existing files do not match their record."""
         self.files.check_content()
 
     def chunks(self) -> Iterator[tuple[str, str, str | None, int]]:
-        """Yield of each existing chunk: id, document, the document's digest and its number of chunks."""
+        """Yield each existing chunk's id, document, document digest and number of chunks."""
         with self.files.corpus.open("rb") as lines:
             for line in lines:
                 found = msgspec.json.decode(line)
@@ -95,7 +93,7 @@ class FaissFolder:
                 )
 
     def embedded(self) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yield of each existing chunk what a journal keeps of it, with its vector; nothing of a PQ index.
+        """Yield each existing chunk with its vector. A PQ index yields nothing.
 
         A chunk is its document, digest, part, parts, id, title and text.
         """
@@ -141,7 +139,7 @@ def _line(row: Row) -> dict[str, str]:
 
 
 def _empty(kind: str, journal: IndexJournal, info: CollectionInfo, units: int) -> Any:
-    """An index without vectors; raises StoreError if there are too few to train one."""
+    """An index without vectors. Raises StoreError if there are too few to train one."""
     index: Any
     if kind == "flat":
         return faiss.IndexFlatIP(info.dimension)
@@ -165,7 +163,7 @@ def _empty(kind: str, journal: IndexJournal, info: CollectionInfo, units: int) -
 
 
 def _sample(journal: IndexJournal, units: int, size: int) -> np.ndarray:
-    """Return at least `size` vectors, of units that are spread evenly over the corpus, or all."""
+    """Return at least `size` vectors, or all, of units spread evenly over the corpus."""
     each = max(len(journal.embedded(0)[0]), 1)
     chosen = np.unique(np.linspace(0, units - 1, min(units, math.ceil(size / each))).astype(int))
     return np.concatenate([journal.embedded(int(unit))[1] for unit in chosen])

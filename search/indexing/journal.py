@@ -1,16 +1,13 @@
-"""The journal of one index build, on disk: the corpus, the existing collection, and what is embedded so far.
+"""The journal of one index build, on disk: the corpus, the existing collection, and finished vectors.
 
-    journal = IndexJournal(folder / "journal.sqlite3")
-    surveyed = journal.survey(corpus)
+    surveyed = IndexJournal(folder / "journal.sqlite3").survey(corpus)
 
-It answers three questions without holding a corpus's ids in memory: does an id occur twice, which documents
-are new, changed or removed, and which chunks still lack vectors. SQLite keeps the answers in one file, of
-which at most `CACHE_KIB` are in memory. What was embedded survives a kill at any moment: chunks and vectors
-are written in transactions, one unit (about `UNIT` chunks of whole documents) at a time.
+Without holding a corpus's ids in memory it finds duplicate ids, changed documents, and chunks without
+vectors. Chunks and vectors are committed one unit (about `UNIT` chunks of whole documents) at a time, so they
+survive a kill at any moment.
 
-Documents are compared by id and digest, so vectors stay usable for the next run even if the corpus has
-changed in the meantime. The last bits of a vector depend on the other texts in its batch: units are cut from
-the remaining work in corpus order on every run, and are therefore the same with and without a kill.
+Documents are compared by id and digest: vectors stay usable even if the corpus changed in between. A vector's
+last bits depend on its batch, so every run cuts the same units from the remaining work, in corpus order.
 """
 
 import json
@@ -33,7 +30,7 @@ from search.stored_index import passage_text
 
 CACHE_KIB = 64 * 1024
 UNIT = 256
-"""Chunks that are embedded and committed together, at least: what a kill loses."""
+"""Least chunks embedded and committed together, which a kill loses."""
 SCHEMA = """
 -- The corpus as surveyed by this run.
 CREATE TABLE source (
@@ -59,11 +56,11 @@ CREATE UNIQUE INDEX chunks_document ON chunks (document, part);
 CREATE TABLE vectors (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 """
 _EXAMPLES = 5
-"""Duplicates that are named."""
+"""Duplicates to name."""
 ROW = "c.number, c.id, c.title, c.text, c.document, c.digest, c.part, c.parts"
 
 PROGRESS: dict[str, Any] = {"mininterval": 1.0, "delay": 1.0, "leave": False, "disable": None}
-"""Of tqdm's bars: on a terminal alone, and not for long once the work is done."""
+"""For tqdm's bars: on a terminal only, and removed when the work is done."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Row:
         return passage_text(self.title, self.text)
 
     def metadata(self) -> dict[str, str]:
-        """Return what an index keeps of the chunk next to its text."""
+        """Return the chunk's metadata in an index."""
         return {
             "title": self.title,
             "doc_id": self.document,
@@ -96,11 +93,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Survey:
-    """A corpus that was read through once.
+    """A corpus that was read once.
 
-    `version` is the sum of the documents' hashes: the same documents in another order are the same corpus.
-    `duplicates` have the title and text of an earlier document, up to white space; some are named, each with
-    that one.
+    `version` is the sum of the documents' hashes, so order does not matter. `duplicates` counts documents
+    with an earlier one's title and text, up to white space. `examples` pairs some with that one.
     """
 
     version: str
@@ -122,14 +118,14 @@ class Changes:
 
     @property
     def is_update(self) -> bool:
-        """Whether at least half of the documents stay: else it is probably another corpus."""
+        """Whether at least half of the documents stay. Otherwise it is probably another corpus."""
         return 2 * self.kept >= self.existing
 
 
 class IndexJournal:
-    """The journal in the SQLite file at `path`, created if missing; what earlier runs embedded is kept.
+    """The journal in the SQLite file at `path`, with earlier runs' vectors. It is created if missing.
 
-    `read_only` opens one that exists, whatever its state, and leaves it as it is.
+    `read_only` opens an existing one and changes nothing.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -167,7 +163,7 @@ class IndexJournal:
         self._db.execute("COMMIT")
 
     def use_settings(self, settings: Mapping[str, Any]) -> int:
-        """Drop what was embedded under other settings; return how many vectors were dropped."""
+        """Drop vectors of other settings. Returns how many vectors were dropped."""
         wanted = json.dumps(settings, sort_keys=True)
         if self._db.execute("SELECT settings FROM settings").fetchone() == (wanted,):
             return 0
@@ -179,10 +175,9 @@ class IndexJournal:
         return dropped
 
     def survey(self, corpus: Corpus) -> Survey:
-        """Read a whole corpus; two texts of one id are a fault of the second.
+        """Read a whole corpus. Two texts with one id are a fault of the second.
 
-        Raises CorpusError for an empty one, and for one with faults, which names all of them, unless they are
-        to be skipped.
+        Raises CorpusError for an empty corpus, and with all faults unless they are to be skipped.
         """
         total = documents = duplicates = 0
         reading = Reading()
@@ -214,7 +209,7 @@ class IndexJournal:
         return Survey(f"{total % 2**256:064x}", documents, duplicates, reading, examples)
 
     def compare(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> Changes:
-        """Find the documents that stay unchanged: same digest, and all their chunks exist.
+        """Find the unchanged documents: same digest, and all their chunks exist.
 
         `chunks` are the existing ones: id, document, its digest, and its number of chunks.
         """
@@ -234,13 +229,13 @@ class IndexJournal:
         return Changes(existing, kept, added, changed, removed)
 
     def forget_existing(self) -> None:
-        """Ignore the existing collection: everything is to be written."""
+        """Ignore the existing collection, to write everything."""
         with self.transaction():
             self._db.execute("DELETE FROM kept")
             self._db.execute("DELETE FROM existing")
 
     def reuse(self, embedded: Iterable[tuple[Sequence[str], np.ndarray]]) -> int:
-        """Take over chunks of documents that stay unchanged, with their vectors; return how many.
+        """Take over the chunks of unchanged documents with their vectors. Returns how many.
 
         A chunk is its document, digest, part, parts, id, title and text.
         """
@@ -271,9 +266,9 @@ class IndexJournal:
         return self._number("SELECT count(*) FROM existing") - sum(1 for _ in self.stale_chunks())
 
     def select_unsplit(self) -> tuple[int, int]:
-        """Find the documents to split, and drop chunks of an earlier run that are no longer needed.
+        """Find the documents to split, and drop an earlier run's chunks that are no longer needed.
 
-        Returns how many documents are to be split, and how many vectors were dropped.
+        Returns how many documents to split, and how many vectors were dropped.
         """
         with self.transaction():
             self._db.execute(
@@ -291,7 +286,7 @@ class IndexJournal:
         return self._number("SELECT count(*) FROM unsplit"), dropped
 
     def read_unsplit(self, corpus: Corpus) -> Generator[tuple[Document, str], None, None]:
-        """Yield the documents to split, with digests; raises CorpusError if the corpus has changed since."""
+        """Yield the documents to split, with digests. Raises CorpusError if the corpus has changed since."""
         unsplit = self._db.execute("SELECT position, digest FROM unsplit ORDER BY position")
         expected = unsplit.fetchone()
         if expected is None:
@@ -322,7 +317,7 @@ class IndexJournal:
             )
 
     def make_units(self) -> int:
-        """Cut the chunks to write into units of whole documents in corpus order; return how many units."""
+        """Cut the chunks to write into units of whole documents in corpus order. Returns how many units."""
         sizes = self._db.execute(
             "SELECT c.document, s.position, c.parts FROM chunks c JOIN source s ON s.id = c.document "
             "WHERE c.part = 1 ORDER BY s.position"
@@ -347,7 +342,7 @@ class IndexJournal:
         return self._number("SELECT count(*) FROM chunks")
 
     def text_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the chunks' texts and titles, and of those that lack vectors."""
+        """Return the bytes of all chunks' texts and titles, and of those without vectors."""
         size = "length(CAST(c.title AS BLOB)) + length(CAST(c.text AS BLOB))"
         every, missing = self._db.execute(
             f"SELECT coalesce(sum({size}), 0), coalesce(sum(CASE WHEN v.chunk IS NULL THEN {size} END), 0) "
@@ -356,7 +351,7 @@ class IndexJournal:
         return every, missing
 
     def unembedded(self, unit: int) -> list[Row]:
-        """Return the chunks of a unit that have no vectors yet."""
+        """Return a unit's chunks without vectors."""
         found = self._db.execute(
             f"SELECT {ROW} FROM units u JOIN chunks c USING (document) "
             "LEFT JOIN vectors v ON v.chunk = c.number WHERE u.unit = ? AND v.chunk IS NULL "
@@ -374,7 +369,7 @@ class IndexJournal:
             self._db.executemany("INSERT INTO vectors VALUES (?, ?)", pairs)
 
     def embedded(self, unit: int) -> tuple[list[Row], np.ndarray]:
-        """Return the chunks of a unit with their vectors."""
+        """Return a unit's chunks with their vectors."""
         found = self._db.execute(
             f"SELECT {ROW}, v.vector FROM units u JOIN chunks c USING (document) "
             "JOIN vectors v ON v.chunk = c.number WHERE u.unit = ? ORDER BY u.position, c.part",

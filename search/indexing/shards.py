@@ -1,15 +1,10 @@
-"""Index a corpus in shards, each built and resumed by itself (`search.indexing.build`).
+"""Index a corpus in shards, each built and resumed on its own (`search.indexing.build`).
 
-    layout = ShardLayout.parse(["chromadb"], "wiki", 4)
-    build_shards("corpus.jsonl", Shards(layout), EmbedderSpec("packaged-minilm"))
+    build_shards("corpus.jsonl", chroma_target(["chromadb"], "wiki", shards=4), EmbedderSpec())
 
-The corpus is surveyed as a whole, which finds its faults and duplicates, and cut into a file for each shard.
-Then one shard after the other is embedded here, into its journal, while processes of their own insert the
-earlier ones (`search.indexing.writers`). On a server each shard is written as it is embedded. A shard that is
-finished stays as it is; of the others a killed build resumes what is in their journals.
-
-Each shard records the version of the whole, so that shards of two versions, as an update leaves them that is
-cut off, are not taken for one index.
+The corpus is surveyed as a whole, then cut into a file per shard. This process embeds one shard after the
+other, while others insert the earlier ones (`search.indexing.writers`). Finished shards stay. Each shard
+records the version of the whole, so that shards of two versions are never taken for one index.
 """
 
 import json
@@ -23,11 +18,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from search.chroma.location import ChromaPlace, StoreError
+from search.chroma.location import ChromaPlace
 from search.chroma.shard_layout import ShardLayout, shard_of
 from search.chroma.sharded_store import whole_of
 from search.chroma.store import BEING_WRITTEN
 from search.embedders import EmbedderSpec
+from search.errors import StoreError
 from search.indexing.build import (
     Build,
     BuildOptions,
@@ -53,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shards:
-    """The shards of an index, which need not exist yet; `writers` of them are inserted at once."""
+    """The shards of an index, which need not exist yet. `writers` of them are inserted at once."""
 
     layout: ShardLayout
     writers: int = 2
@@ -63,11 +59,11 @@ class Shards:
 
     @property
     def folder(self) -> Path | None:
-        """The folder with all shards; None of a server, and of several places."""
+        """The folder with all shards, None for a server or several places."""
         return self.layout.folder
 
     def collections(self, whole: str = "") -> list[Collection]:
-        """Return the shards as collections, of that version of the whole."""
+        """Return the shards as collections of that version of the whole."""
         targets = []
         for number in range(self.layout.shards):
             place, name = self.layout.place(number)
@@ -77,14 +73,14 @@ class Shards:
         return targets
 
     def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
-        """Return what an index of so many chunks takes."""
+        """Return the size of an index with this content."""
         return ShardedSize(chunks, dimension, text_bytes, self.layout.shards, self.writers)
 
 
 def chroma_target(
     paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1, writers: int = Shards.writers
 ) -> Collection | Shards:
-    """Return one collection to write, or its shards; raises StoreError as `ShardLayout.parse`."""
+    """Return one collection to write, or its shards. Raises StoreError."""
     layout = ShardLayout.parse(paths, collection, shards)
     return collection_at(layout.places[0], collection) if shards == 1 else Shards(layout, writers)
 
@@ -95,7 +91,7 @@ def build(
     embedder: EmbedderSpec,
     options: BuildOptions,
 ) -> IndexReport:
-    """Index a corpus in whatever kind of index; raises as `build_shards`."""
+    """Index a corpus in any kind of index. Raises as `build_shards`."""
     if isinstance(target, Shards):
         return build_shards(source, target, embedder, options)
     return build_target(source, target, embedder, options)
@@ -107,10 +103,10 @@ def build_shards(
     embedder: EmbedderSpec,
     options: BuildOptions | None = None,
 ) -> IndexReport:
-    """Index a corpus in shards, as `build_target` does in one collection; raises the same.
+    """Index a corpus in shards. Raises as `build_target`.
 
-    StoreError also if the index is there in another number of shards, or a shard would be empty.
-    `options.judge` is called once, with what the whole takes by the first shard that is not yet written.
+    Also raises StoreError if the index exists in another number of shards, or a shard would be empty. Calls
+    `options.judge` once, with the whole's needs, estimated from the first unwritten shard.
     """
     options = options or BuildOptions()
     started, judge = time.monotonic(), options.judge
@@ -136,7 +132,7 @@ def build_shards(
         reports = []
         with ExitStack() as held, Writers(target.writers) as writers:
             for number, (one, part) in enumerate(zip(targets, parts, strict=True)):
-                # Whatever differs may be replaced: the whole has been checked.
+                # The whole has been checked, so anything that differs may be replaced.
                 its_options = changed(options, replace=True, judge=partial(judge_whole, number))
                 shard = Build(Corpus(part), one, embedder, encoder, its_options)
                 its_folder = held.enter_context(target_folder(one, options.embed_only))
@@ -162,9 +158,9 @@ def build_shards(
 def _unchanged(
     targets: Sequence[Collection], settings: Mapping[str, Any], replace: bool
 ) -> CollectionInfo | None:
-    """How the index is recorded if all shards are complete and as asked; None otherwise.
+    """Return how the index is recorded if all shards are complete and as asked, else None.
 
-    Raises StoreError for one that is damaged, unless it may be replaced.
+    Raises StoreError for a damaged one that may not be replaced.
     """
     infos = []
     for one in targets:
@@ -192,9 +188,9 @@ def _check_update(
     journal: IndexJournal,
     corpus: Corpus,
 ) -> Changes | None:
-    """Raise StoreError unless what is there may be brought up to date; return the changes, None to nothing.
+    """Raise StoreError unless the index may be updated. Returns the changes, None for a new index.
 
-    Asked of the whole before any shard is written: one shard alone may differ more than the others.
+    This judges the whole before any shard is written: single shards may differ more.
     """
     there = {one: metadata for one in targets if (metadata := one.metadata()) is not None}
     if not there:
@@ -214,8 +210,8 @@ def _check_update(
 
 
 def _cut(journal: IndexJournal, corpus: Corpus, layout: ShardLayout, folder: Path) -> list[Path]:
-    """Write the surveyed documents to a file for each shard; raises StoreError if one would be empty."""
-    journal.forget_existing()  # or those that stay would be left out
+    """Write the surveyed documents to a file per shard. Raises StoreError if one would be empty."""
+    journal.forget_existing()  # else unchanged documents would be left out
     journal.select_unsplit()
     parts = [folder / f"{layout.label(number)}.jsonl" for number in range(layout.shards)]
     counts = [0] * layout.shards
@@ -235,7 +231,7 @@ def _cut(journal: IndexJournal, corpus: Corpus, layout: ShardLayout, folder: Pat
 
 
 def _planned(target: Shards, number: int, of_one: Planned, there: int) -> Planned:
-    """What the whole takes, by the first shard to be embedded: a hash has made them alike."""
+    """The whole's needs, estimated from the first shard to embed, since hashing makes shards alike."""
     shards, left, size = target.layout.shards, target.layout.shards - number, of_one.size
     return Planned(
         target.size(shards * size.chunks, size.dimension, shards * size.text_bytes),
@@ -247,7 +243,7 @@ def _planned(target: Shards, number: int, of_one: Planned, there: int) -> Planne
 
 
 def _folders(targets: Sequence[Collection]) -> Iterator[Path]:
-    """The folders of shards, and those that they are built in."""
+    """The folders of shards, and of their builds."""
     for one in targets:
         if one.folder is not None:
             yield from (one.folder, one.folder.with_name(f".{one.folder.name}.building"))

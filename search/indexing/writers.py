@@ -1,12 +1,10 @@
-"""Processes that write shards, a number of them at once, while this one embeds the next.
+"""Processes that write shards while this one embeds the next.
 
     with Writers(most=2) as writers:
-        writers.start("shard-00-of-04", unwritten)      # waits while as many are at work
-    # all are written, or the first error was raised
+        writers.start("shard-00-of-04", unwritten)      # waits for a free place
 
-Inserting vectors into a graph is CPU work of one core, and its memory is what bounds an index: each process
-writes one shard and ends. It ends with this process too, even by SIGKILL; its shard is then written again
-from its journal.
+Inserting vectors takes one core, and its memory bounds an index. So each process writes one shard and ends.
+It dies with this process, even by SIGKILL, and the next run writes that shard again from its journal.
 """
 
 import multiprocessing
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple
 from setproctitle import setproctitle
 
 from drzero.ops.process.keeper import die_with
-from search.chroma.location import StoreError
+from search.errors import StoreError
 from search.indexing.build import JOURNAL, Unwritten
 from search.indexing.journal import PROGRESS
 
@@ -36,7 +34,7 @@ class _Running(NamedTuple):
 
 
 class Writers:
-    """At most `most` processes, each of which writes a shard."""
+    """At most `most` processes, each writing a shard."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -48,7 +46,7 @@ class Writers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait until all is written; after an error end the processes."""
+        """Wait until everything is written, or end the processes after an error."""
         try:
             if kind is None:
                 self._wait(0)
@@ -58,7 +56,7 @@ class Writers:
                 running.process.join()
 
     def start(self, name: str, unwritten: Unwritten) -> None:
-        """Write a shard in a process of its own; raises the error of any that has failed."""
+        """Write a shard in its own process. Raises the error of any that failed."""
         self._wait(self._most - 1)
         answer, its_answer = _PROCESSES.Pipe(duplex=False)
         process = _PROCESSES.Process(target=_write, args=(name, unwritten, its_answer, os.getpid()))
@@ -67,7 +65,7 @@ class Writers:
         self._running[name] = _Running(process, answer, time.monotonic())
 
     def _wait(self, most: int) -> None:
-        """Wait until `most` processes are at work."""
+        """Wait until at most `most` processes are left."""
         while len(self._running) > most:
             wait([running.process.sentinel for running in self._running.values()])
             for name, running in list(self._running.items()):
@@ -78,7 +76,7 @@ class Writers:
 
 
 def _check(name: str, running: _Running) -> None:
-    """Raise what ended a process."""
+    """Raise a process's error."""
     running.process.join()
     try:
         error: Any = running.answer.recv()
@@ -92,7 +90,7 @@ def _check(name: str, running: _Running) -> None:
 
 
 def _write(name: str, unwritten: Unwritten, answer: Connection, parent: int) -> None:
-    """Write a shard; runs in the process of its own."""
+    """Write a shard, in its own process."""
     if not die_with(parent, signal.SIGKILL):
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends this process

@@ -1,14 +1,12 @@
-"""The HTTP layer of the server: Search-R1's wire format, limits, token, health, metrics, access log.
+"""The server's HTTP layer: Search-R1's wire format, limits, token, health, metrics, access log.
 
     uvicorn.Config(RetrievalApp(retrieval, token=None, access_log=True))
 
-`POST /retrieve` is a plain ASGI function, because at a thousand requests a second each further layer costs as
-much as the answer's JSON; `RetrieveRequest` both validates it and describes it in the OpenAPI document. The
-other paths are FastAPI's: `GET /index`, `/health`, `/metrics`, `/docs`, `/openapi.json`.
+`POST /retrieve` is a plain ASGI function: at a thousand requests a second, each layer costs as much as the
+answer's JSON. FastAPI serves the other paths: `GET /index`, `/health`, `/metrics`, `/docs`, `/openapi.json`.
 
-With a token, `/retrieve` and `/index` require it (`Authorization: Bearer …`). The other paths stay open: load
-balancers, supervisors and Prometheus have no token, these paths show nothing of the corpus, and all health
-checks together cost one query at a time.
+With a token, `/retrieve` and `/index` require it (`Authorization: Bearer …`). The others stay open for load
+balancers, supervisors and Prometheus, and show nothing of the corpus.
 """
 
 import asyncio
@@ -33,23 +31,22 @@ from search.serving.encoders import EncodeFailed
 from search.serving.service import Retrieval
 from search.wire import MAX_TOPK, Passage, ScoredPassage
 
-# A batch trainer such as Search-R1 sends the queries of a whole step in one request.
+# Search-R1's trainer sends a whole step's queries in one request.
 MAX_QUERIES = 4096
 MAX_QUERY_CHARS = 8192
 MAX_BODY_BYTES = 8 << 20
-# A longer body is not read while the queue is full: those of thousands of clients would fill the memory. A
-# shorter one arrives with its head, and may be answered from the cache.
+# A longer body is not read while the queue is full, to bound memory. A shorter one arrives with its head, and
+# the cache may answer it.
 SMALL_BODY_BYTES = 64 << 10
-# Ten per query in the largest request: an answer of some 100 MB with passages of 2 KB.
+# Ten per query in the largest request: some 100 MB with passages of 2 KB.
 MAX_PASSAGES = 10 * MAX_QUERIES
-# Of all requests together, from their admission to the last byte that is sent: clients that do not read hold
-# their answers in memory.
+# For all requests together, until the last byte is sent: slow clients hold their answers in memory.
 MAX_PASSAGES_HELD = 4 * MAX_PASSAGES
 DEFAULT_TOPK = 3
 INDEX_UNAVAILABLE = 424
-"""Status of `/health` while a restart of the server would not help: Failed Dependency."""
+"""`/health`'s status while restarting the server would not help: Failed Dependency."""
 CLIENT_GONE = 499
-"""As nginx logs a client that closed its connection before the answer; it is not sent."""
+"""As nginx logs a client that closed its connection before the answer. It is never sent."""
 _CLOSE = (b"connection", b"close")
 _TOKEN_NEEDED = "a bearer token is needed"
 
@@ -58,7 +55,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 Query = Annotated[str, msgspec.Meta(max_length=MAX_QUERY_CHARS)]
-# JSON has one type of number: 3.0 is an integer there, and some clients send it.
+# Some clients send 3.0, which is an integer in JSON.
 Topk = (
     Annotated[int, msgspec.Meta(ge=1, le=MAX_TOPK)]
     | Annotated[float, msgspec.Meta(ge=1, le=MAX_TOPK, multiple_of=1)]
@@ -81,7 +78,7 @@ class Failure:
 
 
 class Refused(Exception):
-    """A request that is answered with `status` instead of passages."""
+    """A request that gets `status` instead of passages."""
 
     def __init__(self, status: int, detail: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(detail)
@@ -92,7 +89,7 @@ _decode = msgspec.json.Decoder(RetrieveRequest).decode
 
 
 class RetrievalApp:
-    """The ASGI app. `token` is required if given; `access_log` writes a JSON line per request to stdout."""
+    """The ASGI app. It requires `token` if given. `access_log` writes a JSON line per request to stdout."""
 
     def __init__(self, retrieval: Retrieval, token: str | None = None, access_log: bool = False) -> None:
         self.retrieval = retrieval
@@ -160,7 +157,7 @@ class RetrievalApp:
                 return
             headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            # Each waits until the client has read most of the one before.
+            # Each piece waits until the client has read most of the one before.
             for start in range(0, len(body), PIECE):
                 end = start + PIECE
                 more = end < len(body)
@@ -169,7 +166,7 @@ class RetrievalApp:
             self._passages_held -= held
 
     def _hold(self, passages: int) -> int:
-        """Reserve room for an answer and return its size; raises Refused if it is too large, or not now."""
+        """Reserve room for an answer and return its size. Raises Refused if it is too large, or not now."""
         if passages > MAX_PASSAGES:
             raise Refused(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
         if self._passages_held + passages > MAX_PASSAGES_HELD:
@@ -215,11 +212,11 @@ class RetrievalApp:
         return b'{"result":[%b]}' % b",".join(lists)
 
     def _is_known(self, credentials: bytes) -> bool:
-        """Whether an Authorization header has the token, compared in constant time, or none is needed."""
+        """Whether an Authorization header holds the token, compared in constant time, or none is needed."""
         return self._credentials is None or hmac.compare_digest(credentials, self._credentials)
 
     def _admit(self, scope: Scope) -> None:
-        """Raise Refused for a bad token, while draining, and for a body that is announced as too long."""
+        """Raise Refused for a bad token, while draining, or for a body announced as too long."""
         length, credentials = 0, b""
         for name, value in scope["headers"]:
             if name == b"content-length":
@@ -239,7 +236,7 @@ class RetrievalApp:
                 raise _busy(str(error), error.retry_after_s, _CLOSE) from error
 
     async def _read(self, receive: Receive) -> RetrieveRequest:
-        """Return the request of the body; raises Refused as soon as it is too large, too slow or invalid."""
+        """Return the body's request. Raises Refused as soon as it is too large, too slow or invalid."""
         body, deadline_s = bytearray(), self.retrieval.limits.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
@@ -268,7 +265,7 @@ def _busy(detail: str, retry_after_s: int, *headers: tuple[bytes, bytes]) -> Ref
 
 
 def _too_large() -> Refused:
-    # The rest of the body is not read, so the connection cannot be reused.
+    # The rest of the body stays unread, so the connection cannot be reused.
     return Refused(413, f"the body is longer than {MAX_BODY_BYTES} bytes", _CLOSE)
 
 
@@ -288,7 +285,7 @@ class Answer(TypedDict):
 
 
 def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: bool) -> FastAPI:
-    # Its /docs loads nothing from elsewhere: a search service may be where no network is.
+    # Its /docs loads nothing from elsewhere: there may be no network.
     app = FastAPIOffline(title="Dr. Zero retrieval", redoc_url=None)
     store, needs_token = retrieval.store, {401: _REASON_401} if with_token else {}
 
@@ -361,7 +358,7 @@ def _describe_retrieve(app: FastAPI, with_token: bool) -> None:
 
 
 def _security(with_token: bool) -> list[params.Depends]:
-    """What the OpenAPI document says of the token; it is compared elsewhere."""
+    """The token in the OpenAPI document. Other code compares it."""
     return [Security(HTTPBearer(auto_error=False))] if with_token else []
 
 

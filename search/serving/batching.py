@@ -1,29 +1,25 @@
 """The scheduler: concurrent queries become batches, which are encoded and then searched.
 
-    batcher = Batcher(encoders, search, metrics)
-    queries = batcher.submit(["who founded Orrin"], topk=3)
+    queries = Batcher(encoders, search, metrics).submit(["who founded Orrin"], topk=3)
     answer = await queries[0].future
 
-An encoder and an index answer 64 queries in far less time than 64 times one. So queries wait in one bounded
-queue while the encoders are busy, and a free encoder takes what is queued, up to `max_batch`, oldest first.
-Batch n+1 is encoded while batch n is searched; a batch is taken only when it will not have to wait for the
-index, so that queries wait only in the queue, where they can still be cancelled.
+A batch of 64 takes far less time than 64 queries. So queries wait in one bounded queue while encoders are
+busy, and a free encoder takes up to `max_batch`, oldest first. Batch n+1 is encoded while batch n is
+searched. A batch starts only if it will not have to wait for the index, because only queued queries can be
+cancelled.
 
 **The window.** A free encoder starts at once unless more queries are known to be coming:
 
 * a request has reached the HTTP layer but is not queued yet (`arriving`), or
-* a batch of several requests was answered within the last window, and not all of those clients are back yet:
-  clients that were answered together ask their next queries together.
+* a batch of several requests was just answered, and not all of those clients have asked again.
 
-Then it waits until all of them have arrived, a batch is full, or the oldest query has waited for `window_s`.
-A lone client never waits: nobody else is arriving, and its own batches hold one request. Nor does a loaded
-server: its oldest query has waited longer than that behind the last batch.
+Then it waits until all have arrived, a batch is full, or the oldest query has waited `window_s`. A lone
+client never waits, and neither does a loaded server.
 
-**Failures.** A batch that fails is repeated query by query, so that one bad query fails alone. A batch whose
-encoder died is put back at the head of the queue, once. An unavailable index fails its batch at once, since
-repeating query by query would not help.
+A failed batch is repeated query by query, so that one bad query fails alone. If its encoder died, it goes
+back to the head of the queue, once. If the index is unavailable, the batch fails at once.
 
-All state belongs to the event loop; encoders are processes, the index runs in threads.
+All state belongs to the event loop. Encoders are processes, and the index runs in threads.
 """
 
 import asyncio
@@ -46,14 +42,14 @@ Answer = TypeVar("Answer")
 INDEX_THREADS = 2
 """Batches searched at once: Chroma searches a batch in one thread, and a call to a server waits."""
 SMALLEST_SHARE = 8
-"""Two free encoders share the queue, but not in parts smaller than this, where fixed costs dominate."""
+"""Two free encoders share the queue, but not in smaller parts, where fixed costs dominate."""
 CLOSE_S = 1.0
 _RATE_BATCHES, _RATE_S = 32, 20.0
 _LONGEST_RETRY_S = 30
 
 
 class Unavailable(Exception):
-    """No answer now, for a reason other than the query; retry after `retry_after_s` seconds."""
+    """No answer now, for a reason other than the query. Retry after `retry_after_s` seconds."""
 
     def __init__(self, reason: str, retry_after_s: int = 1) -> None:
         super().__init__(reason)
@@ -66,7 +62,7 @@ class IndexUnavailable(Unavailable):
 
 @dataclass(slots=True, eq=False)
 class Query(Generic[Answer]):
-    """One submitted query and the number of callers that wait for it; `future` gives its answer.
+    """One submitted query, its number of waiting callers, and the `future` of its answer.
 
     `retried` is set once its encoder has died.
     """
@@ -83,7 +79,7 @@ class Query(Generic[Answer]):
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """At most `batch` queries in a batch and `queue` waiting; `window_s` is in the module's docstring."""
+    """At most `batch` queries in a batch and `queue` waiting. The module's docstring explains `window_s`."""
 
     batch: int = 64
     queue: int = 4096
@@ -93,7 +89,7 @@ class BatchLimits:
 class Batcher(Generic[Answer]):
     """Answers queries in batches: `encoders` give vectors, `search(vectors, topk)` an answer per row.
 
-    `search` runs in a thread. Create and use it in one event loop.
+    `search` runs in a thread. Create and use a Batcher in one event loop.
     """
 
     def __init__(
@@ -107,7 +103,7 @@ class Batcher(Generic[Answer]):
         self._search = search
         self._metrics = metrics
         self._limits = limits or BatchLimits()
-        # An ordered set: a cancelled query leaves it at once, at any position.
+        # An ordered set, so that a cancelled query can leave at once.
         self._queue: OrderedDict[Query[Answer], None] = OrderedDict()
         self._encoding = 0
         self._underway: dict[asyncio.Task[None], list[Query[Answer]]] = {}
@@ -123,7 +119,7 @@ class Batcher(Generic[Answer]):
         metrics.queue_depth.set_function(lambda: len(self._queue))
 
     def expect(self) -> None:
-        """Count a request that has begun to arrive; `arrived` must follow, whatever the outcome."""
+        """Count a request that has begun to arrive. Always call `arrived` afterwards."""
         self._arriving += 1
 
     def arrived(self) -> None:
@@ -134,7 +130,7 @@ class Batcher(Generic[Answer]):
             self._wake()
 
     def check_room(self, count: int) -> None:
-        """Raise Unavailable, and count it, unless `count` queries fit; an empty queue takes any number."""
+        """Raise Unavailable, and count it, unless `count` queries fit. An empty queue takes any number."""
         waiting = len(self._queue)
         if waiting and waiting + count > self._limits.queue:
             self._metrics.rejected.inc()
@@ -144,9 +140,9 @@ class Batcher(Generic[Answer]):
             )
 
     def submit(self, texts: Sequence[str], topk: int, urgent: bool = False) -> list[Query[Answer]]:
-        """Queue the queries of one request, at the head if `urgent`; call `check_room` first.
+        """Queue one request's queries, at the head if `urgent`. Call `check_room` first.
 
-        Their futures raise Unavailable, or what encoding or searching for this very query raised.
+        Their futures raise Unavailable, or what this very query raised while encoding or searching.
         """
         self._requests += 1
         now = time.monotonic()
@@ -159,14 +155,14 @@ class Batcher(Generic[Answer]):
         return queries
 
     def leave(self, query: Query[Answer]) -> None:
-        """Stop waiting for a query; the last caller to leave cancels it, and a queued one is not encoded."""
+        """Stop waiting for a query. The last caller to leave cancels it."""
         query.waiters -= 1
         if not query.waiters:
             self._queue.pop(query, None)
             query.future.cancel()
 
     def retry_after_s(self) -> int:
-        """Return the seconds until the queue of now will be answered, at the rate of the last batches."""
+        """Return the seconds until today's queue is answered, at the rate of the last batches."""
         now = time.monotonic()
         recent = [(at, count) for at, count in self._done if now - at < _RATE_S]
         if len(recent) < 2:
@@ -181,10 +177,7 @@ class Batcher(Generic[Answer]):
         self._queue.clear()
 
     async def close(self) -> None:
-        """Fail all queries and wait for the batches in progress, for `CLOSE_S` seconds at most.
-
-        A batch that takes longer hangs in an encoder or in the index, and has no callers any more.
-        """
+        """Fail all queries and wait up to `CLOSE_S` seconds for the batches in progress."""
         self.give_up("the scheduler is closed")
         if self._underway:
             await asyncio.wait(self._underway, timeout=CLOSE_S)
@@ -193,7 +186,7 @@ class Batcher(Generic[Answer]):
     # --- when a batch starts ---
 
     def _wake(self) -> None:
-        """Dispatch at the loop's next turn, so that other requests of this turn join the batch."""
+        """Dispatch at the loop's next turn, so that this turn's other requests join the batch."""
         if self._soon is None:
             self._soon = self._loop.call_soon(self._dispatch)
 
@@ -217,7 +210,7 @@ class Batcher(Generic[Answer]):
             self._underway[task] = batch
 
     def _hold_s(self) -> float:
-        """Return the seconds to wait for more; 0 if the batch is full or no more is known to be coming."""
+        """Return the seconds to wait for more, 0 if the batch is full or no more is coming."""
         now = time.monotonic()
         due_s = self._due_until - now if self._due else 0.0
         if len(self._queue) >= self._limits.batch or not (self._arriving or due_s > 0):
@@ -242,7 +235,7 @@ class Batcher(Generic[Answer]):
                 self._wake()
             for topk in {query.topk for query in batch}:
                 # Not the largest topk for all, cut afterwards: an approximate index then finds others, and
-                # an answer must not depend on the other queries of the batch.
+                # answers must not depend on a batch's other queries.
                 await self._each([query for query in batch if query.topk == topk], self._find)
         except EncoderDied:
             for query in batch:
@@ -268,7 +261,7 @@ class Batcher(Generic[Answer]):
     async def _each(
         self, batch: list[Query[Answer]], step: Callable[[list[Query[Answer]]], Awaitable[None]]
     ) -> None:
-        """Apply a step to a batch, or, if that fails, to its queries one by one."""
+        """Apply a step to a batch or, if that fails, to its queries one by one."""
         batch = [query for query in batch if not query.future.done()]
         if not batch:
             return
@@ -286,7 +279,7 @@ class Batcher(Generic[Answer]):
     async def _encode(self, batch: list[Query[Answer]]) -> None:
         started = time.monotonic()
         vectors = await self._encoders.encode([query.text for query in batch])
-        # Not as a context manager, which also counts failed batches: these counts are of finished work.
+        # A context manager would count failed batches too.
         self._metrics.encode.observe(time.monotonic() - started)
         for query, vector, finite in zip(batch, vectors, np.isfinite(vectors).all(axis=1), strict=True):
             query.vector = vector

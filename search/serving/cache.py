@@ -1,9 +1,9 @@
-"""Repeated queries: a cache of answers, bounded in bytes.
+"""A cache of answers to repeated queries, bounded in bytes.
 
     cache = ResultCache(max_bytes=256 << 20, size=size_of)
 
-An answer depends on the collection's version, the model with its revision, the query (after `fold`, if the
-model allows it) and topk. A server's collection and model never change, so a key holds the last two.
+An answer depends on the collection, the model, the query and topk. A server's collection and model never
+change, so the key is the query (after `fold`, if the model allows it) and topk.
 """
 
 import re
@@ -16,23 +16,22 @@ from cachetools import LRUCache
 Answer = TypeVar("Answer")
 
 _ENTRY_BYTES = 600
-"""Memory of an entry beyond its query and answer: a key, links, slots in two dictionaries."""
-# ASCII without control characters and without "[", with which the special tokens of BERT begin.
+"""Memory of an entry besides its query and answer: a key, links, slots in two dictionaries."""
+# ASCII without control characters and without "[", which begins BERT's special tokens.
 _FOLDABLE = re.compile(r"[ -Z\\-~\t\n\r]*")
 
 
 def fold(query: str) -> str:
     """Return a plain-ASCII query in lower case with single spaces, any other unchanged.
 
-    Only for a model whose tokenizer gives both the same tokens, and so the same answer
-    (`search.serving.encoder_worker.tokenizer_folds` checks that). Beyond ASCII, case and width have too many
-    exceptions.
+    Use it only if the model's tokenizer gives both the same tokens
+    (`search.serving.encoder_worker.tokenizer_folds`). Beyond ASCII, case and width have too many exceptions.
     """
     return " ".join(query.lower().split()) if _FOLDABLE.fullmatch(query) else query
 
 
 class ResultCache(Generic[Answer]):
-    """The most recently used answers, in at most `max_bytes`; `size` returns the bytes of one."""
+    """The most recently used answers, in at most `max_bytes`. `size` returns one answer's bytes."""
 
     def __init__(self, max_bytes: int, size: Callable[[Answer], int]) -> None:
         self._entries: LRUCache[tuple[str, int], tuple[Answer, int]] = LRUCache(

@@ -1,10 +1,10 @@
-"""One encoder replica: a process that turns texts into vectors, started and fed by `search.serving.encoders`.
+"""One encoder replica: a process that turns texts into vectors. `search.serving.encoders` starts and feeds
+it.
 
-Its stdin is a socket, for both directions. Requests are pickles: first the `LoadRequest`, answered by a
-`ModelInfo`, then texts to encode. An answer is eight bytes of length and a pickle, of an exception if there
-is none. The end of stdin ends the process, and the kernel kills it when the server dies in the middle of a
-batch. It ignores SIGTERM and SIGINT, which are the server's to handle: a stop of the whole process group must
-not kill the encoder of requests that the server still answers.
+Its stdin is a socket for both directions. Requests are pickles: a `LoadRequest`, which a `ModelInfo` answers,
+then texts. An answer is eight bytes of length and a pickle, of an exception after a failure. The process ends
+when stdin does, and the kernel kills it if the server dies in mid-batch. It ignores SIGTERM and SIGINT: a
+stop of the process group must not kill the encoder of requests that the server still answers.
 """
 
 import json
@@ -26,8 +26,8 @@ from search.serving.encoders import CANARY, EncodeFailed, EncodeRequest, LoadReq
 def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
     """Yield the positions of `texts` in groups of similar length, shortest first.
 
-    A batch is padded to its longest text, so one long text among short ones would cost as much as a batch of
-    long ones. A group's longest is at most twice its shortest, plus 64 characters (about a dozen tokens).
+    Padding makes a batch as costly as its longest text. A group's longest text is at most twice its shortest,
+    plus 64 characters (about a dozen tokens).
     """
     group: list[int] = []
     for position in sorted(range(len(texts)), key=lambda position: len(texts[position])):
@@ -40,11 +40,11 @@ def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def tokenizer_folds(embedder: Embedder) -> bool:
-    """Return whether a query and its `search.serving.cache.fold` provably give the model the same tokens.
+    """Return whether `search.serving.cache.fold` provably never changes a query's tokens.
 
-    BERT's normaliser drops case and control characters and its splitter drops white space, before anything
-    else sees the text. Only special tokens are matched earlier; all must contain a bracket, which `fold`
-    does not touch. And a prefix must end in white space, so that white space at the query's start is ignored.
+    BERT's normaliser drops case and control characters, its splitter white space, before anything but special
+    tokens. Those must all contain a bracket, which `fold` does not touch. A prefix must end in white space,
+    so that white space at the query's start is ignored.
     """
     try:
         plan = json.loads(embedder.plain_tokenizer().to_str())
@@ -62,7 +62,7 @@ def tokenizer_folds(embedder: Embedder) -> bool:
 
 
 def main() -> int:
-    """Serve until the server closes stdin; return the exit code."""
+    """Serve until the server closes stdin. Returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(0), "wb")
@@ -127,6 +127,6 @@ def _one_line(error: Exception) -> str:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # Without Python's own ending, in which the driver of a broken device may hang: the server would take the
-    # process for one that answers.
+    # Skip Python's own ending, in which a broken device's driver may hang while the server still counts on
+    # us.
     os._exit(code)

@@ -3,10 +3,9 @@
     async with EncoderPool(spec, replicas=2, threads=1, metrics=metrics) as pool:
         vectors = await pool.encode(["who founded Orrin"])
 
-A model in the server's own process would share Python's lock with the HTTP layer and take the server with it
-when it crashes. So each replica is a separate process (`search.serving.encoder_worker`), and the server
-imports no torch. When a replica dies, its batch raises `EncoderDied`, and a new process is started, with
-growing pauses between attempts, until one is ready.
+Inside the server, a model would share Python's lock with the HTTP layer, and its crash would end the server.
+So each replica is a process (`search.serving.encoder_worker`), and the server imports no torch. When one
+dies, its batch raises `EncoderDied`, and the pool starts new ones, with growing pauses, until one is ready.
 """
 
 import asyncio
@@ -27,25 +26,25 @@ from search.serving.metrics import Metrics
 
 CANARY = "canary"
 HUNG_S = 120.0
-"""A batch that takes longer means that the device hangs: the process is killed and replaced."""
+"""After this time the device hangs: the process is killed and replaced."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _POLL_S = 0.05
 _END_S = 1.0
-"""How long to wait for killed processes to exit when the pool closes: a device driver may keep one."""
+"""How long to wait for killed processes at the end, because a device driver may keep one."""
 
 log = logging.getLogger(__name__)
 
 
 class EncoderDied(Exception):
-    """The replica exited before it answered; the batch may be given to another."""
+    """The replica exited before it answered. Another may take the batch."""
 
 
 class EncodeFailed(Exception):
-    """The model failed on these texts; the replica still works."""
+    """The model failed on these texts. The replica still works."""
 
 
 class LoadRequest(NamedTuple):
-    """What to load. Of several replicas on `cuda`, each takes the next of the devices."""
+    """What to load. Replicas on `cuda` take turns on the devices."""
 
     spec: EmbedderSpec
     replica: int
@@ -64,29 +63,29 @@ class ModelInfo(NamedTuple):
 
 
 class EncodeRequest(NamedTuple):
-    """Texts to encode, as queries or as passages; answered by float32 rows, one per text."""
+    """Texts to encode, as queries or passages. The answer is a float32 row per text."""
 
     texts: list[str]
     passages: bool = False
 
 
 class _Replica:
-    """One process, at the other end of a socket; at most one request is open at a time."""
+    """One process, at the other end of a socket, with at most one open request."""
 
     def __init__(self, number: int) -> None:
-        """Start the process; raises OSError if it cannot be started."""
+        """Start the process. Raises OSError."""
         self.number = number
         self.ready = False
         """Whether it answers, busy or idle."""
         self._writer: asyncio.StreamWriter | None = None
         self._socket, theirs = socket.socketpair()
         try:
-            # Not in a thread: the kernel sends the parent-death signal when the starting thread ends. Nor by
-            # the event loop, where a cancelled start leaves its process running.
+            # Not in a thread, whose end sends the parent-death signal. Not by the event loop, where a
+            # cancelled start leaves its process running.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "search.serving.encoder_worker"],
                 stdin=theirs.fileno(),
-                # The tokenizer's threads, one per core, would compete with the other replicas.
+                # A tokenizer thread per core would compete with the other replicas.
                 env={"TOKENIZERS_PARALLELISM": "false", **os.environ},
             )
         except BaseException:
@@ -96,7 +95,7 @@ class _Replica:
             theirs.close()
 
     async def ask(self, request: LoadRequest | EncodeRequest) -> Any:
-        """Return the answer; raises EncoderDied if the process exits first, or the error it answers with."""
+        """Return the answer. Raises EncoderDied if the process exits first, or the error that it sends."""
         try:
             if self._writer is None:
                 self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
@@ -120,7 +119,7 @@ class _Replica:
 
     async def exited(self) -> int:
         """Wait until the process has exited, and return its exit code."""
-        # Not `wait`, which would block the event loop while a device driver keeps the process from exiting.
+        # `wait` would block the event loop while a driver keeps the process.
         while (code := self._process.poll()) is None:
             await asyncio.sleep(_POLL_S)
         (self._writer or self._socket).close()
@@ -128,7 +127,7 @@ class _Replica:
 
 
 class EncoderPool:
-    """The replicas of one embedder, an async context manager; `threads` is torch threads per replica."""
+    """The replicas of one embedder, an async context manager. `threads` are torch threads per replica."""
 
     def __init__(self, spec: EmbedderSpec, replicas: int, threads: int, metrics: Metrics) -> None:
         self.spec = spec
@@ -146,7 +145,7 @@ class EncoderPool:
         return sum(replica.ready for replica in self._replicas)
 
     async def __aenter__(self) -> "EncoderPool":
-        """Start all replicas at once; raises EmbedderError if the model cannot be loaded."""
+        """Start all replicas at once. Raises EmbedderError if the model cannot be loaded."""
         self._metrics.encoders_ready.set_function(lambda: self.ready)
         starts = [self._run(self._start(number)) for number in range(self.size)]
         try:
@@ -198,7 +197,7 @@ class EncoderPool:
         return task
 
     async def _start(self, number: int) -> ModelInfo:
-        """Start a process and load the model; raises EmbedderError, EncoderDied or OSError."""
+        """Start a process and load the model. Raises EmbedderError, EncoderDied or OSError."""
         replica = _Replica(number)
         self._replicas.add(replica)
         try:
@@ -243,7 +242,7 @@ class EncoderPool:
 
 
 class PooledEmbedder:
-    """The pool in the form of an embedder, for `Store.check_embedder`; not for the event loop's thread."""
+    """The pool as an embedder, for `Store.check_embedder`. Not for the event loop's thread."""
 
     def __init__(self, pool: EncoderPool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
@@ -251,7 +250,7 @@ class PooledEmbedder:
         self.name, self.revision, self.dimension, self.prefixes, _ = pool.model
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
-        """Return unit vectors of the passages; raises EmbedderError if the model or its process fails."""
+        """Return unit vectors of the passages. Raises EmbedderError if the model or its process fails."""
         try:
             return asyncio.run_coroutine_threadsafe(
                 self._pool.encode(texts, passages=True), self._loop

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one retrieval server, in a registry of its own."""
+"""Prometheus metrics of one retrieval server, in their own registry."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 
 
 class Metrics:
-    """Metrics of a server. The hit rate is hits / (hits + misses); joins are misses that cost nothing."""
+    """Metrics of a server. The hit rate is hits / (hits + misses). Joins are misses that cost nothing."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

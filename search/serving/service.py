@@ -1,14 +1,12 @@
 """The service without HTTP: cache, single flight, batches, deadline, canary query.
 
-    retrieval = Retrieval(store, encoders, Metrics())
-    (hits,) = await retrieval.search(["who founded Orrin"], topk=3)
+    (hits,) = await Retrieval(store, encoders, Metrics()).search(["who founded Orrin"], topk=3)
 
-The five attempts at a question ask alike, often at the same moment: of identical queries in progress, one is
-executed and all get its answer. A caller that leaves does not cancel it for the others; the last one does.
-Failures are not cached.
+Attempts at one question often ask the same at the same moment. Of identical queries in progress only one
+runs, and all callers get its answer. Only the last caller to leave cancels it. Failures are not cached.
 
-The index thread converts answers to JSON, so that an answer from the cache costs a join of bytes, and the
-cache's size is exact.
+The index thread converts answers to JSON, so a cached answer costs a join of bytes, and the cache's size is
+exact.
 """
 
 import asyncio
@@ -29,7 +27,7 @@ from search.stored_index import StoredIndex
 
 
 class Hits(NamedTuple):
-    """The passages of one query, best first: each as JSON, and its cosine similarity."""
+    """One query's passages, best first: each as JSON, and its cosine similarity."""
 
     documents: tuple[bytes, ...]
     scores: tuple[float, ...]
@@ -55,7 +53,7 @@ _to_json = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """`deadline_s` bounds a request, `canary_s` a health check; `cache_bytes` 0 means no cache."""
+    """`deadline_s` bounds a request, `canary_s` a health check. `cache_bytes` 0 means no cache."""
 
     deadline_s: float = 30.0
     canary_s: float = 3.0
@@ -66,8 +64,8 @@ class ServiceLimits:
 class Retrieval:
     """Answers queries from one index. `folds`: the model allows `search.serving.cache.fold`.
 
-    Create and use it in one event loop. Raises Unavailable if a retry may help, any other exception for a
-    query that the model or the index fails on.
+    Create and use it in one event loop. Raises Unavailable if a retry may help, and any other exception if
+    the model or the index fails on a query.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class Retrieval:
         metrics.cache_bytes.set_function(lambda: self._cache.bytes)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
-        """Return the hits of each query, in order."""
+        """Return each query's hits, in order."""
         self.metrics.queries.inc(len(queries))
         if not self.limits.cache_bytes:
             self.batcher.check_room(len(queries))
@@ -110,7 +108,7 @@ class Retrieval:
         return [found[key] for key in keys]
 
     async def check(self) -> None:
-        """Answer a canary query, without cache and queue; raises what queries raise. Callers share one."""
+        """Answer a canary query, without cache and queue. Raises what queries raise. Callers share one."""
 
         async def ask() -> None:
             deadline_s = min(self.limits.canary_s, self.limits.deadline_s)
@@ -128,7 +126,7 @@ class Retrieval:
         await asyncio.shield(self._canary)
 
     def drain(self, limit_s: float) -> None:
-        """Refuse new requests, and after `limit_s` seconds fail all open queries: the server exits."""
+        """Refuse new requests, and fail open ones after `limit_s` seconds: the server exits."""
         if not self.draining:
             self.draining = True
             asyncio.get_running_loop().call_later(
@@ -136,7 +134,7 @@ class Retrieval:
             )
 
     def _join(self, missing: dict[str, str], topk: int) -> dict[str, Query[Hits]]:
-        """Join the identical queries in progress, submit the others; `missing` maps key to query."""
+        """Join identical queries in progress, submit the others. `missing` maps keys to queries."""
         flights: dict[str, Query[Hits]] = {}
         for key in missing:
             query = self._flights.get((key, topk))
@@ -164,7 +162,7 @@ class Retrieval:
             self._cache.put(key, query.topk, future.result())
 
     async def _wait(self, queries: Sequence[Query[Hits]]) -> None:
-        """Wait for all queries until the deadline, then leave them; raises the first failure."""
+        """Wait for all queries until the deadline, then leave them. Raises the first failure."""
         try:
             done, pending = await asyncio.wait(
                 {query.future for query in queries},
@@ -183,7 +181,7 @@ class Retrieval:
             )
 
     def _find(self, vectors: np.ndarray, topk: int) -> list[Hits]:
-        """Search the index and convert the hits; runs in a thread."""
+        """Search the index and convert the hits, in a thread."""
         return [
             Hits(tuple(_to_json(hit["document"]) for hit in hits), tuple(hit["score"] for hit in hits))
             for hits in self.store.query(vectors, topk)

@@ -1,6 +1,4 @@
-"""Reading a person's documents as they are: files, folders, globs, hub data sets and Chromas, one at a time.
+"""Read a person's documents: files, folders, globs, hub data sets and Chromas, one at a time.
 
-`corpus.Corpus` is the source as a whole; `document`, `fields`, `faults` and `decoding` are what all formats
-share; `records` reads tables, `texts` reads documents with headings, by `rst` and `markdown`. No chunks and
-no vectors here (`search.indexing`).
+`corpus.Corpus` is the source as a whole, `records` reads tables, `texts` documents with headings.
 """

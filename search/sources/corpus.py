@@ -1,13 +1,12 @@
-"""A source as a whole: its documents one at a time, and all that is wrong with it.
+"""A whole source: its documents one at a time, and all its faults.
 
     corpus = Corpus("papers.jsonl", fields=Fields(text="abstract"))
     for number, document in corpus.read(reading := Reading()): ...
-    reading.faults                                     # what was left out, and why
+    reading.faults
 
-A source is a file, a folder or a glob of the formats in `files.KINDS`, a data set of the hub, or a Chroma. In
-a folder each text is a document whose id is its path below the folder, and each table has many. A corpus is
-read twice: `search.indexing.journal` surveys every record before an embedder is loaded, so that all faults
-are known in seconds, and then the documents are split.
+A source is a file, a folder or a glob of the formats in `files.KINDS`, a hub data set, or a Chroma. In a
+folder each text is a document whose id is its path, and each table holds many. An index build reads a corpus
+twice: a survey finds all faults in seconds, before an embedder is loaded, then the documents are split.
 """
 
 import glob
@@ -21,7 +20,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from search.chroma.location import DATABASE_FILE, ChromaPlace, connect
+from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import collection_names, iter_documents
 from search.sources.decoding import UTF8, Encoding
 from search.sources.document import Document, Origin
@@ -31,6 +30,7 @@ from search.sources.files import KINDS, RECORDS, SourceFile, files_of, is_glob
 from search.sources.hub import fetch_data_set, is_data_set
 from search.sources.records import READERS, Bad
 from search.sources.texts import read_document
+from search.stored_index import DATABASE_FILE
 
 OnBad = Literal["stop", "skip"]
 _EXAMPLES = 3
@@ -38,7 +38,7 @@ _EXAMPLES = 3
 
 @dataclass
 class Some:
-    """How many, and a few of them."""
+    """A count, and a few examples."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -52,17 +52,17 @@ class Some:
 
 @dataclass
 class Reading:
-    """What one pass over a source met besides its documents."""
+    """What one pass over a source met besides documents."""
 
     files: int = 0
     faults: Faults = field(default_factory=Faults)
     left_out: dict[str, "Some"] = field(default_factory=dict)
-    """Files that nothing reads, by suffix."""
+    """Files of unknown formats, by suffix."""
     encodings: dict[str, "Some"] = field(default_factory=dict)
     """Files in other encodings than UTF-8, by encoding."""
 
     def lines(self) -> Iterator[str]:
-        """Yield what a user has to know, one thing a line."""
+        """Yield notes for the user, one per line."""
         for suffix, some in sorted(self.left_out.items()):
             yield f"{some.count} {suffix} left out, which nothing here reads (such as {some.examples[0]})"
         for name, some in sorted(self.encodings.items()):
@@ -84,11 +84,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a source; `collection` is for a Chroma that holds several.
+    """The documents of a source. `collection` is for a Chroma that holds several.
 
-    `fields` says which fields of a table's records are text, title and id. `on_bad` is what an index build
-    does with faults: `stop` refuses the corpus with all of them in one list, `skip` leaves them out.
-    A Chroma that this project built gives its chunks, each as a document.
+    `fields` names a record's text, title and id. `on_bad` says what an index build does with faults: `stop`
+    refuses the corpus and lists them all, `skip` leaves them out. A Chroma that this project built yields its
+    chunks.
     """
 
     source: Path | str
@@ -97,9 +97,9 @@ class Corpus:
     on_bad: OnBad = "stop"
 
     def read(self, reading: Reading | None = None) -> Iterator[tuple[int, Document]]:
-        """Yield the documents, each with its number in the order of reading; `reading` is filled meanwhile.
+        """Yield the documents with their numbers, and fill `reading` meanwhile.
 
-        A number is the same in each pass over an unchanged source. Raises CorpusError for no source at all.
+        Numbers are the same in each pass over an unchanged source. Raises CorpusError for a missing source.
         """
         reading = Reading() if reading is None else reading
         for number, found in enumerate(self._all(reading), start=1):
@@ -109,7 +109,7 @@ class Corpus:
                 yield number, found
 
     def sample(self, size: int, seed: int = 0, reading: Reading | None = None) -> list[Document]:
-        """A uniform sample of the documents, in their order; raises CorpusError where faults stop."""
+        """Return a uniform sample of the documents, in order. Raises CorpusError if faults stop."""
         reading = Reading() if reading is None else reading
         rng, chosen = random.Random(f"{seed}/sample"), []
         for seen, (number, document) in enumerate(self.read(reading)):
@@ -190,7 +190,7 @@ class Corpus:
 
 
 def is_there(source: Path | str) -> bool:
-    """Whether a source names files that exist; what is on a hub or a server is seen when it is read."""
+    """Whether a source's files exist. Always True for hubs and servers, which only reading can tell."""
     if is_data_set(source) or ChromaPlace.parse(source).folder is None:
         return True
     if is_glob(source):

@@ -1,9 +1,6 @@
-"""The encoding of a text: UTF-8 or what its byte order mark says, else what charset-normalizer finds.
+"""The encoding of a text: UTF-8, or what its byte order mark says, else charset-normalizer's guess.
 
-    encoding, errors = encoding_of(lines)
-
-A file that is UTF-8 but for single lines stays UTF-8: its bad bytes are decoded as lone surrogates, which
-`fields` then refuses where they are.
+A file with single bad lines stays UTF-8: bad bytes become lone surrogates, which `fields` then rejects.
 """
 
 import codecs
@@ -21,7 +18,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _SAMPLE = 64 * 1024
-"""Bytes of lines that are not UTF-8, by which the encoding is found."""
+"""Bytes of lines that are not UTF-8, for the guess."""
 
 
 class Encoding(NamedTuple):
@@ -32,7 +29,7 @@ class Encoding(NamedTuple):
 
 
 def encoding_of(lines: Iterable[bytes]) -> Encoding:
-    """Return the encoding of these lines; raises ValueError for what is no text."""
+    """Return the encoding of these lines. Raises ValueError for binary data."""
     valid = first = 0
     sample = bytearray()
     for number, line in enumerate(lines):
@@ -59,8 +56,8 @@ def encoding_of(lines: Iterable[bytes]) -> Encoding:
 
 
 def _guess(sample: bytes) -> Encoding:
-    # Windows' Latin is what unlabelled Western texts are in; of a few letters alone the library's first
-    # choice is arbitrary among the encodings that fit them.
+    # Unlabelled Western text is usually Windows' Latin. With few letters, the library's first choice is
+    # arbitrary.
     found = from_bytes(sample, cp_isolation=["cp1252"]).best() or from_bytes(sample).best()
     if found is None:
         raise ValueError("no text in any known encoding: a binary file?")

@@ -1,4 +1,4 @@
-"""One document of a corpus: id, title, text, and where it came from."""
+"""One document of a corpus: id, title, text, and its origin."""
 
 import hashlib
 import json
@@ -19,21 +19,21 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """A document; where it came from is no part of what it is."""
+    """A document. Documents with different origins can be equal."""
 
     id: str
     title: str
     text: str
     markdown: bool = False
-    """Whether its headings and fences mean something to a splitter."""
+    """Whether a splitter should read its headings and fences."""
     origin: Origin = field(default=Origin(""), compare=False)
 
     def digest(self) -> bytes:
-        """Return a hash of id, title, text and their kind (32 bytes)."""
+        """Return a hash of id, title, text and kind (32 bytes)."""
         parts: list[str | bool] = [self.id, self.title, self.text]
         return hashlib.sha256(json.dumps(parts + [True] * self.markdown).encode()).digest()
 
     def content(self) -> bytes:
-        """Return a hash of title and text, whatever white space is between their words (16 bytes)."""
+        """Return a hash of title and text that ignores white space (16 bytes)."""
         words = " ".join(f"{self.title}\n{self.text}".split())
         return hashlib.sha256(words.encode()).digest()[:16]

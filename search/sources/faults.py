@@ -1,4 +1,4 @@
-"""What is wrong with a source: all of it in one list, alike faults of a file as one line.
+"""All faults of a source in one list, with similar faults of a file on one line.
 
 faults.add(Fault(Origin("a.jsonl", "line", 3), "no text"))
 raise CorpusError(faults.message("papers/"))
@@ -12,18 +12,18 @@ from drzero.ops.errors import UserError
 from search.sources.document import Origin
 
 SHOWN_PLACES = 5
-"""Lines of a file that are named for one kind of fault."""
+"""Lines of a file named for one kind of fault."""
 SHOWN = 200
-"""Kinds of faults that are listed; a source with more is no corpus."""
+"""Kinds of faults listed. A source with more is no corpus."""
 
 
 class CorpusError(UserError):
-    """A corpus that cannot be indexed: the files, the lines or rows, and what is wrong there."""
+    """A corpus that cannot be indexed: the files, the lines or rows, and the faults there."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A record or file that cannot be used; `why` also says what to do, where that is not plain."""
+    """A record or file that cannot be used. `why` also says what to do, unless that is obvious."""
 
     origin: Origin
     why: str
@@ -31,13 +31,13 @@ class Fault:
 
 @dataclass
 class Faults:
-    """The faults of one pass over a source, by file and kind; memory is bounded by their kinds."""
+    """The faults of one pass over a source, by file and kind. Memory is bounded by their kinds."""
 
     total: int = 0
     _groups: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # count, then places
 
     def add(self, fault: Fault) -> None:
-        """Note one."""
+        """Add one."""
         self.total += 1
         origin = fault.origin
         group = self._groups.setdefault((origin.file, origin.unit, fault.why), [0])
@@ -49,7 +49,7 @@ class Faults:
         return self.total > 0
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each kind of fault of each file, in the order of reading."""
+        """Yield a line per kind of fault and file, in reading order."""
         for place, (file, unit, why) in enumerate(self._groups):
             if place == SHOWN:
                 yield f"… and {len(self._groups) - SHOWN} more kinds of faults"
@@ -61,7 +61,7 @@ class Faults:
             yield f"{file} {unit}{'s' * (count > 1)} {named}: {why}" if unit else f"{file}: {why}"
 
     def message(self, source: object) -> str:
-        """The error for a source with these faults: a single one as a sentence, several as one list."""
+        """The error for a source with these faults."""
         lines = list(self.lines())
         advice = "Nothing was indexed. Correct this, or leave out what is faulty with on_bad=skip"
         if len(lines) == 1:

@@ -2,8 +2,8 @@
 
     Fields(text="definition", title="headword").document({"headword": "bit", "definition": "…"}, origin)
 
-Without a mapping the fields are `text`, `title` and `id` or, as in Search-R1's corpora, `contents` with the
-title on its first line. A record without an id gets a hash for one.
+By default they are `text`, `title` and `id` or, as in Search-R1's corpora, `contents` with the title on its
+first line. A record without an id gets a hash.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ from search.sources.document import Document, Origin
 
 @dataclass(frozen=True)
 class Fields:
-    """The names of a corpus's fields; None is the default name, which a record need not have."""
+    """The names of a corpus's fields. None means the default name, which records may lack."""
 
     text: str | None = None
     title: str | None = None
     id: str | None = None
 
     def document(self, record: Any, origin: Origin) -> Document:
-        """Return the record's document; raises ValueError that says what is wrong, and what to set."""
+        """Return the record's document. Raises ValueError with the fault and the key to set."""
         if not isinstance(record, Mapping):
             raise ValueError(f"not a record with fields, but {_kind(record)}")
         for setting, name in (("text", self.text), ("title", self.title), ("id", self.id)):
@@ -60,7 +60,7 @@ _FILE_FIELDS = {"id", "title", "text", "markdown"}
 
 
 def _there(record: Mapping[str, Any]) -> str:
-    """Which fields there are, and the setting that names the one with the text."""
+    """The record's fields, and the key that names the text."""
     if not record:
         return "the record is empty"
     names = ", ".join(list(map(str, record))[:12]) + (", …" if len(record) > 12 else "")
@@ -75,7 +75,7 @@ def _kind(value: Any) -> str:
 
 
 def _check_encodable(text: str) -> None:
-    """Raise ValueError for lone surrogates: of JSON, or bytes that `decoding` could not decode."""
+    """Raise ValueError for lone surrogates, from JSON or from bytes that `decoding` could not decode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,9 +1,9 @@
-"""The files that a source names: a file, a folder at any depth, or a glob; and how one is opened.
+"""A source's files (a file, a folder at any depth, or a glob), and how to open one.
 
     for file in files_of("notes/**/*.md"): file.path, file.kind, file.id
 
-A file's kind is its suffix, without that of a compression. Hidden files are left out; so are, in a folder,
-files of other kinds, which are counted. Nothing here is recursive: folders can be deeper than Python's calls.
+A file's kind is its suffix, without a compression's. Hidden files are skipped. In folders, files of other
+kinds are skipped and counted. Nothing here is recursive: folders can be deeper than Python's stack.
 """
 
 import glob
@@ -32,14 +32,14 @@ KINDS = (
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a source; `id` is its path below what the source names."""
+    """A file of a source. `id` is its path below the source."""
 
     path: Path
     id: str
 
     @property
     def kind(self) -> str:
-        """The suffix that says how it is read; empty if none does."""
+        """The suffix that decides its reader, or empty."""
         suffixes = [suffix.lower() for suffix in self.path.suffixes]
         if suffixes and suffixes[-1] in COMPRESSED:
             suffixes.pop()
@@ -47,14 +47,14 @@ class SourceFile:
 
 
 def is_glob(source: Path | str) -> bool:
-    """Whether a source is a pattern, and no file of that very name."""
+    """Whether a source is a pattern, not a file of that very name."""
     return glob.has_magic(str(source)) and not os.path.lexists(source)
 
 
 def files_of(source: Path | str, left_out: Callable[[Path], object]) -> Iterator[SourceFile]:
-    """Yield the files to read, in a fixed order; `left_out` gets those of no kind that can be read.
+    """Yield the files to read, in a fixed order. `left_out` gets files of unknown kinds.
 
-    A file that is named itself is yielded whatever its kind.
+    A file that you name yourself is yielded whatever its kind.
     """
     if not is_glob(source):
         yield from _below(Path(source), Path(source), left_out)
@@ -64,7 +64,7 @@ def files_of(source: Path | str, left_out: Callable[[Path], object]) -> Iterator
     root = Path(*parts[:fixed])
     for found in sorted(glob.iglob(str(source), recursive=True)):
         path = Path(found)
-        # Of a pattern such as `notes/**` only the files: its folders are among what it matches.
+        # `notes/**` also matches folders, whose files it matches anyway.
         if not path.is_dir() or "**" not in parts:
             yield from _below(path, root, left_out)
 
@@ -95,7 +95,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _entries(folder: Path) -> list[tuple[Path, bool]]:
-    """The visible entries of a folder, sorted by name, and whether each is a folder."""
+    """A folder's visible entries, sorted by name, and whether each is a folder."""
     with os.scandir(folder) as scanned:
         found = ((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in scanned)
         return sorted((path, is_folder) for path, is_folder in found if not path.name.startswith("."))
@@ -103,7 +103,7 @@ def _entries(folder: Path) -> list[tuple[Path, bool]]:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of a source, decompressed; raises OSError for what is no file or is damaged."""
+    """Open a source's file, decompressed. Raises OSError if it is no file or damaged."""
     with open_regular(path) as stream:
         compression = COMPRESSED.get(path.suffix.lower())
         if compression is None:
@@ -125,7 +125,7 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer; returns how many bytes."""
+        """Read into a buffer. Returns how many bytes."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -133,20 +133,20 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def open_text(path: Path, used: Callable[[Encoding], object]) -> Iterator[IO[str]]:
-    """Open a text file in the encoding that it is in, which `used` gets; raises ValueError for no text.
+    """Open a text file in its encoding, which `used` gets. Raises ValueError for binary data.
 
-    Line ends stay as they are, and only `\\n` is one.
+    Only `\\n` ends a line.
     """
     with open_bytes(path) as stream:
         encoding = encoding_of(stream)
     used(encoding)
     with open_bytes(path) as stream, io.TextIOWrapper(stream, *encoding, newline="\n") as text:
-        # `utf-8-sig` and `utf-16` take the mark away; of UTF-8 by name alone it stays.
+        # `utf-8-sig` and `utf-16` remove the byte order mark. Plain `utf-8` keeps it.
         yield text
 
 
 def read_text(path: Path, used: Callable[[Encoding], object]) -> str:
-    """Read a whole text file; raises ValueError for no text."""
+    """Read a whole text file. Raises ValueError for binary data."""
     with open_bytes(path) as stream:
         raw = stream.read()
     encoding = encoding_of(raw.splitlines(keepends=True))

@@ -1,9 +1,9 @@
-"""A data set of the hub as a source: its files are fetched into the hub's own cache, and read as a folder.
+"""A hub data set as a source: its files are fetched into the hub's cache, and read as a folder.
 
     fetch_data_set("hf://datasets/OWNER/NAME@REVISION/data/train*.parquet")
 
-`OWNER/NAME` alone is one too, where no file or folder has that name. Of a data set with tables only these are
-read (its README is no document), of one without them its texts.
+`OWNER/NAME` works too, unless a file or folder has that name. If a data set has tables, only these are read
+(a README is no document), otherwise its texts.
 """
 
 import re
@@ -18,16 +18,16 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def is_data_set(source: Path | str) -> bool:
-    """Whether a source names a data set of the hub."""
+    """Whether a source names a hub data set."""
     text = str(source)
     is_name = isinstance(source, str) and _NAME.fullmatch(text) and not text.endswith(RECORDS + TEXTS)
     return text.startswith("hf://") or bool(is_name and not Path(text).exists())
 
 
 def fetch_data_set(source: str) -> Path:
-    """Fetch a data set's files, where the cache lacks them; returns the folder or pattern to read.
+    """Fetch the missing files of a data set. Returns the folder or pattern to read.
 
-    Raises CorpusError if it has none, or can neither be fetched nor found in the cache.
+    Raises CorpusError if it has none, or is neither reachable nor cached.
     """
     match = _URL.fullmatch(source if source.startswith("hf://") else f"hf://datasets/{source}")
     if match is None:

@@ -1,8 +1,6 @@
-"""Markdown as its blocks, and where in the text each of them is.
+"""Markdown as blocks, by markdown-it-py, with their places in the text.
 
-    for token, start, end in blocks("# Orrin\\n\\nA town.\\n"): ...
-
-markdown-it-py parses it: what is a fence and what a heading is not decided here.
+for token, start, end in blocks("# Orrin\\n\\nA town.\\n"): ...
 """
 
 import re
@@ -13,14 +11,14 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 PARSED = 4_000_000
-"""Characters of a text that are parsed at most."""
+"""Most characters of a text that are parsed."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
-# What is within a line, as emphasis, ends no block: leaving it unparsed takes a quarter of the time.
+# Inline markup, such as emphasis, ends no block. Skipping it saves three quarters of the time.
 _parse = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"]).parse
 
 
 class Block(NamedTuple):
-    """A token of markdown-it, and its lines: from the character `start` to before `end`."""
+    """A markdown-it token, and its lines: from the character `start` to before `end`."""
 
     token: Token
     start: int
@@ -28,7 +26,7 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """Yield the blocks of the first `PARSED` characters in order, each before those inside of it."""
+    """Yield the blocks of the first `PARSED` characters in order, outer ones first."""
     text = text[:PARSED]
     lines = [match.start() for match in _LINE.finditer(text)]
 

@@ -1,7 +1,7 @@
-"""Tables as records: JSON lines, JSON, csv and tsv, parquet. Each reader gives a record at a time.
+"""Tables as records: JSON lines, JSON, csv and tsv, parquet, one record at a time.
 
-A reader yields the number of a line, row or record, counted from 1, and the record or, where that one cannot
-be read, a `Bad` that says why. It raises ValueError or OSError for a file that cannot be read on.
+A reader yields a line, row or record number, counted from 1, with the record, or with a `Bad` if that one
+cannot be read. It raises ValueError or OSError if it cannot read on.
 """
 
 import csv
@@ -22,7 +22,7 @@ PARQUET_BATCH = 1024
 _DELIMITERS = ",;\t|"
 
 Used = Callable[[Encoding], object]
-"""Is told the encoding of each file."""
+"""Called with each file's encoding."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ Records = Iterator[tuple[int, Any]]
 
 
 def read_jsonl(path: Path, used: Used) -> Records:
-    """Yield a record a line; blank lines are none."""
+    """Yield a record per line, skipping blank lines."""
     with open_text(path, used) as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
@@ -53,7 +53,7 @@ def _parsed(text: str) -> Any:
 
 
 def read_json(path: Path, used: Used) -> Records:
-    """Yield the records of a list, of the only list of an object, or of lines; one object is one record."""
+    """Yield the records of a list, of an object's only list, or of lines. One object is one record."""
     text = read_text(path, used)
     whole = _parsed(text)
     lines = [line for line in text.split("\n") if line.strip()]
@@ -72,7 +72,7 @@ def read_json(path: Path, used: Used) -> Records:
 
 
 def read_csv(path: Path, used: Used) -> Records:
-    """Yield the rows after the header, each with as many fields; the delimiter is the header's."""
+    """Yield the rows after the header. The header decides the delimiter and the number of fields."""
     csv.field_size_limit(2**31 - 1)  # the whole process's; csv's own 128 KiB is no long document
     with open_text(path, used) as stream:
         header_line = next((line for line in stream if line.strip()), "")
@@ -100,7 +100,7 @@ def read_csv(path: Path, used: Used) -> Records:
 
 
 def read_parquet(path: Path, used: Used) -> Records:
-    """Yield the rows; a damaged part ends them."""
+    """Yield the rows. A damaged part ends them."""
     number, rows = 0, "the beginning"
     try:
         with open_regular(path) as stream, pq.ParquetFile(stream) as file:
@@ -122,4 +122,4 @@ READERS: dict[str, tuple[str, Callable[[Path, Used], Records]]] = {
     ".tsv": ("row", read_csv),
     ".parquet": ("row", read_parquet),
 }
-"""By a file's kind: what a record's number counts, and its reader."""
+"""By file kind: what a record's number counts, and its reader."""

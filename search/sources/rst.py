@@ -1,10 +1,10 @@
-"""reStructuredText as html, by docutils; what only Sphinx knows shows its text.
+"""reStructuredText as html, by docutils. Sphinx's own roles and directives show their text.
 
     rst_to_html(Path("sorting.rst").read_text())
 
-Most rst is written for Sphinx. Its roles and directives are unknown to docutils, which would put error
-messages into the text: those that a text uses are registered, roles as what they show, directives as their
-argument and contents.
+Most rst is written for Sphinx, and docutils would put error messages for its roles and directives into the
+text. So the ones that a text uses are registered: roles show their text, directives their argument and
+contents.
 """
 
 import re
@@ -12,10 +12,10 @@ from typing import Any
 
 _ROLE = re.compile(r":([A-Za-z][\w.+-]*(?::[\w.+-]+)*):`")
 _DIRECTIVE = re.compile(r"^[ \t]*\.\.[ \t]+([A-Za-z][\w.+-]*(?::[\w.+-]+)*)::", re.MULTILINE)
-# Sphinx's roles whose text is words; of the others it is code.
+# Sphinx's roles with words as text. The others' text is code.
 _WORDS = {"ref", "doc", "term", "any", "abbr", "guilabel", "menuselection", "dfn", "numref", "eq"}
 _CODE = {"doctest", "testcode", "testoutput", "testsetup", "prompt", "productionlist", "graphviz", "mermaid"}
-# They are about other pages or the build.
+# They concern other pages, or the build.
 _NO_TEXT = {
     "toctree",
     "index",
@@ -38,7 +38,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def rst_to_html(text: str) -> str:
-    """Return a text's html; raises ValueError for one that cannot be parsed."""
+    """Return a text's html. Raises ValueError if it cannot be parsed."""
     from docutils import core
     from docutils.utils import SystemMessage
 
@@ -51,7 +51,7 @@ def rst_to_html(text: str) -> str:
 
 
 def _register(text: str) -> None:
-    """Make the roles and directives that a text uses known to docutils."""
+    """Register the roles and directives that a text uses."""
     from docutils.frontend import get_default_settings
     from docutils.parsers.rst import Parser, directives, roles
     from docutils.parsers.rst.languages import get_language

@@ -1,11 +1,11 @@
-"""Files that are one document each: plain text, Markdown, html and reStructuredText.
+"""Files with one document each: plain text, Markdown, html and reStructuredText.
 
     title, text, is_markdown = read_document(SourceFile(Path("docs/guide.html"), "guide.html"), used)
 
-html and rst become Markdown, so that headings and code stay what they are: html by markdownify, of the page's
-main part where it marks one; rst by docutils first (`search.sources.rst`). The title is the first heading,
-unless it is only that of the first part of several; else what the head of the page or the front matter says,
-else the file's name. A title on the first line is removed from the text.
+html and rst become Markdown, which keeps headings and code. markdownify converts a page's main part, docutils
+(`search.sources.rst`) comes before it for rst. The title is the first heading, unless that heads only one of
+several parts, else the page's head or front matter, else the file's name. A title on the first line leaves
+the text.
 """
 
 import re
@@ -21,18 +21,18 @@ from search.sources.markdown import Block, blocks
 from search.sources.rst import rst_to_html
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?\r?\n)?---[ \t]*(\r?\n|\Z)", re.DOTALL)
-# Parts of a page that are no text of it: menus, scripts, the signs that link to a heading.
+# Parts of a page without text: menus, scripts, links to headings.
 _NO_TEXT = (
     "script,style,template,noscript,svg,nav,header,footer,aside:not(.admonition),form,button,.headerlink,"
     ".sidebar"
 )
-# "Note" above a note, which is a box on the page and a line here.
+# "Note" above a note, a box on the page, becomes a line.
 _LABEL = ".admonition-title"
 _MAIN = ("main", "[role=main]", "article", "body")
 
 
 def read_document(file: SourceFile, used: Callable[[Encoding], object]) -> tuple[str, str, bool]:
-    """Return title, text and whether it is Markdown; raises ValueError for what cannot be read."""
+    """Return title, text and whether it is Markdown. Raises ValueError if the file cannot be read."""
     text = read_text(file.path, used)
     name = PurePosixPath(file.id)
     stem = PurePosixPath(name.stem).stem if name.suffix.lower() in COMPRESSED else name.stem
@@ -49,10 +49,10 @@ def read_document(file: SourceFile, used: Callable[[Encoding], object]) -> tuple
 
 
 def first_heading(text: str) -> tuple[str, str]:
-    """Return the heading that a Markdown text has as a whole, empty for none, and the text without it.
+    """Return a Markdown text's own heading, or "", and the text without it.
 
-    That is the first, unless more of its level or above follow below the first level: then it is that of a
-    part. It stays in the text unless it is on the first line, and something follows.
+    The first heading counts, unless it is below the first level and others of its level or above follow. It
+    stays in the text unless it is on the first line and something follows.
     """
     headings = _headings(text)
     if not headings:
@@ -66,9 +66,9 @@ def first_heading(text: str) -> tuple[str, str]:
 
 
 def _headings(text: str) -> list[tuple[int, str, Block]]:
-    """Level, words and lines of each heading that is in nothing else.
+    """Level, words and lines of each top-level heading.
 
-    A line of dashes makes none: it is as often a rule, or the end of front matter that is no YAML.
+    Underlines of dashes do not count: they are as often a rule, or the end of bad front matter.
     """
     found: list[tuple[int, str, Block]] = []
     heading: Block | None = None
@@ -83,7 +83,7 @@ def _headings(text: str) -> list[tuple[int, str, Block]]:
 
 
 def _front_matter(text: str) -> tuple[str, str]:
-    """Return the title of a Markdown file's front matter, empty without one, and the text below it."""
+    """Return the title of a Markdown file's front matter, or "", and the text below it."""
     matter = _FRONT_MATTER.match(text)
     if matter is None:
         return "", text
@@ -91,13 +91,13 @@ def _front_matter(text: str) -> tuple[str, str]:
         said: Any = yaml.safe_load(matter[1] or "")
     except yaml.YAMLError:
         said = None
-    if not isinstance(said, dict):  # two rules with text between them
+    if not isinstance(said, dict):  # just two rules
         return "", text
     return str(said.get("title") or ""), text[matter.end() :]
 
 
 def from_html(text: str) -> tuple[str, str]:
-    """Return a page's title, empty without one, and its main part as Markdown; raises ValueError."""
+    """Return a page's title, or "", and its main part as Markdown. Raises ValueError."""
     from bs4 import BeautifulSoup
     from markdownify import MarkdownConverter
 
@@ -106,7 +106,7 @@ def from_html(text: str) -> tuple[str, str]:
         bullets="-",
         escape_asterisks=False,
         escape_underscores=False,
-        # What a reader does not see, or sees as words.
+        # Invisible to a reader, or shown as words.
         strip=["a", "img", "b", "strong", "em", "i"],
     )
     try:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drzero.recipe.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
-from search.chroma.location import StoreError
 from search.chroma.store import ChromaIndex
 from search.embedders import EmbedderSpec
+from search.errors import StoreError
 from search.indexing.build import build_index
 
 names = st.text("abc", min_size=1, max_size=3)

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.chroma.content import RECORD, check_content, record_content
-from search.chroma.location import DATABASE_FILE, StoreError, connect
+from search.chroma.location import connect
 from search.chroma.store import open_collection
+from search.errors import StoreError
+from search.stored_index import DATABASE_FILE
 
 SMALL = 500
 """Documents: so few have their vectors in the database."""

@@ -19,14 +19,14 @@ from drzero.ops.errors import UserError
 from search.chroma.store import ChromaIndex
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
-from search.faiss.location import CORPUS_FILE, INDEX_FILE, RECORD
+from search.faiss.location import CORPUS_FILE, RECORD
 from search.faiss.store import FaissIndex
 from search.indexing.build import BuildOptions, IndexReport, build_index, build_target
 from search.indexing.chunking import Chunking, document_of
 from search.indexing.collection import collection_at
 from search.indexing.faiss_folder import FaissFolder
 from search.indexing.faiss_size import KINDS
-from search.stored_index import Index
+from search.stored_index import INDEX_FILE, Index
 
 DOCUMENTS, CHUNKING = 300, Chunking(64, 8)
 FILES = (INDEX_FILE, CORPUS_FILE, RECORD)

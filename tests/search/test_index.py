@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from drzero.ops.files import AlreadyWriting, publish, recover, staging_folder
 from search.chroma.content import RECORD, check_content, record_content
-from search.chroma.location import DATABASE_FILE, StoreError, connect
+from search.chroma.location import connect
 from search.chroma.store import DRAWS, draw_of, iter_documents, open_collection
 from search.embedders import Embedder, EmbedderError, EmbedderSpec, Prefixes, model_identity
+from search.errors import StoreError
 from search.index import main
 from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
@@ -26,7 +27,7 @@ from search.indexing.journal import IndexJournal, Survey
 from search.sources.corpus import Corpus
 from search.sources.document import Document
 from search.sources.faults import CorpusError
-from search.stored_index import CollectionInfo
+from search.stored_index import DATABASE_FILE, CollectionInfo
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")
 RECORDS = [

@@ -16,9 +16,9 @@ from conftest import unused_port
 from tiny_embedder import save_tiny_embedder
 
 from drzero.ops.files import AlreadyWriting, sole_writer
-from search.chroma.location import StoreError
 from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
+from search.errors import StoreError
 from search.indexing.build import IndexReport, build_index
 from search.indexing.chunking import Chunking, ChunkingError
 from search.indexing.journal import IndexJournal

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.chroma.content import check_content, record_content
-from search.chroma.location import DATABASE_FILE, connect
+from search.chroma.location import connect
 from search.chroma.store import SYNC_THRESHOLD, SYNCS, open_collection, sync_threshold
 from search.indexing import collection as writing
+from search.stored_index import DATABASE_FILE
 
 COUNT = 1300
 WAITING = """

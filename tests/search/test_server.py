@@ -40,7 +40,7 @@ from drzero.commands.serve_search import address, curl_line
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.services import retrieval_spec
 from search.chroma.content import record_content
-from search.chroma.location import DATABASE_FILE, connect
+from search.chroma.location import connect
 from search.chroma.store import open_collection
 from search.client import SearchClient, SearchRequestError
 from search.embedders import Embedder
@@ -52,6 +52,7 @@ from search.serving.batching import BatchLimits
 from search.serving.encoders import EncodeFailed, EncoderDied
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
+from search.stored_index import DATABASE_FILE
 
 
 @pytest.fixture(scope="module")

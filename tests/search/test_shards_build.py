@@ -16,11 +16,11 @@ import pytest
 from tiny_embedder import save_tiny_embedder
 
 import search.indexing.build
-from search.chroma.location import StoreError
 from search.chroma.shard_layout import ShardLayout
 from search.chroma.sharded_store import ShardedIndex
 from search.chroma.store import ChromaIndex, open_collection
 from search.embedders import Embedder, EmbedderSpec
+from search.errors import StoreError
 from search.indexing.build import BuildOptions, IndexReport, Unwritten, build_index
 from search.indexing.chunking import Chunking
 from search.indexing.journal import IndexJournal

@@ -11,9 +11,11 @@ from chroma_parts import NAME, build, collection_info, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.chroma.location import DATABASE_FILE, ChromaPlace, check_files, connect
+from search.chroma.content import check_files
+from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import Store, open_collection
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
+from search.stored_index import DATABASE_FILE
 
 
 @pytest.fixture(scope="module")
