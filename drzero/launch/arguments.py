@@ -1,10 +1,9 @@
-"""The command line of `modal run modal_train.py`, parsed by us: flags, and any number of Hydra overrides.
+"""The command line of `modal run modal_train.py`: flags, and any number of Hydra overrides.
 
     modal run modal_train.py --action challenger --iteration 2 trainer.save_freq=5 +trainer.foo=1
 
-Modal builds options from a typed signature, which does not allow free words, so the entry point takes the
-words as they are. They are parsed when the file is imported, before Modal does anything: a mistyped flag is
-reported in a second, not after an image build.
+Modal's own parser takes no free words, so the entry point parses them itself. That happens when the file is
+imported: a mistyped flag is reported in a second, not after an image build.
 """
 
 import argparse
@@ -18,29 +17,30 @@ from drzero.launch.errors import LaunchError
 from drzero.ops.text import did_you_mean
 
 FUNCTIONS = {"train": "", "evaluate": "evaluate", "train_with_config": ""}
-"""App functions, and the action that each launches without `--stage`; empty: what the environment trains."""
-
-
-_FLAGS = {
+"""App functions, and the action each launches without `--stage`. Empty: the environment decides."""
+_TEXT_FLAGS = {
     "model": "an option of config/model/, or a hub id; evaluate scores it unless --iteration is given",
     "env": "own or demo, which are searched; or wordle, bfcl-single-turn, verifiers:NAME, one of your own",
     "stage": "of logs, stacks, diagnose, preflight and check-services",
     "hop-ratio": "like 4:3:2:1",
     "config-path": "a run file, as in config/runs/",
     "gpu-type": "like H100; without it the smallest machine that holds the model",
-    "iteration": "of the loop; 0 is the base model",
-    "steps": "training steps (of an iteration)",
-    "gpu-count": "0 for none",
-    "num-examples": "questions of each benchmark, or rows of the environment",
 }
-
-
+_NUMBER_FLAGS = {
+    "iteration": (0, "of the loop; 0 is the base model"),
+    "steps": (1, "training steps (of an iteration)"),
+    "gpu-count": (0, "0 for none"),
+    "num-examples": (1, "questions of each benchmark, or rows of the environment"),
+}
+"""The least value of each, and its help."""
 _TAKES_PLACES = ("upload", "download", "logs", "stacks", "diagnose")
+_QUOTED = r"'[^']*'|\"[^\"]*\""
+_OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*\}}|[^\s'\"\[\]{{}}])+"
 
 
 @dataclass
 class Words:
-    """What was typed; None for what was not."""
+    """What the user typed; None for a flag that was left out."""
 
     action: str
     """Empty for an app function without `--stage`: the environment decides."""
@@ -57,18 +57,12 @@ class Words:
     follow: bool = False
     with_trainer: bool = False
     overrides: list[str] = field(default_factory=list)
-    """Hydra overrides as typed: `key=value`, `+key=value`, `~key`, `group=option`."""
+    """Hydra overrides: `key=value`, `+key=value`, `~key`, `group=option`."""
     places: list[str] = field(default_factory=list)
-    """Other free words: paths of upload or download, the stage of preflight or check-services, a run."""
-
-
-_QUOTED = r"'[^']*'|\"[^\"]*\""
-_OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*\}}|[^\s'\"\[\]{{}}])+"
+    """Other free words: paths to upload or download, a stage, a run."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors as LaunchError, one line each, with the nearest flag."""
-
     def error(self, message: str) -> NoReturn:
         if message.endswith("required: --action"):
             message = f"an action is required: --action {', --action '.join(ACTIONS)}"
@@ -76,10 +70,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> Words:
-    """Parse the words after `modal_train.py`.
+    """Parse the words after `modal_train.py`; `--help` prints the help and exits.
 
-    Raises LaunchError for an unknown action or flag, a flag without a value, or one that the action does not
-    take. Prints the help and exits for `--help`.
+    Raises LaunchError for an unknown action or flag, a missing value, or a flag the action does not take.
     """
     parser = _build(needs_action=True)
     values, rest = parser.parse_known_args(list(words))
@@ -89,22 +82,20 @@ def parse(words: Sequence[str]) -> Words:
             name = word.partition("=")[0]
             raise LaunchError(f"{name}: no such flag{did_you_mean(name, flags)}. Flags: {', '.join(flags)}")
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
-    parsed = Words(**vars(values), overrides=overrides, places=[w for w in rest if w not in overrides])
-    _check(parsed)
-    return parsed
+    places = [word for word in rest if word not in overrides]
+    return _checked(Words(**vars(values), overrides=overrides, places=places))
 
 
 def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
-    """What follows `FILE` in `modal run … FILE …`; None for any other use of the file."""
+    """The words after `FILE` in `modal run … FILE …`; None for any other use of the file."""
     function, words = _called(argv, file)
     return words if function == "main" else None
 
 
 def parse_function(argv: Sequence[str], file: str) -> Words | None:
-    """What `modal run FILE::train --flag value …` asks for; None for another function or command.
+    """Parse `modal run FILE::train --flag value …`; None for another function or command.
 
-    Modal parses these flags itself, after it has built everything; this finds mistakes before. Raises
-    LaunchError as `parse` does.
+    Modal parses these flags itself, but only after building everything. Raises LaunchError as `parse` does.
     """
     function, words = _called(argv, file)
     if function not in FUNCTIONS:
@@ -117,33 +108,31 @@ def parse_function(argv: Sequence[str], file: str) -> Words | None:
 
 
 def split_overrides(text: str) -> list[str]:
-    """The overrides in one string; spaces within quotes or brackets do not separate (`+a.b='x y' c=[1, 2]`).
+    """The overrides in one string; a space inside quotes or brackets does not separate (`+a.b='x y'`).
 
-    Raises LaunchError for a quote or bracket that is not closed.
+    Raises LaunchError for an unclosed quote or bracket.
     """
     words = re.findall(_OVERRIDE, text)
     if re.sub(r"\s", "", "".join(words)) != re.sub(r"\s", "", text):
         raise LaunchError(f"--overrides {text}: a quote or bracket is not closed")
-    # Quotes around a whole override are a shell's; those within are Hydra's.
+    # Quotes around a whole override belong to the shell, those inside to Hydra.
     return [word[1:-1] if word[0] in "'\"" and word[0] == word[-1] else word for word in words]
 
 
+def of_function(action: str, **flags: Any) -> Words:
+    """The words of an app function's call; raises LaunchError for an action it cannot launch."""
+    if action not in ("", "evaluate") and not find_action(action).trains:
+        raise LaunchError(f"--stage {action}: use train, challenger, solver or evolve, or --action {action}")
+    return _checked(Words(action=action, **flags))
+
+
 def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
-    """The function of `modal run … FILE[::FUNCTION] …` and the words after it; both empty if it is none."""
+    """The function in `modal run … FILE[::FUNCTION] …` and the words after it; both empty without one."""
     for position, word in enumerate(argv):
         name, _, function = word.partition("::")
         if name.endswith(file) and "run" in argv[:position]:
             return function or "main", list(argv[position + 1 :])
     return "", []
-
-
-def of_function(action: str, **flags: Any) -> Words:
-    """The words of an app function's call; raises LaunchError for other actions."""
-    if action not in ("", "evaluate") and not find_action(action).trains:
-        raise LaunchError(f"--stage {action}: use train, challenger, solver or evolve, or --action {action}")
-    words = Words(action=action, **flags)
-    _check(words)
-    return words
 
 
 def _build(*, needs_action: bool) -> _Parser:
@@ -159,9 +148,10 @@ def _build(*, needs_action: bool) -> _Parser:
     )
     if needs_action:
         parser.add_argument("--action", required=True)
-    for flag, meaning in _FLAGS.items():
-        is_number = flag in ("iteration", "steps", "gpu-count", "num-examples")
-        parser.add_argument(f"--{flag}", type=int if is_number else str, help=meaning)
+    for flag, meaning in _TEXT_FLAGS.items():
+        parser.add_argument(f"--{flag}", help=meaning)
+    for flag, (_, meaning) in _NUMBER_FLAGS.items():
+        parser.add_argument(f"--{flag}", type=int, help=meaning)
     parser.add_argument("--follow", action="store_true", help="with logs: until the run's end")
     parser.add_argument(
         "--with-trainer", action="store_true", help="with check-services: through the stage's own trainer"
@@ -169,8 +159,8 @@ def _build(*, needs_action: bool) -> _Parser:
     return parser
 
 
-def _check(words: Words) -> None:
-    # Whatever an app function launches trains, and takes flags alone.
+def _checked(words: Words) -> Words:
+    # An app function without --stage trains, and takes only flags.
     action = find_action(words.action or "train")
     if words.steps is not None and not action.trains and action.name != "preflight":
         raise LaunchError(f"--steps: {action.name} does not train; leave it out")
@@ -178,13 +168,13 @@ def _check(words: Words) -> None:
         raise LaunchError(f"--follow is for --action logs; {action.name} prints its output as it runs")
     if words.with_trainer and action.name != "check-services":
         raise LaunchError(f"--with-trainer is for --action check-services, not {action.name}")
-    for name, least in (("iteration", 0), ("steps", 1), ("gpu_count", 0), ("num_examples", 1)):
-        value = getattr(words, name)
+    for flag, (least, _) in _NUMBER_FLAGS.items():
+        value = getattr(words, flag.replace("-", "_"))
         if value is not None and value < least:
-            raise LaunchError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+            raise LaunchError(f"--{flag} {value}: must be {least} or more")
     if words.places and not action.of_stage and action.name not in _TAKES_PLACES:
-        place = words.places[0]
         raise LaunchError(
-            f"{place!r}: {action.name} takes only flags and overrides (key=value)"
-            f"{did_you_mean(place, ACTIONS)}"
+            f"{words.places[0]!r}: {action.name} takes only flags and overrides (key=value)"
+            f"{did_you_mean(words.places[0], ACTIONS)}"
         )
+    return words

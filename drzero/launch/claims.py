@@ -1,14 +1,12 @@
-"""Which call works on which run: claims in a Modal Dict, where a key can be taken by one alone.
+"""Which call works on which run: claims in a Modal Dict, where only one caller can take a key.
 
     claims = Claims(modal.Dict.from_name("dr-zero-claims", create_if_missing=True))
-    holder = claims.take(request, call_id, app_id)      # mostly this call; else the one to wait for
+    holder = claims.take(request, call_id, app_id)      # usually this call; otherwise the one to wait for
 
-The call of each part of a launch claims its run under the next number: `challenger_iter1/0`, `…/1`. The last
-claim holds until its call, and the one with which that continues, has ended by Modal's own account: there is
-no heartbeat, and a long commit changes nothing. A preempted call keeps its id, so it finds its own claim. The
-loop and its stages write the same folders, so `evolve` and `solver_iter1` exclude each other.
-
-An entry of a Dict lives for a week after its last use, which is longer than any call.
+Each call claims its run under the next number: `challenger_iter1/0`, `…/1`. The last claim holds until Modal
+says that its call, and every call that continued it, has ended. There is no heartbeat, so a long commit is
+harmless. A preempted call keeps its id and finds its claim again. `evolve` and its stages write the same
+folders, so they exclude each other. Modal keeps an entry for a week after its last use, longer than any call.
 """
 
 import re
@@ -26,7 +24,7 @@ from drzero.launch.request import Request
 
 _LOOP = "evolve"
 _OF_THE_LOOP = re.compile(rf"(?:{'|'.join(STAGES)})_iter\d+")
-"""Runs of single stages that are the loop's as well."""
+"""Runs of single stages that write the loop's folders."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Claim:
 
 
 class Claims:
-    """The claims of all runs of one checkpoints volume."""
+    """All claims on one checkpoints volume."""
 
     def __init__(
         self,
@@ -51,26 +49,26 @@ class Claims:
         is_running: Callable[[str], bool] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`is_running` is Modal's word about a call's id."""
+        """`is_running` asks Modal about a call's id."""
         self._table = table
         self._is_running = is_running or call_is_running
         self._clock = clock
 
     def call_of(self, request: Request) -> str | None:
-        """The call that has this part of the launch already; a restarted caller waits for that one."""
+        """The call that already has this part of the launch, for a restarted caller to wait for."""
         mine = (request.id, request.part)
         claims = self._of(request.name).values()
         return next((claim.call for claim in claims if (claim.launch, claim.part) == mine), None)
 
     def running(self, run: str) -> Claim | None:
-        """The claim by which this run, or the loop that it is a stage of, is running; None if neither is."""
+        """The claim of this run, or of the loop it belongs to, while it is running; otherwise None."""
         for name in (run, *([_LOOP] if _OF_THE_LOOP.fullmatch(run) else [])):
             if (claims := self._of(name)) and self._holds(last := claims[max(claims)]):
                 return last
         return None
 
     def require_free(self, request: Request) -> None:
-        """Raise LaunchError if another launch is running that writes the same folders."""
+        """Raise LaunchError if a running launch writes the same folders."""
         for run, claims in self._all().items():
             last = claims[max(claims)]
             same = run == request.name or _shares_folders(request.action, request.name, last.action, run)
@@ -82,9 +80,9 @@ class Claims:
                 )
 
     def take(self, request: Request, call: str, app: str | None) -> str:
-        """Claim the run for the call; returns the call that has this part of the launch, if not this one.
+        """Claim the run; returns the call that has this part of the launch, normally `call` itself.
 
-        Raises LaunchError if another launch is running that writes the same folders.
+        Raises LaunchError if another running launch writes the same folders.
         """
         mine = Claim(request.id, request.part, request.action, call, app, self._clock())
         while True:
@@ -97,28 +95,28 @@ class Claims:
             self.require_free(request)
             key = f"{request.name}/{max(claims, default=-1) + 1}"
             if self._table.put(key, asdict(mine), skip_if_exists=True):
-                # The other of two that share folders may have come in between: then both end here.
+                # Two launches that share folders may both get here at once: then both are refused.
                 self.require_free(request)
                 return call
 
     def note_failure(self, launch: str, message: str) -> None:
-        """Remember why a launch failed, for the next attempt of the app function that has made it."""
+        """Remember why a launch failed, for the next attempt of its app function."""
         self._table.put(f"failed {launch}", message)
 
     def failure_of(self, launch: str) -> str | None:
-        """Why the launch failed in an earlier attempt, if it did."""
+        """Why an earlier attempt of the launch failed, if it did."""
         message: str | None = self._table.get(f"failed {launch}")
         return message
 
     def _holds(self, claim: Claim) -> bool:
-        # Whatever Modal says: no call lasts longer, and none waits for its machine as long.
+        # Even if Modal is wrong: no call runs or waits for its machine longer than this.
         return self._clock() - claim.at < 2 * MODAL_LIMIT_S and self._is_running(claim.call)
 
     def _of(self, run: str) -> dict[int, Claim]:
         return self._all().get(run, {})
 
     def _all(self) -> dict[str, dict[int, Claim]]:
-        """The claims by run and number."""
+        """By run and number."""
         found: dict[str, dict[int, Claim]] = {}
         for key, values in self._table.items():
             run, _, number = key.rpartition("/")
@@ -128,7 +126,7 @@ class Claims:
 
 
 def _shares_folders(action: str, run: str, other_action: str, other_run: str) -> bool:
-    """Whether both are the loop, or one is the loop and the other a run of its stages."""
+    """Whether both are the loop, or one is a stage of the other."""
     if _LOOP not in (action, other_action):
         return False
     stage_run = other_run if action == _LOOP else run
@@ -136,7 +134,7 @@ def _shares_folders(action: str, run: str, other_action: str, other_run: str) ->
 
 
 def call_is_running(call_id: str) -> bool:
-    """Whether the call, or one with which it continues, has no result yet; raises LaunchError if unknown."""
+    """Whether the call or its continuation is still running; raises LaunchError if Modal does not say."""
     call: modal.FunctionCall[Any] = modal.FunctionCall.from_id(call_id)
     try:
         result = call.get(timeout=0)
@@ -144,7 +142,7 @@ def call_is_running(call_id: str) -> bool:
         return True
     except (modal.exception.ConnectionError, modal.exception.ServiceError) as error:
         raise LaunchError(f"Modal did not say whether call {call_id} is running ({error}): repeat") from None
-    # Its own error, of any type, or Modal's: it has ended, was cancelled, or is no longer known.
+    # The call raised something, was cancelled, or Modal no longer knows it: it has ended.
     except Exception:
         return False
     return bool(result["next"]) and call_is_running(result["next"])

@@ -4,8 +4,8 @@
     compute.modal_options()     # for Function.with_options: gpu="H200:4", cpu=…, timeout=…
     compute.overrides()         # for the stage: compute=8xh100 compute.type=H200 …
 
-The same numbers go to Modal and, as overrides, to the stage's own config, so that preflight checks the
-requested machine. Any GPU type that drzero/recipe/rates.py has a price for is allowed if the image fits it.
+Modal and the stage's config get the same numbers, so preflight checks the requested machine. Every GPU with
+a price in drzero/recipe/rates.py is allowed if the image supports it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from drzero.recipe.rates import GPUS, usd_per_hour
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MODAL_LIMIT_S = 86400
-"""Modal ends a call after a day."""
+"""The longest call, a day."""
 IDLE_S = 2
-"""Seconds that a container is kept after its call; Modal's minimum."""
+"""Seconds a container is kept after its call: Modal's minimum, since idle time is billed."""
 MAX_CORES, MAX_MEMORY_MIB = 64, 344064
-"""The most that a container is requested with; Modal refuses more than maxima that its pages do not state."""
+"""The most we request. Modal's own limits are not documented."""
 MODAL_GPUS = {"A10": 4, "A10G": 4}
-"""Maximum GPUs of one machine on Modal, where it is not 8."""
+"""Most GPUs of one machine on Modal, where that is not 8."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Compute:
     """One machine on Modal."""
 
     name: str
-    """The file of `config/compute/` that it starts from."""
+    """Its file in `config/compute/`."""
     hardware: str
-    """Its hardware profile (`config/hardware/`)."""
+    """Its profile in `config/hardware/`."""
     type: str | None
-    """GPU type, None for none."""
+    """GPU type; None without a GPU."""
     count: int
     cpu: float
     """Physical cores."""
@@ -58,20 +58,21 @@ class Compute:
 
     @property
     def usd_per_hour(self) -> float:
-        """US dollars an hour, by the rates of drzero/recipe/rates.py."""
+        """US dollars an hour."""
         gpu = GPUS[self.type] if self.type else None
         return usd_per_hour(gpu, self.count, self.cpu, self.memory / 1024, self.region)
 
     def changed(self, **values: Any) -> Compute:
-        """The same machine with some values changed; raises LaunchError for what Modal does not offer."""
-        unknown = [key for key in values if key not in _KEYS]
-        if unknown:
-            near = did_you_mean(unknown[0], _KEYS)
-            raise LaunchError(f"compute.{unknown[0]}: no such key{near}. Keys: {', '.join(_KEYS)}")
+        """The machine with other values; raises LaunchError for one Modal does not offer."""
+        for key in values:
+            if key not in _KEYS:
+                raise LaunchError(
+                    f"compute.{key}: no such key{did_you_mean(key, _KEYS)}. Keys: {', '.join(_KEYS)}"
+                )
         return _checked(dataclasses.replace(self, **values))
 
     def modal_options(self) -> dict[str, Any]:
-        """The arguments of `Function.with_options`, which keeps its own value for None."""
+        """The arguments of `Function.with_options`, which ignores None."""
         return {
             "gpu": f"{self.type}:{self.count}" if self.type else None,
             "cpu": float(self.cpu),
@@ -79,21 +80,20 @@ class Compute:
             "timeout": self.timeout,
             "retries": self.retries or None,
             "region": self.region,
-            # An idle machine is paid for as long as it is kept warm.
             "scaledown_window": IDLE_S,
         }
 
     def overrides(self) -> list[str]:
-        """Hydra overrides that give a stage's config the same machine."""
+        """The machine as Hydra overrides."""
         file = load_compute(self.name)
         words = [f"compute={self.name}"]
         if self.hardware != file.hardware:
             words.append(f"hardware={self.hardware}")
         for key in _KEYS:
             mine = getattr(self, key)
-            # An environment may set a limit too (config/env), so the one of this launch is always named.
+            # config/env may set a limit too, so the launch always names its own.
             if mine != getattr(file, key) or key == "max_usd":
-                # Hydra's grammar wants quotes around `H100!`.
+                # Hydra needs quotes around `H100!`.
                 quoted = isinstance(mine, str) and not mine.replace("-", "").isalnum()
                 words.append(f"compute.{key}={'null' if mine is None else repr(mine) if quoted else mine}")
         if self.count and self.count != file.count:
@@ -111,13 +111,13 @@ _KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "retries": ((int,), "a whole number"),
     "max_usd": ((int, float, NoneType), "a number of US dollars, or null"),
 }
-"""The keys of a machine, the types of their values, and what they are."""
+"""Each key's types, and a description for error messages."""
 _REGIONS = ("us", "eu", "uk", "ap", "ca", "sa", "me", "mx", "af", "jp")
 _REGION = re.compile(rf"({'|'.join(_REGIONS)})(-[a-z0-9]+)*")
 
 
 def compute_names() -> list[str]:
-    """The files of `config/compute/` that describe a machine on Modal."""
+    """The files of `config/compute/` for Modal."""
     files = (CONFIG / "compute").glob("*.yaml")
     return sorted(path.stem for path in files if "provider: modal\n" in path.read_text(encoding="utf-8"))
 
@@ -132,9 +132,9 @@ def load_compute(name: str) -> Compute:
 
 
 def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
-    """The machine with other GPUs: from the file with exactly these, else from one for one or for several.
+    """The machine with other GPUs (`none` or 0 for no GPU); keeps its other changes, such as a time-out.
 
-    `none` and 0 mean no GPU. Other changes of the machine (a time-out, a limit in dollars) are kept.
+    Cores and memory come from the file with exactly these GPUs, else from `single_h100` or `8xh100`.
     """
     if type_ is None and count is None:
         return compute
@@ -151,11 +151,10 @@ def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
 
 
 def _with_changes_of(compute: Compute, base: Compute) -> Compute:
-    """`base` with the values of `compute` that differ from its own file, except its GPUs."""
+    """`base` with all changes of `compute` except its GPUs."""
     file = load_compute(compute.name)
-    keys = [key for key in _KEYS if key not in ("type", "count")]
-    changes = {key: getattr(compute, key) for key in keys if getattr(compute, key) != getattr(file, key)}
-    return base.changed(**changes)
+    changes = {key: getattr(compute, key) for key in _KEYS if getattr(compute, key) != getattr(file, key)}
+    return base.changed(**{key: value for key, value in changes.items() if key not in ("type", "count")})
 
 
 def _known_type(name: str) -> str:
@@ -168,10 +167,6 @@ def _known_type(name: str) -> str:
     return by_name[name.lower()]
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
-
-
 def _checked(compute: Compute) -> Compute:
     for key, (kinds, what) in _KEYS.items():
         value = getattr(compute, key)
@@ -179,29 +174,43 @@ def _checked(compute: Compute) -> Compute:
             raise LaunchError(f"compute {compute.name}: {key} is {value!r}, not {what}")
     if compute.type is not None:
         compute = dataclasses.replace(compute, type=_known_type(str(compute.type)))
-    gpu, count, most = compute.type, compute.count, MODAL_GPUS.get(compute.type or "", 8)
-    cuda = NEWER_CUDA.get(gpu or "")
-    faults = {
-        f"type is {gpu}, for which Modal wants CUDA {cuda}, and the image has {SGLANG_IMAGE.cuda}: choose "
-        "B200, or another SGLANG_IMAGE in drzero/launch/image/pins.py": cuda
-        and _version(cuda) > _version(SGLANG_IMAGE.cuda),
-        f"count is {count}: a machine on Modal has 1 to {most} of {gpu}": gpu and not 1 <= count <= most,
-        f"count is {count} and type is not set: choose one of {', '.join(GPUS)}": count and not gpu,
-        f"timeout is {compute.timeout}: Modal ends a call after 1 to {MODAL_LIMIT_S} seconds; a longer run "
-        "continues in a new call by itself": not 1 <= compute.timeout <= MODAL_LIMIT_S,
-        f"cpu is {compute.cpu}: a container has more than 0 cores, and {MAX_CORES} at most": not 0
-        < compute.cpu
-        <= MAX_CORES,
-        f"memory is {compute.memory} MiB: a container has 128 to {MAX_MEMORY_MIB}": not 128
-        <= compute.memory
-        <= MAX_MEMORY_MIB,
-        f"region is {compute.region!r}: Modal's regions are {', '.join(_REGIONS)}, or narrower ones such as "
-        "us-east": compute.region is not None and not _REGION.fullmatch(compute.region),
-        f"retries is {compute.retries}: Modal allows 0 to 10": not 0 <= compute.retries <= 10,
-        f"max_usd is {compute.max_usd}: it must be above 0, or null for no limit": compute.max_usd is not None
-        and not compute.max_usd > 0,
-    }
-    for fault, is_so in faults.items():
-        if is_so:
-            raise LaunchError(f"compute {compute.name}: {fault}")
+    if fault := _gpu_fault(compute) or _limits_fault(compute):
+        raise LaunchError(f"compute {compute.name}: {fault}")
     return compute
+
+
+def _gpu_fault(compute: Compute) -> str | None:
+    gpu, count = compute.type, compute.count
+    if gpu is None:
+        return f"count is {count} and type is not set: choose one of {', '.join(GPUS)}" if count else None
+    cuda, most = NEWER_CUDA.get(gpu), MODAL_GPUS.get(gpu, 8)
+    if cuda and _version(cuda) > _version(SGLANG_IMAGE.cuda):
+        return (
+            f"type is {gpu}, for which Modal wants CUDA {cuda}, and the image has {SGLANG_IMAGE.cuda}: "
+            "choose B200, or another SGLANG_IMAGE in drzero/launch/image/pins.py"
+        )
+    if not 1 <= count <= most:
+        return f"count is {count}: a machine on Modal has 1 to {most} of {gpu}"
+    return None
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
+def _limits_fault(compute: Compute) -> str | None:
+    if not 1 <= compute.timeout <= MODAL_LIMIT_S:
+        limits = f"1 to {MODAL_LIMIT_S} seconds; a longer run continues in a new call by itself"
+        return f"timeout is {compute.timeout}: Modal ends a call after {limits}"
+    if not 0 < compute.cpu <= MAX_CORES:
+        return f"cpu is {compute.cpu}: a container has more than 0 cores, and {MAX_CORES} at most"
+    if not 128 <= compute.memory <= MAX_MEMORY_MIB:
+        return f"memory is {compute.memory} MiB: a container has 128 to {MAX_MEMORY_MIB}"
+    if compute.region is not None and not _REGION.fullmatch(compute.region):
+        known = ", ".join(_REGIONS)
+        return f"region is {compute.region!r}: Modal's are {known}, or narrower ones such as us-east"
+    if not 0 <= compute.retries <= 10:
+        return f"retries is {compute.retries}: Modal allows 0 to 10"
+    if compute.max_usd is not None and not compute.max_usd > 0:
+        return f"max_usd is {compute.max_usd}: it must be above 0, or null for no limit"
+    return None

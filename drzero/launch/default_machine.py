@@ -1,11 +1,10 @@
-"""The machine of a launch that names none: the smallest on which the memory ledger holds the job's model.
+"""The machine of a launch that names none: the smallest on which the memory ledger holds the model.
 
     default_machine("evaluate", "Qwen/Qwen2.5-0.5B-Instruct")
     # ("a10g", "the smallest machine whose memory holds a model of 0.5 billion weights (…) in evaluate; …")
 
-The ledger needs Hydra and veRL's config, which the client does not have, so its result is a table here; a
-test computes it again. Preflight applies the ledger itself, with all overrides, before the machine is
-requested. Machines whose GPU has no bfloat16 are left to those who ask for one.
+The ledger needs Hydra and veRL, which the client does not have, so its results are a table here, and a test
+computes them again. Preflight applies the real ledger with all overrides. GPUs without bfloat16 are left out.
 """
 
 import re
@@ -16,12 +15,12 @@ from drzero.launch.errors import LaunchError
 
 @dataclass(frozen=True)
 class Fit:
-    """The smallest machines (`config/compute/`) for models of up to so many weights, with their defaults."""
+    """The smallest machines for models up to this size."""
 
     billions: float
-    """As names say them, which round: Qwen2.5-7B has 7.6."""
+    """Weights, rounded as in a model's name: Qwen2.5-7B has 7.6."""
     training: str
-    """For challenger and solver, and for a loop."""
+    """For challenger, solver and evolve."""
     serving: str
     """For synthesize and evaluate."""
 
@@ -36,14 +35,13 @@ FITS = (
     Fit(14, "8xh100", "4xa100-80gb"),
     Fit(32, "8xh100", "8xh100"),
 )
-"""By the memory ledger."""
 _UNNAMED = {"demo-policy": 0.135}
-"""Billions of weights of the shipped model whose name does not say it."""
+"""Billions of weights of the shipped model, whose name has no size."""
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])")
 
 
 def billions_of(model: str) -> float | None:
-    """A model's weights in billions, by its name (`Qwen/Qwen2.5-0.5B-Instruct`); None if it does not say."""
+    """A model's weights in billions, read from its name; None if the name has no size."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     if name in _UNNAMED:
         return _UNNAMED[name]
@@ -52,7 +50,7 @@ def billions_of(model: str) -> float | None:
 
 
 def default_machine(stage: str, model: str) -> tuple[str, str]:
-    """The machine's name and the reason for it; raises LaunchError for a model of unknown size."""
+    """The machine and the reason; raises LaunchError if the model's size is unknown or too large."""
     billions = billions_of(model)
     if billions is None:
         raise LaunchError(

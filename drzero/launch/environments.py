@@ -1,12 +1,11 @@
-"""The environments that `--env` takes, known where they are not installed: a mistyped one builds no image.
+"""The names `--env` takes, known without installing anything: a mistyped one builds no image.
 
     check_environment("vf-wordle")      # "wordle"
-    is_task("wordle"), is_task("demo")  # True, False: a corpus to search, an option of config/env/
+    is_task("wordle"), is_task("demo")  # True, False: demo is a corpus to search (config/env/)
 
-`known_environments.yaml` lists those that come along and those of the libraries in the images; `python -m
-drzero.launch.known_keys` writes it. The user's own, in `environments/` of the checkout, are found there.
-What a run file installs (`image.pip`) may bring others, and so may a package of a family
-(`verifiers:NAME`): such a name is left to `drzero preflight`, in the container.
+`known_environments.yaml` lists the built-in ones and those of the libraries in the images (written by
+`python -m drzero.launch.known_keys`). Your own are found in `environments/` of the checkout. Packages of a
+run file (`image.pip`) may bring more: preflight checks such a name, and `verifiers:NAME`, in the container.
 """
 
 from collections.abc import Iterable
@@ -23,25 +22,25 @@ from environments.registry import canonical
 
 FILE = Path(__file__).with_name("known_environments.yaml")
 OWN = CONFIG.parent / "environments"
-"""Where `paths.environments` looks by default, in the checkout and in a container."""
+"""The default of `paths.environments`."""
 PUBLISHED = ("verifiers:gsm8k",)
-"""Tasksets that guides name by their bare name, and that are packages of their own (`image.pip`)."""
+"""Tasksets in packages of their own (`image.pip`) that guides name without `verifiers:`."""
 
 
 def corpora() -> list[str]:
-    """The options of `config/env/`: corpora that an agent searches."""
+    """The corpora an agent can search: options of `config/env/`."""
     return sorted(file.stem for file in (CONFIG / "env").glob("*.yaml"))
 
 
 def is_task(name: str | None) -> bool:
-    """Whether an environment is one in which episodes are played, and not a corpus to search."""
+    """Whether episodes are played in this environment; False for a corpus."""
     return name is not None and name not in corpora()
 
 
 def check_environment(name: str, *, installs: Iterable[str] = ()) -> str:
-    """The name as the stages take it; raises LaunchError, with those there are, for one that is unknown.
+    """The name as stages take it; raises LaunchError with the known names for an unknown one.
 
-    `installs`: packages that the image gets in addition, which may have environments.
+    `installs` are packages added to the image, which may bring environments.
     """
     if name in corpora():
         return name
@@ -60,7 +59,7 @@ def check_environment(name: str, *, installs: Iterable[str] = ()) -> str:
 
 
 def _known() -> dict[str, str]:
-    """What may be typed, and what the stages take for it."""
+    """What may be typed, and the stages' name for it."""
     listed = _listed()
     of_families = [f"{family}:{name}" for family, names in listed["families"].items() for name in names]
     names = [*registry.own_names(OWN), *listed["built_in"], *of_families, *PUBLISHED]
@@ -73,13 +72,12 @@ def _listed() -> dict[str, Any]:
 
 
 def as_text() -> str:
-    """The file as it is now; those of a library that is not installed stay as they are listed."""
+    """The current content of the file; keeps the names of libraries that are not installed here."""
     before = _listed()["families"]
     families = {
         family: sorted(registry.family_names(family)) or before.get(family, [])
         for family in registry.FAMILIES
     }
-    built_in, aliases = sorted(registry.BUILT_IN), dict(registry.ALIASES)
-    values = {"built_in": built_in, "aliases": aliases, "families": families}
+    values = {"built_in": sorted(registry.BUILT_IN), "aliases": dict(registry.ALIASES), "families": families}
     head = "# Written by `python -m drzero.launch.known_keys`.\n"
     return head + yaml.safe_dump(values, sort_keys=False, width=118)

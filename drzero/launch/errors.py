@@ -4,4 +4,4 @@ from drzero.ops.errors import UserError
 
 
 class LaunchError(UserError):
-    """A launch is not possible, or has failed; the message says what is wrong, where, and what to do."""
+    """A launch is impossible or has failed."""

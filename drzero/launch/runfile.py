@@ -3,34 +3,30 @@
     compute:                  # a name of config/compute/, or a mapping with `base` and the differences
       base: a100-40gb
       timeout: 14400
-    model: qwen2.5-3b         # an option of config/model/
-    models_by_env:            # an environment may need another
+    model: qwen2.5-3b         # an option of config/model/, or a hub id
+    models_by_env:            # replaces `model` in one environment
       demo: demo-policy
-    env: own                  # an option of config/env/
+    env: own
     iteration: 1
     steps: 50
     hop_ratio: "4:3:2:1"
     overrides: [trainer.save_freq=5, +trainer.foo=1]
-    overrides_by_env:         # and other settings, which win over `overrides`
+    overrides_by_env:         # wins over `overrides`
       bfcl-single-turn: [data.max_prompt_length=3072]
-    overrides_by_model:       # what a model needs, which wins over both
+    overrides_by_model:       # wins over both
       Salesforce/xLAM-2-3b-fc-r: [environment.call_form=xlam]
-    scripts_by_env:           # what trains in an environment, in place of `drzero train`
+    scripts_by_env:           # trains instead of `drzero train`
       mine: examples/grpo/train_mine.py
     image:
       pip: [my-package==1.0]
       apt: [graphviz]
       scripts: [tools/]
 
-A file in the words of the Modal guide for `verifiers` is read as well
-(`drzero.launch.verifiers_guide_format`).
-
-Merged in the order file < environment default < flag: `models_by_env`, or else the environment's own default,
-takes precedence over `model`, and `--model` over all.
+A file in the format of the Modal guide for `verifiers` is translated first (`verifiers_guide_format`).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +38,9 @@ from drzero.launch.errors import LaunchError
 from drzero.launch.verifiers_guide_format import is_guides, translate
 from drzero.ops.text import did_you_mean
 from environments.registry import canonical
+
+GENERAL = CONFIG / "runs" / "general.yaml"
+"""The defaults of every launch in an environment."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,73 @@ class RunFile:
 
     @property
     def base(self) -> str | None:
-        """The file of `config/compute/` that its machine starts from; None for the default one."""
+        """The file of `config/compute/` its machine starts from; None for the default one."""
         return self.compute.get("base") if isinstance(self.compute, dict) else self.compute
 
     def machine(self, base: str) -> Compute:
-        """The machine of that name with the changes that it describes."""
+        """The machine `base` with this file's changes."""
         changes = self.compute if isinstance(self.compute, dict) else {}
         return load_compute(base).changed(**{str(key): changes[key] for key in changes if key != "base"})
+
+    def in_environment(self, env: str | None) -> "RunFile":
+        """The file with its `…_by_env` values for this environment merged into `model` and `overrides`."""
+        return replace(
+            self,
+            model=self.models_by_env.get(env or "") or environment_defaults(env).model or self.model,
+            overrides=[*self.overrides, *self.overrides_by_env.get(env or "", [])],
+        )
+
+    def on_general(self, env: str, gpu_count: int | None, *, is_general: bool) -> "RunFile":
+        """The file on top of `config/runs/general.yaml`, for an environment that is played.
+
+        `is_general` for a launch without a run file, or with the general one.
+        """
+        general = read_runfile(str(GENERAL))
+        changes, settings = machine_changes(general.overrides_by_env.get(env, []))
+        defaults = {**general.compute, **changes}
+        general = replace(
+            general.in_environment(env), overrides=[*general.overrides, *settings], overrides_by_env={}
+        )
+        compute = None if is_general else self.compute
+        if compute is None and (gpu_count or 1) > 1:
+            compute = {"count": gpu_count}
+        if is_general:
+            return replace(general, compute=_on_base(compute, defaults))
+        own = self.in_environment(env)
+        return replace(
+            own,
+            compute=_on_base(compute, defaults),
+            model=own.model or general.model,
+            overrides=[*general.overrides, *own.overrides],
+            overrides_by_model={**general.overrides_by_model, **own.overrides_by_model},
+            scripts_by_env={**general.scripts_by_env, **own.scripts_by_env},
+        )
+
+
+def _on_base(compute: Any, general: dict[str, Any]) -> Any:
+    """A run file's machine; without a base it starts from the general one, or from one for several GPUs."""
+    if isinstance(compute, str) or "base" in (compute or {}):
+        return compute
+    changes = compute or {}
+    if changes.get("count", 1) == 1:
+        return {**general, **changes}
+    of_general = {"type": load_compute(general["base"]).type, "timeout": general["timeout"]}
+    return {"base": "8xh100", **of_general, **changes}
+
+
+def machine_changes(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of `compute.KEY` overrides, and the overrides that are for the stage."""
+    changes, rest = {}, []
+    for word in overrides:
+        key, _, value = word.partition("=")
+        if key.startswith("compute."):
+            try:
+                changes[key.removeprefix("compute.")] = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise LaunchError(f"{word}: {value!r} is no value of a machine") from None
+        elif key != "compute":
+            rest.append(word)
+    return changes, rest
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -90,7 +149,7 @@ _IMAGE_KEYS = ("pip", "apt", "scripts")
 
 
 def read_runfile(path: str | None) -> RunFile:
-    """Read a run file; raises LaunchError that names file, key and the nearest right key."""
+    """Read a run file; raises LaunchError with file, key and the nearest known key."""
     if path is None:
         return RunFile()
     file = Path(path)
@@ -111,69 +170,75 @@ def read_runfile(path: str | None) -> RunFile:
         if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
             names = " or ".join(kind.__name__ for kind in _TYPES[key])
             raise LaunchError(f"{path}: {key}: {value!r} is not {names}")
-    for part, items in values.get("image", {}).items():
-        if part not in _IMAGE_KEYS or not isinstance(items, list):
-            raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
-        _require_text(f"{path}: image.{part}", items)
-    _require_text(f"{path}: overrides", values.get("overrides", ()))
-    for key in ("models_by_env", "scripts_by_env"):
-        _require_text(f"{path}: {key}", values.get(key, {}).values())
-    for key in ("overrides_by_env", "overrides_by_model"):
-        for name, items in values.get(key, {}).items():
-            if not isinstance(items, list):
-                raise LaunchError(f"{path}: {key}.{name}: {items!r} is not a list of overrides")
-            _require_text(f"{path}: {key}.{name}", items)
+    _check_texts(values, path)
     for key in ("models_by_env", "overrides_by_env", "scripts_by_env"):
         if key in values:
             values[key] = {canonical(str(env)): value for env, value in values[key].items()}
     return RunFile(**values)
 
 
-def _require_text(place: str, items: Iterable[Any]) -> None:
-    for item in items:
-        if not isinstance(item, str):
-            raise LaunchError(f"{place}: {item!r} is not text, as in [trainer.save_freq=5]")
+def _check_texts(values: dict[str, Any], path: str) -> None:
+    """Raise LaunchError for an item of a list or mapping that is not text."""
+    for part, items in values.get("image", {}).items():
+        if part not in _IMAGE_KEYS or not isinstance(items, list):
+            raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
+    lists: dict[str, Iterable[Any]] = {
+        f"image.{part}": items for part, items in values.get("image", {}).items()
+    }
+    lists["overrides"] = values.get("overrides", ())
+    lists |= {key: values.get(key, {}).values() for key in ("models_by_env", "scripts_by_env")}
+    for key in ("overrides_by_env", "overrides_by_model"):
+        for name, items in values.get(key, {}).items():
+            if not isinstance(items, list):
+                raise LaunchError(f"{path}: {key}.{name}: {items!r} is not a list of overrides")
+            lists[f"{key}.{name}"] = items
+    for place, items in lists.items():
+        for item in items:
+            if not isinstance(item, str):
+                raise LaunchError(f"{path}: {place}: {item!r} is not text, as in [trainer.save_freq=5]")
 
 
-def check_option(group: str, name: str) -> str:
-    """The option of that name; raises LaunchError that names the nearest."""
-    known = sorted(file.stem for file in (CONFIG / group).glob("*.yaml"))
-    if name not in known:
-        raise LaunchError(f"--{group} {name}: no such {group}{did_you_mean(name, known)}. {', '.join(known)}")
-    return name
+# What files of config/ say, read without Hydra --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Environment:
-    """What an environment's own file says of models and money; None for what it leaves open."""
+class EnvironmentDefaults:
+    """The model and limit in `config/env/NAME.yaml`."""
 
     model: str | None = None
-    """The option of `config/model/` that it chooses (`override /model`)."""
+    """The option of `config/model/` it chooses (`override /model`)."""
     max_usd: float | None = None
 
 
-def read_environment(name: str | None) -> Environment:
-    """`config/env/NAME.yaml`; of no name, or one that is no corpus, an environment that leaves all open."""
+def environment_defaults(name: str | None) -> EnvironmentDefaults:
+    """The defaults of a corpus; empty for no name, or for an environment that is played."""
     if name is None or is_task(name):
-        return Environment()
+        return EnvironmentDefaults()
     values = _read_option("env", name)
     choices = [entry for entry in values.get("defaults", ()) if isinstance(entry, dict)]
     models = [entry["override /model"] for entry in choices if "override /model" in entry]
-    return Environment(models[-1] if models else None, values.get("compute", {}).get("max_usd"))
+    return EnvironmentDefaults(models[-1] if models else None, values.get("compute", {}).get("max_usd"))
 
 
 def model_of_loop(name: str) -> str | None:
-    """The model that `config/loop/NAME.yaml` gives all stages, if there is such a file and it does."""
+    """The model `config/loop/NAME.yaml` gives all stages, if it does."""
     if not (CONFIG / "loop" / f"{name}.yaml").is_file():
         return None
     words = _read_option("loop", name).get("common", ())
     return next((word.removeprefix("model=") for word in words if word.startswith("model=")), None)
 
 
-def model_group(hub_id: str) -> str | None:
-    """The option of `config/model/` for a model on the hub; None if it has none of its own."""
-    files = sorted((CONFIG / "model").glob("*.yaml"))
-    return next((f.stem for f in files if _read_option("model", f.stem).get("base_model") == hub_id), None)
+def model_option(name: str) -> str | None:
+    """The option of `config/model/` for a model; None for a hub id or folder without one.
+
+    Raises LaunchError with the nearest option for any other name.
+    """
+    known = {file.stem: file for file in sorted((CONFIG / "model").glob("*.yaml"))}
+    if "/" in name:
+        return next((one for one in known if _read_option("model", one).get("base_model") == name), None)
+    if name not in known:
+        raise LaunchError(f"--model {name}: no such model{did_you_mean(name, known)}. {', '.join(known)}")
+    return name
 
 
 def _read_option(group: str, name: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""A run file as the Modal guide for `verifiers` writes it, in the words of our own run files.
+"""A run file in the format of the Modal guide for `verifiers`, translated into ours.
 
     translate({"modal": {"gpu": {"type": "A100-40GB"}}, "training": {"environment": "vf-wordle"}}, "run.yaml")
     # {"compute": {"type": "A100-40GB"}, "env": "vf-wordle", "overrides": []}
 
-`KEYS` is the whole mapping, the table of docs/modal.md (a test compares them and tries each row). The guide's
-trainer and server are TRL's and vLLM's; here they are veRL and SGLang, so some keys have another shape.
+`KEYS` is the whole mapping and the table of docs/modal.md. The guide trains with TRL and vLLM, we with veRL
+and SGLang, so some keys have another shape.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,41 +17,11 @@ from drzero.ops.text import did_you_mean
 
 SECTIONS = ("modal", "model", "training", "vllm", "wandb")
 PROMPT_TOKENS = 1024
-"""Of a length that the guide gives for prompt and response together; half of it where that is less."""
+"""The prompt's share of the guide's one length for prompt and response; at most half of it."""
 GROUP = 8
-"""Episodes of one task (`actor_rollout_ref.rollout.n`), of which an update has several."""
+"""Episodes of one task (`actor_rollout_ref.rollout.n`)."""
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-_LENGTHS = "`data.max_prompt_length` + `data.max_response_length`"
-_ROWS = "`data.train_batch_size` × `actor_rollout_ref.rollout.n`, the rows of an update"
 _NUMBER = (int, float)
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key of the guide's."""
-
-    name: str
-    kinds: tuple[type, ...]
-    ours: str
-    """What it is here, for people."""
-    place: str | None = None
-    """A key of a run file that takes its value."""
-    overrides: Callable[[Any], list[str]] = lambda value: []
-    """The overrides that it becomes."""
-
-
-def _file(name: str, kinds: tuple[type, ...], place: str) -> Key:
-    return Key(name, kinds, f"`{place}`", place)
-
-
-def _config(name: str, kinds: tuple[type, ...], *keys: str) -> Key:
-    shown = ", ".join(f"`{key.lstrip('+')}`" for key in keys)
-    return Key(name, kinds, shown, overrides=lambda value: [f"{key}={_plain(value)}" for key in keys])
-
-
-def _plain(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _lengths(value: int) -> list[str]:
@@ -63,38 +33,66 @@ def _logger(is_on: bool) -> list[str]:
     return [f"trainer.logger=[file,tensorboard{',wandb' if is_on else ''}]"]
 
 
+@dataclass(frozen=True)
+class GuideKey:
+    """A key of the guide, and where its value goes."""
+
+    name: str
+    kinds: tuple[type, ...]
+    file: str | None = None
+    """The key of our run files that takes the value."""
+    hydra: tuple[str, ...] = ()
+    """The config keys that take the value."""
+    note: str | None = None
+    """For the docs, where it is neither."""
+    convert: Callable[[Any], list[str]] | None = None
+    """Makes the overrides, where it is neither."""
+
+    @property
+    def ours(self) -> str:
+        """Its column in docs/modal.md."""
+        keys = [self.file] if self.file else [key.lstrip("+") for key in self.hydra]
+        return self.note or ", ".join(f"`{key}`" for key in keys)
+
+    def overrides(self, value: Any) -> list[str]:
+        """The value as overrides."""
+        if self.convert:
+            return self.convert(value)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return [f"{key}={text}" for key in self.hydra]
+
+
+_LENGTH_NOTE = "`data.max_prompt_length` + `data.max_response_length`"
+_ROWS_NOTE = f"times the next: `data.train_batch_size` × `{_ROLLOUT}.n`, the rows of an update"
+_ATTENTION = ("++actor_rollout_ref.model.override_config.attn_implementation",)
+_MEMORY = (f"{_ROLLOUT}.gpu_memory_utilization", "solver.mem_fraction_static")
+_PAGE = ("rollout.server_args.page_size", "solver.server_args.page_size")
+_CALLS_NOTE = "nothing: calls are read from the text, not by the server"
 KEYS = (
-    _file("modal.cpus", _NUMBER, "compute.cpu"),
-    _file("modal.memory", (int,), "compute.memory"),
-    _file("modal.gpu.type", (str,), "compute.type"),
-    _file("modal.gpu.count", (int,), "compute.count"),
-    _file("modal.timeout", (int,), "compute.timeout"),
-    _file("model.base_model", (str,), "model"),
-    Key("model.max_token_length", (int,), _LENGTHS, overrides=_lengths),
-    _config("model.dtype", (str,), f"{_ROLLOUT}.dtype", "solver.dtype"),
-    _config(
-        *("model.attn_implementation", (str,)),
-        "++actor_rollout_ref.model.override_config.attn_implementation",
-    ),
-    _file("model.overrides", (dict,), "models_by_env"),
-    _file("training.environment", (str,), "env"),
-    _file("training.steps", (int,), "steps"),
-    Key("training.batch_size", (int,), f"its product with the next is {_ROWS}"),
-    Key("training.gradient_accumulation_steps", (int,), "see the one before"),
-    _config("training.learning_rate", _NUMBER, f"{_ACTOR}.optim.lr"),
-    _config("training.max_grad_norm", _NUMBER, f"{_ACTOR}.grad_clip"),
-    _config(
-        *("vllm.gpu_memory_utilization", _NUMBER),
-        f"{_ROLLOUT}.gpu_memory_utilization",
-        "solver.mem_fraction_static",
-    ),
-    Key("vllm.max_model_len", (int,), _LENGTHS, overrides=_lengths),
-    _config("vllm.block_size", (int,), "rollout.server_args.page_size", "solver.server_args.page_size"),
-    _config("vllm.enforce_eager", (bool,), f"{_ROLLOUT}.enforce_eager"),
-    Key("vllm.enable_auto_tool_choice", (bool,), "nothing: calls are read from the text, not by the server"),
-    _config("vllm.tool_call_parser", (str,), "environment.call_form"),
-    _config("wandb.project", (str,), "trainer.project_name"),
-    Key("wandb.enabled", (bool,), "`trainer.logger`", overrides=_logger),
+    GuideKey("modal.cpus", _NUMBER, "compute.cpu"),
+    GuideKey("modal.memory", (int,), "compute.memory"),
+    GuideKey("modal.gpu.type", (str,), "compute.type"),
+    GuideKey("modal.gpu.count", (int,), "compute.count"),
+    GuideKey("modal.timeout", (int,), "compute.timeout"),
+    GuideKey("model.base_model", (str,), "model"),
+    GuideKey("model.max_token_length", (int,), note=_LENGTH_NOTE, convert=_lengths),
+    GuideKey("model.dtype", (str,), hydra=(f"{_ROLLOUT}.dtype", "solver.dtype")),
+    GuideKey("model.attn_implementation", (str,), hydra=_ATTENTION),
+    GuideKey("model.overrides", (dict,), "models_by_env"),
+    GuideKey("training.environment", (str,), "env"),
+    GuideKey("training.steps", (int,), "steps"),
+    GuideKey("training.batch_size", (int,), note=_ROWS_NOTE),
+    GuideKey("training.gradient_accumulation_steps", (int,), note="see the row above"),
+    GuideKey("training.learning_rate", _NUMBER, hydra=(f"{_ACTOR}.optim.lr",)),
+    GuideKey("training.max_grad_norm", _NUMBER, hydra=(f"{_ACTOR}.grad_clip",)),
+    GuideKey("vllm.gpu_memory_utilization", _NUMBER, hydra=_MEMORY),
+    GuideKey("vllm.max_model_len", (int,), note=_LENGTH_NOTE, convert=_lengths),
+    GuideKey("vllm.block_size", (int,), hydra=_PAGE),
+    GuideKey("vllm.enforce_eager", (bool,), hydra=(f"{_ROLLOUT}.enforce_eager",)),
+    GuideKey("vllm.enable_auto_tool_choice", (bool,), note=_CALLS_NOTE),
+    GuideKey("vllm.tool_call_parser", (str,), hydra=("environment.call_form",)),
+    GuideKey("wandb.project", (str,), hydra=("trainer.project_name",)),
+    GuideKey("wandb.enabled", (bool,), note="`trainer.logger`", convert=_logger),
 )
 """In the guide's order."""
 _BY_NAME = {key.name: key for key in KEYS}
@@ -102,24 +100,24 @@ _FACTORS = ("training.batch_size", "training.gradient_accumulation_steps")
 
 
 def is_guides(values: Mapping[str, Any]) -> bool:
-    """Whether a run file has a section of the guide's; `model` is a name in ours."""
+    """Whether a run file has a section of the guide. Our own `model` is a text, not a section."""
     return any(isinstance(values.get(section), dict) for section in SECTIONS)
 
 
 def translate(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The run file in our words; its keys of ours stay, and its overrides win.
+    """The run file in our format. Our own keys in it are kept, and its own overrides win.
 
-    Raises LaunchError for a key that the guide does not have, or a value of another kind.
+    Raises LaunchError for an unknown key, or a value of another type.
     """
     ours: dict[str, Any] = {key: value for key, value in values.items() if key not in SECTIONS}
-    # Its server is a real one, which one GPU does not have by default here.
+    # The guide always has a real server; our default on one GPU is the reference engine.
     overrides = ["rollout=sglang"] if "vllm" in values else []
     rows: int | None = None
-    for name, value in _leaves({key: values[key] for key in SECTIONS if key in values}):
-        key, value = _judged(name, value, path)
+    for name, given in _leaves({key: values[key] for key in SECTIONS if key in values}):
+        key, value = _judged(name, given, path)
         overrides += key.overrides(value)
-        if key.place:
-            _put(ours, key.place, value)
+        if key.file:
+            _put(ours, key.file, value)
         if name in _FACTORS:
             rows = value if rows is None else rows * value
     if rows is not None:
@@ -130,17 +128,17 @@ def translate(values: Mapping[str, Any], path: str) -> dict[str, Any]:
             )
         overrides += [f"data.train_batch_size={rows // GROUP}", f"{_ROLLOUT}.n={GROUP}"]
     typed = ours.get("overrides", [])
-    # What is no list is judged with the other keys of ours.
+    # `read_runfile` reports it if it is no list.
     return {**ours, "overrides": [*overrides, *typed] if isinstance(typed, list) else typed}
 
 
-def _judged(name: str, value: Any, path: str) -> tuple[Key, Any]:
+def _judged(name: str, value: Any, path: str) -> tuple[GuideKey, Any]:
     key = _BY_NAME.get(name)
     if key is None:
         known = ", ".join(_BY_NAME)
         raise LaunchError(f"{path}: {name}: no such key{did_you_mean(name, _BY_NAME)}. Keys: {known}")
     if float in key.kinds and isinstance(value, str):
-        # YAML takes 3e-6, which has no dot, for text.
+        # YAML reads 3e-6, which has no dot, as text.
         with suppress(ValueError):
             value = float(value)
     if not isinstance(value, key.kinds) or (isinstance(value, bool) and bool not in key.kinds):
