@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -63,7 +64,9 @@ def setup(folder: Path, python: object, index: str) -> subprocess.CompletedProce
     tools = folder / "tools"
     tools.mkdir()
     for name in TOOLS:
-        (tools / name).symlink_to(next(p for p in (Path("/usr/bin") / name, Path("/bin") / name) if p.exists()))
+        (tools / name).symlink_to(
+            next(p for p in (Path("/usr/bin") / name, Path("/bin") / name) if p.exists())
+        )
     env = {"PATH": str(tools), "PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull, "HOME": str(folder)}
     command = ["sh", str(ROOT / "setup.sh"), str(python), "environment"]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -91,7 +94,8 @@ def test_a_version_out_of_range_ends_in_one_line_where_uv_brings_no_other(tmp_pa
     assert done.returncode == 2
     assert "it is Python 3.14.1. uv (20 MB) makes the environment instead" in done.stdout
     assert done.stderr == (
-        "setup: it is Python 3.14.1, and uv brings no other (error: no Python on this machine, and no download). "
+        "setup: it is Python 3.14.1, and uv brings no other "
+        "(error: no Python on this machine, and no download). "
         "Install Python 3.11 to 3.13 with venv (Debian, Ubuntu: apt-get install python3-venv), "
         "then run: make setup PYTHON=python3.13\n"
     )
