@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
