@@ -2,9 +2,9 @@
 
     python -m bench.gates
 
-Prints the table and writes it into bench/README.md. The faults are those of bench/planted_faults.py and
-planted_wording.py. Faults that no gate can see from words are planted too, marked "beyond", so that the table
-shows the gates' limits; bench/open_book.py measures the gate that is meant for them.
+Prints the table and writes it into bench/README.md, with one row for all faults that a gate catches whole.
+bench/planted_faults.py and planted_wording.py plant the faults, and mark as "beyond" the ones that a gate
+cannot see.
 """
 
 import argparse
@@ -133,11 +133,18 @@ def refused_ordinary(clean: Clean, gates: Gates) -> list[str]:
 
 
 def table(lines: Sequence[Measured], alarms: dict[str, str]) -> Iterator[str]:
-    """Markdown; the first line of each gate has its false alarms."""
+    """Markdown, with one row for the faults that a gate catches whole. Its first row has its false alarms."""
     yield "| gate | planted fault | planted | caught | catch rate | false alarms on clean pairs |"
     yield "|---|---|---|---|---|---|"
+    shown = []
+    for gate in dict.fromkeys(line.gate for line in lines):
+        caught = [line for line in lines if line.gate == gate and line.caught == line.planted]
+        total = sum(line.planted for line in caught)
+        if caught:
+            shown.append(Measured(gate, f"{len(caught)} kinds", True, total, total))
+        shown += [line for line in lines if line.gate == gate and line.caught < line.planted]
     seen: set[str] = set()
-    for line in lines:
+    for line in shown:
         alarm = "" if line.gate in seen else alarms[line.gate]
         seen.add(line.gate)
         beyond = "" if line.visible else " (beyond)"
@@ -175,19 +182,17 @@ def measure(per_hop: int, trials: int, seed: int) -> str:
         f"`python -m bench.gates`, {machine()}: faults planted into {len(clean.pairs)} clean pairs of a "
         f"demo world, {per_hop} of each of 1 to 4 hops (seed {seed}), and {trials} times into a file. "
         f"Near-duplicates by {PACKAGED_EMBEDDER} from a cosine of {gates.near_duplicate_cosine:.3f}, "
-        'measured on another world. "Beyond" marks faults that the gate cannot see; they are planted to show '
-        "its limits."
+        'measured on another world. "Beyond" marks faults that the gate cannot see.'
     )
     return "\n".join([about, "", *table([*lines, *file_lines], alarms), "", NOTES])
 
 
 NOTES = (
-    "Contamination's planted pairs are copies of the benchmark. Its false alarms are counted against the "
-    "questions of another world, with other names. This is the hardest case, as all demo questions share a "
-    'few phrasings and overlap in runs such as "what instrument does person married to mayor of". A wrong '
-    "answer that occurs in the passage passes every gate; no solver attempt agrees with it, so the "
-    "challenger's reward for difficulty is 0. The ordinary questions and the planted wordings were written "
-    "next to the gates' patterns: other wordings will be caught less often, and other good questions refused."
+    "Contamination's false alarms are counted against the questions of another world, the hardest case: "
+    "all demo questions share a few phrasings. A wrong answer that occurs in the passage passes every gate, "
+    "but no solver attempt agrees with it, so the challenger's reward for difficulty is 0. The ordinary "
+    "questions and planted wordings were written next to the gates' patterns. Expect other wordings to be "
+    "caught less often, and other good questions refused."
 )
 
 

@@ -108,11 +108,10 @@ class Bench:
         answered = max(int(inside.sum()), 1)
         latencies = 1000 * (ended - begun)[inside] if inside.any() else np.array([np.nan])
         wall, clients_cpu, server_cpu, encoders_cpu = (b - a for a, b in zip(before, after, strict=True))
-        busy = clients_cpu + server_cpu + encoders_cpu
         # The next load of the same server must not repeat its queries.
         self.base = 1 + max([*record["asked"], self.base])
         answers: list[Answer] = [(number, titles, scores) for number, titles, scores in record["answers"]]
-        p50, p95, p99 = (float(np.percentile(latencies, share)) for share in (50, 95, 99))
+        p50, p99 = (float(np.percentile(latencies, share)) for share in (50, 99))
         failed = sum(record["errors"].values()) + record["malformed"]
         for reason, count in record["errors"].items():
             print(f"  {peer}: {count} requests failed: {reason}", flush=True)
@@ -123,12 +122,10 @@ class Bench:
             clients,
             per_second=answered / wall,
             p50=p50,
-            p95=p95,
             p99=p99,
             server_ms=server_cpu * per_query,
             encoders_ms=encoders_cpu * per_query,
             clients_ms=clients_cpu * per_query,
-            idle=1 - busy / (wall * cores()),
             refused=record["refused"],
             failed=failed,
             checked=self.truth.check(answers, FOR_RECALL),

@@ -61,7 +61,7 @@ BEING_WRITTEN = "being_written"
 # How much cosine similarity one unit of Chroma's distance costs, for unit vectors. Adopted collections keep
 # their own distance.
 _COSINE_LOSS = {DISTANCE: 1.0, "ip": 1.0, "l2": 0.5}
-# Parameters of new collections, measured by bench/hnsw.py.
+# Parameters of new collections (bench/README.md, HNSW parameters).
 HNSW: HNSWConfiguration = {
     "space": DISTANCE,
     # Neighbours that a vector is linked to. Chroma's own 16 need twice as many candidates for the same
@@ -75,7 +75,7 @@ HNSW: HNSWConfiguration = {
 # Vectors after which Chroma writes all its vector files again: its own default, for finished collections.
 # Later vectors wait in SQLite, and each opening inserts them into the graph.
 SYNC_THRESHOLD = 1000
-# Writes of the vector files while a collection is built, measured by bench/index_writes.py. Chroma's own
+# Writes of the vector files while a collection is built, see bench/README.md, Writing an index. Chroma's own
 # threshold would give chunks / 1,000 writes.
 SYNCS = 8
 DRAW = "draw"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from search.indexing.size import GROWTH, IndexSize
 
 KINDS = ("flat", "hnsw", "ivfpq")
-# Same algorithm and values as Chroma's graphs here (search/chroma/store.py, measured by bench/hnsw.py).
+# Same algorithm and values as Chroma's graphs here (search/chroma/store.py).
 LINKS, CONSTRUCTION = 32, 200
 CODES = 256
 """Values of a byte of a PQ code, each with its own centroid."""

@@ -40,7 +40,7 @@ JOURNAL_RECORD = 450
 TOKEN_BYTES = 4
 """Bytes of English prose per embedder token. Code and other languages have fewer."""
 GRAPH_S = 0.76e-3
-"""Seconds to insert a vector of 384 numbers into a graph of 100,000 on two cores (bench/hnsw.py)."""
+"""Seconds to insert a vector of 384 numbers into a graph of 100,000 on two cores (bench/README.md)."""
 GRAPH_VECTORS, GRAPH_DIMENSION = 100_000, 384
 
 
