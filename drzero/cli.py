@@ -130,12 +130,12 @@ READERS = {
         config="prepare_data",
         keys=("paths.checkpoints",),
     ),
-    "report": _reader("runs.report.command:run_report", "a run as an HTML page"),
+    "report": _reader("runs.report.write:run_report", "a run as an HTML page"),
     "top": _reader("runs.top:run_top", "a run in progress, live"),
     "stacks": _reader("runs.stacks:run_stacks_now", "where its processes stand"),
     "diagnose": _reader("runs.diagnose:run_diagnose", "why a run ended or stalled"),
     "compare": _reader("commands.compare:run_compare", "two evaluations, in pairs"),
-    "export-log": _reader("runs.export_log:run_export_log", "trajectories for Inspect AI"),
+    "export-log": _reader("runs.report.inspect_log:run_export_log", "trajectories for Inspect AI"),
 }
 TRIALS = {
     "preflight": _reader("commands.preflight:run_preflight", "what would go wrong, and cost"),

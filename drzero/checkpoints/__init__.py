@@ -1,5 +1,5 @@
-"""What happens to veRL's checkpoints between two stages.
+"""veRL's checkpoints between two stages.
 
-Choosing the checkpoint to resume from, merging one into a Transformers model folder, verifying that folder
-weight by weight, and measuring how far training moved the weights. No stages and no services here.
+`resume` chooses the one to start from, `export` merges one into a Transformers folder, `verify` compares the
+two weight by weight, `weight_change` measures how far training moved the weights. No stages, no services.
 """

@@ -1,9 +1,8 @@
 """The merged export: a checkpoint as a folder that Transformers and any inference server load.
 
-veRL's own merger gathers the FSDP shards and writes the folder, with the tokenizer, chat template and
-generation config that the checkpoint keeps. It knows bfloat16 only and leaves an adapter unmerged; where
-`run.export_dtype` or the checkpoint asks for more, the weights are then written again from the checkpoint.
-The folder appears whole and checked (`drzero.checkpoints.verify`) or not at all (`drzero.ops.files`).
+veRL's own merger gathers the FSDP shards and writes the folder. It writes bfloat16 and leaves an adapter
+unmerged, so if `run.export_dtype` or the checkpoint needs more, the weights are written again. The folder
+appears whole and checked (`drzero.checkpoints.verify`), or not at all (`drzero.ops.files`).
 """
 
 import json
@@ -33,27 +32,27 @@ from verl_ext.artefacts import announce
 from verl_ext.stop_time import require_time
 
 ABOUT = "export.json"
-"""In an export: which checkpoint it is of, and what was checked."""
+"""Names the checkpoint of an export, and what was checked."""
 MERGER_DTYPE = "bfloat16"
-"""What veRL's merger writes (veRL 0.9.1)."""
+"""The type that veRL 0.9.1's merger writes."""
 _MARGIN_BYTES = 64 * 2**20  # tokenizer, config, logs
 _LEAST_S, _WEIGHTS_PER_S = 60.0, 20e6
-"""What an export takes at least: a minute, and a second for so many weights, as a disk of some 200 MB/s
-reads, writes and reads them again."""
+"""An export needs at least a minute, and a second for so many weights: a disk of some 200 MB/s reads, writes
+and reads them again."""
 
 
 def export_policy(config: DictConfig, run: Path) -> Path:
     """Merge the last checkpoint of the run folder `run` into `config.run.export_dir`, unless it is there.
 
-    Returns the folder. Raises OutOfTime (less time is left than it takes), CheckError (the checkpoint cannot
-    be used, the export is not what it should be, or there is no room for it), AlreadyWriting (another
-    process is writing it) or ChildFailed (the merger ended with an error); then no part of an export is left.
+    Returns the folder. Raises OutOfTime without enough time left, CheckError if the checkpoint or the export
+    is wrong or there is no room, AlreadyWriting if another process writes it, and ChildFailed if the merger
+    fails. After an error, no part of an export is left.
     """
     target = Path(config.run.export_dir)
     recover(target)
     checkpoint = FsdpCheckpoint(run)
     step = checkpoint.folder.parent
-    # With the content: a run from the start writes the same step again, and a copy has other times.
+    # By content: a rerun from the start writes the same step again, and a copy has other times.
     content = fingerprint_checkpoint(checkpoint.folder)
     dtype = config.run.export_dtype
     source = {"run": step.parent.name, "step": step.name, "content": content, "dtype": dtype}
@@ -81,15 +80,14 @@ def export_policy(config: DictConfig, run: Path) -> Path:
 
 
 def read_check(export: Path) -> ExportCheck:
-    """What was checked when the export was made."""
+    """The check made with the export."""
     return ExportCheck(**_about(export)["check"])
 
 
 def _about(export: Path) -> dict[str, Any]:
     if not (export / ABOUT).is_file():
         raise CheckError(
-            f"{export} is there and is no export of ours (no {ABOUT} in it): move it away, or set "
-            "run.export_dir"
+            f"{export} exists and is not our export (no {ABOUT} in it): move it away, or set run.export_dir"
         )
     about = read_json(export / ABOUT, "what the export is of")
     if not about.keys() >= {"source", "check"}:
@@ -98,25 +96,23 @@ def _about(export: Path) -> dict[str, Any]:
 
 
 def _merger(config: DictConfig, checkpoint: Path, target: Path) -> Command:
+    folders = ("--local_dir", str(checkpoint), "--target_dir", str(target))
     return Command(
         name="merger",
-        command=(
-            *(sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"),
-            *("--local_dir", str(checkpoint), "--target_dir", str(target)),
-        ),
+        command=(sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", *folders),
         log_path=Path(config.run.dir) / "logs" / "merger.log",
         env=verl_env(config),
     )
 
 
 def _write_weights(checkpoint: FsdpCheckpoint, export: Path, dtype: str) -> None:
-    """Replace the merger's weights, file by file, by the checkpoint's in `dtype`, with its adapter added."""
+    """Replace the merger's weights by the checkpoint's in `dtype`, file by file, with its adapter added."""
     for file in sorted(export.glob("*.safetensors")):
         with safe_open(file, framework="pt") as merged:
             names = list(merged.keys())
         weights = {name: checkpoint.tensor(name).to(getattr(torch, dtype)) for name in names}
         save_file(weights, file, metadata={"format": "pt"})
-    # Next to the weights, where no server reads it.
+    # No server reads it next to the weights.
     shutil.rmtree(export / "lora_adapter", ignore_errors=True)
     config = json.loads((export / "config.json").read_text(encoding="utf-8"))
     config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config}
@@ -124,7 +120,7 @@ def _write_weights(checkpoint: FsdpCheckpoint, export: Path, dtype: str) -> None
 
 
 def _make_readable(folder: Path) -> None:
-    """Safetensors are written for their owner alone; make the permissions what any other file gets."""
+    """Give safetensors, which only their owner may read, the permissions of other files."""
     mask = os.umask(0)
     os.umask(mask)
     for file in (path for path in folder.rglob("*") if path.is_file()):

@@ -1,4 +1,4 @@
-"""Reads the small files of a run and of a checkpoint; a damaged one is one CheckError, whatever is in it."""
+"""Reads the small files of runs and checkpoints. A damaged one raises CheckError, whatever is in it."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from drzero.recipe.errors import CheckError
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file; raises CheckError, which says `what` the file is for."""
+    """The object in a JSON file. Raises CheckError, which says `what` the file is for."""
     try:
         with open_regular(path) as file:
             content = json.loads(file.read().decode())
@@ -27,7 +27,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def read_settings(run: Path, keys: Iterable[str]) -> dict[str, Any] | None:
-    """What a run was last started with, by key (None for a key that it lacked); None if that is unknown.
+    """The settings of a run's last start, None for a missing key. None without a record.
 
     Raises CheckError if the file is damaged.
     """
@@ -41,7 +41,7 @@ def read_settings(run: Path, keys: Iterable[str]) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise CheckError(
             f"{path} (the settings of the last start) cannot be read: {in_one_line(error)}. Restore it, or "
-            "move it away if you know that they were the same"
+            "move it away if you know that the settings were the same"
         ) from error
 
 

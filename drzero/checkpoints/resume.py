@@ -1,8 +1,8 @@
 """Chooses the checkpoint that a training run starts from: its own last one, the last iteration's, or none.
 
-veRL loads a checkpoint unchecked: shards of another model end in pages of shape errors, of another number of
-devices in a missing file, and a missing step folder in a silent start from scratch. Here each of these is one
-sentence, before anything starts.
+veRL loads a checkpoint unchecked. Shards of another model end in pages of shape errors, shards for another
+number of devices in a missing file, and a missing step folder in a silent start from scratch. Here each of
+them is one sentence before anything starts.
 """
 
 import re
@@ -18,15 +18,15 @@ from drzero.recipe.settings.schema import run_keys
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, shard_count, step_folder
 
 _IDENTITY = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size")
-"""Fields of a model's config that distinguish it from another model."""
+"""Fields that tell one model's config from another."""
 _FROM_BASE = "set continue_from=null to start from base_model"
 
 
 def choose_start(config: DictConfig) -> None:
-    """Check the checkpoint that a training run will start from; set `trainer.resume_…` for another run's.
+    """Check the checkpoint that a training run will start from, and set `trainer.resume_…` for another run's.
 
-    With `trainer.resume_mode=auto` it is the run's own last one, else that of `continue_from` (a key of the
-    challenger), else none. Raises CheckError if the run cannot resume it.
+    With `trainer.resume_mode=auto` the run's own last checkpoint comes first, then the last one of
+    `continue_from` (a challenger's key). Raises CheckError if the run cannot resume it.
     """
     checkpoint = find_start(config)
     if checkpoint is not None and checkpoint.parent != Path(config.run.dir):
@@ -37,7 +37,7 @@ def choose_start(config: DictConfig) -> None:
 
 
 def find_start(config: DictConfig) -> Path | None:
-    """The checkpoint that a training run will start from; raises CheckError for one that cannot be used."""
+    """The checkpoint that a training run will start from. Raises CheckError if it cannot be used."""
     if config.trainer.resume_mode != "auto":
         return None
     folder = Path(config.run.dir)
@@ -55,7 +55,7 @@ def find_start(config: DictConfig) -> Path | None:
 
 
 def start_step(config: DictConfig) -> int | None:
-    """The step at which the settings say that a run starts; None if that is its last checkpoint's."""
+    """The step a run starts at by its settings, None for its last checkpoint's."""
     trainer = config.trainer
     if trainer.resume_mode == "resume_path":
         named = re.fullmatch(r"global_step_(\d+)", Path(str(trainer.resume_from_path)).name)
@@ -82,9 +82,9 @@ def _last_runs_checkpoint(config: DictConfig) -> Path:
 
 
 def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> None:
-    """Raise CheckError unless a step folder is complete, of the run's model and for its number of devices.
+    """Raise CheckError unless a step folder is complete and fits the run's model and number of devices.
 
-    `otherwise` names the setting with which the run starts without it.
+    `otherwise` names the setting to start without it.
     """
     otherwise += f" (in a loop: --from {checkpoint.parent.name})"
     if not is_whole(checkpoint):

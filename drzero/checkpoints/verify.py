@@ -1,9 +1,8 @@
 """Verifies an export: it must be complete, and equal to the checkpoint rounded to the export's type.
 
-Files are checked first, then every weight bit by bit, then the log-probabilities of a few short texts: the
-export as a user loads it against a model built from the checkpoint's own config and weights. Both compute in
-float32, so that equal weights give equal numbers on any machine. If a model does not fit into memory, only
-weights are compared, and the result says so.
+Files come first, then every weight bit by bit, then the log-probabilities of a few short texts: the export as
+a user loads it against a model built from the checkpoint. Both compute in float32, so that equal weights give
+equal numbers on any machine. Without enough memory only weights are compared, and the result says so.
 """
 
 import gc
@@ -29,19 +28,19 @@ TEXTS = (
 QUESTION = "Who founded the abbey?"
 """Asked through the chat template."""
 TOLERANCE = 1e-4
-"""Tolerated difference of log-probabilities: in float32 they depend on the order of summation."""
+"""Tolerated difference of log-probabilities, which depend on the order of summation."""
 _ROOM = 1.5  # the model in float32, and its activations
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What was compared; for a model that does not fit into memory the log-probability fields are None."""
+    """The extent of a check. Without log-probabilities, their fields are None."""
 
     weights: int
-    """Number of weights compared, all equal; tied ones counted once."""
+    """Number of weights compared, all equal, tied ones counted once."""
     texts: int
     tokens: int
-    """Tokens that the two models read."""
+    """Tokens read by both models."""
     max_log_prob_difference: float | None
     skipped: str | None
     """Why log-probabilities were not compared."""
@@ -50,16 +49,14 @@ class ExportCheck:
 def check_export(checkpoint: FsdpCheckpoint, export: Path) -> ExportCheck:
     """Compare an export with its checkpoint.
 
-    Raises CheckError if a file or weight is missing or differs, or a log-probability by more than
+    Raises CheckError if a file or weight is missing or differs, or a log-probability differs by more than
     `TOLERANCE`.
     """
     check_files(export)
     dtype = check_weights(checkpoint, HfWeights(export))
     ids = _ids_of_texts(export)
     if ids != _ids_of_texts(checkpoint.huggingface):
-        raise CheckError(
-            f"the tokenizer in {export} is not that of {checkpoint.huggingface}: rerun the merge"
-        )
+        raise CheckError(f"the tokenizer in {export} differs from {checkpoint.huggingface}: rerun the merge")
     weights = checkpoint.layout.size
     needed, available = int(4 * weights * _ROOM), psutil.virtual_memory().available
     if needed > available:
@@ -72,13 +69,13 @@ def check_export(checkpoint: FsdpCheckpoint, export: Path) -> ExportCheck:
     if not difference <= TOLERANCE:
         raise CheckError(
             f"{export} has the checkpoint's weights but not its log-probabilities (they differ by "
-            f"{difference:.2g}): its config.json computes another model than that of {checkpoint.huggingface}"
+            f"{difference:.2g}): its config.json describes another model than {checkpoint.huggingface}"
         )
     return ExportCheck(weights, len(texts), 2 * sum(map(len, texts)), difference, None)
 
 
 def check_files(export: Path) -> None:
-    """Check that all files besides the weights exist; raises CheckError."""
+    """Check that all files besides the weights exist. Raises CheckError."""
     if missing := [name for name in REQUIRED if not (export / name).is_file()]:
         raise CheckError(
             f"{export} lacks {', '.join(missing)}: the checkpoint's huggingface/ folder was incomplete. Copy "
@@ -87,7 +84,7 @@ def check_files(export: Path) -> None:
 
 
 def check_weights(checkpoint: FsdpCheckpoint, export: HfWeights) -> torch.dtype:
-    """Check that the export has exactly the checkpoint's weights, rounded; returns their type."""
+    """Check that the export has exactly the checkpoint's weights, rounded. Returns their type."""
     layout = checkpoint.layout
     if unknown := export.handles.keys() - layout.shapes.keys():
         raise CheckError(
@@ -134,7 +131,7 @@ def _rebuild(checkpoint: FsdpCheckpoint, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def _log_probs(model: Any, texts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Log-probabilities of the whole vocabulary at every position, (T, V) per text; frees the model."""
+    """Log-probabilities of the whole vocabulary at every position, (T, V) per text. Frees the model."""
     model.eval()
     result = [model(input_ids=text[None]).logits[0].float().log_softmax(-1) for text in texts]
     del model

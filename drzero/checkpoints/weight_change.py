@@ -1,8 +1,8 @@
 """Measures how far training moved a model's weights, before and after rounding them for the export.
 
-A bf16 number has 8 significant bits: the next one above w is |w|/256 to |w|/128 away. A change of less than
-half of that gap is lost in rounding if the weight started on a bf16 number, as those of hub models and of
-earlier exports do; from a start in float32 it may also jump the whole gap.
+A bf16 number has 8 significant bits, so its neighbour is |w|/256 to |w|/128 away. If a weight started on a
+bf16 number, as weights of hub models and of earlier exports do, rounding loses every change below half that
+gap. From a start in float32, rounding may also add a whole gap.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from drzero.checkpoints.weights import FsdpCheckpoint, HfWeights
 
 
 @dataclass(frozen=True)
-class Change:
-    """Share of weights that differ (tied ones counted once), the largest and the mean |change|."""
+class ChangeSize:
+    """Share of weights that differ (tied ones counted once), largest and mean |change|."""
 
     share: float
     max_abs: float
@@ -24,14 +24,14 @@ class Change:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """Against the start model: the checkpoint in float32; the export with both sides in the export's type."""
+    """Against the start model: the checkpoint in float32, and the export with both sides in its type."""
 
     weights: int
-    trained: Change
-    exported: Change
+    trained: ChangeSize
+    exported: ChangeSize
     kept: float | None
-    """The share of training's step that the export has: its change projected on the checkpoint's. 1 if all of
-    it survived rounding, 0 if none did; None if nothing changed."""
+    """The share of training's step that survived rounding: the export's change projected on the checkpoint's.
+    None if nothing changed."""
 
 
 class _Tally:
@@ -45,12 +45,12 @@ class _Tally:
         self.max_abs = max(self.max_abs, float(change.max()))
         self.sum_abs += float(change.sum(dtype=torch.float64))
 
-    def result(self) -> Change:
-        return Change(self.changed / self.count, self.max_abs, self.sum_abs / self.count)
+    def result(self) -> ChangeSize:
+        return ChangeSize(self.changed / self.count, self.max_abs, self.sum_abs / self.count)
 
 
 def measure_change(checkpoint: FsdpCheckpoint, export: Path, start: Path) -> WeightChange:
-    """Compare checkpoint and export with the start model; raises CheckError if that one lacks a weight."""
+    """Compare checkpoint and export with the start model. Raises CheckError if it lacks a weight."""
     exported_weights, start_weights = HfWeights(export), HfWeights(start)
     trained, exported = _Tally(), _Tally()
     product, square = 0.0, 0.0

@@ -1,7 +1,7 @@
-"""Weights by name, one tensor at a time: of veRL's FSDP checkpoints and of Hugging Face model folders.
+"""Weights by name, one tensor at a time, from veRL's FSDP checkpoints and from Hugging Face model folders.
 
-Both are read through memory maps, so a model may be larger than memory. Names are those of the model's
-`state_dict`; of tied weights a checkpoint has every name, a folder usually one.
+Both are read through memory maps, so a model may be larger than memory. Names are the `state_dict`'s. A
+checkpoint has every name of tied weights, a folder usually one.
 """
 
 import logging
@@ -25,15 +25,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Layout:
-    """The tensors of a model with a given config: their shapes, and which names share one weight."""
+    """The tensors of a model with a given config: their shapes, and names that share one weight."""
 
     def __init__(self, config: PretrainedConfig) -> None:
-        """Raises CheckError for a config that no language model can be made from."""
+        """Raises CheckError for a config without a language model."""
         try:
             with torch.device("meta"):  # shapes without memory
-                # Not the config's attention, which may not be installed here; it has no weights of its own.
+                # The config's attention may not be installed here, and it adds no weights.
                 model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-        except Exception as error:  # whatever a damaged value leads to, deep in the model's code
+        except Exception as error:  # a damaged value may fail anywhere in the model's code
             raise CheckError(
                 f"no model can be made from {config.name_or_path}/config.json: {in_one_line(error)}"
             ) from error
@@ -43,11 +43,11 @@ class Layout:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names_of.setdefault(id(parameter), []).append(name)
         self.tied: dict[str, list[str]] = {name: names for names in names_of.values() for name in names}
-        """Every name of a parameter → all names of the same weight, itself among them."""
+        """Every name of a parameter → all names of its weight."""
 
     @cached_property
     def distinct(self) -> list[str]:
-        """One name of every weight."""
+        """One name for every weight."""
         return [name for name in self.shapes if self.tied.get(name, [name])[0] == name]
 
     @cached_property
@@ -60,7 +60,7 @@ class FsdpCheckpoint:
     """The actor's weights in a run's checkpoint, gathered from its shards, with the adapter added."""
 
     def __init__(self, run: Path) -> None:
-        """Open a run's last checkpoint; raises CheckError if there is none, or a file of it is damaged."""
+        """Open a run's last checkpoint. Raises CheckError if it is missing or damaged."""
         step = saved_step(run)
         if not step:
             raise CheckError(
@@ -81,19 +81,19 @@ class FsdpCheckpoint:
             for key in self._shards[0]
             if ".lora_A." in key
         }
-        """By name of a weight the keys of its LoRA adapter; empty when whole weights were trained."""
+        """The keys of each weight's LoRA adapter. Empty if whole weights were trained."""
         self.config = load_config(str(self.huggingface), "the checkpoint")
         self.layout = Layout(self.config)
         shapes = {name: tuple(self._shards[0][key].shape) for name, key in self._keys.items()}
         if difference := first_difference(self.layout.shapes, shapes):
             raise CheckError(
-                f"the weights in {self.folder} are not those of the model that its "
-                f"{self.huggingface.name}/config.json describes: {difference}. The folder was put together "
-                "from two runs, or the adapter was saved without the model"
+                f"the weights in {self.folder} do not fit the model that {self.huggingface.name}/config.json "
+                f"describes: {difference}. The folder was put together from two runs, or the adapter was "
+                "saved without the model"
             )
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The whole weight `name`, float32, gathered from the shards and with its adapter added."""
+        """The whole weight `name` in float32, gathered from the shards, with its adapter added."""
         weight = self._gather(self._keys[name]).float()
         if name in self.adapters:
             a, b = (self._gather(key).float() for key in self.adapters[name])
@@ -130,7 +130,7 @@ class HfWeights:
     """The safetensors of a Hugging Face model folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a folder; raises CheckError when it holds no safetensors or one of them is damaged."""
+        """Open a folder. Raises CheckError if its safetensors are missing or damaged."""
         self.folder = folder
         files = sorted(folder.glob("*.safetensors"))
         index = folder / "model.safetensors.index.json"
@@ -146,10 +146,10 @@ class HfWeights:
         except (OSError, SafetensorError) as error:
             raise CheckError(f"a weight file in {folder} is missing or damaged: {error}") from error
         self.handles = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
-        """By name the file that holds a weight; of tied weights usually one name is there."""
+        """The file of each weight. Of tied weights, usually one name is there."""
 
     def find(self, names: Sequence[str]) -> torch.Tensor:
-        """The weight that is stored under any of `names`, as stored; raises CheckError when there is none."""
+        """The weight stored under any of `names`, as stored. Raises CheckError without one."""
         for name in names:
             if name in self.handles:
                 return self.handles[name].get_tensor(name)
@@ -157,7 +157,7 @@ class HfWeights:
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a model: `model` itself or its folder in the hub's cache; CheckError for neither."""
+    """The folder `model`, or its folder in the hub's cache. Raises CheckError without either."""
     if Path(model).is_dir():
         return Path(model)
     try:
@@ -167,15 +167,15 @@ def model_folder(model: str) -> Path:
 
 
 def load_config(model: str, what: str) -> PretrainedConfig:
-    """The config of a model folder or hub id; raises CheckError, which names `what` needed it."""
+    """The config of a model folder or hub id. Raises CheckError, which names `what` needed it."""
     try:
         return AutoConfig.from_pretrained(model)
-    except Exception as error:  # of a damaged file, Transformers raises whatever its parts run into
+    except Exception as error:  # a damaged file makes Transformers raise anything
         raise CheckError(f"{what}: no usable model config at {model} ({in_one_line(error)})") from error
 
 
 def first_difference(expected: Shapes, found: Shapes) -> str | None:
-    """Describe the first difference between two sets of named shapes; None if they are equal."""
+    """Describe the first difference between two sets of named shapes, None if they are equal."""
     for name in sorted({*expected, *found}):
         if name not in found:
             return f"{name} is missing"
@@ -205,7 +205,7 @@ def _shard_paths(folder: Path) -> list[Path]:
 
 
 def _load_shard(path: Path) -> dict[str, Any]:
-    # It warns that a mesh without process groups cannot compute; only the local tensors are read here.
+    # Silences a warning that a mesh without process groups cannot compute: we only read local tensors.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     try:
         # Pickled DTensors, written by our own trainer.

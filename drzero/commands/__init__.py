@@ -1,6 +1,4 @@
-"""Commands of `drzero` that are neither a stage nor the loop.
+"""Commands of `drzero` that read several rooms: preflight, status, compare, config, help, models, servers.
 
-preflight, status, config, check-services, flow-test, compare-rollouts, diagnose, stacks, serve-search,
-serve-model, agent-bench, and those for models. They change no results. What a stage needs as well belongs in
-`drzero.stages` or below.
+They change no results. Code that a stage needs as well belongs in `drzero.stages` or below.
 """

@@ -1,10 +1,10 @@
-"""`drzero compare BEFORE AFTER`: two evaluations of the same tasks, or questions, held against each other.
+"""`drzero compare BEFORE AFTER`: two evaluations of the same tasks or questions.
 
     drzero compare outputs/checkpoints/evaluate_wordle outputs/checkpoints/evaluate_after
 
-Each is the run folder of an evaluation. What both have answered is compared in pairs: the share that is
-right, with Newcombe's interval of its change and the exact McNemar test (drzero/loop/changes.py), and of an
-environment the reward, with Student's interval of the mean difference and Wilcoxon's signed-rank test.
+Both are run folders of evaluations. Tasks that both have answered are compared in pairs: the share right,
+with Newcombe's interval of its change and the exact McNemar test (drzero/loop/changes.py), and an
+environment's reward, with Student's interval of the mean difference and Wilcoxon's signed-rank test.
 """
 
 import json
@@ -25,8 +25,7 @@ from drzero.stages.scores import ANSWERS, REPORT, Records
 
 
 def run_compare(arguments: Sequence[str]) -> None:
-    """Print how the second evaluation differs from the first; raises CheckError where nothing can be
-    compared."""
+    """Print how the second evaluation differs from the first. Raises CheckError if none can be compared."""
     if len(arguments) != 2:
         raise CheckError("compare takes two folders of evaluations: drzero compare BEFORE AFTER")
     before, after = (_records(Path(folder)) for folder in arguments)
@@ -47,7 +46,7 @@ def run_compare(arguments: Sequence[str]) -> None:
 
 
 def paired_rewards(before: Records, after: Records) -> list[tuple[float, float]]:
-    """The rewards of what both have played, in pairs; none of benchmark questions, which have no reward."""
+    """The rewards of tasks that both have played, in pairs. Benchmark questions have no reward."""
     was = {(record["benchmark"], record["key"]): record["reward"] for record in before if "reward" in record}
     pairs = [(was.get((r["benchmark"], r["key"])), r["reward"]) for r in after if "reward" in r]
     return [(float(first), float(second)) for first, second in pairs if first is not None]
@@ -56,7 +55,7 @@ def paired_rewards(before: Records, after: Records) -> list[tuple[float, float]]
 def _rewards_table(pairs: Sequence[tuple[float, float]]) -> Table:
     changes = [after - before for before, after in pairs]
     low, high = mean_interval(changes)
-    # Of equal pairs there is nothing to rank.
+    # Equal pairs cannot be ranked.
     p = float(stats.wilcoxon(changes, zero_method="zsplit").pvalue) if any(changes) else 1.0
     means = [fmean(column) for column in zip(*pairs, strict=True)]
     table = _table("reward, Wilcoxon's signed-rank test")
@@ -72,7 +71,7 @@ def _table(title: str, *more: str) -> Table:
 
 
 def _records(folder: Path) -> Records:
-    """The answers of an evaluation to what it was last asked."""
+    """An evaluation's answers to its present benchmarks."""
     if not (folder / REPORT).is_file() or not (folder / ANSWERS).is_file():
         raise CheckError(
             f"{folder} is no finished evaluation: it has no {REPORT} (drzero evaluate writes one)"
@@ -86,7 +85,7 @@ def _report(folder: Path) -> dict[str, Any]:
 
 
 def _differing_conditions(before: Path, after: Path) -> list[str]:
-    """A line for each condition, besides the model, in which the two differ."""
+    """A line for each condition that differs, except the model."""
     was, now = (_report(folder)["conditions"] for folder in (before, after))
     return [
         f"note: {key} was {was.get(key)!r} and is {now.get(key)!r}"

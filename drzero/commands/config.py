@@ -1,4 +1,4 @@
-"""`drzero config [KEY]`: our config keys, with type, default, range, and the results that they change.
+"""`drzero config [KEY]`: our config keys with type, default and range, and the results they change.
 
     drzero config                           every key, a line each
     drzero config retrieval                 the keys of a group
@@ -39,11 +39,11 @@ without one of these keys counts as changed. Defaults are followed by what files
 
 
 class NoSuchKey(UserError):
-    """No key or group of ours has that name."""
+    """Neither a key nor a group of ours has that name."""
 
 
 def run_config(arguments: Sequence[str]) -> None:
-    """Print all keys, those of a group, or one in full; with `--write FILE` write the page."""
+    """Print all keys, a group's keys, or one in full. With `--write FILE`, write the page."""
     if len(arguments) == 2 and arguments[0] == "--write":
         atomic_write(Path(arguments[1]), as_markdown())
         return
@@ -109,7 +109,7 @@ def _facts(key: Key, stages: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _default(key: Key, stages: tuple[str, ...]) -> str:
-    """The default, of each stage where they differ."""
+    """The default, or each stage's default if they differ."""
     defaults = {stage: as_yaml(schema_of(stage)[key.name].default) for stage in stages}
     if len(set(defaults.values())) > 1:
         return ", ".join(f"{value} ({_title((stage,))})" for stage, value in defaults.items())
@@ -117,7 +117,7 @@ def _default(key: Key, stages: tuple[str, ...]) -> str:
 
 
 def _changes(key: Key, stages: tuple[str, ...]) -> str:
-    """The stages whose results the key can change, those with a star whose single conversations it can."""
+    """The stages whose results the key can change, with a star if it changes single conversations."""
     keys = [schema_of(stage)[key.name] for stage in stages] or [key]
     results = dict.fromkeys(stage for one in keys for stage in one.limits.results)
     words = [f"{stage}{'*' if stage in key.limits.journal else ''}" for stage in results]
@@ -125,7 +125,7 @@ def _changes(key: Key, stages: tuple[str, ...]) -> str:
 
 
 def set_by(name: str) -> Iterator[tuple[str, str]]:
-    """The files of `config/` that set a key to something else than its default, each with the value."""
+    """The files of `config/` that set a key, each with the value."""
     absent = object()
     for file, node in _files().items():
         value: Any = node
@@ -137,7 +137,7 @@ def set_by(name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _files() -> dict[str, Any]:
-    """The files of `config/` that a stage composes, parsed."""
+    """The parsed files of `config/` that stages compose."""
     paths = {str(path.relative_to(CONFIG_DIR)): path for path in sorted(CONFIG_DIR.rglob("*.yaml"))}
     return {
         name: yaml.safe_load(path.read_text(encoding="utf-8"))

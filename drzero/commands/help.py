@@ -1,9 +1,9 @@
-"""What `drzero COMMAND --help` prints: the command's docstring, and its config keys with their defaults.
+"""`drzero COMMAND --help`: the command's docstring, and its config keys with their defaults.
 
     print(command_help("drzero.stages.evaluate", "evaluate"))
 
-Nothing of the command itself is imported, nor Hydra: the docstring is read from the source, the keys from
-`drzero.recipe.settings`, and from the stage's own file in `config/` the defaults that it changes.
+Neither the command nor Hydra is imported: the docstring comes from the source, the keys from
+`drzero.recipe.settings`, and changed defaults from the stage's file in `config/`.
 """
 
 import ast
@@ -22,13 +22,13 @@ from environments.registry import BUILT_IN
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 GROUPS = ("model", "hardware", "compute", "rollout", "mode", "env", "loop")
-"""Those whose option a command line chooses."""
+"""Groups whose option you choose on the command line."""
 _WIDTH = (60, 110)
-"""Characters of a line: at least, at most."""
+"""The least and the most characters of a line."""
 
 
 def command_help(module: str, stage: str | None, places: Sequence[str] = ()) -> str:
-    """The help of a command in `module`; with the keys of `stage`, its own or those at or below `places`."""
+    """The help of a command in `module`, with keys of `stage`: its own, or all at or below `places`."""
     parts = [docstring(module)]
     if stage is not None:
         parts += stage_keys(stage, places)
@@ -36,14 +36,14 @@ def command_help(module: str, stage: str | None, places: Sequence[str] = ()) -> 
 
 
 def docstring(module: str) -> str:
-    """The docstring of a module, read without importing it."""
+    """A module's docstring, read without importing it."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
     return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or module
 
 
 def stage_keys(stage: str, places: Sequence[str] = ()) -> Iterator[str]:
-    """The paragraphs about a stage's keys: listed ones in full, the others by name."""
+    """Paragraphs about a stage's keys: listed ones in full, the others by name."""
     schema = schema_of(stage)
     listed = own_keys(stage)
     if places:
@@ -57,7 +57,7 @@ def stage_keys(stage: str, places: Sequence[str] = ()) -> Iterator[str]:
     if not places and rest:
         yield _wrapped("Other keys and groups of keys: ", rest)
     if not places:
-        # A loop chooses for its stages, and only it has loop=.
+        # A loop chooses for its stages, and nothing else has loop=.
         without = () if stage == "evolve" else ("loop",) if schema.has_verl else ("loop", "mode")
         groups = [group for group in GROUPS if group not in without]
         yield _wrapped("Groups, written GROUP=OPTION: ", (f"{g} ({_options(g, stage)})" for g in groups))
@@ -71,7 +71,7 @@ def _options(group: str, stage: str) -> str:
     options = ", ".join(sorted(path.stem for path in (CONFIG / group).glob("*.yaml")))
     if group == "model":
         return f"{options}, any hub id or folder"
-    if group == "env" and stage in ("train", "evaluate"):  # the corpora are no environments to train in
+    if group == "env" and stage in ("train", "evaluate"):  # you cannot train in the corpora
         corpora = [options] if stage == "evaluate" else []
         return ", ".join([*corpora, *sorted(BUILT_IN), "one of your own, verifiers:NAME"])
     return options
@@ -82,7 +82,7 @@ def _is_at(name: str, places: Iterable[str]) -> bool:
 
 
 def _entries(keys: Iterable[Key], composed: dict[str, Any]) -> Iterator[str]:
-    """Of each key a line with what it takes and its default, and below it what it is for."""
+    """Each key with its values and default, and its doc line below."""
     for key in keys:
         default = _found(composed, key.name, key.default)
         yield f"\n  {key.name}  ({key.allowed}; default {as_yaml(default)})"
@@ -90,7 +90,7 @@ def _entries(keys: Iterable[Key], composed: dict[str, Any]) -> Iterator[str]:
 
 
 def _composed(stage: str) -> dict[str, Any]:
-    """The stage's own file, which may set other defaults; a group's may set others again."""
+    """The stage's own file, which may set other defaults."""
     text = (CONFIG / f"{stage}.yaml").read_text(encoding="utf-8")
     return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {})
 
@@ -104,7 +104,6 @@ def _found(tree: Any, name: str, otherwise: Any) -> Any:
 
 
 def _wrapped(head: str, words: Iterable[str]) -> str:
-    # A name may have a hyphen, at which no line ends.
     return textwrap.fill(
         head + ", ".join(words) + ".", _width(), subsequent_indent="  ", break_on_hyphens=False
     )

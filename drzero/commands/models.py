@@ -3,9 +3,9 @@
     drzero list-models                                  the options of model=, their size, and which are local
     drzero fetch-models challenger model=qwen2.5-3b     downloads the stage's models into the hub's cache
 
-A machine with GPUs costs the same while it downloads, and trainer and servers would all wait for the same
-files. So the launcher runs fetch-models on a CPU before it requests GPUs. Model folders and complete cache
-entries are skipped; the hub's own client resumes an interrupted download.
+A machine with GPUs costs the same while it downloads, so the launcher runs fetch-models on a CPU before it
+requests GPUs. Model folders and complete cache entries are skipped. The hub's client resumes an interrupted
+download.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,16 +30,16 @@ from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
 
 _CONFIGS = (".json", ".txt", ".model", ".jinja", ".py")
-"""Files wanted of every repository end so: configs, tokenizer, chat template, code."""
+"""Endings of configs, tokenizer, chat template and code, which every repository needs."""
 _OTHER_FORMATS = ("onnx/", "openvino/", "original/", "coreml/", "metal/")
-"""Folders with the same weights in formats of other programs."""
+"""Folders with the same weights in other programs' formats."""
 
 
 def run_fetch_models(arguments: Sequence[str]) -> None:
     """Download the models of a stage, or of all stages of `evolve`.
 
-    Raises OverrideError if the config does not compose, CheckError with the model's key if the hub has no
-    such model, requires a signed licence for it, or cannot be reached.
+    Raises OverrideError if the config does not compose. Raises CheckError with the model's key if the hub
+    does not have the model, requires a signed licence, or cannot be reached.
     """
     if not arguments:
         raise CheckError("fetch-models: name a stage, for example `drzero fetch-models challenger`")
@@ -86,7 +86,7 @@ def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
 
 
 def wanted_files(names: Sequence[str]) -> list[str]:
-    """The files of a repository that our programs load: configs, and the weights in one format."""
+    """The files of a repository that our programs load: configs, and weights in one format."""
     own = [name for name in names if not name.startswith(_OTHER_FORMATS)]
     configs = [name for name in own if name.endswith(_CONFIGS)]
     weights = [name for name in own if name.endswith(".safetensors")]
@@ -110,7 +110,7 @@ def run_list_models(overrides: Sequence[str]) -> None:
 
 
 def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:
-    """Where an option's weights are, or how they get here; and their size in GB, None if unknown."""
+    """Where an option's weights are or how they get here, and their size in GB, None if unknown."""
     from_hub = not Path(base_model).is_absolute()
     folder = Path(base_model)
     if from_hub:
@@ -126,6 +126,6 @@ def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:
 
 
 def weights_bytes(folder: Path) -> int:
-    """Bytes of the weight files below a folder; 0 if there are none."""
+    """Bytes of the weight files below a folder, 0 without any."""
     files = [file for pattern in _WEIGHTS for file in folder.rglob(pattern)] if folder.is_dir() else []
     return sum(file.stat().st_size for file in files)

@@ -1,10 +1,10 @@
-"""`drzero preflight STAGE overrides… [--json]`: what would go wrong, before anything is paid for.
+"""`drzero preflight STAGE overrides… [--json]`: what would go wrong, before you pay for it.
 
     drzero preflight challenger hardware=8xh100 model=qwen2.5-7b
-    drzero preflight evolve loop=demo                    every stage of a loop, and the cost of all together
+    drzero preflight evolve loop=demo                    every stage of a loop, and their total cost
     drzero preflight solver iteration=2 --json           for other programs
 
-Prints the findings, the memory ledger and the estimate of time and cost; exits with 2 on an error
+Prints the findings, the memory ledger and the estimate of time and cost. The exit code is 2 after an error
 (docs/preflight.md).
 """
 
@@ -18,9 +18,9 @@ from drzero.preflight.run import STAGE_NAMES
 
 
 def run_preflight(arguments: Sequence[str]) -> int:
-    """Check one stage, or all of `evolve`, and print the reports; returns the exit code.
+    """Check one stage or all of `evolve` and print the reports. Returns the exit code.
 
-    Raises PreflightFailed when the first argument is no stage.
+    Raises PreflightFailed if the first argument is no stage.
     """
     words = [word for word in arguments if word != "--json"]
     if not words or words[0] not in STAGE_NAMES:

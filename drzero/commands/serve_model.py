@@ -1,13 +1,13 @@
-"""`drzero serve-model`: a model behind OpenAI's requests, until it is interrupted: to try an agent on.
+"""`drzero serve-model`: a model behind OpenAI's requests until you interrupt it, to try an agent on.
 
     drzero serve-model model=smollm2-135m port=8080
     drzero serve-model model=Qwen/Qwen2.5-3B-Instruct rollout=sglang background=true
     drzero serve-model model=outputs/checkpoints/solver_iter1_hf hardware=cpu
 
-The server of a run, with its settings and checks: our reference engine, or SGLang (rollout=sglang).
+It is a run's server with its settings and checks: our reference engine, or SGLang (rollout=sglang).
 `/v1/completions`, `/v1/chat/completions` (tools, streams), `/v1/models` and `/health` answer OpenAI's own
-client; with OPENAI_API_KEY set, here or in .env, that is the bearer token that requests need, and without it
-any will do. In the background its process id, its log and the command that ends it are printed.
+client. With OPENAI_API_KEY set, here or in .env, requests need it as their bearer token. A server in the
+background prints its process id, its log and the command that ends it.
 """
 
 import re
@@ -41,8 +41,8 @@ _LOG_LINES = 15
 def run_serve_model(config: DictConfig) -> None:
     """Serve until interrupted, or leave a process that does.
 
-    Raises PreflightFailed before the start, ServiceDied if the server ends, RunFailed if it does not start in
-    the background.
+    Raises PreflightFailed before the start, ServiceDied if the server ends, and RunFailed if it does not
+    start in the background.
     """
     require(config, "serve_model")
     with open_dict(config):
@@ -57,13 +57,13 @@ def run_serve_model(config: DictConfig) -> None:
 
 
 def model_name(base_model: str) -> str:
-    """What a model is called in requests: its hub id, or the last part of its folder's path."""
+    """The model's name in requests: its hub id, or the name of its folder."""
     is_hub_id = _HUB_ID.fullmatch(base_model) and not Path(base_model).is_dir()
     return base_model if is_hub_id else Path(base_model).name
 
 
 def add_call_form(config: DictConfig) -> None:
-    """Name the form of the model's calls to the engine; raises CheckError for one that SGLang cannot read."""
+    """Tell the engine how the model writes calls. Raises CheckError if SGLang cannot read them."""
     given = config.solver.server_args
     if config.solver.engine == "reference":
         parser = {"call_form": config.call_form}
@@ -81,7 +81,7 @@ def add_call_form(config: DictConfig) -> None:
 
 
 def serve(config: DictConfig) -> None:
-    """Serve in this process's foreground; raises ServiceDied if the server ends."""
+    """Serve in the foreground. Raises ServiceDied if the server ends."""
     folder = Path(config.run.dir)
     spec = replace(solver_spec(config, "model", config.served_name), relays=True)
     with HeldLock(folder / "lock"), ServiceGroup([spec]) as services:
@@ -91,7 +91,7 @@ def serve(config: DictConfig) -> None:
             while True:
                 services.check()
                 time.sleep(0.5)
-        except (KeyboardInterrupt, SystemExit):  # how it is meant to end
+        except (KeyboardInterrupt, SystemExit):  # the intended end
             services.events.add("exit", "serve-model", "ended as asked", code=0)
             raise
 
@@ -100,12 +100,12 @@ def _describe(config: DictConfig) -> None:
     url = f"{address(config.solver.host, config.solver.port)}/v1"
     token = f"the bearer token in {MODEL_KEY}" if bearer_of(MODEL_KEY) else "no token, or any"
     say("serve-model", f"{url} answers for the model {config.served_name!r}, with {token}. For an agent:")
-    # Alone on its line, so that it can be copied.
+    # Alone on its line, to be copied.
     print(f"\nexport OPENAI_BASE_URL={url}\n", flush=True)
 
 
 def _start(config: DictConfig) -> None:
-    """Start the server in a session of its own, wait until it answers, and say how it is ended."""
+    """Start the server in a new session, wait until it answers, and say how to end it."""
     log = Path(config.run.dir) / "logs" / "serve_model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "drzero.commands.serve_model", str(write_resolved(config))]
@@ -114,15 +114,11 @@ def _start(config: DictConfig) -> None:
         output.flush()
         from_here = output.tell()
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         _await_health(config, process, log, from_here)
-    except BaseException:  # also Ctrl-C: what was not reported must not stay
+    except BaseException:  # also Ctrl-C: an unreported server must not stay
         process.terminate()
         process.wait()
         raise
@@ -147,7 +143,7 @@ def _await_health(config: DictConfig, process: "subprocess.Popen[bytes]", log: P
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve by a resolved config, which another process has checked; returns the exit code."""
+    """Serve by a resolved config that another process has checked. Returns the exit code."""
     (path,) = sys.argv[1:] if arguments is None else arguments
     try:
         serve(DictConfig(OmegaConf.load(path)))

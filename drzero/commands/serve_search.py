@@ -1,9 +1,9 @@
-"""`drzero serve-search`: the retrieval service alone, until it is interrupted.
+"""`drzero serve-search`: the retrieval service alone, until you interrupt it.
 
     drzero serve-search chroma.path=my/chromadb retrieval.port=8000
 
-The same service, settings and checks as in a run (docs/retrieval.md). Once it answers, its address is
-printed, and a line for another terminal that asks it something.
+It has the service, settings and checks of a run (docs/retrieval.md). Once it answers, it prints its address,
+and a line to paste into another terminal for a first query.
 """
 
 import json
@@ -21,14 +21,14 @@ from drzero.stages.services import check_and_resolve, retrieval_spec
 from search.wire import TOKEN_VARIABLE, read_token
 
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that mean every one of this machine, and one of them to ask at."""
+"""Hosts that mean every address of this machine, and one address to ask."""
 
 
 def run_serve_search(config: DictConfig) -> None:
-    """Serve until interrupted; raises PreflightFailed before the start, ServiceDied if the service ends."""
+    """Serve until interrupted. Raises PreflightFailed before the start, ServiceDied if the service ends."""
     config = check_and_resolve(config, "serve_search")
     Path(config.run.dir).mkdir(parents=True, exist_ok=True)
-    # With nothing next to it, what the service logs is for the console.
+    # Nothing else runs, so the console shows the service's log.
     with ServiceGroup([replace(retrieval_spec(config), relays=True)]) as services:
         url = address(config.retrieval.host, config.retrieval.port)
         with_token = read_token() is not None
@@ -38,7 +38,7 @@ def run_serve_search(config: DictConfig) -> None:
             "serve-search",
             f"runs search it by retrieval.url={outside_address(config.retrieval)}, and you by:",
         )
-        # Alone on its line, so that it can be copied.
+        # Alone on its line, to be copied.
         print(f"\n{curl_line(url, config.retrieval.topk, with_token=with_token)}\n", flush=True)
         while True:
             services.check()
@@ -46,21 +46,21 @@ def run_serve_search(config: DictConfig) -> None:
 
 
 def address(host: str, port: int) -> str:
-    """Where a service that binds this host and port is asked from this machine."""
+    """The address at which this machine asks a service that binds this host and port."""
     host = _EVERY.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def outside_address(retrieval: DictConfig) -> str:
-    """Where runs ask a service: of one that binds every address of this machine, by the machine's name."""
+    """The address for runs: the machine's name if the service binds every address."""
     host = socket.gethostname() if retrieval.host in _EVERY else retrieval.host
     return address(host, retrieval.port)
 
 
 def curl_line(url: str, topk: int, *, with_token: bool) -> str:
-    """A shell's line that sends the service a query; the token stays in the environment."""
+    """A shell line that sends the service a query. The token stays in the environment."""
     body = json.dumps({"queries": ["what is this corpus about?"], "topk": topk})
     token = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if with_token else ""
-    # No proxy of the environment stands between two programs of one machine.
+    # Programs on one machine need no proxy.
     to = f"curl -s --noproxy '*' {url}/retrieve"
     return f"{to}{token} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

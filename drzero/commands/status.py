@@ -1,9 +1,9 @@
 """`drzero status`: how far the self-evolution loop is, as a table.
 
-    drzero status                                        that under outputs/checkpoints, or its seeds'
-    drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
+    drzero status                                        the loop under outputs/checkpoints, or its seeds'
+    loops drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
 
-Reads only the loops' manifests, so it may be asked at any time.
+It reads only manifests, so you may ask at any time.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from drzero.ops.process.lock import lock_is_held
 
 
 def run_status(config: DictConfig) -> None:
-    """Print the table of the loop under `paths.checkpoints`, and of each seed's; else FileNotFoundError."""
+    """Print the tables of the loops under `paths.checkpoints`. Raises FileNotFoundError without any."""
     root = Path(config.paths.checkpoints)
     found = [root / "evolve", *sorted(root.glob("seed*/evolve"))]
     loops = [folder for folder in found if (folder / "manifest.json").is_file()]

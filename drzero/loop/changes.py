@@ -1,13 +1,11 @@
-"""Changes of exact match between models that were asked the same questions, and over several training seeds.
+"""How exact match changed between models asked the same questions, and over several training seeds.
 
     change = paired(before, after)              # records of two evaluations
     print(change.effect, change.low, change.high, change.p)
 
-The p value is that of McNemar's test in its exact form: of the questions that one model alone answers right,
-each is as likely the one's as the other's if there is no change, so their number is binomial with a half. The
-usual form by chi-square needs more than the handful of questions that differ here. The interval is Newcombe's
-for a difference of paired shares (Stat. Med. 17, 1998, method 10), which combines Wilson's ends and so has a
-width where nothing differs. Neither covers other training seeds: `over_seeds` does.
+The p value is McNemar's exact test: without a change, a question that only one model answers right is as
+likely the first's as the second's, so their number is binomial with a half. The interval is Newcombe's for
+paired shares (Stat. Med. 17, 1998, method 10). Neither covers other training seeds: `over_seeds` does.
 """
 
 import math
@@ -22,32 +20,32 @@ from scipy import stats
 from drzero.stages.scores import LEVEL, Records, wilson
 
 ALL = "all questions"
-"""The questions of all benchmarks, as one."""
+"""The questions of all benchmarks together."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """How exact match changed from one model to another, on the `n` questions that both answered."""
+class ExactMatchChange:
+    """The change of exact match on the `n` questions that both models answered."""
 
     n: int
     before: float
     after: float
     gained: int
-    """Questions that the second model alone answers right."""
+    """Questions that only the second model answers right."""
     lost: int
     effect: float
     """After minus before."""
     low: float
     high: float
-    """Ends of the 95 % interval of the effect."""
+    """The 95 % interval of the effect is from `low` to here."""
     p: float
     """Two-sided."""
 
 
-def paired(before: Records, after: Records) -> Change | None:
-    """The change over the questions that both have answered; None if there is none.
+def paired(before: Records, after: Records) -> ExactMatchChange | None:
+    """The change over the questions that both have answered, None without any.
 
-    The records are those of `answers.jsonl`: `key` identifies a question, `right` says whether it was right.
+    The records come from `answers.jsonl`: `key` is the question, `right` the verdict.
     """
     was = {record["key"]: bool(record["right"]) for record in before}
     pairs = [(was[record["key"]], bool(record["right"])) for record in after if record["key"] in was]
@@ -56,7 +54,7 @@ def paired(before: Records, after: Records) -> Change | None:
     both, lost, gained, neither = (pairs.count(pair) for pair in product((True, False), (True, False)))
     low, high = newcombe(both, lost, gained, neither)
     n = len(pairs)
-    return Change(
+    return ExactMatchChange(
         n=n,
         before=(both + lost) / n,
         after=(both + gained) / n,
@@ -70,15 +68,15 @@ def paired(before: Records, after: Records) -> Change | None:
 
 
 def newcombe(both: int, lost: int, gained: int, neither: int) -> tuple[float, float]:
-    """The interval of the share right after minus before, from how many questions were right when.
+    """The interval of the share right after minus before, for at least one question.
 
-    Of one question or more: right both times, before only, after only, never.
+    The counts are of questions right both times, before only, after only, and never.
     """
     n = both + lost + gained + neither
     right = (both + gained, both + lost)
     (low, high), (low_before, high_before) = (wilson(k, n) for k in right)
     after, before = (k / n for k in right)
-    # The correlation of the two, less a continuity correction.
+    # The correlation of both, less a continuity correction.
     margins = math.prod((both + gained, lost + neither, both + lost, gained + neither))
     together = both * neither - gained * lost
     phi = (max(together - n / 2, 0) if together > 0 else together) / math.sqrt(margins) if margins else 0.0
@@ -94,25 +92,25 @@ def newcombe(both: int, lost: int, gained: int, neither: int) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class SeedsChange:
-    """A change that was measured with several training seeds."""
+    """A change measured with several training seeds."""
 
-    changes: tuple[Change, ...]
-    """Of each seed."""
+    changes: tuple[ExactMatchChange, ...]
+    """One for each seed."""
     effect: float
     """Their mean."""
     low: float
     high: float
-    """Ends of the 95 % interval: for other seeds and other questions."""
+    """The 95 % interval covers other seeds and other questions."""
     p: float | None
-    """Of Student's test that the seeds' mean is 0, two-sided; None where they do not vary."""
+    """Student's two-sided test that the seeds' mean is 0. None if they do not vary."""
 
 
-def over_seeds(changes: Sequence[Change]) -> SeedsChange:
+def over_seeds(changes: Sequence[ExactMatchChange]) -> SeedsChange:
     """The mean change of one or more seeds.
 
-    Two things vary: the seeds, whose mean has Student's interval, and the questions, which are the same for
-    all of them. The distances of both intervals from the mean are combined as standard errors are (MOVER).
-    One seed is no measure of seeds, and its interval is that of the questions alone.
+    The seeds' mean has Student's interval, and the questions, which all seeds share, have theirs. MOVER
+    combines both distances from the mean like standard errors. A single seed has only the questions'
+    interval.
     """
     effects = [change.effect for change in changes]
     mean, of_seeds, p = float(np.mean(effects)), 0.0, None
@@ -126,8 +124,8 @@ def over_seeds(changes: Sequence[Change]) -> SeedsChange:
     return SeedsChange(tuple(changes), mean, max(mean - below, -1.0), min(mean + above, 1.0), p)
 
 
-def by_benchmark(before: Records, after: Records) -> dict[str, Change]:
-    """The change of each benchmark that has common questions; of several also that of `ALL`."""
+def by_benchmark(before: Records, after: Records) -> dict[str, ExactMatchChange]:
+    """The change by benchmark, and over `ALL` if there are several."""
     names = list(dict.fromkeys(record["benchmark"] for record in before))
     found = {
         name: paired(*([r for r in records if r["benchmark"] == name] for records in (before, after)))
@@ -138,16 +136,16 @@ def by_benchmark(before: Records, after: Records) -> dict[str, Change]:
     return {name: change for name, change in found.items() if change}
 
 
-def benchmarks_over_seeds(changes: Sequence[Mapping[str, Change]]) -> dict[str, SeedsChange]:
-    """Those of `by_benchmark`, one of each seed, over the seeds; of the benchmarks that all of them have."""
+def benchmarks_over_seeds(changes: Sequence[Mapping[str, ExactMatchChange]]) -> dict[str, SeedsChange]:
+    """The seeds' results of `by_benchmark` summed up, for the benchmarks that all seeds have."""
     common = [name for name in changes[0] if all(name in each for each in changes)] if changes else []
     return {name: over_seeds([each[name] for each in changes]) for name in common}
 
 
 def gains_over_seeds(loops: Sequence[Mapping[int, Records]], last: int) -> dict[str, SeedsChange]:
-    """What several seeds' loops changed from the base model to iteration `last`, by benchmark.
+    """The change from the base model to iteration `last` over several seeds' loops, by benchmark.
 
-    `loops` are the records of each iteration's evaluation; a loop without one of the two is left out.
+    `loops` has each loop's records by iteration. A loop without one of the two evaluations is left out.
     """
     return benchmarks_over_seeds(
         [by_benchmark(answers[0], answers[last]) for answers in loops if {0, last} <= answers.keys()]
@@ -155,10 +153,10 @@ def gains_over_seeds(loops: Sequence[Mapping[int, Records]], last: int) -> dict[
 
 
 def loop_changes(answers: Mapping[int, Records]) -> list[dict[str, Any]]:
-    """What each iteration changed by benchmark: against the base model (0), and against the last iteration.
+    """Each iteration's change by benchmark, against the base model (0) and against the iteration before.
 
-    `answers` are the records of each iteration's evaluation. One dict a change: the fields of `Change`, with
-    `benchmark`, `earlier` and `later`.
+    `answers` has the records by iteration. A change is a dict of `ExactMatchChange`'s fields, `benchmark`,
+    `earlier` and `later`.
     """
     iterations = sorted(answers)
     compared = [(0, later) for later in iterations if later]

@@ -6,10 +6,9 @@
     drzero evolve loop=demo --seeds 3                # loops of three training seeds, one after another
     drzero status                                    # the loop as a table
 
-Every stage is a child process (`drzero STAGE …`) with its own config. All configs are composed and checked,
-as far as possible, before the first stage starts. The manifest records the complete stages; a rerun resumes
-at the first one that is not. If settings, inputs or outputs of a finished stage have changed since, the loop
-stops with an error that lists them. A stage that runs out of time ends the loop (docs/stopping.md).
+Every stage is a child process (`drzero STAGE …`). As far as possible, all configs are composed and checked
+before the first stage starts. The manifest records finished stages, and a rerun resumes at the first other
+one. If settings, inputs or outputs of a finished stage have changed since, the loop stops and lists them.
 """
 
 import sys
@@ -22,8 +21,7 @@ from drzero.loop.identity import identity, input_identities, significant_config
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import StageRun, compose_loop, plan_loop
 from drzero.loop.preflight import check_ahead
-from drzero.loop.report import print_loop
-from drzero.loop.score_report import report_scores
+from drzero.loop.report import print_loop, report_scores
 from drzero.loop.seeds import run_seeds, split_seeds
 from drzero.loop.state import check_finished, forget, log_path, prune, recover, split_from, stages_from
 from drzero.ops.console import say, set_verbose
@@ -42,13 +40,13 @@ from drzero.stages.scores import REPORT
 from verl_ext.stop_time import require_time
 
 LOOP_VARIABLE = "DRZERO_LOOP"
-"""Environment variable of the loop's processes, by which a rerun finds those that a killed run left."""
+"""Environment variable of the loop's processes. A rerun finds a killed run's leftovers by it."""
 _STAGE_GRACE_S = 30.0
-"""Seconds; a stage stops its trainer and its services in order, each with a grace period of its own."""
+"""Seconds. A stage stops its trainer and its services one after another."""
 
 
 def run_evolve(arguments: Sequence[str]) -> None:
-    """Run or resume the loop, or with `--seeds N` those of N training seeds (`drzero.loop.seeds`)."""
+    """Run or resume the loop, or with `--seeds N` the loops of N training seeds."""
     seeds, rest = split_seeds(arguments)
     if seeds is None:
         run_loop(rest)
@@ -57,16 +55,16 @@ def run_evolve(arguments: Sequence[str]) -> None:
 
 
 def run_loop(arguments: Sequence[str]) -> None:
-    """Run or resume one loop; `--from STAGE_iterN` redoes that stage and all that depend on it.
+    """Run or resume one loop. `--from STAGE_iterN` redoes that stage and all that depend on it.
 
-    Raises OverrideError, CheckError or DataError before anything starts, AlreadyRunning while another loop
-    runs in the same folder, LoopChanged if finished stages no longer fit, ChildError if a stage fails,
-    OutOfTime if the stop time comes first.
+    Raises before anything starts: OverrideError, CheckError or DataError, AlreadyRunning while another loop
+    uses the folder, LoopChanged if finished stages no longer fit. Raises ChildError if a stage fails, and
+    OutOfTime at the stop time.
     """
     redo_from, overrides = split_from(arguments)
     loop = compose_loop(overrides)
     plan = plan_loop(loop)
-    # The first stage's config has the loop's place: a wrong `--from` is refused before anything is made.
+    # The first stage's config has the loop's folder, so a wrong `--from` is refused before anything is made.
     first = compose_stage(plan[0].stage, plan[0].overrides)
     set_verbose(first.verbose)
     folder = Path(first.paths.checkpoints) / "evolve"
@@ -74,7 +72,7 @@ def run_loop(arguments: Sequence[str]) -> None:
         stages_from(redo_from, plan, Manifest(folder / "manifest.json"))
     configs = {plan[0].name: first}
     configs |= {run.name: compose_stage(run.stage, run.overrides) for run in plan[1:]}
-    # The report last: while the lock is held, it would say that the loop still runs.
+    # The report comes after the lock: with the lock held, it would say that the loop still runs.
     with reported(folder), HeldLock(folder / "lock"):
         end_leftovers("evolve", LOOP_VARIABLE, str(folder))
         for place in (folder, *(Path(config.run.dir) for config in configs.values())):
@@ -102,7 +100,6 @@ def run_loop(arguments: Sequence[str]) -> None:
             run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"
         }
         report_scores(evaluated, folder / REPORT)
-        # The newest of each kind: how the questions read now.
         last = {run.stage: run for run in plan if run.stage in ("challenger", "synthesize")}
         for run in last.values():
             if examples := read_examples(Path(configs[run.name].run.dir)):
@@ -110,7 +107,7 @@ def run_loop(arguments: Sequence[str]) -> None:
 
 
 def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Path) -> None:
-    # A result marks a finished stage, so an old one must not remain while the stage runs.
+    # A result marks a finished stage, so an old one must go before the stage runs.
     (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
     settings = significant_config(run.stage, config, run.overrides)
     manifest.begin(run.name, settings, input_identities(run.stage, config))
@@ -128,14 +125,14 @@ def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Pa
         name: {"path": str(path), "identity": identity(path), "pruned": False}
         for name, path in result.outputs.items()
     }
-    # Computed a second time: what the stage downloaded or merged has a content identity only now.
+    # Computed again: downloaded and merged models have a content identity only now.
     entry.inputs = input_identities(run.stage, config)
     entry.tokens, entry.figures = result.tokens, result.figures
     manifest.end(run.name, "complete")
 
 
 def _reason(error: BaseException) -> str:
-    """Why a stage ended, in one line: its own error message if it printed one."""
+    """Why a stage ended, in one line, its own error message if it printed one."""
     if isinstance(error, OutOfTime):
         return str(error)
     if not isinstance(error, ChildError):
@@ -152,7 +149,7 @@ def _run_child(name: str, arguments: Sequence[str], folder: Path) -> None:
         env={LOOP_VARIABLE: str(folder)},
         relays=True,
     )
-    # No services (a stage starts its own), but the group's handling of SIGTERM.
+    # A stage starts its own services. The group is here for its handling of SIGTERM.
     with ServiceGroup([]) as services:
         try:
             run_supervised(command, services, _STAGE_GRACE_S)

@@ -1,8 +1,7 @@
-"""What a stage's results depend on: its settings and its inputs, in a form that can be compared.
+"""A stage's settings and inputs, in a form to compare with an earlier start's record.
 
-Which of our keys count is part of their declaration (`drzero.recipe.settings`, `drzero config`); of veRL's
-keys those in `drzero.recipe.settings.verl`, and any other that the command line sets. Inputs are compared
-by content.
+Our keys declare whether they count (`drzero.recipe.settings`, `drzero config`). Of veRL's keys, the ones in
+`drzero.recipe.settings.verl` count, and any others that you type. Inputs are compared by content.
 """
 
 import functools
@@ -32,7 +31,7 @@ def significant_config(stage: str, config: DictConfig, overrides: Sequence[str])
     if schema.has_verl:
         typed = (key_of(override) for override in for_stage(overrides, schema))
         counting = (*verl.RESULTS, *(key for key in typed if not key.startswith(verl.NEVER)))
-        # Resolved one by one: of a thousand keys some sixty count, and resolving all takes a second.
+        # Resolved one by one: some sixty of a thousand keys count, and resolving all takes a second.
         names += [
             key
             for key, value in leaf_values("", OmegaConf.to_container(config, resolve=False))
@@ -49,14 +48,14 @@ def significant_config(stage: str, config: DictConfig, overrides: Sequence[str])
 
 
 def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`key: was → is` for every setting that differs."""
+    """`key: before → now` for every setting that differs."""
     missing = "(not set)"
     values = {key: (before.get(key, missing), now.get(key, missing)) for key in sorted({*before, *now})}
     return [f"{key}: {was!r} → {new!r}" for key, (was, new) in values.items() if was != new]
 
 
 def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
-    """Content identity of everything that a stage reads; None for what is not there (yet)."""
+    """Content identity of everything that a stage reads, None for a missing file."""
     if stage == "merge":
         return {"run": checkpoint_identity(config.source)}
     collection = fingerprint_index(config)
@@ -85,14 +84,14 @@ def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
 
 
 def same_input(was: str | None, now: str | None) -> bool:
-    """Whether two identities can be of one content: a hub id learns its revision with the download."""
+    """Whether two identities can mean the same content. A hub id gets its revision with the download."""
     if was is None or now is None or was == now:
         return was == now
     return was.partition("@")[0] == now.partition("@")[0] and ("@" in was) != ("@" in now)
 
 
 def identity(source: str | Path) -> str | None:
-    """What is at a path, by content; a hub id or address that is no path is its own identity."""
+    """The content at a path. A hub id or address is its own identity."""
     if str(source).startswith(HUB_PREFIX):
         return str(source)
     path = Path(source)
@@ -107,12 +106,12 @@ def identity(source: str | Path) -> str | None:
 
 
 def checkpoint_identity(run: str | None) -> str | None:
-    """That of a run's last checkpoint; None when there is none (any more)."""
+    """The identity of a run's last checkpoint, None without one."""
     step = saved_step(Path(run)) if run else 0
     return identity(step_folder(Path(str(run)), step)) if step else None
 
 
 @functools.cache
 def _content(path: Path, signature: tuple[Any, ...]) -> str:
-    """The content hash, computed once a process as long as no file's size or time changes."""
+    """The content hash, cached while no file's size or time changes."""
     return fingerprint(path)

@@ -1,6 +1,6 @@
-"""The loop's manifest: one JSON file that records each stage's state, inputs and outputs.
+"""The loop's manifest: one JSON file with each stage's state, inputs and outputs.
 
-It makes the loop resumable and its results traceable, and is replaced atomically on every change.
+It makes the loop resumable and its results traceable. Every change replaces the file atomically.
 """
 
 import json
@@ -15,7 +15,7 @@ from drzero.ops.versions import installed_versions
 from verl_ext.artefacts import announce
 
 State = Literal["pending", "running", "failed", "complete", "forgotten"]
-"""Forgotten: to be redone; its results are being removed."""
+"""A forgotten stage is to be redone, and its results are being removed."""
 
 
 class LoopChanged(UserError):
@@ -28,19 +28,19 @@ class StageEntry:
 
     state: State = "pending"
     config: dict[str, Any] = field(default_factory=dict)
-    """The settings that can change its results, flat (see `drzero.loop.identity`)."""
+    """Settings that can change its results, by dotted key."""
     inputs: dict[str, str | None] = field(default_factory=dict)
     """Content identity of each input, by name."""
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per output its `path`, its content `identity`, and whether it has been `pruned` since."""
+    """By name `path`, content `identity`, and whether it was `pruned` since."""
     versions: dict[str, str] = field(default_factory=dict)
     starts: int = 0
     started: float | None = None
-    """Unix time of the last start."""
+    """Unix seconds of the last start."""
     seconds: float = 0.0
     """Wall-clock time over all starts."""
     tokens: int = 0
-    """Tokens that models read or wrote, as the stage counts them."""
+    """Tokens that models read or wrote."""
     figures: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     """Why the last start failed, in one line."""
@@ -55,7 +55,7 @@ class Manifest:
     """The entries by stage run, and their file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest at `path`; a missing one is empty."""
+        """Read the manifest at `path`, empty if it is missing."""
         self.path = path
         self.entries: dict[str, StageEntry] = {}
         if path.is_file():

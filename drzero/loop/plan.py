@@ -1,7 +1,7 @@
 """The plan of a loop: which stages run, in which order, with which overrides.
 
-Iteration 0 is the evaluation of the base model; each further one is challenger → synthesize → solver → merge
-→ evaluate. The paths that a stage reads follow from `iteration` in its own config, so the plan has no paths.
+Iteration 0 evaluates the base model. Each later one is challenger → synthesize → solver → merge → evaluate. A
+stage's config derives its paths from `iteration`, so the plan has no paths.
 """
 
 import re
@@ -19,7 +19,7 @@ from drzero.recipe.settings.schema import schema_of
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
 _STAGE_OVERRIDE = re.compile(r"(?P<sign>[+~]*)stages\.(?P<stage>\w+)\.(?P<rest>.+)")
 _OWN_KEYS = ("iterations", "keep_checkpoints", "evaluations", "prepare_demo", "loop")
-# Keys that the loop sets: an override would break the chain from stage to stage.
+# The loop sets these keys. An override would break the chain from stage to stage.
 _CHAINED = {
     "iteration": "the loop counts it",
     "actor_rollout_ref.model.path": "set base_model=… for the model the loop starts from",
@@ -51,7 +51,7 @@ class StageRun:
 
 
 def compose_loop(arguments: Sequence[str]) -> DictConfig:
-    """Compose `evolve.yaml`, with the stages' overrides from the command line added to its lists.
+    """Compose `evolve.yaml` and add the typed overrides of stages to its lists.
 
     Raises OverrideError for an override that the loop does not allow.
     """
@@ -61,7 +61,7 @@ def compose_loop(arguments: Sequence[str]) -> DictConfig:
     rest = [argument for argument in arguments if key_of(argument) not in _OWN_KEYS]
     of_stages = [match for argument in rest if (match := _STAGE_OVERRIDE.fullmatch(argument))]
     of_all = [argument for argument in rest if not _STAGE_OVERRIDE.fullmatch(argument)]
-    # Later overrides win: first those of the loop's files, then those typed for all stages, then for one.
+    # Later overrides win: the loop's files, then typed ones for all stages, then for one.
     chosen = [(stage, argument) for argument in of_all for stage in STAGES]
     for match in of_stages:
         if match["stage"] not in STAGES:
@@ -89,7 +89,19 @@ def plan_loop(config: DictConfig) -> list[StageRun]:
     return [run for run in runs if run.stage != "evaluate" or config.evaluations]
 
 
+def take_option(arguments: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of `name VALUE` or `name=VALUE`, and the other words. None without the option."""
+    value, rest, words = None, [], iter(arguments)
+    for word in words:
+        option, equals, given = word.partition("=")
+        if option != name:
+            rest.append(word)
+        else:
+            value = given if equals else next(words, "")
+    return value, rest
+
+
 def last_of_each_key(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The last override of each key: Hydra refuses two choices of one group."""
+    """The last override of each key, because Hydra refuses two choices of one group."""
     last = {key_of(override): place for place, override in enumerate(overrides)}
     return tuple(overrides[place] for place in sorted(last.values()))

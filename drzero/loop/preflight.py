@@ -1,6 +1,6 @@
 """Preflight of all stages of a loop before the first one runs.
 
-Each stage runs preflight itself when it starts, but by then earlier ones have been paid for. Outputs that
+Each stage runs preflight itself when it starts, but by then you have paid for the earlier ones. Outputs that
 earlier stages will create are not reported as missing here.
 """
 
@@ -26,9 +26,9 @@ from drzero.stages.endpoint import preview_overrides
 
 
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
-    """Check the stages that will run; raises PreflightFailed with all errors, each listed once."""
+    """Check the stages that will run. Raises PreflightFailed with all errors, each listed once."""
     readings = Readings()
-    # The same stage of several iterations has the same findings: the first of a stage and key counts.
+    # Iterations repeat a stage's findings, so the first for a stage and key counts.
     found: dict[tuple[bool, str, str], Finding] = {}
     estimates = []
 
@@ -53,7 +53,7 @@ def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> Non
 
 
 def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
-    """Compose and check a stage; `evolve` gives a report for each of its stages, and one for all together."""
+    """Compose and check a stage. `evolve` has a report for each of its stages, and one for all together."""
     name = stage.replace("-", "_")
     if name == "evolve":
         return _loop_reports(overrides)
@@ -87,7 +87,6 @@ def _loop_reports(arguments: Sequence[str]) -> list[Report]:
         if run in again or not manifest.is_complete(run.name)
     ]
     if left:
-        # Combined findings and cost of the unfinished stages.
         estimates = [report.estimate for report in left]
         known = [found for found in estimates if found is not None]
         total = together(known) if known else None

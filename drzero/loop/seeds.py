@@ -1,15 +1,15 @@
 """The same loop with several training seeds, one after another.
 
-A seed orders the data of challenger and solver and draws the conversations that they learn from. Corpus,
-prompts and the questions of the evaluation are the same for all, and so is the base model, which is evaluated
-once. Each seed has a loop of its own in `paths.checkpoints`/seedN, which resumes as any loop does.
+A seed orders the data of challenger and solver, and draws the conversations they learn from. All seeds have
+the same corpus, prompts, evaluation questions and base model, which is evaluated once. Each seed has a loop
+in `paths.checkpoints`/seedN, which resumes like any other.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from drzero.loop.plan import compose_loop, plan_loop
-from drzero.loop.score_report import print_seeds, read_answers
+from drzero.loop.plan import compose_loop, plan_loop, take_option
+from drzero.loop.report import print_seeds, read_answers
 from drzero.ops.console import say
 from drzero.ops.errors import RunFailed
 from drzero.ops.files import atomic_write
@@ -22,23 +22,17 @@ _BASE = "evaluate_iter0"
 
 
 class SeedsFailed(RunFailed):
-    """The loops of some seeds have failed; the others are finished."""
+    """The loops of some seeds have failed. The others are finished."""
 
 
 def split_seeds(arguments: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The number after `--seeds`, None without it, and the other arguments; CheckError if it is none."""
-    rest, count = [], None
-    words = iter(arguments)
-    for word in words:
-        if word.partition("=")[0] == "--seeds":
-            count = word.partition("=")[2] or next(words, "")
-        else:
-            rest.append(word)
+    """The number after `--seeds`, None without it, and the other arguments. Raises CheckError."""
+    count, rest = take_option(arguments, "--seeds")
     if count is None:
         return None, rest
     if not count.isdecimal() or int(count) < 1:
         raise CheckError(f"--seeds {count}: it needs a number of at least 1, for example --seeds 3")
-    if any(word.partition("=")[0] == "--from" for word in rest):
+    if take_option(rest, "--from")[0] is not None:
         raise CheckError(
             "--from redoes a stage of one loop: without --seeds, and with the overrides of that seed, which "
             "the start of its loop prints"
@@ -47,10 +41,10 @@ def split_seeds(arguments: Sequence[str]) -> tuple[int | None, list[str]]:
 
 
 def run_seeds(count: int, overrides: Sequence[str], run_loop: Callable[[Sequence[str]], None]) -> None:
-    """Run or resume the loops of the seeds 1 to `count`, and print what they have in common.
+    """Run or resume the loops of the seeds 1 to `count`, and print their common change.
 
-    A loop that fails does not keep the next ones from running; SeedsFailed is raised in the end. Anything
-    else that a loop raises ends them all: a mistake, the stop time, Ctrl-C.
+    If a loop fails, the others still run, and SeedsFailed is raised in the end. A mistake, the stop time or
+    Ctrl-C ends all.
     """
     first = plan_loop(compose_loop(overrides))[0]
     root = Path(compose_stage(first.stage, first.overrides).paths.checkpoints)
@@ -73,7 +67,7 @@ def run_seeds(count: int, overrides: Sequence[str], run_loop: Callable[[Sequence
 
 
 def seed_overrides(folder: Path, seed: int) -> list[str]:
-    """What a seed's loop is given on top of the others' overrides."""
+    """The overrides of one seed's loop."""
     escaped = str(folder).replace("'", "\\'")
     return [
         f"paths.checkpoints='{escaped}'",
@@ -83,10 +77,10 @@ def seed_overrides(folder: Path, seed: int) -> list[str]:
 
 
 def _share_base(source: Path, target: Path) -> None:
-    """Begin a loop with the first one's answers of the base model: that stage then finds nothing left to ask.
+    """Copy the first loop's answers of the base model, so that this stage finds nothing left to ask.
 
-    The journal refuses them if they are of another model, index or setting. An evaluation that has not ended
-    is not copied: its last line may be half written.
+    The journal refuses answers of another model, index or setting. An unfinished evaluation is not copied,
+    because its last line may be half written.
     """
     answers, copy = (folder / _BASE / ANSWERS for folder in (source, target))
     if (source / _BASE / RESULT).is_file() and not copy.exists():

@@ -1,7 +1,6 @@
-"""The state of a loop's finished stages: whether they still fit, which to redo, what to remove.
+"""The state of a loop's finished stages: whether they still fit, which to redo, which files to remove.
 
-Every removal is recorded before it starts and completed at the next start if it was killed, so that neither a
-half-removed folder nor a record of a missing one remains.
+Every removal is recorded before it starts. If it is killed, the next start completes it.
 """
 
 import shutil
@@ -13,7 +12,7 @@ from omegaconf import DictConfig
 
 from drzero.loop.identity import changed_keys, identity, input_identities, same_input, significant_config
 from drzero.loop.manifest import LoopChanged, Manifest, StageEntry
-from drzero.loop.plan import StageRun
+from drzero.loop.plan import StageRun, take_option
 from drzero.ops.console import say
 from drzero.ops.text import did_you_mean
 from verl_ext.checkpoints import saved_step
@@ -22,10 +21,10 @@ Configs = dict[str, DictConfig]
 
 
 def recover(manifest: Manifest, configs: Configs, folder: Path) -> None:
-    """Complete what a killed start left undone in the manifest and the folders."""
+    """Complete a killed start's changes to the manifest and the folders."""
     for name, entry in list(manifest.entries.items()):
         if entry.state == "running":
-            # The stage was killed: its log's last line gives the time it ran.
+            # The stage was killed, and its log's last line tells when.
             log = log_path(folder, name)
             last = log.stat().st_mtime if log.is_file() else time.time()
             entry.seconds += max(0.0, last - (entry.started or last))
@@ -39,15 +38,15 @@ def recover(manifest: Manifest, configs: Configs, folder: Path) -> None:
 
 
 def log_path(folder: Path, name: str) -> Path:
-    """The loop's own log of a stage."""
+    """The loop's log of a stage."""
     return folder / "logs" / f"{name}.log"
 
 
 def check_finished(plan: Sequence[StageRun], configs: Configs, manifest: Manifest) -> None:
     """Raise LoopChanged if a finished or started stage no longer fits its settings, inputs or outputs.
 
-    Nothing depends on an evaluation: one that no longer fits is redone. (Its journal keeps the answers that
-    still count, and refuses others.)
+    An evaluation that no longer fits is redone, since nothing depends on it. Its journal keeps the answers
+    that still count.
     """
     first_open: str | None = None
     for run in plan:
@@ -82,7 +81,7 @@ def check_finished(plan: Sequence[StageRun], configs: Configs, manifest: Manifes
 
 
 def _changes(run: StageRun, config: DictConfig, entry: StageEntry) -> list[str]:
-    """What differs from the record; an input that is missing was pruned, or is another stage's output."""
+    """Differences from the record. A missing input was pruned, or a stage will write it."""
     settings = changed_keys(entry.config, significant_config(run.stage, config, run.overrides))
     changes = [f"setting {change}" for change in settings]
     now = input_identities(run.stage, config)
@@ -104,25 +103,17 @@ def _listed(changes: Sequence[str]) -> str:
 
 
 def split_from(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The stage after `--from`, and the overrides; raises LoopChanged if no stage follows it."""
-    rest, redo_from = [], None
-    words = iter(arguments)
-    for word in words:
-        if word == "--from":
-            redo_from = next(words, "")
-        elif word.startswith("--from="):
-            redo_from = word.partition("=")[2]
-        else:
-            rest.append(word)
+    """The stage after `--from`, and the overrides. Raises LoopChanged if no stage follows."""
+    redo_from, rest = take_option(arguments, "--from")
     if redo_from == "":
         raise LoopChanged("--from needs a stage, for example --from solver_iter1")
     return redo_from, rest
 
 
 def stages_from(name: str, plan: Sequence[StageRun], manifest: Manifest) -> list[StageRun]:
-    """The stages that `--from name` redoes: that one and all that depend on it; for an evaluation it alone.
+    """The stages that `--from name` redoes: the named one and all that depend on it.
 
-    Raises LoopChanged for an unknown stage, or if a checkpoint that one of them needs has been pruned.
+    Raises LoopChanged for an unknown stage, or if one of them needs a pruned checkpoint.
     """
     names = [run.name for run in plan]
     if name not in names:
@@ -160,18 +151,18 @@ def _remove(name: str, config: DictConfig, manifest: Manifest) -> None:
 
 
 def prune(run: StageRun, configs: Configs, manifest: Manifest) -> None:
-    """Remove the FSDP checkpoints that no stage will read, now that `run` is complete."""
+    """Remove the FSDP checkpoints that no stage will read after `run`."""
     spent = _checkpoint_source(run)
     if spent not in manifest.entries or manifest.entries[spent].is_pruned:
         return
-    # Recorded first: after a kill, the next start removes the rest of the folder.
+    # Recorded first: after a kill, the next start removes the rest.
     manifest.entries[spent].outputs["checkpoint"]["pruned"] = True
     manifest.save()
     _remove_checkpoints(configs[spent])
 
 
 def _checkpoint_source(run: StageRun) -> str | None:
-    """The stage run whose checkpoint a stage reads: a merge's solver, a challenger's predecessor."""
+    """The stage whose checkpoint `run` reads."""
     sources = {"merge": f"solver_iter{run.iteration}", "challenger": f"challenger_iter{run.iteration - 1}"}
     return sources.get(run.stage)
 

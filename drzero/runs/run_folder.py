@@ -108,7 +108,7 @@ class RunFolder(RunRecords):
 
     @cached_property
     def config_text(self) -> str:
-        """The config's file, empty if there is none."""
+        """The config's file, or empty."""
         with suppress(OSError):
             return (self.folder / f"{RESOLVED}.yaml").read_text(encoding="utf-8", errors="replace")
         return ""
@@ -154,7 +154,7 @@ class RunFolder(RunRecords):
 
     @cached_property
     def result(self) -> Record:
-        """What a finished stage leaves last."""
+        """The last file of a finished stage."""
         return read_object(self.folder / RESULT)
 
     @cached_property

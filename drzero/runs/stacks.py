@@ -1,11 +1,11 @@
-"""`drzero stacks RUN_DIR`: where every Python process of a live run stands now, grouped, compared by rank.
+"""`drzero stacks RUN_DIR`: where every Python process of a live run stands now, grouped and compared by rank.
 
     drzero stacks outputs/checkpoints/challenger_iter1      # from another terminal than the run's
-    drzero stacks outputs/checkpoints/evolve                # of a loop: the stage that was begun last
+    drzero stacks outputs/checkpoints/evolve                # of a loop: the stage begun last
 
-It reads what the watchdog reads at a stall, from outside of the run, and writes the same page
-(`RUN_DIR/logs/stacks_001.md`). Nothing is stopped or slowed down: py-spy reads the processes' memory. The
-run is found by its lock, whose holder is the stage's own process; the components are below that.
+It reads the same as the watchdog at a stall, and writes the same page (`RUN_DIR/logs/stacks_001.md`). Nothing
+is stopped or slowed down: py-spy reads the processes' memory. The run's lock names the stage's own process,
+which has all others below it.
 """
 
 import os
@@ -44,15 +44,15 @@ from drzero.stages.nodes import read_elsewhere
 from drzero.stages.watch import LANDMARKS, PROGRESS
 
 _DEADLINE_S = 20.0
-"""For all dumps together; a machine whose cores are all at work needs seconds for one."""
+"""For all dumps together. On a busy machine a single one takes seconds."""
 NO_STALL = "no stall"
 
 
 def run_stacks_now(arguments: Sequence[str]) -> None:
-    """Print and write down where a live run stands.
+    """Print where a live run stands, and write the page.
 
-    Raises NotARun for a folder without a run, and CheckError for one that is not running on this machine, or
-    whose processes py-spy may not read.
+    Raises NotARun for a folder without a run. Raises CheckError if the run is not running on this machine, or
+    py-spy may not read its processes.
     """
     run = RunFolder(last_stage(named_run(arguments, "stacks")))
     began = time.monotonic()
@@ -64,25 +64,26 @@ def run_stacks_now(arguments: Sequence[str]) -> None:
     seconds = time.monotonic() - began
     text = stall_report(look.situation, diagnosis, look.landmarks, look.state.usage, streams, seconds)
     page.write_text(text, encoding="utf-8")
-    _show(arguments[0], look, diagnosis, page, seconds)
+    console = Console(width=110, highlight=False)
+    for line in _lines(arguments[0], look, diagnosis, page, seconds):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _stage_of(folder: Path) -> int:
-    """The pid of the run's own process; raises CheckError where there is none to be read from here."""
+    """The pid of the run's own process. Raises CheckError if it cannot be read from here."""
     lock = folder / "lock"
-    pid = lock_holder(lock)
-    if pid is None:
+    if (pid := lock_holder(lock)) is None:
         raise CheckError(f"{folder} is not running: `drzero diagnose {folder}` has how it ended")
     try:
         open_files = list(Path(f"/proc/{pid}/fd").iterdir())
     except PermissionError:
         raise CheckError(
-            f"{folder} is run by another user (pid {pid}): py-spy may not attach to the processes; repeat as "
+            f"{folder} is run by another user (pid {pid}), whose processes py-spy may not read: repeat as "
             "that user or as root"
         ) from None
     except OSError:
         open_files = []
-    # On another machine, or in another container, its number means another process or none.
+    # A pid of another machine or container means another process here, or none.
     if not any(_is_same(file, lock) for file in open_files):
         raise CheckError(
             f"{folder} is run by process {pid} of another machine or container: repeat this there (on Modal: "
@@ -100,22 +101,22 @@ def _is_same(file: Path, lock: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Look:
-    """What is known of a run at this moment."""
+    """A run at this moment."""
 
     state: RunState
     situation: Situation
     landmarks: Landmarks
     stall: dict[str, Any] | None
-    """The event of a stall that lasts, as the run's own watchdog has reported it."""
+    """The event of a lasting stall, as the run's own watchdog reported it."""
 
     @property
     def where(self) -> str:
-        """The phase that it is in; of a stage without phases its name."""
+        """The run's phase, or the name of a stage without phases."""
         step = f" of step {self.situation.step}" if self.state.beats else ""
         return f"{self.situation.phase}{step}"
 
     def diagnosis(self) -> Diagnosis:
-        """That of the stall; of a run that moves, what a stall that looks like this would be called."""
+        """Diagnose the stall. For a run that moves, say how a stall with these stacks would be diagnosed."""
         if self.stall is not None:
             return diagnose(self.situation, self.landmarks)
         # An error in a log explains a stall only if it came right before it.
@@ -128,7 +129,7 @@ class _Look:
 
 
 def _look(run: RunFolder, stage: int) -> _Look:
-    """Read the stacks, and what the run's files say; raises CheckError if py-spy may read no stack at all."""
+    """Read the stacks and the run's files. Raises CheckError if py-spy may read no stack at all."""
     folder, now = run.folder, time.time()
     files = RunFiles(folder, RunFacts(run.name))
     files.poll()
@@ -160,12 +161,12 @@ def _look(run: RunFolder, stage: int) -> _Look:
         disk_free_gb=disk_free_gb(folder),
         unseen=there.unseen,
     )
-    # A stage that only asks has no main command: what it does, it does in its own process.
+    # A stage without a main command works in its own process.
     return _Look(state, situation, replace(LANDMARKS, driver=main or STAGE), stall)
 
 
 def _stillness(run: RunFolder, phase: str, phase_s: float, stall: dict[str, Any] | None, now: float) -> Stall:
-    """A stall that lasts, as long as it has lasted by now; else that this was only asked for."""
+    """The lasting stall with its length by now, else a stall of kind `asked`."""
     if stall is not None:
         silent = now - stall["time"] + stall["silent_s"]
         return Stall("phase", stall["phase"], str(stall["text"]), silent, stall["limit_s"])
@@ -174,7 +175,7 @@ def _stillness(run: RunFolder, phase: str, phase_s: float, stall: dict[str, Any]
 
 
 def _logs(run: RunFolder) -> tuple[str | None, dict[str, tuple[Path, int]]]:
-    """The main command's name, and by component its log with the byte where its last start begins there."""
+    """The main command's name, and each component's log with the byte where its last start begins."""
     main, logs = None, {}
     for event in run.events:
         if event["kind"] == "start" and event.get("log"):
@@ -184,21 +185,13 @@ def _logs(run: RunFolder) -> tuple[str | None, dict[str, tuple[Path, int]]]:
     return main, logs
 
 
-def _show(name: str, look: _Look, diagnosis: Diagnosis, page: Path, seconds: float) -> None:
-    console = Console(width=110, highlight=False)
-    for line in _lines(name, look, diagnosis, page, seconds):
-        console.print(line, markup=False, soft_wrap=True)
-
-
 def _lines(name: str, look: _Look, diagnosis: Diagnosis, page: Path, seconds: float) -> Iterator[str]:
     situation, marks = look.situation, look.landmarks
     read = sum(bool(stack.threads) for stack in situation.stacks)
     silent = f"{situation.stall.silent_s:.0f} s"
     yield f"{name}: {look.where} for {silent}; {read} Python processes, read in {seconds:.1f} s"
-    for line in grouped(situation.stacks, marks):
-        yield f"  {line}"
     ranks = [f"{marks.who(stack)}: {place_of(stack)}" for stack in ranks_of(situation.stacks, marks)]
-    for line in ranks:
+    for line in (*grouped(situation.stacks, marks), *ranks):
         yield f"  {line}"
     for stack in situation.stacks:
         if stack.failure:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from drzero.checkpoints.export import export_policy, read_check
 from drzero.checkpoints.verify import ExportCheck
-from drzero.checkpoints.weight_change import Change, WeightChange, measure_change
+from drzero.checkpoints.weight_change import ChangeSize, WeightChange, measure_change
 from drzero.checkpoints.weights import FsdpCheckpoint, Layout, first_difference, load_config, model_folder
 from drzero.ops.files import atomic_write
 from drzero.preflight.run import require
@@ -98,5 +98,5 @@ def _print_report(export: Path, dtype: str, check: ExportCheck, change: WeightCh
     out.print(f"  export: {export}", soft_wrap=True)
 
 
-def _cells(change: Change) -> tuple[str, str, str]:
+def _cells(change: ChangeSize) -> tuple[str, str, str]:
     return f"{change.share:.4%}", f"{change.max_abs:.2e}", f"{change.mean_abs:.2e}"

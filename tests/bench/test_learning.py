@@ -9,7 +9,7 @@ from scored_answers import evaluated
 
 from bench.learning import main
 from drzero.loop.changes import paired
-from drzero.loop.score_report import read_answers
+from drzero.loop.report import read_answers
 
 QUESTIONS = 20
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scored_answers import answers, evaluated
 
-from drzero.loop.changes import ALL, Change, loop_changes, newcombe, over_seeds, paired
-from drzero.loop.score_report import report_scores
+from drzero.loop.changes import ALL, ExactMatchChange, loop_changes, newcombe, over_seeds, paired
+from drzero.loop.report import report_scores
 
 COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
 
 
-def change_of(both: int, lost: int, gained: int, neither: int) -> Change:
+def change_of(both: int, lost: int, gained: int, neither: int) -> ExactMatchChange:
     """The change with so many questions right in both, before alone, after alone, in neither."""
     before = [1] * both + [1] * lost + [0] * gained + [0] * neither
     after = [1] * both + [0] * lost + [1] * gained + [0] * neither

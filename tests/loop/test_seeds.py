@@ -11,7 +11,7 @@ from drzero.cli import main
 from drzero.loop.changes import paired
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import compose_loop, plan_loop
-from drzero.loop.score_report import read_answers
+from drzero.loop.report import read_answers
 from drzero.loop.seeds import SeedsFailed, run_seeds, seed_overrides, split_seeds
 from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.recipe.compose import compose_stage

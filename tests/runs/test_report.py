@@ -49,7 +49,7 @@ from drzero.runs.report.page import embedded_json
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.table import TrajectoryTable
 from drzero.runs.report.text import LONGEST, answer_pattern, highlighted, visible
-from drzero.runs.report.trajectories import Trajectory, Unreadable, read_trajectories
+from drzero.runs.report.trajectories import Trajectory, read_trajectories
 from drzero.runs.report.watch import LivePage, live_server
 from drzero.runs.report.write import reported, write_report
 from drzero.runs.run_folder import RunFolder
@@ -114,7 +114,7 @@ def page_of(folder: Path) -> Page:
 
 
 def trajectories(folder: Path) -> list[Trajectory]:
-    return list(read_trajectories(RunFolder(folder), Unreadable()))
+    return list(read_trajectories(RunFolder(folder), []))
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +460,7 @@ SAID = conversation("", "Brurbul Lernin")
             "reward",
             "counts in no statistic: fewer than 5 solver attempts finished",
         ),
-        (solver_row(1, SAID), "exact match", "the answer is a target, in normal form “brurbul lernin”"),
+        (solver_row(1, SAID), "exact match", "the answer is a target, normalized “brurbul lernin”"),
         (solver_row(1, SAID, target="Oslo"), "exact match", "the answer is no target"),
         (solver_row(1, Conversation((Turn("Lernin"),))), "exact match", "the last turn gives no <answer>"),
         (

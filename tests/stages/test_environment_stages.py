@@ -25,7 +25,7 @@ from drzero.recipe.environment import load_taskset
 from drzero.recipe.metrics import read_metrics
 from drzero.recipe.overrides import OverrideError
 from drzero.runs.report.conversation import render
-from drzero.runs.report.trajectories import Unreadable, read_trajectories
+from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.report.write import write_report
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.conversations import ConversationsFailed
@@ -338,9 +338,9 @@ def test_its_report_shows_every_episode_with_what_the_environment_said(
     script = Halving(start_peer, tokenizer)
     config = compose("evaluate", "env=number", "num_examples=3", *endpoint(script, tiny_model, "shown"))
     run_evaluation(config)
-    run, unreadable = RunFolder(Path(config.run.dir)), Unreadable()
+    run, unreadable = RunFolder(Path(config.run.dir)), list[str]()
     shown = list(read_trajectories(run, unreadable))
-    assert len(shown) == 3 and unreadable.lines == []
+    assert len(shown) == 3 and unreadable == []
     for trajectory in shown:
         assert trajectory.parts == {"exact": 1.0, "near": 0.2} and trajectory.failures == []
         page = render(trajectory)

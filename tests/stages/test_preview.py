@@ -34,7 +34,7 @@ from drzero.preflight.demo_world import demo_notice, is_demo_corpus, is_demo_pol
 from drzero.preflight.finding import PreflightFailed
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.overrides import OverrideError
-from drzero.runs.report.trajectories import Unreadable, read_trajectories
+from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.conversations import ConversationsFailed, Failed
 from drzero.stages.endpoint import base_of, chat_endpoint, preview_overrides, usd
@@ -164,9 +164,9 @@ def test_the_key_was_sent_and_is_in_no_file_and_no_line(finished: Run) -> None:
 
 
 def test_the_page_has_every_conversation_with_its_attempts_and_the_gates_reasons(finished: Run) -> None:
-    run, unreadable = RunFolder(finished.folder), Unreadable()
+    run, unreadable = RunFolder(finished.folder), list[str]()
     shown = list(read_trajectories(run, unreadable))
-    assert run.kind == "preview" and unreadable.lines == [] and len(shown) == ROWS
+    assert run.kind == "preview" and unreadable == [] and len(shown) == ROWS
     assert {len(one.attempts) for one in shown} == {0, ATTEMPTS}
     assert all(one.reasons for one in shown)
 

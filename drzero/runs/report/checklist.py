@@ -1,7 +1,7 @@
-"""Questions that one asks of a run, answered yes or no from what it recorded.
+"""Questions you ask about a run, answered yes or no from its records. `None` means no record.
 
-Those about components and about the way of samples are the ones that a training run standing still raises: is
-every part up, do samples reach the buffer, does it fill, does training start. `None` is for no record.
+A training run that stands still raises these: is every part up, do samples reach the buffer, does it fill,
+does training start?
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from drzero.runs.report.figures import Tally
 from drzero.runs.run_folder import RunFolder
 
 _NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND)
-"""Events that change nothing of whether their component is up."""
+"""Events that leave the state of their component as it was."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """One question; `good` is None where the run has no record of it."""
+class RunCheck:
+    """One question. `good` is None if the run has no record."""
 
     question: str
     good: bool | None
@@ -27,13 +27,13 @@ class Check:
 
     @property
     def answer(self) -> str:
-        """As the page has it."""
+        """The answer in words."""
         return "no record" if self.good is None else "yes" if self.good else "no"
 
 
 @dataclass(frozen=True)
 class ComponentState:
-    """What became of one component, over all starts."""
+    """What became of one component over all starts."""
 
     name: str
     ready: str
@@ -44,7 +44,7 @@ class ComponentState:
 
 
 def component_states(run: RunFolder) -> list[ComponentState]:
-    """Each component: whether it became ready, how it ended, how often it was started again."""
+    """Whether each component became ready, how it ended, how often it was restarted."""
     by: dict[str, list[Record]] = {}
     for event in run.events:
         if event["kind"] not in _NO_STATE:
@@ -66,7 +66,7 @@ def _state(name: str, events: list[Record], running: bool) -> ComponentState:
         ended = "no word of its end: killed with the run"
     elif last["kind"] in ("start", "ready", "restart"):
         ended = "is up"
-    # The main command has no health check: that it ends by itself shows that it came up.
+    # The main command has no health check. If it ended by itself, it had come up.
     is_main = bool(kinds["exit"]) or any("offset" in event for event in events)
     ready = next((str(event["text"]) for event in events if event["kind"] == "ready"), None)
     return ComponentState(
@@ -79,26 +79,26 @@ def _state(name: str, events: list[Record], running: bool) -> ComponentState:
     )
 
 
-def training_checks(run: RunFolder, tally: Tally) -> list[Check]:
+def training_checks(run: RunFolder, tally: Tally) -> list[RunCheck]:
     """The check list of a training run."""
     return [*_flow_checks(run), *_step_checks(run), *_row_checks(run, tally)]
 
 
-def _flow_checks(run: RunFolder) -> Iterator[Check]:
+def _flow_checks(run: RunFolder) -> Iterator[RunCheck]:
     counted = [record for record in run.flow if record.get("samples")]
     if not counted:
-        yield Check("Do samples flow?", None, "no snapshot of the flow has counts")
+        yield RunCheck("Do samples flow?", None, "no snapshot of the flow has counts")
         return
     samples = counted[-1]["samples"]
     moving = sum(bool((record.get("rates") or {}).get("produced")) for record in counted)
-    yield Check(
+    yield RunCheck(
         "Do rollouts finish?",
         samples["produced"] > 0,
         f"{samples['produced']:.0f} of {samples['asked']:.0f} requested; "
         f"some did in {moving} of {len(counted)} snapshots",
     )
     filled = [record for record in counted if not record["warmup"]]
-    yield Check(
+    yield RunCheck(
         "Did the buffer fill and the warm-up end?",
         bool(filled),
         f"after {filled[0]['time'] - run.flow[0]['time']:.0f} s" if filled else "nothing has been trained on",
@@ -107,11 +107,11 @@ def _flow_checks(run: RunFolder) -> Iterator[Check]:
     shown = ", ".join(f"{name} {count:.0f}" for name, count in lost.items() if count) or "none was dropped"
     if filtered := samples.get("filtered"):
         shown += f"; {filtered:.0f} in groups that scored alike, as algorithm.filter_groups asks"
-    yield Check("Did every sample reach the update?", not any(lost.values()), shown)
+    yield RunCheck("Did every sample reach the update?", not any(lost.values()), shown)
     yield from _queue_checks(run, counted, bool(filled))
 
 
-def _queue_checks(run: RunFolder, counted: list[Record], filled: bool) -> Iterator[Check]:
+def _queue_checks(run: RunFolder, counted: list[Record], filled: bool) -> Iterator[RunCheck]:
     longest = max(
         (record for record in counted if record.get("waiting")),
         key=lambda r: r["waiting"]["since_s"],
@@ -121,51 +121,46 @@ def _queue_checks(run: RunFolder, counted: list[Record], filled: bool) -> Iterat
         waiting = longest["waiting"]
         there = f"{waiting['have']:g} of {waiting['want']:g} there"
         text = f"the longest wait was {waiting['since_s']:.0f} s, {there}"
-        yield Check("Did the trainer get its batches?", filled, text)
+        yield RunCheck("Did the trainer get its batches?", filled, text)
     symptoms = Counter(
         f"{s['check']} at {s['point']}" for record in run.flow for s in record.get("symptoms") or ()
     )
     text = ", ".join(f"{name} ({count} snapshots)" for name, count in symptoms.most_common(4))
-    yield Check(
+    yield RunCheck(
         "Are the queues free of symptoms?", not symptoms, text or f"none in {len(run.flow)} snapshots"
     )
     errors = {name: p["errors"] for name, p in run.flow[-1]["points"].items() if p.get("errors")}
     text = ", ".join(f"{name} {count:.0f}" for name, count in errors.items())
-    yield Check("Are the flow points free of errors?", not errors, text or "none at any point")
+    yield RunCheck("Are the flow points free of errors?", not errors, text or "none at any point")
 
 
-def _step_checks(run: RunFolder) -> Iterator[Check]:
+def _step_checks(run: RunFolder) -> Iterator[RunCheck]:
     trained = [step for step, metrics in run.steps.items() if "training/global_step" in metrics]
     planned = run.setting("trainer.total_training_steps")
     text = f"{len(trained)} step{'s' * (len(trained) != 1)}" if trained else "no step has metrics"
-    yield Check("Did training start?", bool(trained), text)
+    yield RunCheck("Did training start?", bool(trained), text)
     if trained and isinstance(planned, int):
-        yield Check("Are all steps done?", trained[-1] >= planned, f"step {trained[-1]} of {planned}")
+        yield RunCheck("Are all steps done?", trained[-1] >= planned, f"step {trained[-1]} of {planned}")
     stalls = [mark for mark in run.marks if mark.kind == "stall"]
     text = "; ".join(mark.text for mark in stalls[:3]) or ("no stall" if run.beats else "no phase has begun")
-    yield Check("Did it move all the time?", not stalls if stalls or run.beats else None, text)
+    yield RunCheck("Did it move all the time?", not stalls if stalls or run.beats else None, text)
     judged = any("drzero/collapse/alarms" in metrics for metrics in run.steps.values())
     alarms = [mark for mark in run.marks if mark.kind == "alarm"]
     text = "; ".join(mark.text for mark in alarms[:3])
-    if judged or alarms:
-        yield Check("Is it free of collapse alarms?", not alarms, text or "none was raised")
-    else:
-        yield Check(
-            "Is it free of collapse alarms?",
-            None,
-            "no start was as long as the window of steps that one needs",
-        )
+    good = not alarms if judged or alarms else None
+    none = "none was raised" if judged else "no start was as long as an alarm's window of steps"
+    yield RunCheck("Is it free of collapse alarms?", good, text or none)
 
 
-def _row_checks(run: RunFolder, tally: Tally) -> Iterator[Check]:
+def _row_checks(run: RunFolder, tally: Tally) -> Iterator[RunCheck]:
     if not tally.trajectories:
-        yield Check("Are there trajectories?", False, "no dump has one")
+        yield RunCheck("Are there trajectories?", False, "no dump has one")
         return
     spoiled = f"{tally.invalid} of {tally.trajectories} are left out because a service failed"
-    yield Check("Does every trajectory count?", not tally.invalid, spoiled)
+    yield RunCheck("Does every trajectory count?", not tally.invalid, spoiled)
     key = "drzero/rollout/token_drift_rate"
     if drift := [metrics[key] for metrics in run.steps.values() if key in metrics]:
-        yield Check(
+        yield RunCheck(
             "Are the tokens trained on the tokens sampled?",
             not any(drift),
             f"largest token drift {max(drift):g}",
@@ -173,7 +168,7 @@ def _row_checks(run: RunFolder, tally: Tally) -> Iterator[Check]:
     searched = [estimate for estimate in tally.shares("searched") if estimate.name != "1 hop"]
     if searched:
         share = sum(e.mean * e.n for e in searched) / sum(e.n for e in searched)
-        yield Check(
+        yield RunCheck(
             "Do multi-hop trajectories search?", share > 0.3, f"{share:.0%} of them (0.3 is asked for)"
         )
     solved = tally.solved()
@@ -181,4 +176,4 @@ def _row_checks(run: RunFolder, tally: Tally) -> Iterator[Check]:
         some = sum(row["questions"] for row in solved if 0 < row["k"] < row["n"])
         total = sum(row["questions"] for row in solved)
         text = f"{some:.0f} of {total:.0f} questions: these earn the difficulty reward"
-        yield Check("Do some, not all attempts solve a question?", some > 0, text)
+        yield RunCheck("Do some, not all attempts solve a question?", some > 0, text)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from drzero.runs.report.reasons import explain
-from drzero.runs.report.templates import TEMPLATES
-from drzero.runs.report.text import answer_pattern, cut, highlighted
+from drzero.runs.report.text import TEMPLATES, answer_pattern, cut, highlighted
 from drzero.runs.report.trajectories import Trajectory
 from verl_ext.method.passages import shown_passages
 from verl_ext.method.trajectory import SearchCall
@@ -31,20 +30,20 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Passage:
+class ResponseLine:
     """A line of a search's response."""
 
     text: Markup
     is_evidence: bool
-    """Whether it has the answer's words."""
+    """Whether it is a passage with the answer's words."""
 
 
 @dataclass(frozen=True)
 class ShownCall:
-    """A search call and what it showed the model."""
+    """A search call and its response."""
 
     call: SearchCall
-    passages: list[Passage]
+    passages: list[ResponseLine]
     raw: str
 
 
@@ -56,7 +55,7 @@ class ShownTurn:
     calls: list[ShownCall]
     truncated: bool
     observation: str | None = None
-    """What an environment said after it."""
+    """The environment's message after the turn."""
 
 
 def render(trajectory: Trajectory) -> str:
@@ -85,7 +84,7 @@ def shown_turns(
     source: str,
     observations: Sequence[str | None] = (),
 ) -> list[ShownTurn]:
-    """The turns with the answer's words highlighted, long texts cut."""
+    """The turns, with the answer's words highlighted and long texts cut."""
     said = observations or [None] * len(conversation.turns)
     return [
         ShownTurn(
@@ -99,7 +98,7 @@ def shown_turns(
 
 
 def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
-    """The tagged stretches and what is between; closed calls are left out, as they follow on their own."""
+    """Tagged stretches and the text between. Calls are left out: the page shows them after the turn."""
     end = 0
     for found in _TAGGED.finditer(text):
         if between := text[end : found.start()].strip():
@@ -115,7 +114,7 @@ def _call(call: SearchCall, pattern: re.Pattern[str] | None, source: str) -> Sho
     response = cut(call.response or "", source)
     passages = set(shown_passages(response))
     lines = [
-        Passage(highlighted(line, pattern), line in passages and bool(pattern and pattern.search(line)))
+        ResponseLine(highlighted(line, pattern), line in passages and bool(pattern and pattern.search(line)))
         for line in response.splitlines()
     ]
     return ShownCall(call, lines, cut(call.raw, source))

@@ -4,9 +4,8 @@
     tally.add(trajectory)                   # each one, in any order
     tally.means("difficulty")               # [Estimate(step=1, name="difficulty", mean=…, low=…), …]
 
-The interval of a mean is Student's, that of a share Wilson's. Both take a step's trajectories as independent,
-though they share weights and prompts: they say nothing about another seed. Rows that do not count are left
-out.
+Means have Student's interval and shares Wilson's. Both treat a step's trajectories as independent, although
+they share weights and prompts, so they say nothing about another seed. Rows that do not count are left out.
 """
 
 import math
@@ -23,7 +22,7 @@ from drzero.stages.scores import LEVEL, wilson
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean or a share at one step, with its interval; without an interval from fewer than two values."""
+    """A mean or a share at one step, with its interval if there are at least two values."""
 
     step: int
     name: str
@@ -34,7 +33,7 @@ class Estimate:
 
 
 class Tally:
-    """Values by step, of the trajectories that count."""
+    """Values of the trajectories that count, by step."""
 
     def __init__(self) -> None:
         self.trajectories = 0
@@ -59,7 +58,7 @@ class Tally:
 
     @property
     def names(self) -> list[str]:
-        """The values that some trajectory has: its reward, and the parts of it."""
+        """The values that some trajectory has: `reward` and its parts."""
         return list(dict.fromkeys(name for name, _ in self._values))
 
     def means(self, name: str) -> list[Estimate]:
@@ -79,26 +78,18 @@ class Tally:
         ]
 
     def solved(self) -> list[dict[str, float]]:
-        """At each step, the share of the questions tried that k of n attempts answered right."""
-        tried: Counter[int] = Counter()
-        for (step, _, _), count in self._solved.items():
-            tried[step] += count
-        sizes = {(step, n) for step, _, n in self._solved}
-        return [
-            {
-                "step": step,
-                "k": k,
-                "n": n,
-                "questions": (c := self._solved[step, k, n]),
-                "share": c / tried[step],
-            }
-            for step, n in sorted(sizes)
-            for k in range(n + 1)
-        ]
+        """For each step, k and n, the share of the questions that k of n attempts answered right."""
+        rows = []
+        for step, n in sorted({(step, n) for step, _, n in self._solved}):
+            tried = sum(count for (of, _, _), count in self._solved.items() if of == step)
+            for k in range(n + 1):
+                count = self._solved[step, k, n]
+                rows.append({"step": step, "k": k, "n": n, "questions": count, "share": count / tried})
+        return rows
 
 
 def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:
-    """What a trajectory did or not. An environment may have other tools than a search, and pay in parts."""
+    """Yes or no for the things a trajectory may do. An environment's trajectories need no search."""
     reward = trajectory.reward
     if "success" in reward:
         return {"solved": bool(reward["success"])}
@@ -109,12 +100,12 @@ def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:
 
 
 def hops(hop: int) -> str:
-    """A hop count as a legend has it."""
+    """A hop count for a legend."""
     return f"{hop} hop{'s' * (hop != 1)}" if hop else "no hops given"
 
 
 def mean_interval(values: list[float]) -> tuple[float, float | None, float | None]:
-    """The mean and the two ends of Student's interval; no ends for a single value."""
+    """The mean and the ends of Student's interval, None for a single value."""
     n, mean = len(values), math.fsum(values) / len(values)
     if n < 2:
         return mean, None, None
@@ -126,7 +117,7 @@ def mean_interval(values: list[float]) -> tuple[float, float | None, float | Non
 def thinned(
     rows: Iterable[Mapping[str, float]], time: str, value: str, at_most: int = 240
 ) -> list[tuple[float, float]]:
-    """About so many points of a series: the smallest and the largest value of each stretch, in order."""
+    """About `at_most` points of a series: the smallest and largest of each stretch, in order."""
     points = [
         (float(row[time]), float(row[value])) for row in rows if isinstance(row.get(value), (int, float))
     ]

@@ -1,10 +1,10 @@
-"""A run's trajectories in the log format of Inspect AI, which `inspect view` opens (version 2, a JSON file).
+"""`drzero export-log RUN_DIR`: a run's trajectories in the log format of Inspect AI (version 2, a JSON file).
 
-    write_log(RunFolder(folder))            # RUN_DIR/inspect/2026-11-23T05-40-53_demo.json
+    drzero export-log outputs/checkpoints/demo                  writes RUN_DIR/inspect/TIME_demo.json
+    inspect view --log-dir outputs/checkpoints/demo/inspect     in an environment with inspect-ai
 
-A sample is a trajectory: its messages with thinking, calls and passages; its reward and the parts as scores;
-the solver's attempts in its metadata. One that does not count has an error in place of scores. Texts are
-whole. The package that reads it is no part of this project's environment.
+A sample is a trajectory with its messages, its reward and the parts as scores, and the solver's attempts as
+metadata. One that does not count has an error instead of scores. docs/dumps.md maps every field.
 """
 
 import json
@@ -18,20 +18,25 @@ from drzero.ops.files import atomic_path
 from drzero.ops.records import Record
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.reasons import explain
-from drzero.runs.report.trajectories import Attempt, Trajectory, Unreadable, read_trajectories
-from drzero.runs.run_folder import NotARun, RunFolder
+from drzero.runs.report.trajectories import Attempt, Trajectory, read_trajectories
+from drzero.runs.run_folder import NotARun, RunFolder, named_run
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
 
 FOLDER = "inspect"
 _THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
-_HALVES = re.compile("[\ud800-\udfff]")  # of surrogate pairs: readers of the format refuse them
+_HALVES = re.compile("[\ud800-\udfff]")  # of surrogate pairs, which readers of the format refuse
+
+
+def run_export_log(arguments: Sequence[str]) -> None:
+    """Write the log and print its path. Raises NotARun for a folder without a run or without trajectories."""
+    print(write_log(named_run(arguments, "export-log")))
 
 
 def write_log(run: RunFolder) -> Path:
-    """Write the log into the run's folder, over an earlier one; raises NotARun without trajectories."""
-    tally, unreadable = Tally(), Unreadable()
-    for trajectory in read_trajectories(run, unreadable):
+    """Write the log into the run's folder. Raises NotARun without trajectories."""
+    tally = Tally()
+    for trajectory in read_trajectories(run, []):
         tally.add(trajectory)
     if not tally.trajectories:
         raise NotARun(f"{run.folder} has no trajectory to export: give the folder of a stage that has run")
@@ -40,17 +45,15 @@ def write_log(run: RunFolder) -> Path:
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         head = json.dumps(_header(run, tally, began), indent=1)
         file.write(head.removesuffix("\n}") + ',\n "samples": [\n')
-        for number, trajectory in enumerate(read_trajectories(run, unreadable)):
-            file.write(
-                (",\n" if number else "")
-                + _HALVES.sub("\ufffd", json.dumps(_sample(trajectory), ensure_ascii=False))
-            )
+        for number, trajectory in enumerate(read_trajectories(run, [])):
+            sample = json.dumps(_sample(trajectory), ensure_ascii=False)
+            file.write((",\n" if number else "") + _HALVES.sub("\ufffd", sample))
         file.write("\n]}\n")
     return path
 
 
 def _header(run: RunFolder, tally: Tally, began: datetime) -> Record:
-    """What the log says of the run as a whole."""
+    """The log's part about the whole run."""
     counted = tally.trajectories - tally.invalid
     rewards = tally.means("reward")
     mean = sum(estimate.mean * estimate.n for estimate in rewards) / counted if counted else 0.0
@@ -83,7 +86,6 @@ def _header(run: RunFolder, tally: Tally, began: datetime) -> Record:
 
 
 def _sample(trajectory: Trajectory) -> Record:
-    """A trajectory as a sample."""
     messages = list(_messages(trajectory.conversation, trajectory.observations))
     sample: Record = {
         "id": trajectory.key,
@@ -127,7 +129,7 @@ def _attempt(attempt: Attempt) -> Record:
 
 
 def _messages(conversation: Conversation, observations: Sequence[str | None]) -> Iterator[Record]:
-    """The turns as assistant messages, each followed by what its calls showed and the environment said."""
+    """The turns as assistant messages, each followed by the responses to its calls."""
     for place, turn in enumerate(conversation.turns):
         yield _assistant(turn, place)
         for number, call in enumerate(turn.calls):

@@ -1,4 +1,4 @@
-"""What the page of a loop shows: scores by iteration, how they changed, and what the gates refused."""
+"""A loop's parts of the page: scores by iteration, their changes, and the pairs that gates refused."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

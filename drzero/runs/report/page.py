@@ -2,23 +2,28 @@
 
     html = make_page(RunFolder(folder))
 
-Nothing from a run is ever executed: text is escaped (`templates`), data stands in JSON blocks without a `<`,
-and the page's own policy lets only the two scripts run whose hashes it names, and lets none of them connect.
+Nothing from a run is ever executed. Text is escaped (`text`), and data is in JSON blocks without a `<`. The
+page's policy allows two scripts by their hashes, and no connection except a live page's to its server.
 """
 
 import base64
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from omegaconf import OmegaConf
+from vl_convert import javascript_bundle
 
 from data.examples import Examples
+from drzero.ops.files import atomic_write
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.compose import RESOLVED
 from drzero.recipe.rates import RATES_DATE
@@ -28,10 +33,8 @@ from drzero.runs.report.charts import Chart, page_spec, training_charts
 from drzero.runs.report.checklist import component_states, training_checks
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
-from drzero.runs.report.templates import FOLDER, TEMPLATES
-from drzero.runs.report.text import visible
-from drzero.runs.report.trajectories import Unreadable, read_trajectories, trajectory_files
-from drzero.runs.report.vega import vega
+from drzero.runs.report.text import FOLDER, TEMPLATES, visible
+from drzero.runs.report.trajectories import read_trajectories, trajectory_files
 from drzero.runs.run_folder import MANIFEST, RunFolder
 from drzero.stages.examples import read_examples
 from drzero.stages.preview_report import cost_lines
@@ -39,7 +42,7 @@ from drzero.stages.preview_report import cost_lines
 
 @dataclass(frozen=True)
 class Live:
-    """A page that is served while its run continues: it asks for `version` and reloads when that differs."""
+    """For a page served while its run continues: it asks for `version`, and reloads when that changes."""
 
     version: str
 
@@ -48,7 +51,7 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
     """The run's report as HTML."""
     table, tally, unreadable = _read(run)
     charts = _charts(run, tally)
-    scripts = [vega(), (FOLDER / "page.js").read_text(encoding="utf-8")]
+    scripts = [_vega(), (FOLDER / "page.js").read_text(encoding="utf-8")]
     data = {
         "columns": table.columns,
         "rows": table.rows,
@@ -70,7 +73,7 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
         preview=run.report if run.kind == "preview" and "cost" in run.report else None,
         preview_cost=list(cost_lines(run.report)) if run.kind == "preview" and "cost" in run.report else [],
         table=table,
-        unreadable=unreadable.lines,
+        unreadable=unreadable,
         data=embedded_json(data),
         css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
@@ -79,7 +82,7 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
 
 
 def waiting_page(reason: str) -> str:
-    """A page for a folder without a run, which asks again every few seconds."""
+    """A page for a folder without a run, which reloads every few seconds."""
     template = TEMPLATES.from_string(
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
         "<title>waiting</title><p>{{ reason }}</p></html>"
@@ -87,11 +90,11 @@ def waiting_page(reason: str) -> str:
     return template.render(reason=reason)
 
 
-def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, Unreadable]:
-    """Every trajectory of the run, of a loop those of all its stages, in one pass over the files."""
+def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, list[str]]:
+    """Every trajectory of the run or of a loop's stages, in one pass over the files."""
     parts = stage_runs(run) if run.kind == "loop" else [run]
     table = TrajectoryTable(sum(_lines(path) for part in parts for path in trajectory_files(part)))
-    tally, unreadable = Tally(), Unreadable()
+    tally, unreadable = Tally(), list[str]()
     for part in parts:
         for trajectory in read_trajectories(part, unreadable):
             tally.add(trajectory)
@@ -115,23 +118,23 @@ def _charts(run: RunFolder, tally: Tally) -> list[Chart]:
 
 
 def _syntheses(run: RunFolder) -> list[Path]:
-    """The folders of the syntheses, or of the preview, that the page is about."""
+    """The folders of the page's syntheses, or of its preview."""
     parts = stage_runs(run) if run.kind == "loop" else [run]
     return [part.folder for part in parts if part.kind in ("synthesize", "preview")]
 
 
 def _examples(run: RunFolder) -> list[tuple[str, Examples]]:
-    """The questions to read, by stage; of a loop those of all its stages, the last ones first."""
+    """Questions to read, by stage. A loop's last stages come first."""
     parts = stage_runs(run)[::-1] if run.kind == "loop" else [run]
     found = ((part.name, read_examples(part.folder)) for part in parts)
     return [(name, examples) for name, examples in found if examples]
 
 
 def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
-    """The head of the page: what ran, on what, how it ended, what it cost, how to repeat it."""
+    """The head of the page: the stage, model and machine, the cost, and how to repeat the run."""
     seconds = run.seconds
     tokens = run.result.get("tokens")
-    first = run  # of a loop, the stage whose config has the model and the machine that it began with
+    first = run  # a loop's first stage has the model and the machine it began with
     if run.kind == "loop":
         begun = stages(run)
         seconds, tokens = math.fsum(s.seconds for s in begun), sum(s.tokens for s in begun)
@@ -170,18 +173,16 @@ def _machine(run: RunFolder) -> str | None:
 
 
 def _cost(run: RunFolder, config: Mapping[str, Any], seconds: float | None) -> str | None:
-    """By the launcher's record, else by the table of prices for a machine that has one."""
+    """From the launcher's record, else from the price table if the machine has a price."""
     if run.spent_usd is not None:
         return f"${run.spent_usd:.2f} for all its launches"
     declared = {name: config[name] for name in ("compute", "machine") if name in config}
     if not seconds or len(declared) < 2:
         return None
     rate = declared_machine(OmegaConf.create(declared), starting=True).usd_per_hour
-    return (
-        f"${rate * seconds / 3600:.2f} at ${rate:.2f} an hour (prices of {RATES_DATE}), pauses included"
-        if rate
-        else None
-    )
+    if not rate:
+        return None
+    return f"${rate * seconds / 3600:.2f} at ${rate:.2f} an hour (prices of {RATES_DATE}), pauses included"
 
 
 def _duration(seconds: float | None) -> str | None:
@@ -191,13 +192,13 @@ def _duration(seconds: float | None) -> str | None:
 
 
 def embedded_json(data: Mapping[str, Any]) -> Markup:
-    """JSON that can stand in a script block: in ASCII and without a `<`."""
+    """JSON for a script block: in ASCII and without a `<`."""
     text = json.dumps(_plain(data), separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c"))
 
 
 def _plain(value: Any) -> Any:
-    """The value with text made visible, and null for numbers that JSON lacks."""
+    """The value with text made visible, and null for NaN and infinities."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -209,8 +210,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, cached: joining them takes two seconds of a core."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drzero"
+    path = folder / f"vega-{version('vl-convert-python')}.js"
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8")
+    script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    with suppress(OSError):  # without a cache, the next page makes it again
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic_write(path, script)
+    return script
+
+
 def _policy(scripts: Sequence[str], live: Live | None) -> str:
-    """The content security policy: no other script, no connection but a live page's to its server."""
+    """The content security policy."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     connects = "'self'" if live else "'none'"

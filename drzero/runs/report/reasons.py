@@ -1,9 +1,9 @@
-"""Why a trajectory has the reward that it has: each part, its value, and the reason in words.
+"""Why a trajectory has its reward: each part, its value, and the reason in words.
 
     for part in explain(trajectory):
         print(part.name, part.value, part.reason)
 
-The values are those the run logged; the reasons are read from the conversation by the method's own functions.
+Values are the logged ones. The method's own functions read the reasons from the conversation.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Part:
 
 
 def explain(trajectory: Trajectory) -> list[Part]:
-    """The parts in the order in which they are added up; for a sample, what the gates said."""
+    """The parts in the order they add up, or the gates' verdicts on a sample."""
     if trajectory.score is None:
         return []
     if not trajectory.valid:
@@ -48,7 +48,7 @@ def _solver(trajectory: Trajectory) -> Iterator[Part]:
         reason = _no_answer(trajectory)
     else:
         reason = "the answer is a target" if trajectory.score else "the answer is no target"
-        reason += f", in normal form “{normalize_answer(trajectory.answer)}”"
+        reason += f", normalized “{normalize_answer(trajectory.answer)}”"
     yield Part("exact match", trajectory.score, reason)
     yield Part("f1", trajectory.reward["f1"], "tokens shared with the best target; for reports only")
 
@@ -56,9 +56,9 @@ def _solver(trajectory: Trajectory) -> Iterator[Part]:
 def _no_answer(trajectory: Trajectory) -> str:
     turns = trajectory.conversation.turns
     if turns and turns[-1].truncated:
-        return "the last turn was cut off: an answer in it is none"
+        return "the last turn was cut off, so an answer in it does not count"
     if after_thinking(trajectory.conversation.final_text).count("<answer>") > 1:
-        return "the last turn gives several answers, which is none"
+        return "the last turn gives several answers, which counts as none"
     return "the last turn gives no <answer>"
 
 
@@ -68,7 +68,7 @@ def _challenger(trajectory: Trajectory) -> Iterator[Part]:
         fault = str(reward.get("integrity_fault"))
         yield Part("integrity", 0.0, FAULTS.get(fault, fault))
         yield Part(
-            "reward", 0.0, "a question without integrity earns nothing, and is not tried by the solver"
+            "reward", 0.0, "a question without integrity earns nothing, and the solver does not try it"
         )
         return
     n, k = int(reward["n"]), reward["k"]

@@ -5,10 +5,9 @@
     table.finish()
     table.columns, table.rows, table.packs
 
-A conversation is HTML of some 30 kB, so they are packed 32 at a time with gzip, which a browser undoes when a
-row is opened. A page has at most ROW_LIMIT rows and PACK_LIMIT bytes of packs. Of more trajectories every
-second, third … is kept, and of more packs every second, fourth …, so that all parts of a run have some; the
-others stay in the run's files, and the page says so.
+A conversation is about 30 kB of HTML. Packs of 32 are compressed, and the browser unpacks one when you open a
+row. Beyond ROW_LIMIT rows the table keeps every second, third … trajectory, and beyond PACK_LIMIT bytes every
+second, fourth … pack, so that all parts of a run are there. The run's files have the rest.
 """
 
 import base64
@@ -32,22 +31,22 @@ _PLACE = ("source", "line", "place")
 
 
 class TrajectoryTable:
-    """Rows in the order given; only the columns that some row fills are kept."""
+    """Rows in the order added, with the columns that some row fills."""
 
     def __init__(self, expected: int, *, row_limit: int = ROW_LIMIT, pack_limit: int = PACK_LIMIT) -> None:
-        """`expected` trajectories will be added."""
+        """Expect this many trajectories."""
         self._pack_limit = pack_limit
         self._row_every = max(-(-expected // row_limit), 1)
         self._open_every = self._row_every
         self._rows: list[dict[str, Any]] = []
         self._pending: list[str] = []
         self.packs: list[str] = []
-        """Each the base64 of a gzipped JSON list of conversations, PACK_SIZE of them but in the last."""
+        """Each is base64 of a gzipped JSON list of PACK_SIZE conversations, or fewer in the last."""
         self.total = 0
-        """All trajectories, with those left out."""
+        """All trajectories, including those left out."""
 
     def add(self, trajectory: Trajectory) -> None:
-        """Add one, as far as the limits allow."""
+        """Add one if the limits allow."""
         number, self.total = self.total, self.total + 1
         if number % self._row_every:
             return
@@ -60,13 +59,13 @@ class TrajectoryTable:
                 self._pack()
 
     def finish(self) -> None:
-        """Pack what is left; nothing can be added afterwards."""
+        """Pack the rest. Nothing can be added afterwards."""
         if self._pending:
             self._pack()
 
     @property
     def opened(self) -> int:
-        """Rows whose conversation is in the page."""
+        """How many rows have their conversation in the page."""
         return sum(row.get("place") is not None for row in self._rows)
 
     def __len__(self) -> int:
@@ -75,7 +74,7 @@ class TrajectoryTable:
     @property
     def columns(self) -> list[str]:
         """The columns that some row fills."""
-        # An environment's rewards have parts of their own.
+        # An environment has its own reward parts.
         others = dict.fromkeys(name for row in self._rows for name in row if name not in (*_COLUMNS, *_PLACE))
         return [
             name
@@ -85,7 +84,7 @@ class TrajectoryTable:
 
     @property
     def rows(self) -> list[Sequence[Any]]:
-        """The cells of each row; at the end its file, its line there, and its place in the packs or null."""
+        """The cells of each row, then its file, its line, and its place in the packs or None."""
         columns = [*self.columns, *_PLACE]
         return [[row.get(name) for name in columns] for row in self._rows]
 
@@ -97,7 +96,6 @@ class TrajectoryTable:
             self._leave_out_every_second()
 
     def _leave_out_every_second(self) -> None:
-        """Of the packs, and of the conversations to come."""
         self.packs = self.packs[::2]
         self._open_every *= 2
         for row in self._rows:
@@ -114,7 +112,7 @@ def _cells(trajectory: Trajectory) -> dict[str, Any]:
         "step": trajectory.step,
         "hop": trajectory.hop or None,
         "score": trajectory.score if trajectory.valid else None,
-        # A part may be named as a column is.
+        # A part may have the name of a column.
         **{name: part for name, part in trajectory.parts.items() if name not in (*_FIRST, *_PLACE, "turns")},
         "attempts_right": None if k is None else int(k),
         "turns": len(trajectory.conversation.turns),

@@ -1,19 +1,21 @@
 """Text of a run, made safe to show: nothing in it may act on the page or hide from its reader.
 
-Corpora, models and logs are hostile until proven otherwise. Escaping is the templates' (autoescape); here
-characters that a browser would act on, or not show, become visible ones.
+Treat corpora, models and logs as hostile. The templates escape every value, and characters that a browser
+would act on or not show become visible ones.
 """
 
 import re
+from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 LONGEST = 20_000
-"""Characters of one text that the page shows; the file that it came from has the whole."""
+"""Characters shown of one text. Its file has the rest."""
 
-# Controls but for tab and line feed; marks that turn the direction of what follows; characters without a
-# shape; halves of surrogate pairs, which UTF-8 cannot carry. The joiners U+200C and U+200D stay: scripts need
-# them.
+# Controls except tab and line feed, direction marks, characters without a shape, and halves of surrogate
+# pairs, which UTF-8 cannot carry. The joiners U+200C and U+200D stay, because scripts need them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -21,7 +23,7 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text with each control, direction mark and shapeless character as a picture or its number."""
+    """The text with each control, direction mark and shapeless character as a picture or a number."""
     return _UNSEEN.sub(_picture, text)
 
 
@@ -33,7 +35,7 @@ def _picture(found: re.Match[str]) -> str:
 
 
 def cut(text: str, source: str, limit: int = LONGEST) -> str:
-    """At most `limit` characters, and a note of what is left out; `source` names the file with the whole."""
+    """At most `limit` characters, and a note about the rest. `source` names the file with the whole text."""
     if len(text) <= limit:
         return text
     left_out = len(text) - limit
@@ -41,7 +43,7 @@ def cut(text: str, source: str, limit: int = LONGEST) -> str:
 
 
 def answer_pattern(answer: str | None) -> re.Pattern[str] | None:
-    """Finds an answer's words in sequence, in any case, with any punctuation between; None for no words."""
+    """Finds an answer's words in sequence, in any case and punctuation. None without words."""
     words = re.findall(r"\w+", answer or "")
     if not words or len(words) > 20:
         return None
@@ -49,7 +51,7 @@ def answer_pattern(answer: str | None) -> re.Pattern[str] | None:
 
 
 def highlighted(text: str, pattern: re.Pattern[str] | None) -> Markup:
-    """The text as HTML, with what the pattern finds in `<mark>`."""
+    """The text as HTML, with matches in `<mark>`."""
     if pattern is None:
         return escape(visible(text))
     parts, end = [], 0
@@ -58,3 +60,21 @@ def highlighted(text: str, pattern: re.Pattern[str] | None) -> Markup:
         parts.append(Markup("</mark>"))
         end = found.end()
     return Markup("").join([*parts, escape(visible(text[end:]))])
+
+
+def _shown(value: Any) -> Any:
+    """Every value that a template prints passes here before it is escaped."""
+    if value is None:
+        return "–"
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+FOLDER = Path(__file__).parent / "html"
+TEMPLATES = Environment(
+    loader=FileSystemLoader(FOLDER),
+    autoescape=True,
+    finalize=_shown,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)

@@ -1,9 +1,9 @@
 """The trajectories of a run as one kind of record: rollouts, synthesized samples, evaluation answers.
 
-    for trajectory in read_trajectories(run):
+    for trajectory in read_trajectories(run, unreadable=[]):
         trajectory.step, trajectory.parts["difficulty"], trajectory.failures
 
-Files are read line by line: they may be longer than the memory holds. docs/dumps.md has their format.
+Files are read line by line, because they may be larger than memory. docs/dumps.md has their format.
 """
 
 import json
@@ -23,7 +23,7 @@ from verl_ext.method.challenger_reward import extract_pair
 from verl_ext.method.trajectory import Trajectory as Conversation
 
 PARTS = ("difficulty", "format", "think", "tool", "answer_part", "f1")
-"""Parts of a reward that the table has columns for."""
+"""Reward parts with a column in the table."""
 
 
 @dataclass(frozen=True)
@@ -39,34 +39,34 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One conversation, what it was scored for, and where it stands in the run's files."""
+    """One conversation, its score, and its place in the run's files."""
 
     source: str
     """The file, relative to the run's folder."""
     line: int
-    """Its line there, from 1."""
+    """Its line in that file, from 1."""
     key: str
     conversation: Conversation
     step: int | None = None
     hop: int = 0
     score: float | None = None
     valid: bool = True
-    """False if a service failed: it is in no statistic."""
+    """False if a service failed. Statistics leave it out."""
     reward: Record = field(default_factory=dict)
-    """All that the reward function returned."""
+    """Everything the reward function returned."""
     question: str | None = None
     answer: str | None = None
     targets: tuple[str, ...] = ()
-    """Accepted answers, where the file has them."""
+    """Accepted answers, if the file has them."""
     doc_id: str | None = None
     document: str | None = None
     attempts: tuple[Attempt, ...] = ()
     observations: tuple[str | None, ...] = ()
-    """What an environment said after each turn, besides the answers of its tools."""
+    """The environment's message after each turn, besides its tools' responses."""
     reasons: tuple[str, ...] = ()
-    """Why a gate refused the pair, or why the sample was taken."""
+    """Why gates refused the pair, or why the sample was taken."""
     stage: str = ""
-    """The run that it is of, where a page shows several."""
+    """Its run, on a page of several."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -77,7 +77,7 @@ class Trajectory:
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong in it, each in a few words; several may apply."""
+        """What went wrong in it, each in a few words."""
         calls = self.conversation.calls
         found = [] if self.valid else ["not counted: a service failed"]
         if fault := self.reward.get("integrity_fault"):
@@ -97,24 +97,16 @@ class Trajectory:
         return [*found, *sorted({reason.partition(":")[0] for reason in self.reasons if ": " in reason})]
 
 
-@dataclass
-class Unreadable:
-    """Lines that hold no trajectory, such as the last one of a killed run."""
-
-    lines: list[str] = field(default_factory=list)
-    """Where they are, as FILE:LINE."""
-
-
 def trajectory_files(run: RunFolder) -> list[Path]:
-    """The files that hold a run's trajectories, in order."""
+    """The files with a run's trajectories, in order."""
     if run.kind == "training":
         return sorted((run.folder / "dumps").glob("step_*.jsonl"))
     names = {"evaluate": ANSWERS, "synthesize": SAMPLES, "preview": SAMPLES}
     return [path for path in [run.folder / names.get(run.kind, "")] if path.is_file()]
 
 
-def read_trajectories(run: RunFolder, unreadable: Unreadable) -> Iterator[Trajectory]:
-    """Every trajectory in the order of the files; what cannot be read is added to `unreadable`."""
+def read_trajectories(run: RunFolder, unreadable: list[str]) -> Iterator[Trajectory]:
+    """Every trajectory in the order of the files. Unreadable lines are added to `unreadable` as FILE:LINE."""
     parse: Callable[..., Trajectory] = _rollout if run.kind in ("training", "preview") else _answer
     if run.kind == "synthesize":
         parse = partial(_sample, _fates(run.folder))
@@ -129,7 +121,7 @@ def read_trajectories(run: RunFolder, unreadable: Unreadable) -> Iterator[Trajec
                     if "trajectory" in record:  # a journal begins with its conditions
                         yield parse(record, source=source, line=line)
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    unreadable.lines.append(f"{source}:{line}")
+                    unreadable.append(f"{source}:{line}")
 
 
 def _rollout(record: Record, **at: Any) -> Trajectory:
@@ -155,7 +147,7 @@ def _rollout(record: Record, **at: Any) -> Trajectory:
 
 
 def _conversation(record: Mapping[str, Any]) -> Conversation:
-    """The turns; a call of an environment's own tool is a search call whose query is the call."""
+    """The turns. A call of an environment's tool becomes a search call with the call as its query."""
     turns = []
     for turn in record["turns"]:
         calls = [
@@ -197,7 +189,7 @@ def _answer(record: Record, **at: Any) -> Trajectory:
 
 
 def _gate_verdicts(folder: Path) -> dict[int, tuple[str, ...]]:
-    """What the gates said of each question of a preview."""
+    """The gates' verdicts on a preview's questions, by prompt."""
     found = read_json_lines(folder / FOUND)
     return {
         int(each["prompt_index"]): tuple(each["reasons"]) or ("passed every gate",) * bool(each["accepted"])
@@ -206,7 +198,7 @@ def _gate_verdicts(folder: Path) -> dict[int, tuple[str, ...]]:
 
 
 def _previewed(verdicts: Mapping[int, tuple[str, ...]], record: Record, **at: Any) -> Trajectory:
-    """A line of a preview's journal: scored as in training, and judged by the gates."""
+    """A line of a preview's journal, scored as in training and judged by the gates."""
     return replace(_rollout(record, **at), reasons=verdicts.get(int(record["prompt_index"]), ()))
 
 
@@ -218,9 +210,9 @@ class _Fate:
     doc_id: str | None
     document: str | None = None
     refused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Reasons by the sample's number; empty for a prompt that gave a pair."""
+    """Reasons by the sample's number. Empty if the prompt gave a pair."""
     taken: str | None = None
-    """The question that went into the solver's data."""
+    """Its question in the solver's data."""
 
 
 def _fates(folder: Path) -> dict[int, _Fate]:
@@ -239,7 +231,7 @@ def _fates(folder: Path) -> dict[int, _Fate]:
 
 
 def _sample(fates: Mapping[int, _Fate], record: Record, **at: Any) -> Trajectory:
-    """A line of synthesize's journal; its score is 1 for the sample that went into the solver's data."""
+    """A line of synthesize's journal. The sample taken into the solver's data scores 1."""
     index, number = int(record["prompt_index"]), int(record["sample"])
     conversation = Conversation.from_dict(record["trajectory"])
     question, answer = extract_pair(conversation)

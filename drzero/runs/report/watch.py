@@ -1,10 +1,10 @@
-"""A run's report served on loopback while the run continues: the page reloads when the files have changed.
+"""A run's report served on loopback while the run continues: the page reloads when the run's files change.
 
     serve_report(folder, port=0)            # until Ctrl-C; 0 takes a free port
 
-`/NAME/` is the page, `/NAME/version` what its files are like now; the files that the page links to are served
-as text. A folder that holds no run yet has a page that waits for it. Requests that do not name this machine
-are refused: a page from elsewhere could reach it by a name of its own.
+`/NAME/` is the page and `/NAME/version` a hash of its files' sizes and times. Files that the page links to
+are served as text. A folder without a run has a page that waits for one. Requests must name this machine,
+because a foreign page could otherwise reach the server under another name.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from drzero.runs.run_folder import NotARun, RunFolder
 _WATCHED = ("*.json", "*.jsonl", "resolved.yaml", "logs/events.jsonl", "dumps/*.jsonl", "metrics/*.jsonl")
 _LINKED = (".json", ".jsonl", ".yaml", ".html")
 _RESTS = 9
-"""Times as long as a page took to make it is left as it is: at most a tenth of a core is the run's price."""
+"""A page is left alone for nine times as long as it took to make, which costs at most a tenth of a core."""
 
 
 class LivePage:
-    """The page of a folder, made again only when its files have changed, and seldom if that takes long."""
+    """The page of a folder, made again when its files have changed, and seldom if that takes long."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class LivePage:
 
     @property
     def folders(self) -> list[Path]:
-        """Those that the page is made of: the run's, and of a loop its stages' as well; none before a run."""
+        """The folders the page is made of: the run's, and a loop's stages. None before there is a run."""
         try:
             run = RunFolder(self.folder)
             return [self.folder, *(part.folder for part in stage_runs(run))]
@@ -50,22 +50,19 @@ class LivePage:
             return []
 
     def version(self) -> str:
-        """Changes with the size or time of any file that the page is made of, but not while it rests.
-
-        And when the run begins or ends: one that is killed leaves no file for it.
-        """
+        """Changes with the size or time of any file of the page, and when the run begins or ends."""
         if self._clock() < self._rests_until:
             return self._made[0]
         files = sorted(path for folder in self.folders for name in _WATCHED for path in folder.glob(name))
         known: list[object] = [lock_is_held(self.folder / "lock")]
         for path in files:
-            with suppress(FileNotFoundError):  # a run that starts again removes some
+            with suppress(FileNotFoundError):  # a restarted run removes some
                 status = path.stat()
                 known.append((str(path), status.st_size, status.st_mtime_ns))
         return hashlib.sha256(repr(known).encode()).hexdigest()
 
     def html(self) -> bytes:
-        """The page of the present version."""
+        """The present page."""
         with self._lock:
             version = self.version()
             if self._made[0] != version:
@@ -90,8 +87,8 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
-        """The page, its version, or a file of the run."""
-        with suppress(ConnectionError):  # a browser that reloads does not wait for its last answer
+        """Answer with the page, its version, or a file of the run."""
+        with suppress(ConnectionError):  # a browser that reloads drops its last request
             self._answer()
 
     def _answer(self) -> None:
@@ -108,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _linked(self, path: str) -> Path | None:
-        """A file that the page may link to; none outside of the folders that it is made of."""
+        """A file the page may link to, always inside its folders."""
         file = (self._live.folder.parent / path.lstrip("/")).resolve()
         is_inside = any(file.is_relative_to(folder) for folder in self._live.folders)
         return file if is_inside and file.suffix in _LINKED and file.is_file() else None
@@ -127,12 +124,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def live_server(live: LivePage, port: int) -> ThreadingHTTPServer:
-    """The server, bound and not yet serving; raises OSError when the port is taken."""
+    """The server, bound and not yet serving. Raises OSError if the port is taken."""
     return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, live))
 
 
 def serve_report(folder: Path, port: int) -> None:
-    """Serve until interrupted, and print the address; a folder that holds no run yet is waited for."""
+    """Print the address and serve until interrupted. The folder may get its run later."""
     live = LivePage(folder)
     with live_server(live, port) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/{quote(folder.name)}/"

@@ -1,5 +1,4 @@
-"""A run while it runs, for the console: read from the run's folder, drawn on a terminal or printed as lines.
+"""A run while it runs: `run_state` reads its files, `screen` draws them, `follow` shows them next to a stage.
 
-`run_state` reads what a run writes, `screen` draws it, `follow` does either next to a running stage; `drzero
-top` draws the same from outside. Nothing here changes a run.
+`drzero top` draws the same from outside. Nothing here changes a run.
 """

@@ -1,10 +1,10 @@
-"""Shows a run while it runs: one live view on a terminal, else a line a step; events in both.
+"""Shows a run while it runs: one live view on a terminal, else a line for each step, and events in both.
 
     with following(config):
-        ...             # services and trainer run here; what they say is drawn or printed meanwhile
+        ...             # services and trainer run here, and what they say is drawn or printed meanwhile
 
-A thread reads the run's folder every second. On a terminal it is the only one that writes to it, so a
-terminal that is stopped (Ctrl-S) stops no other part of the run. `verbose=true` prints lines there too.
+A thread reads the run's folder every second. Only that thread writes to the terminal, so a stopped terminal
+(Ctrl-S) stops no other part of the run. With `verbose=true`, lines are printed on a terminal too.
 """
 
 import os
@@ -34,9 +34,9 @@ _EVERY_S = 1.0
 
 @contextmanager
 def following(config: DictConfig, *, relayed: bool = False) -> Iterator[None]:
-    """Show the run of a stage's config until the block ends; what it wrote before is not shown again.
+    """Show the run of a stage's config until the block ends, without what it wrote before.
 
-    `relayed`: the run is a child whose own lines are printed already, so only a terminal gets something else.
+    `relayed`: the run is a child process whose lines are printed already, so only a terminal gets a view.
     """
     is_live = has_live_terminal() and not is_verbose()
     if relayed and not is_live:
@@ -54,7 +54,7 @@ def following(config: DictConfig, *, relayed: bool = False) -> Iterator[None]:
 
 
 class LiveView:
-    """Draws a run's state on the terminal, again and again in the same place, until it is left."""
+    """Draws a run's state on the terminal, in the same place until the block ends."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -70,7 +70,7 @@ class LiveView:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Draw the state a last time, with every notice, and leave it there."""
+        """Draw the state a last time, with every notice."""
         self._shown.__exit__(None, None, None)
         with suppress(OSError, ValueError):  # the terminal may have been closed
             if takes_more(1.0):
@@ -79,7 +79,7 @@ class LiveView:
                 self._live.stop()
 
     def notice(self, notice: Notice) -> None:
-        """Show it below the figures, where its time puts it: other processes' events are read late."""
+        """Show it below the figures, sorted by time: other processes' events are read late."""
         insort(self._notices, notice, key=lambda shown: shown.time)
 
     def line(self, text: str) -> None:
@@ -87,7 +87,7 @@ class LiveView:
         self._above.append(text)
 
     def draw(self) -> None:
-        """Draw the state as it is now, unless the terminal takes nothing."""
+        """Draw the present state, unless the terminal takes nothing."""
         if takes_more(0):
             self._begin()
             width, height = self._size
@@ -95,10 +95,10 @@ class LiveView:
             self._live.update(picture, refresh=True)
 
     def _begin(self) -> None:
-        """Make the terminal ready for a picture of its present size, below the lines that came meanwhile."""
+        """Prepare a picture of the terminal's present size, below the lines printed meanwhile."""
         if self._console.size != self._size:
             self._size = self._console.size
-            # The terminal may have broken the lines of the last picture: where it began is not known.
+            # The terminal may have wrapped the last picture, so its first line is unknown.
             self._live.stop()
             self._console.control(Control.clear(), Control.home())
             self._live = self._new_live()
@@ -111,7 +111,7 @@ class LiveView:
 
 
 class _Follower(threading.Thread):
-    """Polls the run's files; draws on a view, or prints a line a step."""
+    """Polls the run's files, and draws a view or prints a line for each step."""
 
     def __init__(self, files: RunFiles, view: LiveView | None, relayed: bool) -> None:
         super().__init__(name="view", daemon=True)
@@ -120,13 +120,13 @@ class _Follower(threading.Thread):
         self._failure = ""
 
     def run(self) -> None:
-        """Poll until the end, and once more."""
+        """Poll until closed, and once more."""
         while not self._end.wait(_EVERY_S):
             self._poll()
         self._poll()
 
     def close(self) -> None:
-        """Show what is left, and end; a terminal that takes nothing is not waited for."""
+        """Show the rest and end, without waiting for a stopped terminal."""
         self._end.set()
         self.join(5.0)
 
@@ -134,7 +134,7 @@ class _Follower(threading.Thread):
         try:
             steps, events = self._files.poll()
             for event in () if self._relayed else events:
-                # Our own are printed as they happen.
+                # This process prints its own events as they happen.
                 if event.get("pid") != os.getpid() and (notice := notice_of(event)):
                     announce(notice)
             if self._view is not None:

@@ -1,7 +1,7 @@
 """The state of a run, read from the files it appends to.
 
     files = RunFiles(folder, RunFacts("demo", "hrpo", steps=4))
-    files.poll()            # reads what is new, returns the steps logged since the last poll, and the events
+    files.poll()            # reads new lines, returns the steps and events among them
     files.state.phase
 
 A run that has just begun may have none of these files.
@@ -49,7 +49,7 @@ _LAST_BYTES = 1 << 17
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run's config says about it."""
+    """Facts from a run's config."""
 
     name: str
     method: str | None = None
@@ -90,7 +90,7 @@ class RunState:
 
     @property
     def phase(self) -> str:
-        """What the trainer is doing."""
+        """The trainer's phase."""
         return str(self.beats[-1]["phase"]) if self.beats else "start-up"
 
     @property
@@ -143,7 +143,7 @@ class RunFiles:
         """When an event last changed the state of each component."""
 
     def poll(self) -> tuple[list[int], list[Record]]:
-        """Read what is new. Returns the steps logged since the last call, and the events."""
+        """Read new lines. Returns the steps and the events among them."""
         state, since = self.state, self._since or 0.0
         events = [event for event in self._event_tail.read() if event["time"] >= since]
         self._events += events
@@ -156,7 +156,7 @@ class RunFiles:
         return self._new_steps(), events
 
     def _replay(self, start: list[Record]) -> None:
-        """Take over what the events of one start say."""
+        """Take over the events of one start."""
         state = self.state
         if state.began != start[0]["time"]:
             state.began, state.beats, state.usage = start[0]["time"], [], {}

@@ -1,6 +1,8 @@
-"""Draws the state of a run at any width: where it is, what it learns, its parts, what happened.
+"""Draws the state of a run at any width: its progress, its figures, its parts, what happened.
 
-screen(state, notices, now, width=80, height=24)    # with height=None all notices, else the last ones
+    screen(state, notices, now, width=80, height=24)
+
+With `height=None`, all notices are shown instead of the last ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +18,19 @@ _BARS = "▁▂▃▄▅▆▇█"
 _TREND = 12
 """Steps of a trend."""
 _TWO_COLUMNS = 76
-"""From this width on, figures stand in two columns."""
+"""From this width on, figures have two columns."""
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 _WELL = ("healthy", "running", "starting", "stopped", "ended")
 _LEAST_NOTICES = 3
 _INDENT = 9
-"""Of a notice's further lines: below its component's name."""
-_CONSOLE = Console()
-"""Text is wrapped by one, whatever it prints to."""
+"""Puts a notice's further lines below its component's name."""
+_CONSOLE = Console()  # rich needs one to wrap text
 
 
 def screen(state: RunState, notices: Sequence[Notice], now: float, width: int, height: int | None) -> Text:
-    """The whole picture, each line at most `width` cells; what has no room in `height` lines is left out.
+    """The whole picture, each line at most `width` cells, cut to `height` lines.
 
-    Where the run is comes first; then as many figures and parts as leave room for the last notices.
+    Progress comes first, then as many figures and parts as leave room for the last notices.
     """
     lines = [_headline(state, now), _times(state, now)]
     if state.facts.steps:
@@ -46,7 +47,7 @@ def screen(state: RunState, notices: Sequence[Notice], now: float, width: int, h
 
 
 def trend(values: Sequence[float]) -> str:
-    """The last values as bars, the lowest of them empty and the highest full; flat ones in the middle."""
+    """The last values as bars from the lowest to the highest. Equal values are in the middle."""
     values = values[-_TREND:]
     low, high = min(values, default=0.0), max(values, default=0.0)
     if high == low:
@@ -86,7 +87,7 @@ def _bar(state: RunState, width: int) -> Text:
 
 
 def _figures(state: RunState, width: int) -> Iterator[Text]:
-    """The figures of the last step, each with its trend; and the solver's k of n of all steps."""
+    """The last step's figures, each with its trend, and the solver's k of n over all steps."""
     trained = [step for step in state.metrics.values() if is_training(step)]
     if not trained or state.facts.method not in COLUMNS:
         return
@@ -109,11 +110,11 @@ def _figures(state: RunState, width: int) -> Iterator[Text]:
 
 
 def _components(state: RunState) -> Iterator[Text]:
-    """A line for each part of the run: its state and what it uses; then one of the host."""
+    """A line for the state and usage of each part, and one for the host."""
     for name, condition in state.components.items():
         usage = state.usage.get(name, {})
         if condition == "starting" and name in state.usage and "state" not in usage:
-            condition = "running"  # nobody asks a main command whether it is ready
+            condition = "running"  # a main command has no health check
         style = "green" if condition in _WELL else "bold red"
         line = Text(f"{plain(name):<11}").append(f"{plain(condition):<10}", style)
         if usage and condition not in ("stopped", "ended", "dead", "gone"):
@@ -135,7 +136,7 @@ def _components(state: RunState) -> Iterator[Text]:
 
 
 def _last(notices: Sequence[Notice], width: int, room: int) -> list[Text]:
-    """The last notices that fit into so many lines, the beginning of the newest if even that does not."""
+    """The last notices that fit into `room` lines, or the beginning of the newest."""
     lines: list[Text] = []
     for notice in reversed(notices):
         own = _notice(notice, width, room + 1)
@@ -146,7 +147,7 @@ def _last(notices: Sequence[Notice], width: int, room: int) -> list[Text]:
 
 
 def _notice(notice: Notice, width: int, most: int | None = None) -> list[Text]:
-    """A notice on as many lines as it needs, or its first `most`, further ones indented."""
+    """A notice on as many lines as it needs, or its first `most`."""
     head = f"{shown_time(notice.time)} {notice.component:<10} "
     indent = min(_INDENT, width // 4)
     body = notice.text.replace("\n", " ")
