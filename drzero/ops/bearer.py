@@ -1,15 +1,11 @@
-"""Bearer tokens of servers, which come from the environment alone: whose goes where.
+"""Bearer tokens: which server gets which token. They come only from the environment.
 
-    bearer_headers(MODEL_KEY)           # {"Authorization": "Bearer …"}, or nothing
+    bearer_headers(MODEL_KEY)           # {"Authorization": "Bearer …"}, or {}
     bearer_of("RETRIEVAL_TOKEN")        # the token, or None
 
-One rule: a server gets the token that is meant for it, and no other one. The model servers that a run starts
-get `OPENAI_API_KEY`, and require it; the server that `endpoint=` names gets the key of the variable that
-`endpoint_key=` names, the same one by default; the retrieval service gets `RETRIEVAL_TOKEN`. A client
-is given the variable of its server, and sends nothing where it is given none; redirects are not followed.
-
-A config key or a flag would show a token in a run's files and in the process list; every process of a run
-inherits its environment.
+Each server gets only its own token: model servers `OPENAI_API_KEY`, `endpoint=` the variable in
+`endpoint_key=`, the retrieval service `RETRIEVAL_TOKEN`. A config key or flag would show a token in files and
+process lists.
 """
 
 import os
@@ -17,31 +13,31 @@ import os
 from drzero.ops.errors import UserError
 
 MODEL_KEY = "OPENAI_API_KEY"
-"""Of the model servers that a run starts, and of `endpoint=` unless `endpoint_key=` names another."""
+"""Key of the model servers that a run starts, and the default for `endpoint_key=`."""
 
 
 class TokenUnusable(UserError):
-    """A token that cannot be sent; the message names its variable and does not show it."""
+    """A token that cannot be sent. The message names its variable, not its value."""
 
 
 def bearer_of(variable: str | None) -> str | None:
-    """The token in that variable, if any; raises TokenUnusable."""
+    """Return the token in that variable, or None; raises TokenUnusable."""
     token = os.environ.get(variable, "").strip() if variable else ""
-    # Checked here, because an HTTP library that rejects it would print it.
+    # An HTTP library that rejects the token would print it.
     if not (token.isascii() and token.isprintable()):
         raise TokenUnusable(
-            f"{variable} holds characters that an HTTP header cannot carry: set it to the key alone"
+            f"{variable} holds characters that an HTTP header cannot carry: set it to the key only"
         )
     return token or None
 
 
 def bearer_headers(variable: str | None) -> dict[str, str]:
-    """The header that a request carries; raises TokenUnusable."""
+    """Return the header that a request carries; raises TokenUnusable."""
     token = bearer_of(variable)
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def without_token(text: str, variable: str | None) -> str:
-    """What a server said, without its token: some repeat it."""
+    """Return a server's message with its token masked, because some servers repeat it."""
     token = bearer_of(variable)
     return text.replace(token, "***") if token else text

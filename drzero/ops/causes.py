@@ -1,9 +1,8 @@
-"""A table of patterns: which log line shows which cause of a failed run, and what to change.
+"""Log patterns of known failures, with advice.
 
     line, cause = first_cause(lines, recipe_causes)
 
-The first error is mostly the cause, later ones are its consequences. A recipe adds causes of its own, with
-the keys to change.
+The first error is usually the cause and later ones are consequences. A recipe adds causes of its own.
 """
 
 import re
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cause:
-    """A kind of failure: its name, the pattern of its log lines, what to do."""
+    """A kind of failure."""
 
     name: str
     pattern: str
     advice: str
     culprit: str | None = None
-    """The component at fault, where the line shows it; else it is the component whose log has the line."""
+    """The component at fault; None means the component whose log has the line."""
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -38,12 +37,12 @@ CAUSES: tuple[Cause, ...] = (
         "collective time-out",
         r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:recv|send)"
         r"|collective.{0,40}timed? ?out",
-        "one rank did not join: find the rank whose log ends first; flight/ has what each rank waited for",
+        "one rank did not join: find the rank whose log ends first; flight/ shows what each rank waited for",
     ),
     Cause(
         "a rank was lost",
         r"Connection closed by peer|Connection reset by peer \[|ncclRemoteError|remote process exited",
-        "this rank only lost its peer: the cause is in the log of the one that ended first",
+        "this rank only lost its peer: look in the log of the rank that ended first",
     ),
     Cause(
         "NCCL failure",
@@ -53,7 +52,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "GPU fault",
         r"illegal memory access|device-side assert|unspecified launch failure|\bXid\b|uncorrectable ECC",
-        "run once with debug=hang (CUDA_LAUNCH_BLOCKING=1) to see the true line; ECC or Xid is hardware",
+        "run once with debug=hang (CUDA_LAUNCH_BLOCKING=1) to find the failing line; ECC or Xid is hardware",
     ),
     Cause(
         "port in use",
@@ -64,34 +63,34 @@ CAUSES: tuple[Cause, ...] = (
         "shape mismatch",
         r"size mismatch for|shapes cannot be multiplied|Sizes of tensors must match|PipeliningShapeError"
         r"|shape.{0,30}mismatch",
-        "the checkpoint is of another model, or stages disagree on a shape: compare the model's config",
+        "the checkpoint belongs to another model, or stages disagree on a shape: compare the model's config",
     ),
     Cause(
         "unknown config key",
         r"got an unexpected keyword argument|Key '.*' is not in struct|Could not override",
-        "the key's name is not the one this version knows: see the nearest name in the message",
+        "this version does not know the key: see the nearest name in the message",
     ),
     Cause(
         "model not found",
         r"is not a local folder and is not a valid model identifier|Repository Not Found|gated repo"
         r"|401 Client Error|LocalEntryNotFoundError",
-        "check the model's path or hub id, and HF_TOKEN for a gated one",
+        "check the model's path or hub id, and HF_TOKEN for a gated model",
     ),
     Cause(
         "worker died",
         r"ActorDiedError|ActorUnavailableError|WorkerCrashedError|died unexpectedly|RayActorError",
-        "a worker process ended under the trainer: most often for lack of memory; see the lines before",
+        "a worker process of the trainer died, most often for lack of memory: see the lines before",
     ),
 )
 
 
 def find_cause(line: str, more: Sequence[Cause] = ()) -> Cause | None:
-    """The cause that a line shows, None when it fits none; `more` goes first."""
+    """Return the cause that a line shows, or None. `more` is tried first."""
     return next((cause for cause in (*more, *CAUSES) if re.search(cause.pattern, line)), None)
 
 
 def first_cause(lines: Iterable[str], more: Sequence[Cause] = ()) -> tuple[str, Cause] | None:
-    """The first of `lines` that shows a known cause."""
+    """Return the first line that shows a known cause, with that cause."""
     for line in lines:
         if cause := find_cause(line, more):
             return line, cause

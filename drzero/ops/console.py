@@ -1,8 +1,8 @@
 """What a run prints: notices always, the output of its parts only with `verbose=true`.
 
-say("trainer", "starting")          # [trainer] starting, whole even from several threads
-detail("trainer", line)             # what its log has: shown with `verbose=true`
-with shown_by(view):                # notices and lines go to a live view instead of stdout
+say("trainer", "starting")          # [trainer] starting
+detail("trainer", line)             # only with `verbose=true`
+with shown_by(view):                # a live view replaces stdout
     ...
 """
 
@@ -17,23 +17,24 @@ from typing import Protocol
 
 from drzero.ops.notices import Level, Notice, plain
 
-_PIECE = select.PIPE_BUF // 4  # characters, of at most 4 bytes: as many as a pipe with room takes at once
+_PIECE = select.PIPE_BUF // 4  # characters of at most 4 bytes: a pipe takes this many at once
 
 
 class View(Protocol):
-    """Draws on the terminal in stdout's place. Neither method may wait for the terminal."""
+    """Draws on the terminal instead of stdout. Neither method may block on the terminal."""
 
     def notice(self, notice: Notice) -> None:
-        """Show something that happened."""
+        """Show an event."""
 
     def line(self, text: str) -> None:
         """Show a line of a child's output."""
 
 
 class _Stdout:
-    """Stdout, from several threads. It may be blocked (Ctrl-S, `| less`) or closed (`| head`).
+    """Stdout for several threads. It may be blocked (Ctrl-S, `| less`) or closed (`| head`).
 
-    Neither may stop the readers of a run's children: a line that cannot be written is dropped and counted.
+    Neither may stop the threads that read a run's children, so a line that cannot be written is dropped and
+    counted.
     """
 
     def __init__(self) -> None:
@@ -51,17 +52,17 @@ class _Stdout:
                 leave_stdout()
 
     def _take(self, text: str) -> None:
-        missing = f"[drzero] {self._left_out} lines were not taken here; the logs have them"
+        missing = f"[drzero] {self._left_out} lines could not be printed; the logs have them"
         if self._left_out and takes_more(0) and self._write(missing):
             self._left_out = 0
         if self._left_out or not self._write(text):
             self._left_out += 1
 
     def _write(self, line: str) -> bool:
-        """Write as much as stdout accepts; return whether that was all."""
+        """Write as much as stdout accepts; return whether that was everything."""
         text = line + "\n"
         for start in range(0, len(text), _PIECE):
-            if not takes_more(1.0):  # a pager may be slow, Ctrl-S lasts
+            if not takes_more(1.0):  # a slow pager continues within a second, Ctrl-S does not
                 return False
             sys.stdout.write(text[start : start + _PIECE])
             sys.stdout.flush()
@@ -69,16 +70,16 @@ class _Stdout:
 
 
 def leave_stdout() -> None:
-    """Print to nowhere from now on: what read it has closed it (`| head`), and no further write may fail."""
+    """Discard further output, because the reader has closed its end (`| head`)."""
     with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def takes_more(wait_s: float) -> bool:
-    """Whether stdout can be written to within this time."""
+    """Whether stdout accepts output within this time."""
     try:
         stdout = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a file: a notebook's, a test's
+    except (OSError, ValueError):  # not a file, as in a notebook or a test
         return True
     poll = select.poll()
     poll.register(stdout, select.POLLOUT)
@@ -86,7 +87,7 @@ def takes_more(wait_s: float) -> bool:
 
 
 def has_live_terminal() -> bool:
-    """Whether stdout is a terminal on which a line can be drawn again; CI systems may only pretend it is."""
+    """Whether stdout is a terminal that can redraw a line; CI systems may only pretend to be one."""
     stdout = sys.stdout
     return (
         stdout.isatty()
@@ -106,7 +107,7 @@ _console = _Console()
 
 
 def set_verbose(on: bool) -> None:
-    """Whether `detail` prints."""
+    """Turn `detail` on or off."""
     _console.is_verbose = on
 
 
@@ -117,7 +118,7 @@ def is_verbose() -> bool:
 
 @contextmanager
 def shown_by(view: View) -> Iterator[None]:
-    """Have all output drawn by `view` in the block."""
+    """Send all output to `view` inside the block."""
     before, _console.view = _console.view, view
     try:
         yield
@@ -126,17 +127,17 @@ def shown_by(view: View) -> Iterator[None]:
 
 
 def say(component: str, text: str, level: Level = "info") -> None:
-    """Print one notice, `[component] text`."""
+    """Print the notice `[component] text`."""
     announce(Notice(time.time(), component, plain(text), level))
 
 
 @contextmanager
 def working(component: str, text: str) -> Iterator[None]:
-    """On a terminal show `component` at work until the block ends; what it did is for the caller to say."""
+    """Show a spinner for `component` on a terminal while the block runs."""
     if not has_live_terminal() or _console.is_verbose:
         yield
         return
-    from rich.console import Console  # workers that print a line need not wait for its import
+    from rich.console import Console  # slow to import, and workers only print lines
 
     with Console(markup=False).status(f"[{component}] {text}"):
         yield
@@ -148,11 +149,11 @@ def announce(notice: Notice) -> None:
 
 
 def relay(component: str, line: str) -> None:
-    """Print a line of a child's output behind its name."""
+    """Print a line of a child's output after its name."""
     _console.view.line(f"[{component}] {plain(line)}")
 
 
 def detail(component: str, line: str) -> None:
-    """The same with `verbose=true`; else the line is only where it was written down."""
+    """Like `relay`, but only with `verbose=true`."""
     if _console.is_verbose:
         relay(component, line)

@@ -1,26 +1,24 @@
-"""The three ways a command ends other than well; every class that a user may meet inherits from one of them.
+"""The three kinds of error that a user may meet; other exceptions are bugs and keep their traceback.
 
-    class StoreError(UserError): ...        # `drzero` prints its message, no traceback, and exits with 2
-
-Any other exception is a bug, and keeps its traceback.
+class StoreError(UserError): ...        # `drzero` prints its message and exits with 2
 """
 
 import os
 
 
 class UserError(Exception):
-    """What was asked or given cannot be used; the message says what is wrong, where, and what to do."""
+    """The request or the input is unusable. The message says what is wrong, where, and what to do."""
 
     exit_code = 2
 
 
 class RunFailed(Exception):
-    """A run that was asked for rightly has failed; the message names the part that did."""
+    """A valid run has failed. The message names the part at fault."""
 
     exit_code = 1
 
 
 class OutOfTime(Exception):
-    """A stage ended by itself, or was not started, because of its stop time; the same command resumes it."""
+    """A stage stopped, or did not start, because of its stop time. The same command resumes it."""
 
     exit_code = os.EX_TEMPFAIL

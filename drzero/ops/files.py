@@ -1,16 +1,12 @@
 """Files and folders that are written completely or not at all, even across a crash.
 
-    atomic_write(path, text)                        # readers see the old content or the new, never a part
+    atomic_write(path, text)                        # readers see the old content or the new one
     with atomic_path(path) as temporary: ...        # the same for a writer that wants a path
-    with staging_folder(target) as folder: ...      # build a folder next to its place, then
-        publish(folder, target)                     # make it durable and let it take that place
+    with staging_folder(target) as folder: ...      # build a folder next to its final place
+        publish(folder, target)                     # make it durable and replace `target`
 
-A file is written under a temporary name in its own folder, since a rename is atomic only within one file
-system; then it is synced, renamed, and its folder synced, without which a power cut can undo the rename.
-
-A process that dies while writing a folder leaves only a hidden sibling, `.NAME.building`, which the next
-build empties (`staging_folder`) or resumes (`work_folder`). One that dies between the two renames of
-`publish` leaves the old folder as `.NAME.previous`, which `recover` puts back.
+A killed writer of a folder leaves `.NAME.building`, which the next build empties (`staging_folder`) or
+resumes (`work_folder`), or `.NAME.previous`, which `recover` puts back.
 """
 
 import errno
@@ -35,11 +31,11 @@ class AlreadyWriting(UserError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file that a user named, to read its bytes; raises OSError for what is no file.
+    """Open a file for reading bytes; raises OSError unless it is a regular file.
 
     A FIFO would wait for a writer, and a device such as /dev/zero never ends.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which a FIFO's opening does not wait for
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -48,9 +44,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; rename it to `path` when the block ends well, else remove it.
+    """Yield a temporary path that replaces `path` if the block succeeds.
 
-    The folder is made if missing. The file's mode follows the umask (tempfile's would be private, 0600).
+    Creates the folder. The file's mode follows the umask (tempfile would make it private).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -66,18 +62,18 @@ def atomic_path(path: Path) -> Iterator[Path]:
 def atomic_write(path: Path, data: bytes | str) -> None:
     """Replace the file at `path` with `data` (text as UTF-8); its folder must exist.
 
-    On any failure the old content stays; an OSError names `path`.
+    On failure the old content stays and the OSError names `path`.
     """
     try:
         path.parent.stat()
         with atomic_path(path) as temporary:
             temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-    except OSError as error:  # a failed write names no file, or the temporary one
+    except OSError as error:  # it names no file, or the temporary one
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `rows` atomically, one JSON object a line (UTF-8, keys in the order given)."""
+    """Write `rows` atomically, one JSON object per line (UTF-8)."""
     with atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as handle:
         for row in rows:
             handle.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -88,11 +84,9 @@ def _sibling(target: Path, role: str) -> Path:
 
 
 def recover(target: Path) -> None:
-    """Put back the folder that an interrupted `publish` had moved aside; remove it where it is replaced.
-
-    An empty folder does not replace it: it was created since.
-    """
+    """Undo or finish an interrupted `publish`: restore the old folder unless a new one has replaced it."""
     previous = _sibling(target, "previous")
+    # An empty folder is not a replacement: somebody created it since.
     if previous.exists() and not (target.exists() and any(target.iterdir())):
         previous.rename(target)
     shutil.rmtree(previous, ignore_errors=True)
@@ -100,17 +94,16 @@ def recover(target: Path) -> None:
 
 @contextmanager
 def work_folder(target: Path) -> Iterator[Path]:
-    """Yield the build folder next to `target`, with what an interrupted build left in it.
+    """Yield the build folder next to `target`, with the leftovers of an interrupted build.
 
-    It stays when the body ends, unless the body removes or publishes it. Raises AlreadyWriting if another
-    build has locked it.
+    The folder stays unless the block removes or publishes it. Raises AlreadyWriting if another build uses it.
     """
     folder = _sibling(target, "building")
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         with _opened(folder) as handle:
             _lock(handle, str(target))
-            # Its last holder may have removed or renamed it between the two calls above.
+            # The last holder may have removed or renamed the folder before we locked it.
             if folder.exists() and folder.stat().st_ino == os.fstat(handle).st_ino:
                 yield folder
                 return
@@ -118,9 +111,9 @@ def work_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `target`, removed if the body fails.
+    """Yield an empty folder next to `target`, removed if the block fails.
 
-    Raises AlreadyWriting if another build has locked it.
+    Raises AlreadyWriting if another build uses it.
     """
     with work_folder(target) as folder:
         try:
@@ -134,7 +127,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def sole_writer(what: str) -> Iterator[None]:
-    """Lock a Chroma server's collection, which has no folder, against other builds of this user here.
+    """Lock a Chroma server's collection against other builds by this user on this machine.
 
     Raises AlreadyWriting if another build has locked it.
     """
@@ -148,11 +141,11 @@ def _lock(handle: int, what: str) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise AlreadyWriting(f"another build is writing {what} just now: wait for it or stop it") from None
+        raise AlreadyWriting(f"another build is writing {what}: wait for it or stop it") from None
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Make `folder` durable and put it in the place of `target`."""
+    """Make `folder` durable and move it to `target`."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
     previous = _sibling(target, "previous")

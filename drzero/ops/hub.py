@@ -1,10 +1,10 @@
-"""Whether the model hub answers: asked once a process, with one short try.
+"""Whether the model hub answers, tried once per process.
 
     fault = hub_fault()
     AutoTokenizer.from_pretrained(name, local_files_only=fault is not None)
 
-The hub's client tries each file of an unreachable hub six times in half a minute, with a line each time.
-What only reads from the hub asks here first, and then takes what the cache has.
+The hub's client retries each file of an unreachable hub for half a minute. Readers ask here first and fall
+back to the cache.
 """
 
 import threading
@@ -15,13 +15,13 @@ TIMEOUT_S = 4.0
 
 @cache
 def hub_fault() -> str | None:
-    """Why the hub cannot be asked for files, in words that follow "because"; None if it answers."""
-    from huggingface_hub import constants, is_offline_mode  # here, since most processes need no hub
+    """Return why the hub cannot be asked, to follow "because"; None if it answers."""
+    from huggingface_hub import constants, is_offline_mode  # most processes need no hub
 
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     answered: list[str | None] = []
-    # A resolver may hang for longer than any time limit of the HTTP client, hence a thread that can be left.
+    # A resolver may hang beyond the HTTP client's timeout, so ask in a thread that can be abandoned.
     asking = threading.Thread(target=lambda: answered.append(_ask(constants.ENDPOINT)), daemon=True)
     asking.start()
     asking.join(TIMEOUT_S)
@@ -38,5 +38,5 @@ def _ask(endpoint: str) -> str | None:
         status = get_session().head(endpoint, timeout=TIMEOUT_S).status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return str(error) or type(error).__name__
-    # Any other refusal is for the file that is asked for, and named there.
+    # Any other status is reported with the file that is requested later.
     return f"status {status}" if status == 429 or status >= 500 else None

@@ -1,8 +1,6 @@
-"""What of a run is worth a line: the one place that decides it, for the console, the live view and `top`.
+"""Which events of a run are worth a line, for the console, the live view and `top`.
 
-    notice_of({"time": …, "kind": "restart", "component": "solver", "text": "restart 1 of at most 2"})
-
-Everything else that a run writes stays in the logs of its components.
+notice_of({"time": …, "kind": "restart", "component": "solver", "text": "restart 1 of at most 2"})
 """
 
 import re
@@ -13,7 +11,6 @@ from typing import Any, Literal
 Level = Literal["info", "warning", "error"]
 
 CHECKPOINT_KIND, ALARM_KIND = "checkpoint", "alarm"
-"""Events that the trainer itself writes; the others are the supervision's."""
 
 _LEVELS: dict[str, Level] = {
     **dict.fromkeys(("crash", "hung", "stall", "end"), "error"),
@@ -21,7 +18,7 @@ _LEVELS: dict[str, Level] = {
 }
 _HIDDEN = ("cost",)
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-# Control characters but for the line end; and what reorders text, hides in it, or is no character at all.
+# Control characters except the line feed, and characters that reorder text, are invisible or invalid.
 _OBEYED = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
@@ -29,7 +26,7 @@ _OBEYED = re.compile(
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that happened to a component of a run, for the user's eyes."""
+    """One event of a run's component, for the user."""
 
     time: float
     component: str
@@ -41,10 +38,10 @@ class Notice:
 
 
 def notice_of(event: Mapping[str, Any]) -> Notice | None:
-    """An event of `events.jsonl` as a notice; None for one that only explains a run afterwards."""
+    """Turn an event of `events.jsonl` into a notice; None if it only matters to a post-mortem."""
     kind, text = event.get("kind"), str(event.get("text", ""))
     failed = kind == "exit" and bool(event.get("code"))
-    # An error that ends the run is in its `exit`, or is printed as the command's own.
+    # The error that ends a run is in its `exit`, or the command prints it.
     if kind in _HIDDEN or (kind == "end" and not event.get("from_outside")):
         return None
     if kind == "start" and event.get("log"):
@@ -62,7 +59,7 @@ def notice_of(event: Mapping[str, Any]) -> Notice | None:
 
 
 def plain(text: str) -> str:
-    """Text of another program without its colours, and with what else a terminal would obey made visible."""
+    """Strip colours from another program's text and make its control characters visible."""
     return _OBEYED.sub(_visible, _COLOURS.sub("", text))
 
 

@@ -1,9 +1,7 @@
-"""Run the main command of a run while its services live, and name the culprit when something ends.
+"""Runs the main command of a run next to its services, and names the culprit when something ends.
 
 with ServiceGroup(specs) as services:
     run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
-
-What a run does in its own process has its end written down by `ending`.
 """
 
 import os
@@ -22,19 +20,19 @@ from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
 
 
 class ChildFailed(ChildError):
-    """The main command ended with an error of its own."""
+    """The main command failed with an error of its own."""
 
 
 class Unfinished(ChildError):
-    """The main command stopped by itself before its work was done (exit code 75, EX_TEMPFAIL): no failure."""
+    """The main command stopped early on purpose (exit code 75, EX_TEMPFAIL). This is no failure."""
 
 
 class NothingDone(ChildError):
-    """The main command ended without an error and without having begun."""
+    """The main command exited without an error before it began any work."""
 
 
 class Stalled(ChildError):
-    """The main command stalled and was stopped; the message names the culprit."""
+    """The main command stalled and was stopped. The message names the culprit."""
 
 
 def run_supervised(
@@ -46,14 +44,16 @@ def run_supervised(
 ) -> int:
     """Run `main` to its end inside an entered `services` group and return its exit code, 0.
 
-    However this function ends (success, failure, Ctrl-C, SIGTERM), the command's whole process tree has ended
-    then, `grace_s` seconds after SIGTERM at the latest. The services are left to their group. With a `plan`
-    the run is watched for stalls (`drzero.ops.watchdog.watchdog`), with `nodes` for lost ones.
+    However this returns, the command's process tree has ended, at most `grace_s` seconds after SIGTERM. A
+    `plan` watches the run for stalls, `nodes` for lost nodes.
 
-    Raises Unfinished (exit code 75), ChildFailed (any other but 0), NothingDone (0 before its first phase,
-    where the plan requires one) or Stalled (where the plan's stall action is not `report`); and what
-    `ServiceGroup.check` and `NodeWatch.check` raise: the command is then stopped, as its results could not be
-    trusted.
+    Raises:
+
+    - Unfinished: exit code 75
+    - ChildFailed: any other exit code but 0
+    - NothingDone: exit code 0 before the first phase, if the plan requires one
+    - Stalled: if the plan's stall action is not `report`
+    - what `ServiceGroup.check` and `NodeWatch.check` raise, after stopping the command
     """
     events = services.events
     child = Child(main, grace_s)
@@ -79,7 +79,7 @@ def run_supervised(
 
 @contextmanager
 def ending(events: EventLog, component: str, well: str) -> Iterator[None]:
-    """Write down how work of this process ends, for the post-mortem: `well`, or by what the block raises."""
+    """Record for the post-mortem how work in this process ends: `well`, or the exception."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
@@ -87,13 +87,12 @@ def ending(events: EventLog, component: str, well: str) -> Iterator[None]:
         raise
     except BaseException as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        events.add("end", component, said, advice="see there: it has no log of its own")
+        events.add("end", component, said, advice="read the console: it has no log of its own")
         raise
     events.add("exit", component, well, code=0)
 
 
 def _how_it_ended(error: BaseException) -> str:
-    """What ended the run, in one line."""
     if isinstance(error, KeyboardInterrupt):
         return "ended from outside: Ctrl-C"
     if isinstance(error, SystemExit):
@@ -110,11 +109,11 @@ def _until_its_end(
         if code == 0:
             _end_well(child, services, watchdog)
             return 0
-        services.check()  # first: a command that fails because its service died is not the cause
+        services.check()  # before the command, which may have failed because a service died
         if nodes:
             nodes.check()
         if code is not None:
-            time.sleep(1.0)  # a service whose end made the command fail may be detected a moment later
+            time.sleep(1.0)  # a dead service may only be noticed a moment later
             services.check()
             if code == os.EX_TEMPFAIL:
                 text = f"{child.spec.name!r} stopped before its work was done; a rerun resumes it"
@@ -139,14 +138,13 @@ def _end_well(child: Child, services: ServiceGroup, watchdog: Watchdog | None) -
     services.events.add("exit", name, "ended without an error", code=0)
     if watchdog and watchdog.plan.must_begin and not watchdog.has_begun():
         raise NothingDone(
-            f"{name!r} ended without an error and without a single step: its data may be "
-            "empty, its last step already behind it, or an exception was swallowed on the way",
+            f"{name!r} ended without an error and without a single step: its data may be empty, "
+            "it may already have reached its last step, or it swallowed an exception",
             child,
         )
 
 
 def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog | None) -> ChildFailed:
-    """The error of a main command that failed by itself, with the cause that its log shows."""
     ended = describe_exit(code)
     known: tuple[Cause, ...] = ()
     if watchdog:
