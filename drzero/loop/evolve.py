@@ -26,8 +26,8 @@ from drzero.loop.seeds import run_seeds, split_seeds
 from drzero.loop.state import check_finished, forget, log_path, prune, recover, split_from, stages_from
 from drzero.ops.console import say, set_verbose
 from drzero.ops.errors import OutOfTime
-from drzero.ops.process.child import ChildError, Command
-from drzero.ops.process.leftovers import end_leftovers, remove_temporaries
+from drzero.ops.files import remove_temporaries
+from drzero.ops.process.child import ChildError, Command, end_leftovers
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import Unfinished, run_supervised

@@ -21,7 +21,7 @@ class TokenUnusable(UserError):
 
 
 def bearer_of(variable: str | None) -> str | None:
-    """Return the token in that variable, or None; raises TokenUnusable."""
+    """Return the token in that variable, or None. Raises TokenUnusable."""
     token = os.environ.get(variable, "").strip() if variable else ""
     # An HTTP library that rejects the token would print it.
     if not (token.isascii() and token.isprintable()):
@@ -32,7 +32,7 @@ def bearer_of(variable: str | None) -> str | None:
 
 
 def bearer_headers(variable: str | None) -> dict[str, str]:
-    """Return the header that a request carries; raises TokenUnusable."""
+    """Return the header that a request carries. Raises TokenUnusable."""
     token = bearer_of(variable)
     return {"Authorization": f"Bearer {token}"} if token else {}
 

@@ -2,7 +2,7 @@
 
     line, cause = first_cause(lines, recipe_causes)
 
-The first error is usually the cause and later ones are consequences. A recipe adds causes of its own.
+The first error is usually the cause and later ones are consequences. A recipe adds more.
 """
 
 import re
@@ -17,8 +17,7 @@ class Cause:
     name: str
     pattern: str
     advice: str
-    culprit: str | None = None
-    """The component at fault; None means the component whose log has the line."""
+    culprit: str | None = None  # the component at fault; None means the component whose log has the line
 
 
 CAUSES: tuple[Cause, ...] = (

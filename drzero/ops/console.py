@@ -1,4 +1,4 @@
-"""What a run prints: notices always, the output of its parts only with `verbose=true`.
+"""The output of a run: notices always, the output of its parts only with `verbose=true`.
 
 say("trainer", "starting")          # [trainer] starting
 detail("trainer", line)             # only with `verbose=true`
@@ -59,7 +59,7 @@ class _Stdout:
             self._left_out += 1
 
     def _write(self, line: str) -> bool:
-        """Write as much as stdout accepts; return whether that was everything."""
+        """Write as much as stdout accepts, and return whether that was everything."""
         text = line + "\n"
         for start in range(0, len(text), _PIECE):
             if not takes_more(1.0):  # a slow pager continues within a second, Ctrl-S does not
@@ -87,7 +87,7 @@ def takes_more(wait_s: float) -> bool:
 
 
 def has_live_terminal() -> bool:
-    """Whether stdout is a terminal that can redraw a line; CI systems may only pretend to be one."""
+    """Whether stdout is a terminal that can redraw a line. CI systems may only pretend to be one."""
     stdout = sys.stdout
     return (
         stdout.isatty()

@@ -1,4 +1,4 @@
-"""Work for a client of an ASGI server, which ends when the client leaves.
+"""Work for a client of an ASGI server, cancelled if the client leaves.
 
 answer = await unless_gone(request.receive, work())     # None if the client has left first
 """
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 async def unless_gone(receive: Callable[[], Awaitable[Mapping[str, Any]]], work: Awaitable[T]) -> T | None:
-    """What the work returns; None, with the work cancelled, if the client disconnects first.
+    """Return the work's result, or None after cancelling it if the client disconnects.
 
-    The request's body must have been read: messages of it are taken and dropped.
+    Read the request's body first: its messages are dropped.
     """
 
     async def gone() -> None:

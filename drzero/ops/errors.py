@@ -1,4 +1,4 @@
-"""The three kinds of error that a user may meet; other exceptions are bugs and keep their traceback.
+"""The three kinds of error that a user may meet. Other exceptions are bugs and keep their traceback.
 
 class StoreError(UserError): ...        # `drzero` prints its message and exits with 2
 """
@@ -7,7 +7,7 @@ import os
 
 
 class UserError(Exception):
-    """The request or the input is unusable. The message says what is wrong, where, and what to do."""
+    """The request or the input is unusable. The message names the mistake, its place and the fix."""
 
     exit_code = 2
 

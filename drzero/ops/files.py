@@ -31,7 +31,7 @@ class AlreadyWriting(UserError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading bytes; raises OSError unless it is a regular file.
+    """Open a file for reading bytes. Raises OSError unless it is a regular file.
 
     A FIFO would wait for a writer, and a device such as /dev/zero never ends.
     """
@@ -59,8 +59,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_temporaries(folder: Path) -> None:
+    """Remove the temporary files of killed writers. Hold the folder's lock when you call it."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Replace the file at `path` with `data` (text as UTF-8); its folder must exist.
+    """Replace the file at `path` with `data` (text as UTF-8). Its folder must exist.
 
     On failure the old content stays and the OSError names `path`.
     """

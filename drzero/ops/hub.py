@@ -15,7 +15,7 @@ TIMEOUT_S = 4.0
 
 @cache
 def hub_fault() -> str | None:
-    """Return why the hub cannot be asked, to follow "because"; None if it answers."""
+    """Return why the hub cannot be asked, to follow "because", or None if it answers."""
     from huggingface_hub import constants, is_offline_mode  # most processes need no hub
 
     if is_offline_mode():

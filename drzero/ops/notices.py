@@ -38,7 +38,7 @@ class Notice:
 
 
 def notice_of(event: Mapping[str, Any]) -> Notice | None:
-    """Turn an event of `events.jsonl` into a notice; None if it only matters to a post-mortem."""
+    """Turn an event of `events.jsonl` into a notice, or None if only a post-mortem needs it."""
     kind, text = event.get("kind"), str(event.get("text", ""))
     failed = kind == "exit" and bool(event.get("code"))
     # The error that ends a run is in its `exit`, or the command prints it.

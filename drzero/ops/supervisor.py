@@ -20,7 +20,7 @@ from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
 
 
 class ChildFailed(ChildError):
-    """The main command failed with an error of its own."""
+    """The main command failed by itself."""
 
 
 class Unfinished(ChildError):

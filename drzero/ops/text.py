@@ -37,7 +37,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite int or float; True and False count as 1 and 0."""
+    """Whether a value is a finite int or float. True and False count as 1 and 0."""
     try:
         return isinstance(value, int | float) and math.isfinite(value)
     except OverflowError:  # an integer that no float holds

@@ -1,7 +1,7 @@
 """The pinned versions, read from constraints.txt and constraints-gpu.txt.
 
-    pinned("verl")                # what the tests run with, on a CPU
-    pinned("torch", gpu=True)     # what a machine with GPUs and SGLang has
+    pinned("verl")                # for tests and CPUs
+    pinned("torch", gpu=True)     # for machines with GPUs and SGLang
 
 Standard library only, because the launcher imports it on the user's machine.
 """
@@ -27,13 +27,13 @@ def installed_versions() -> dict[str, str]:
 
 
 def pinned(package: str, *, gpu: bool = False) -> str:
-    """Return the pinned version of a package; raises KeyError if it has none."""
+    """Return the pinned version of a package. Raises KeyError if it has none."""
     return pinned_versions(gpu=gpu)[package]
 
 
 @functools.cache
 def pinned_versions(*, gpu: bool = False) -> Mapping[str, str]:
-    """Return all pins by normalised name; `gpu` adds constraints-gpu.txt, which wins."""
+    """Return all pins by normalised name. `gpu` adds constraints-gpu.txt, which wins."""
     files = ("constraints.txt", "constraints-gpu.txt") if gpu else ("constraints.txt",)
     lines = [line for name in files for line in (_ROOT / name).read_text(encoding="utf-8").splitlines()]
     pairs = (line.partition("==") for line in lines if "==" in line and not line.startswith("#"))

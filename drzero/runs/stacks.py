@@ -24,7 +24,7 @@ from drzero.ops.process.lock import lock_holder
 from drzero.ops.records import FLOW_FILE
 from drzero.ops.resources.sampler import disk_free_gb
 from drzero.ops.watchdog.collect import STAGE, first_error, run_stacks
-from drzero.ops.watchdog.collectives import place_of
+from drzero.ops.watchdog.collectives import position_of
 from drzero.ops.watchdog.diagnosis import (
     UNKNOWN,
     Diagnosis,
@@ -190,7 +190,7 @@ def _lines(name: str, look: _Look, diagnosis: Diagnosis, page: Path, seconds: fl
     read = sum(bool(stack.threads) for stack in situation.stacks)
     silent = f"{situation.stall.silent_s:.0f} s"
     yield f"{name}: {look.where} for {silent}; {read} Python processes, read in {seconds:.1f} s"
-    ranks = [f"{marks.who(stack)}: {place_of(stack)}" for stack in ranks_of(situation.stacks, marks)]
+    ranks = [f"{marks.who(stack)}: {position_of(stack)}" for stack in ranks_of(situation.stacks, marks)]
     for line in (*grouped(situation.stacks, marks), *ranks):
         yield f"  {line}"
     for stack in situation.stacks:

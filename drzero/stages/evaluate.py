@@ -22,8 +22,7 @@ from omegaconf import DictConfig
 from data.benchmarks import BenchmarkQuestion, benchmark_file
 from data.journal import Journal
 from drzero.ops.bearer import MODEL_KEY
-from drzero.ops.files import atomic_write
-from drzero.ops.process.leftovers import remove_temporaries
+from drzero.ops.files import atomic_write, remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import load_questions

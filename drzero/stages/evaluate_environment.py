@@ -19,8 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from data.journal import Journal
-from drzero.ops.files import atomic_write
-from drzero.ops.process.leftovers import remove_temporaries
+from drzero.ops.files import atomic_write, remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.recipe.environment import limits_of, load_taskset, rows_of

@@ -31,8 +31,7 @@ from data.quality import FILE
 from data.selection import prompts_by_index, select
 from data.solver_rows import write_rejects
 from drzero.ops.console import say
-from drzero.ops.files import atomic_write, write_jsonl
-from drzero.ops.process.leftovers import remove_temporaries
+from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import gate_questions

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, open_dict
 
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.process.ports import PortTaken, reserve_port
-from drzero.ops.services.external import OutsideSpec
+from drzero.ops.services.external import ExternalSpec
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import AnySpec, ServiceSpec
 from drzero.preflight.run import require
@@ -64,7 +64,7 @@ def search_spec(config: DictConfig) -> AnySpec:
     url = retrieval_url(config.retrieval)
     # Its counters are those of all runs that it serves, so they show nothing of this one.
     check = HealthCheck(url=f"{url}/health", away=INDEX_AWAY)
-    return OutsideSpec(name="retrieval", url=url, liveness=check, logs=Path(config.run.dir) / "logs")
+    return ExternalSpec(name="retrieval", url=url, liveness=check, logs=Path(config.run.dir) / "logs")
 
 
 def retrieval_spec(config: DictConfig) -> ServiceSpec:

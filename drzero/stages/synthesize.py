@@ -31,8 +31,7 @@ from data.pairs import Pair, pair_of
 from data.selection import Selection, prompts_by_index, select
 from data.solver_rows import REJECTS, TRAIN, VAL, check_partition, write_rejects, write_solver_split
 from drzero.checkpoints.export import export_policy
-from drzero.ops.files import atomic_write
-from drzero.ops.process.leftovers import remove_temporaries
+from drzero.ops.files import atomic_write, remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import gate_questions, gate_settings, partition_rows

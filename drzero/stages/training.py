@@ -23,8 +23,8 @@ from drzero.checkpoints.export import export_policy
 from drzero.checkpoints.resume import choose_start, start_step
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime, RunFailed
+from drzero.ops.files import remove_temporaries
 from drzero.ops.process.child import Command
-from drzero.ops.process.leftovers import remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drzero.ops.process.isolated import run_apart
+from drzero.ops.process.isolated import run_isolated
 from drzero.ops.resources.cuda import Device, Sight, look, product_fault, read_sight
 from drzero.ops.resources.gpu import gpus_here
 from drzero.preflight.cuda import judge
@@ -76,8 +76,8 @@ def test_what_was_seen_before_the_driver_hung_is_kept() -> None:
     first = {"torch": "2.11.0", "cuda": "13.0", "available": True, "visible": None, "why": ""}
     lines = [json.dumps(first), json.dumps({"name": "H100", "fault": None})]
     script = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(1000)"
-    ended = run_apart((sys.executable, "-c", script), 2)
-    sight = read_sight(ended.out, ended.fault)
+    ended = run_isolated((sys.executable, "-c", script), 2)
+    sight = read_sight(ended)
     assert (sight.available, sight.devices) == (True, (H100,))
     assert [one.why for one in judge(sight, 8, 8)] == ["GPU 1 did not answer: it hung: no result after 2 s"]
 
@@ -90,7 +90,7 @@ def test_a_product_is_right_on_a_device_that_works_and_a_fault_on_one_that_is_no
 @pytest.mark.parametrize(
     ("sight", "severity", "says"),
     [
-        (EIGHT, "note", "8 × H100; CUDA_VISIBLE_DEVICES not set; a product right on 8"),
+        (EIGHT, "note", "8 × H100; CUDA_VISIBLE_DEVICES not set; correct product on 8"),
         (Sight(fault="ImportError: libcudart.so.13"), "error", "torch did not start in a process of its own"),
         (Sight("2.11.0", "13.0", False, None, "the driver is too old"), "error", "the driver is too old"),
         (Sight("2.11.0", "13.0", False, "", ""), "error", "torch sees 0 of this machine's 8 GPUs"),

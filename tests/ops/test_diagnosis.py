@@ -8,7 +8,7 @@ import pytest
 
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot, Waiting
 from drzero.ops.flow.workers import OpenCall, Worker
-from drzero.ops.watchdog.collectives import place_of
+from drzero.ops.watchdog.collectives import position_of
 from drzero.ops.watchdog.diagnosis import Diagnosis, Landmarks, ServiceFact, Situation, diagnose, loop_blocker
 from drzero.ops.watchdog.movement import Stall
 from drzero.ops.watchdog.stacks import Frame, Stack, Thread, group_stacks, minorities
@@ -156,7 +156,7 @@ def test_a_with_block_of_torchs_own_is_no_clean_up() -> None:
         "__exit__ (torch/distributed/fsdp/_fully_shard/_fsdp_state.py:4)",
         "forward (model.py:9)",
     )
-    assert place_of(rank(0, *inside)).kind == "collective"
+    assert position_of(rank(0, *inside)).kind == "collective"
 
 
 def test_a_rank_that_still_loads_while_another_joins_the_group_is_an_initialisation_deadlock() -> None:
@@ -181,7 +181,7 @@ def test_pipeline_stages_that_wait_for_each_other_disagree_on_a_shape() -> None:
 
     diagnosis = diagnosed(rank(0, *stage(938)), rank(1, *stage(910)))
     assert diagnosis.pattern == "shape mismatch between pipeline stages"
-    assert "what one sends is not what the next expects: rank 0, rank 1" in diagnosis.sentence
+    assert "a stage sends another shape than the next expects: rank 0, rank 1" in diagnosis.sentence
 
 
 def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:
@@ -198,9 +198,9 @@ def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:
 
 def test_a_file_that_is_closed_is_no_clean_up() -> None:
     saving = ("ZipFile.close (zipfile.py:1900)", "save (model.py:9)", "step (train.py:18)")
-    assert place_of(rank(0, *saving)).kind == "elsewhere"
+    assert position_of(rank(0, *saving)).kind == "elsewhere"
     ending = ("Event.wait (threading.py:1)", "_python_exit (concurrent/futures/thread.py:31)")
-    assert place_of(rank(0, *ending)).kind == "clean-up"
+    assert position_of(rank(0, *ending)).kind == "clean-up"
 
 
 def test_ranks_that_work_are_no_pattern() -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import unused_port
 
 from drzero.ops.records import EVENTS_FILE, read_json_lines
-from drzero.ops.services.external import OutsideSpec
+from drzero.ops.services.external import ExternalSpec
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.watchdog.collect import service_facts
@@ -43,11 +43,11 @@ def healthy_at(port: int) -> Iterator[None]:
         server.server_close()
 
 
-def outside(port: int, logs: Path) -> OutsideSpec:
+def outside(port: int, logs: Path) -> ExternalSpec:
     """Watched so closely that it is called silent after a second."""
     url = f"http://127.0.0.1:{port}"
     check = HealthCheck(url=f"{url}/health", every_s=0.1, timeout_s=20.0, silent_s=0.2)
-    return OutsideSpec(name="retrieval", url=url, liveness=check, logs=logs)
+    return ExternalSpec(name="retrieval", url=url, liveness=check, logs=logs)
 
 
 def checked_until(group: ServiceGroup, condition: Callable[[], object]) -> None:
@@ -87,8 +87,8 @@ def test_it_answers_others_after_a_run_has_ended(tmp_path: Path) -> None:
 
 def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path: Path) -> None:
     with ServiceGroup([outside(unused_port(), tmp_path)]) as group:
-        checked_until(group, lambda: group.outside[0].state == "silent")
-        facts = service_facts(group.outside)
+        checked_until(group, lambda: group.external[0].state == "silent")
+        facts = service_facts(group.external)
     stall = Stall("phase", "rollout", "nothing has moved in rollout", 90, 60)
     found = diagnose(Situation(phase="rollout", step=1, stall=stall, stacks=[], services=facts), Landmarks())
     assert (found.pattern, found.culprit) == ("silent service", "retrieval")

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from drzero.ops.process import leftovers
+from drzero.ops.process import child
 
 MARK = "DRZERO_TEST_MARK"
 
@@ -18,27 +18,27 @@ def started(value: str, seconds: float) -> "subprocess.Popen[bytes]":
 
 
 def test_a_leftover_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "_GRACE_S", 0.5)
+    monkeypatch.setattr(child, "_LEFTOVERS_END_S", 0.5)
     process = started("mine", 600)
-    leftovers.end_leftovers("test", MARK, "mine")
+    child.end_leftovers("test", MARK, "mine")
     assert not psutil.pid_exists(process.pid)
 
 
 def test_a_leftover_that_ends_by_itself_is_given_the_time() -> None:
     process = started("slow", 1.0)
-    leftovers.end_leftovers("test", MARK, "slow")
+    child.end_leftovers("test", MARK, "slow")
     assert process.wait(10) == 0
 
 
 def test_processes_of_another_run_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "_GRACE_S", 0.5)
+    monkeypatch.setattr(child, "_LEFTOVERS_END_S", 0.5)
     process = started("theirs", 600)
-    leftovers.end_leftovers("test", MARK, "mine")
+    child.end_leftovers("test", MARK, "mine")
     assert process.poll() is None
     process.kill()
     process.wait()
 
 
 def test_without_leftovers_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    leftovers.end_leftovers("test", MARK, "nobody")
+    child.end_leftovers("test", MARK, "nobody")
     assert capsys.readouterr().out == ""

@@ -109,7 +109,7 @@ def test_a_terminal_that_is_unblocked_shows_how_much_it_has_missed() -> None:
         shown = b""
         while not shown.endswith(b"line 3\n"):  # a terminal may hand the two writes over one by one
             shown += os.read(seen, 1000)
-    assert shown == b"[drzero] 3 lines were not taken here; the logs have them\n[main] line 3\n"
+    assert shown == b"[drzero] 3 lines could not be printed; the logs have them\n[main] line 3\n"
 
 
 def test_a_pipe_that_nobody_reads_does_not_stop_the_log(tmp_path: Path) -> None:

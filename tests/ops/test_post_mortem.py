@@ -126,7 +126,7 @@ def test_only_the_last_start_counts(tmp_path: Path) -> None:
             "rollout engine",
             "a process of SGLang's",
         ),
-        ({"trainer": "KeyError: 'doc_id'\n"}, "trainer", "in no table: KeyError"),
+        ({"trainer": "KeyError: 'doc_id'\n"}, "trainer", "for an unknown reason: KeyError"),
     ],
 )
 def test_without_events_the_logs_alone_are_read(

@@ -24,7 +24,7 @@ from search_parts import (
 
 from drzero.labs.trial import stage_services
 from drzero.ops.records import EVENTS_FILE, read_json_lines
-from drzero.ops.services.external import OutsideSpec
+from drzero.ops.services.external import ExternalSpec
 from drzero.ops.services.services import ServiceGroup, ServiceSpec
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.external_search import check_outside_search
@@ -96,7 +96,7 @@ def test_a_run_starts_no_retrieval_process_and_takes_no_port_or_memory_for_one(
     config = run_config(tmp_path, service, of=composed("challenger"))
     choose_ports(config)
     retrieval, solver = stage_services(config, "challenger")
-    assert isinstance(retrieval, OutsideSpec) and isinstance(solver, ServiceSpec)
+    assert isinstance(retrieval, ExternalSpec) and isinstance(solver, ServiceSpec)
     before = psutil.Process().children(recursive=True)
     with ServiceGroup([retrieval]) as group:
         group.check()
@@ -234,7 +234,7 @@ def test_of_a_service_that_dies_mid_run_the_calls_are_counted_and_it_is_named(
     with serving(chroma) as server:
         config = run_config(tmp_path, server.url)
         spec = search_spec(config)
-        assert isinstance(spec, OutsideSpec)
+        assert isinstance(spec, ExternalSpec)
         close = replace(spec, liveness=replace(spec.liveness, every_s=0.2, silent_s=0.2))
         client = SearchClient(retrieval_url(config.retrieval), deadline_s=4.0)
         answered, log = list[int](), tmp_path / "run" / "logs" / EVENTS_FILE

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from drzero.ops.cluster.cluster import Cluster, Node, ask_cluster, read_cluster
 from drzero.ops.cluster.on_node import facts
+from drzero.ops.process.isolated import Ended
 from drzero.preflight.finding import Finding
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.memory_ledger import host_ledger, training_ledger
@@ -130,7 +131,7 @@ def test_equal_tokens_are_compared_without_leaving_their_node(monkeypatch: pytes
 def test_a_cluster_that_does_not_answer_is_a_fault_and_no_empty_cluster() -> None:
     assert ask_cluster("127.0.0.1:1").fault is not None
     assert (
-        read_cluster("Traceback\n", "RuntimeError: Version mismatch").fault
+        read_cluster(Ended("RuntimeError: Version mismatch", "Traceback\n")).fault
         == "RuntimeError: Version mismatch"
     )
 

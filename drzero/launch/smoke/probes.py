@@ -13,7 +13,7 @@ from pathlib import Path
 
 from drzero.launch.smoke.needs import Needs
 from drzero.launch.smoke.verdict import Verdict
-from drzero.ops.process.isolated import last_line, run_apart
+from drzero.ops.process.isolated import last_line, run_isolated
 
 LIMIT_S = 120.0
 """Seconds of one probe; the first one that imports torch may have to fetch it from the image."""
@@ -51,6 +51,6 @@ def probes_for(needs: Needs, run_dir: Path) -> list[Probe]:
 
 def try_out(probe: Probe, limit_s: float = LIMIT_S) -> Verdict:
     """Run a probe; whatever becomes of its process, the verdict has the reason."""
-    ended = run_apart(probe.command, limit_s)
+    ended = run_isolated(probe.command, limit_s)
     why = last_line(ended.out.encode()) if ended.fault is None else ended.fault
     return Verdict(probe.mechanism, ended.fault is None, why, probe.needed)

@@ -1,9 +1,10 @@
-"""Asks a Ray cluster for its nodes and, with a question, each of them: a line of JSON each.
+"""Asks a Ray cluster for its nodes, and may put a question to each. Prints a line of JSON for each.
 
     python -m drzero.ops.cluster.ask 10.0.0.1:6379
     python -m drzero.ops.cluster.ask 10.0.0.1:6379 stacks '{"deadline_s": 8, "native": false}'
+    python -m drzero.ops.cluster.ask 10.0.0.1:6379 follow /tmp/nodes.json     # rewritten at each change
 
-The first line is about the whole cluster. A question is a function of `drzero.ops.cluster.on_node`.
+The first line describes the whole cluster. A question is a function of `drzero.ops.cluster.on_node`.
 """
 
 import json
@@ -13,29 +14,32 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from drzero.ops.cluster import on_node
+from drzero.ops.cluster.cluster import unreachable
+from drzero.ops.files import atomic_write
 
 _ROOT = Path(__file__).resolve().parents[3]
-_ANSWER_S = 40.0
-"""For all nodes together: a worker has to start there, and to import this project."""
-_RELEASED_S = 15.0
-"""Within this a run that has just ended has left its GPUs."""
+_FOLLOW_S = 2.0
+_ANSWER_S = 40.0  # for all nodes together: a worker must start there and import this project
+_RELEASED_S = 15.0  # a run that just ended has released its GPUs within this time
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what the cluster answers."""
+    """Print the cluster's answers."""
     address, question = arguments[0], arguments[1] if len(arguments) > 1 else None
+    if question == "follow":
+        follow(address, Path(arguments[2]))
     connect(address)
     if question == "facts":
         _wait_for_release()
-    all_of, free = ray.cluster_resources(), ray.available_resources()
-    whole = {name.lower(): all_of.get(name, 0.0) for name in ("CPU", "GPU")}
+    total, free = ray.cluster_resources(), ray.available_resources()
+    whole = {name.lower(): total.get(name, 0.0) for name in ("CPU", "GPU")}
     print(json.dumps(whole | {f"free_{name.lower()}": free.get(name, 0.0) for name in ("CPU", "GPU")}))
     nodes = about_nodes()
     answers = _answers(nodes, question, json.loads(arguments[2])) if question else {}
@@ -43,10 +47,26 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(node | answers.get(node["id"], {})))
 
 
+def follow(address: str, path: Path) -> NoReturn:
+    """Write the nodes to a file, now and whenever one joins or leaves, until this process is stopped.
+
+    Stays connected, because Ray remembers each connection as a job for as long as the cluster is up.
+    """
+    if fault := unreachable(address):
+        sys.exit(fault)
+    connect(address)
+    written: list[dict[str, Any]] = []
+    while True:
+        if (nodes := about_nodes()) != written:
+            written = nodes
+            atomic_write(path, json.dumps(nodes))
+        time.sleep(_FOLLOW_S)
+
+
 def connect(address: str) -> None:
-    """Connect this process; what runs in its name on the nodes imports this project."""
+    """Connect this process and let its tasks on the nodes import this project."""
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    # Ray would take the environment's address where the two differ.
+    # Ray would prefer the environment's address.
     os.environ.pop("RAY_ADDRESS", None)
     ray.init(
         address=address,
@@ -57,16 +77,14 @@ def connect(address: str) -> None:
 
 
 def _wait_for_release() -> None:
-    """A run that ended a moment ago still holds its GPUs in Ray's books."""
-    end = time.monotonic() + _RELEASED_S
-    while time.monotonic() < end and ray.available_resources().get("GPU", 0) < ray.cluster_resources().get(
-        "GPU", 0
-    ):
+    """Ray still counts the GPUs of a run that ended a moment ago."""
+    end, total = time.monotonic() + _RELEASED_S, ray.cluster_resources().get("GPU", 0)
+    while time.monotonic() < end and ray.available_resources().get("GPU", 0) < total:
         time.sleep(0.5)
 
 
 def about_nodes() -> list[dict[str, Any]]:
-    """What `drzero.ops.cluster.cluster.Node` has of each node, those that Ray remembers included."""
+    """Return the fields of `drzero.ops.cluster.cluster.Node` for each node, including lost ones."""
     return [
         {
             "id": node["NodeID"],
@@ -83,7 +101,7 @@ def about_nodes() -> list[dict[str, Any]]:
 def _answers(
     nodes: list[dict[str, Any]], question: str, arguments: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """By node, `answer`, or `fault` with why there is none."""
+    """By node, its `answer` or a `fault`."""
     asked = {}
     for node in nodes:
         if node["alive"]:

@@ -1,4 +1,4 @@
-"""What a node of a cluster is asked, answered on that node: facts to compare with the head's, and stacks."""
+"""Questions that a cluster's node answers: facts to compare with the head's, and stacks."""
 
 import hashlib
 import hmac
@@ -21,10 +21,10 @@ _IMPORTED = ("verl_ext", "environments", "search", "data", "drzero/ops")
 
 
 def facts(marker: str, salt: str, variables: Sequence[str]) -> dict[str, Any]:
-    """What must be the same on every node.
+    """Return the facts that must agree on all nodes.
 
-    `marker` is a file that the run's own node has written into the shared folder. The variables are secrets:
-    only whether they are equal leaves a node, as a hash with this question's own `salt`.
+    `marker` is a file that the run's own node wrote into the shared folder. `variables` are secrets: only a
+    hash with `salt` leaves the node.
     """
     return {
         "host": socket.gethostname(),
@@ -41,7 +41,7 @@ def _hidden(secret: str, salt: str) -> str:
 
 
 def code_digest() -> str:
-    """sha256 (hex) over the names and contents of all Python and data files that workers import."""
+    """Return a sha256 (hex) of the names and contents of all files that workers import."""
     digest = hashlib.sha256()
     for package in _IMPORTED:
         for path in sorted((_ROOT / package).rglob("*")):
@@ -51,11 +51,8 @@ def code_digest() -> str:
 
 
 def stacks(deadline_s: float, native: bool) -> list[dict[str, Any]]:
-    """The stacks of the Python processes that Ray has started on this node, without idle ones and this one.
-
-    A Ray worker is a child of its node's raylet.
-    """
-    raylet = os.getppid()
+    """Return the stacks of the busy Python processes that Ray started on this node."""
+    raylet = os.getppid()  # the parent of every Ray worker on its node
     found = [
         ("trainer", process)
         for process in descendants([raylet])[raylet][1:]

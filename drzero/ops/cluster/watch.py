@@ -1,14 +1,11 @@
 """Notices that a node of the cluster is lost while a run needs it.
 
     with NodeWatch("10.0.0.1:6379", 2, follower("10.0.0.1:6379", seen, log, env), seen) as nodes:
-        nodes.check()               # raises NodeLost; called several times a second
+        nodes.check()               # raises NodeLost, called several times a second
 
-veRL itself would wait: a rollout's agents are started and not waited for, and its replay buffer polls for
-samples that nobody makes any more. Ray knows: its head asks each node for a sign of life every three seconds,
-and after five without one the node is lost.
-
-All nodes that the cluster has at the start are needed, since veRL distributes agents and reward workers over
-all of them, wherever the ranks are.
+veRL itself would wait for samples for ever. Ray's head asks each node for a sign of life every three seconds
+and gives a node up after five misses. All nodes are needed, because veRL spreads agents and reward workers
+over them.
 """
 
 import json
@@ -23,13 +20,13 @@ from drzero.ops.errors import RunFailed
 from drzero.ops.process.child import Child, Command
 
 NOTICED_S = 30.0
-"""Within this Ray has noticed a killed raylet (16 s measured): its workers' connections break sooner."""
+"""Ray notices a killed raylet within this time (16 s measured). Its workers' connections break sooner."""
 
 _ADVICE = "start Ray {} (docs/scale.md), then rerun to resume"
 
 
 class NodeLost(RunFailed):
-    """A node that the run needs is not there (any more)."""
+    """A node that the run needs is gone."""
 
     def __init__(self, text: str, culprit: str, advice: str) -> None:
         super().__init__(f"{text}; {advice}")
@@ -37,16 +34,16 @@ class NodeLost(RunFailed):
 
 
 def follower(address: str, seen: Path, log: Path, env: Mapping[str, str]) -> Command:
-    """The command that writes the cluster's nodes to `seen`; its output goes to `log`."""
-    command = (sys.executable, "-m", "drzero.ops.cluster.follow", address, str(seen))
+    """Return the command that writes the cluster's nodes to `seen` and its output to `log`."""
+    command = (sys.executable, "-m", "drzero.ops.cluster.ask", address, "follow", str(seen))
     return Command(name="nodes", command=command, log_path=log, env=env)
 
 
 class NodeWatch:
-    """The nodes that a run needs: those that the cluster at `address` has when it first answers."""
+    """Watches the nodes that the cluster at `address` has when it first answers."""
 
     def __init__(self, address: str, nodes: int, command: Command, seen: Path) -> None:
-        """Start `command`, a `follower` that writes to `seen`; fewer than `nodes` are too few."""
+        """Start `command`, a `follower` that writes to `seen`. Fewer than `nodes` nodes are too few."""
         self._address, self._at_least, self._command, self._seen = address, nodes, command, seen
         self._needed: list[Node] = []
         self._child = Child(command)
@@ -58,7 +55,7 @@ class NodeWatch:
         self._child.stop()
 
     def check(self, patience_s: float = 0.0) -> None:
-        """Raise NodeLost if a node is lost, or is found to be within `patience_s` seconds."""
+        """Raise NodeLost if a node is lost, or becomes so within `patience_s` seconds."""
         end = time.monotonic() + patience_s
         while True:
             if self._seen.exists():
@@ -82,9 +79,9 @@ class NodeWatch:
             raise NodeLost(text, f"node {names}", _ADVICE.format("there again"))
 
     def _follow_again(self) -> None:
-        """Another follower in the place of one that has ended; two without an answer are the head's fault."""
+        """Replace a follower that ended. A second one without an answer is the head's fault."""
         if not self._seen.exists():
-            why = self._child.tail[-1] if self._child.tail else "it ended without a word"
+            why = self._child.tail[-1] if self._child.tail else "it ended without a message"
             text = f"the head of the Ray cluster ({self._address}) does not answer: {why}"
             raise NodeLost(text, self._address, _ADVICE.format("there again"))
         self._seen.unlink()

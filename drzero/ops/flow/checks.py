@@ -1,9 +1,9 @@
-"""What is wrong with the flow of samples although they move, each symptom with the point it shows at.
+"""Faults in a flow of samples that still moves.
 
     symptoms = find_symptoms(before, now, WAITS_ON, floor_s=60)
 
-Pure checks of two consecutive snapshots. A flow that does not move at all is a stall, which the watchdog
-detects and diagnoses (`drzero.ops.watchdog.movement`).
+Pure checks of two consecutive snapshots. A flow that does not move at all is a stall
+(`drzero.ops.watchdog.movement`).
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from drzero.ops.flow.snapshot import Snapshot, WaitsOn
 
 @dataclass(frozen=True)
 class Symptom:
-    """Something that is wrong: which check found it, where, with which figures, and what to do."""
+    """Which check found what at which point, with figures, and what to do."""
 
     check: str
     point: str
@@ -26,11 +26,11 @@ class Symptom:
 
 
 def find_symptoms(before: Snapshot, now: Snapshot, waits_on: WaitsOn, floor_s: float) -> list[Symptom]:
-    """The symptoms between two snapshots; a first batch may take `floor_s` seconds before it is judged."""
+    """Return the symptoms between two snapshots. A first batch may take `floor_s` seconds."""
     if now.ended:
         return []
     symptoms = list(_at_points(before, now, floor_s))
-    # Counts are not taken at one instant, so only what is missing in both snapshots was lost between points.
+    # Counts are not taken at one instant, so a sample is lost only if both snapshots miss it.
     samples, lost = now.samples, 0.0
     if samples and before.samples:
         lost = min(before.samples.lost, samples.lost)
@@ -43,7 +43,7 @@ def find_symptoms(before: Snapshot, now: Snapshot, waits_on: WaitsOn, floor_s: f
         known = (
             f"between {feeders[0]} and {name}" for name, feeders in waits_on.items() if name in now.points
         )
-        action = "Look for a worker that died in between"
+        action = "Look for a worker that died between them"
         symptoms.append(Symptom("samples lost", next(known, "unknown"), text, action))
     return symptoms
 
@@ -52,20 +52,18 @@ def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symp
     drops, waiting = _grown(before, now, "dropped"), now.waiting
     is_late = now.warmup and waiting and waiting.is_short and waiting.since_s >= floor_s
     if drops and is_late and waiting and before.waiting and waiting.have <= before.waiting.have:
-        # The first batch does not fill up, because what arrives is dropped.
+        # The first batch does not fill up because arrivals are dropped.
         name, count = max(drops.items(), key=lambda item: item[1])
         text = f"{waiting}; {count:.0f} more were dropped since the last snapshot"
         yield Symptom("warm-up stalled", name, text, "Find out why this point drops what it is given")
     for name, point in now.points.items():
-        # A bounded point is almost full and does not empty: what comes next is refused or dropped.
+        # A bounded point that is almost full and does not empty will refuse or drop the next arrivals.
         earlier = before.points.get(name)
         if not point.capacity or point.depth is None or earlier is None or earlier.depth is None:
             continue
         if point.depth >= 0.8 * point.capacity and point.depth >= earlier.depth:
-            places = f"{point.depth:g} of {point.capacity:g} places are taken"
-            if point.depth > point.capacity:
-                places = f"{point.depth:g} wait for {point.capacity:g} places"
-            text = f"{places}, {earlier.depth:g} before"
+            verb = "wait for" if point.depth > point.capacity else "fill"
+            text = f"{point.depth:g} {verb} {point.capacity:g} places, {earlier.depth:g} before"
             yield Symptom("queue near capacity", name, text, "Speed up the next point, or give it more room")
     for name, count in _grown(before, now, "errors").items():
         text = f"{count:.0f} more have failed, {now.points[name].errors:.0f} in all"
@@ -74,12 +72,12 @@ def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symp
         left = dropped + max(now.points[name].out - before.points[name].out, 0.0)
         if dropped > 0.2 * left:
             text = f"{dropped:.0f} of the {left:.0f} that left it were dropped"
-            action = "If they are stale, request fewer ahead; if they are invalid, check the services"
+            action = "If they are stale, request fewer ahead. If they are invalid, check the services"
             yield Symptom("samples dropped", name, text, action)
 
 
 def _grown(before: Snapshot, now: Snapshot, count: str) -> dict[str, float]:
-    """By how much a count has grown, for the points where it has."""
+    """How much a count has grown, by point, where it has."""
     grown = {}
     for name, point in now.points.items():
         earlier = before.points.get(name)

@@ -1,12 +1,11 @@
-"""The flow monitor: samples on their way through a run, as a stream of snapshots, and as log lines.
+"""The flow monitor: snapshots of a run's samples, as a stream and as log lines.
 
     with FlowMonitor(run_dir / FLOW_FILE, sources, waits_on) as flow:
         run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
 
-A thread of the supervisor reads the sources (`drzero.ops.flow.sources`) every `every_s` seconds and appends
-one JSON object per snapshot to `RUN_DIR/flow.jsonl` (docs/flow.md has its format). Symptoms are printed at
-once, and once for as long as they last; a line every `log_every_s` only with `verbose=true`. A flow that
-stands still is a stall, which the watchdog reports.
+A thread reads the sources (`drzero.ops.flow.sources`) every `every_s` seconds and appends a JSON object to
+`RUN_DIR/flow.jsonl` (format: docs/flow.md). It prints each symptom once for as long as it lasts, and with
+`verbose=true` a line every `log_every_s`. The watchdog reports a flow that stands still.
 """
 
 import threading
@@ -26,7 +25,7 @@ from drzero.ops.records import append_json_lines
 
 @dataclass(frozen=True, kw_only=True)
 class FlowTimes:
-    """Seconds between two snapshots, between two log lines, and before a first batch counts as late."""
+    """Seconds between snapshots, between log lines, and before a first batch counts as late."""
 
     every_s: float = 5.0
     log_every_s: float = 30.0
@@ -38,7 +37,7 @@ def _warn(component: str, text: str) -> None:
 
 
 class FlowMonitor(threading.Thread):
-    """Context manager: a thread that polls the sources, writes the stream and logs, until it is closed."""
+    """Context manager: a thread that polls the sources, writes the stream and logs."""
 
     def __init__(
         self,
@@ -50,9 +49,8 @@ class FlowMonitor(threading.Thread):
         log: Callable[[str, str], None] = detail,
         workers: Path | None = None,
     ) -> None:
-        """`warn` takes what is wrong, `log` the line that is due every so often.
-
-        With `workers`, the folder of their progress files, a line for each worker comes with it.
+        """`warn` gets symptoms, `log` the periodic lines, including one per worker if `workers` (a folder) is
+        set.
         """
         super().__init__(name="flow", daemon=True)
         self._path = path
@@ -66,8 +64,7 @@ class FlowMonitor(threading.Thread):
         self._logged: Snapshot | None = None
         self._lasting: dict[tuple[str, str], float] = {}
         self.last: Snapshot | None = None
-        self.symptoms: list[Symptom] = []
-        """Every symptom so far, once for as long as it lasted."""
+        self.symptoms: list[Symptom] = []  # every symptom so far, once for as long as it lasted
         self._end = threading.Event()
 
     def __enter__(self) -> Self:
@@ -80,29 +77,29 @@ class FlowMonitor(threading.Thread):
         self.join(5.0)
 
     def snapshot(self) -> Snapshot | None:
-        """The last snapshot, None before the first."""
+        """The last snapshot, or None."""
         return self.last
 
     def run(self) -> None:
-        """Poll until the end."""
+        """Poll until closed."""
         failure = ""
         while not self._end.wait(self._times.every_s):
             try:
                 self.poll(time.time())
                 failure = ""
-            except Exception as error:  # whatever a file or a page held, the next poll may succeed
+            except Exception as error:  # a malformed file or page; the next poll may succeed
                 if failure != repr(error):
                     failure = repr(error)
                     self._warn("flow", f"cannot read the flow: {failure}")
 
     def poll(self, now: float) -> Snapshot | None:
-        """Take one snapshot, write it, log what is new or due; None while no source knows anything."""
+        """Take, write and log one snapshot, or return None if no source knows anything."""
         read = [snapshot for source in self._sources if (snapshot := source(now)) is not None]
         if not read:
             return None
         before, taken = self.last, merge(read, now)
         if before is not None and before.ended and taken.ended:
-            return before  # the trainer is being torn down
+            return before  # the trainer is shutting down
         suspended = before is not None and taken.time - before.time > SUSPENDED_S + self._times.every_s
         snapshot = self.last = follow(before, taken, suspended=suspended)
         symptoms = find_symptoms(before, snapshot, self._waits_on, self._times.floor_s) if before else []
@@ -122,7 +119,7 @@ class FlowMonitor(threading.Thread):
                     del self._lasting[check, point]
                     self._warn("flow", f"{check}, {point}: over")
         if now - self._logged_at >= self._times.log_every_s:
-            # Rates since the last line: between two snapshots they would jump.
+            # Rates between two snapshots would jump, so compare with the last line.
             self._log("flow", line(self._logged or before, snapshot))
             self._log_workers(now)
             self._logged_at, self._logged = now, snapshot
@@ -138,7 +135,7 @@ class FlowMonitor(threading.Thread):
 
 
 def to_record(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
-    """The JSON form of a snapshot, but for its symptoms."""
+    """Return a snapshot as JSON, without its symptoms."""
     samples = None
     if now.samples:
         samples = {name: value for name, value in asdict(now.samples).items() if name != "settled"}
@@ -157,7 +154,7 @@ def to_record(before: Snapshot | None, now: Snapshot) -> dict[str, Any]:
 
 
 def rates(before: Snapshot | None, now: Snapshot) -> dict[str, float] | None:
-    """Samples a second since the snapshot before."""
+    """Return samples per second since the last snapshot."""
     if before is None or before.samples is None or now.samples is None or now.time <= before.time:
         return None
     seconds = now.time - before.time
@@ -168,7 +165,7 @@ def rates(before: Snapshot | None, now: Snapshot) -> dict[str, float] | None:
 
 
 def line(before: Snapshot | None, now: Snapshot) -> str:
-    """A snapshot in one line: rates, what each point holds and for how long, who waits, and staleness."""
+    """Describe a snapshot in one line: rates, what each point holds, who waits, staleness."""
     parts = []
     if per_second := rates(before, now):
         parts.append(" ".join(f"{name} {rate:.2g}/s" for name, rate in per_second.items()))

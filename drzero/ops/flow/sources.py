@@ -1,7 +1,7 @@
-"""Where a snapshot comes from: the trainer's counts, the workers' progress files, the services' metrics.
+"""The sources of a snapshot: the trainer's counts, the workers' progress files, the services' metrics.
 
-A source reads what one place knows at a given time (unix seconds), and returns None when it knows nothing
-yet. A source never asks the trainer anything, so it also works while the trainer hangs.
+A source returns what one place knows at a given time (unix seconds), or None. It never asks the trainer, so
+it also works while the trainer hangs.
 """
 
 import json
@@ -19,7 +19,7 @@ Source = Callable[[float], Snapshot | None]
 
 
 def counters_source(path: Path, since: float) -> Source:
-    """What the trainer's process writes to `path`; a file older than `since` is ignored."""
+    """Read the counts that the trainer's process writes to `path`, unless they are older than `since`."""
 
     def read(now: float) -> Snapshot | None:
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -45,14 +45,14 @@ def counters_source(path: Path, since: float) -> Source:
 
 
 def workers_source(folder: Path, kinds: Collection[str], since: float, work: Mapping[str, str]) -> Source:
-    """Calls in flight by the workers' progress files: each kind of call is a flow point of that name.
+    """Read calls in flight from the workers' progress files. Each kind of call is a flow point.
 
     `work` maps a kind that is only counted, such as tokens, to the point whose progress it is.
     """
 
     def read(now: float) -> Snapshot | None:
         workers = [
-            # The file of a worker that has ended stays: what it did is done, its calls are gone.
+            # The file of an ended worker stays: keep what it finished, drop its open calls.
             worker if Path(f"/proc/{worker.pid}").exists() else replace(worker, calls=())
             for worker in read_workers(folder, now)
             if now - worker.silent_s >= since
@@ -70,7 +70,7 @@ def workers_source(folder: Path, kinds: Collection[str], since: float, work: Map
 
 @dataclass(frozen=True)
 class QueueMetrics:
-    """The names on a service's Prometheus page that describe its queue; labels are summed up."""
+    """Names of the metrics on a service's Prometheus page that describe its queue. Labels are summed."""
 
     depth: str
     out: str | None = None
@@ -79,7 +79,7 @@ class QueueMetrics:
 
 
 def service_source(name: str, url: str, metrics: QueueMetrics) -> Source:
-    """The queue of a service by its own counters; None while it does not answer."""
+    """Read a service's queue from its own counters."""
 
     def read(now: float) -> Snapshot | None:
         counters = read_counters(url)
@@ -97,7 +97,7 @@ def service_source(name: str, url: str, metrics: QueueMetrics) -> Source:
 
 
 def merge(read: Sequence[Snapshot], now: float) -> Snapshot:
-    """One snapshot of what several sources know; on conflict the first source wins."""
+    """Merge the sources' snapshots. On conflict the first source wins."""
     points: dict[str, FlowPoint] = {}
     about: dict[str, Any] = {}
     for part in read:

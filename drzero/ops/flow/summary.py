@@ -1,8 +1,6 @@
-"""What a run's flow stream says after its end: where samples were, what became of them, what was wrong.
+"""Summarises a run's flow stream: where samples were, their fate, and the symptoms.
 
-    facts, symptoms = summarise(RunRecords(folder).flow, since=begun)
-
-The stream holds all starts of a run; `since` (unix seconds) leaves the earlier ones out.
+facts, symptoms = summarise(RunRecords(folder).flow, since=begun)
 """
 
 from collections import Counter
@@ -15,7 +13,10 @@ _ENDS = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "los
 
 
 def summarise(stream: Sequence[Record], since: float = 0.0) -> tuple[dict[str, str], list[str]]:
-    """Facts by name, and a line for each symptom, the most frequent first; both empty without a stream."""
+    """Return facts by name and a line per symptom, the most frequent first.
+
+    The stream holds all starts of a run, and `since` (unix seconds) skips earlier ones.
+    """
     records = [record for record in stream if record["time"] >= since]
     if not records:
         return {}, []
@@ -33,7 +34,7 @@ def summarise(stream: Sequence[Record], since: float = 0.0) -> tuple[dict[str, s
 
 
 def _warmup(last: Mapping[str, Any]) -> str:
-    if not last.get("samples"):  # nothing was asked for, as in a validation
+    if not last.get("samples"):  # nothing was requested, as in a validation
         return ""
     if not last.get("warmup"):
         took = last.get("about", {}).get("warmup_s")

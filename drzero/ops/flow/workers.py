@@ -1,9 +1,8 @@
-"""What the workers of a run have finished and wait for, read from the progress files that they write.
+"""The finished work and open calls of a run's workers, from the progress files that they write.
 
-Each worker keeps one file in the run's progress folder and updates it every second:
-`{"time", "pid", "title", "done": {kind: count}, "failed": {…}, "seconds": {kind: of all that are done},
-"causes": {kind: {exception: count}}, "open": [[kind, since, limit_s or null], …], "loops": [last tick, …]}`.
-What the kinds mean is defined by the caller.
+Each worker rewrites its file every second: `{"time", "pid", "title", "done": {kind: count}, "failed": {…},
+"seconds": {kind: of all finished}, "causes": {kind: {exception: count}}, "open": [[kind, since, limit_s or
+null], …], "loops": [last tick, …]}`. The caller defines the kinds.
 """
 
 import json
@@ -14,13 +13,12 @@ from pathlib import Path
 
 from drzero.ops.flow.snapshot import FlowPoint
 
-SILENT_S = 5.0
-"""A worker writes every second: after this long it is stopped, or something holds its interpreter."""
+SILENT_S = 5.0  # a worker that has not written for this long is stopped, or something holds its interpreter
 
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call that a worker waits for; `limit_s` is the deadline that the call itself enforces, if any."""
+    """A call that a worker waits for. `limit_s` is the call's own deadline, if any."""
 
     kind: str
     pid: int
@@ -37,18 +35,14 @@ class Worker:
     done: dict[str, float]
     failed: dict[str, float]
     calls: tuple[OpenCall, ...]
-    silent_s: float
-    """Since it last wrote: more than a few seconds means stopped, or something holds the interpreter."""
-    loop_silent_s: float | None
-    """Since its slowest event loop last ran; None without one."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """What the finished calls of each kind took together."""
-    causes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What the failed calls of each kind have raised."""
+    silent_s: float  # seconds since it last wrote
+    loop_silent_s: float | None  # seconds since its slowest event loop last ran; None without one
+    seconds: dict[str, float] = field(default_factory=dict)  # total seconds of the finished calls, by kind
+    causes: dict[str, dict[str, int]] = field(default_factory=dict)  # exceptions of the failed calls, by kind
 
 
 def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) -> list[Worker]:
-    """The workers, only those of `pids` when given; a half-written file is left out."""
+    """Read the workers, or only those in `pids`. Half-written files are skipped."""
     workers = []
     with suppress(OSError):
         for path in sorted(folder.glob("*.json")):
@@ -56,7 +50,7 @@ def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) 
                 record = json.loads(path.read_text(encoding="utf-8", errors="replace"))
                 if pids is not None and record["pid"] not in pids:
                     continue
-                # Ages are those at the time of writing: a stopped worker is not waiting for others.
+                # Take ages at the time of writing, because a stopped worker is not waiting for others.
                 written, pid = float(record["time"]), int(record["pid"])
                 ticks = [float(tick) for tick in record["loops"]]
                 calls = tuple(
@@ -80,7 +74,7 @@ def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) 
 
 
 def finished(workers: Sequence[Worker]) -> dict[str, float]:
-    """Finished work of all workers, by kind."""
+    """Return the finished work of all workers, by kind."""
     totals: dict[str, float] = {}
     for worker in workers:
         for kind, count in worker.done.items():
@@ -89,12 +83,12 @@ def finished(workers: Sequence[Worker]) -> dict[str, float]:
 
 
 def open_calls(workers: Sequence[Worker]) -> list[OpenCall]:
-    """The open calls of all workers, the oldest first."""
+    """Return the open calls of all workers, oldest first."""
     return sorted((call for worker in workers for call in worker.calls), key=lambda call: -call.age_s)
 
 
 def ages(calls: Iterable[OpenCall]) -> dict[str, list[float]]:
-    """The ages of calls in seconds, by kind."""
+    """Return the ages of calls in seconds, by kind."""
     found: dict[str, list[float]] = {}
     for call in calls:
         found.setdefault(call.kind, []).append(call.age_s)
@@ -102,7 +96,7 @@ def ages(calls: Iterable[OpenCall]) -> dict[str, list[float]]:
 
 
 def call_point(workers: Sequence[Worker], kind: str, now: float) -> FlowPoint:
-    """The calls of one kind as a flow point."""
+    """Return the calls of one kind as a flow point."""
     waited = [
         call.age_s + worker.silent_s for worker in workers for call in worker.calls if call.kind == kind
     ]
@@ -119,9 +113,10 @@ def call_point(workers: Sequence[Worker], kind: str, now: float) -> FlowPoint:
 
 
 def worker_lines(before: Sequence[Worker], now: Sequence[Worker], seconds: float) -> list[str]:
-    """A line for each worker: what it has finished of each kind, how fast since `before`, and what it holds.
+    """Describe each busy worker in a line: what it finished of each kind, how fast since `before`, what it
+    holds.
 
-    `seconds` are those between the two readings; a worker that does nothing and waits for nothing has none.
+    `seconds` is the time between the two readings.
     """
     earlier = {worker.pid: worker.done for worker in before}
     lines = []

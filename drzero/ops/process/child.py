@@ -1,18 +1,19 @@
-"""One supervised child process: started under a keeper, its output teed, its end explained, its tree ended.
+"""One supervised child process.
 
     child = Child(Command(name="trainer", command=("python", "-m", …), log_path=logs / "trainer.log"))
     while child.poll() is None: …
     child.stop()
 
-The keeper (`drzero.ops.process.keeper`) ends the process tree. Should it be killed itself, descendants are
-found by `DRZERO_RUN_ID`, a fresh id in their environment. The id cannot replace the keeper, since a process
-that sets its own title (Ray's Python workers do) overwrites the environment that the system shows.
+Its keeper (`drzero.ops.process.keeper`) ends the process tree. If the keeper is killed, `stop` finds
+descendants by `DRZERO_RUN_ID` in their environment. The id alone is not enough: a process that sets its
+title, as Ray's Python workers do, overwrites the environment that the system shows.
 """
 
 import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,24 +30,25 @@ from drzero.ops.process import keeper
 from drzero.ops.process.logs import LogTee
 
 RUN_ID_VARIABLE = "DRZERO_RUN_ID"
+_LEFTOVERS_END_S = 45.0  # a killed stage may take 30 s to end its children, its keeper a few more
 COMPONENT_VARIABLE = "DRZERO_COMPONENT"
-"""The name of a command, in the environment of its keeper: others find a run's components by it."""
+"""Holds a command's name in its keeper's environment, so that others find a run's components."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What to run: `env` is added to this process's environment, output goes to `log_path` (appended)."""
+    """What to run. `env` extends this process's environment, output is appended to `log_path`."""
 
     name: str
     command: tuple[str, ...]
     log_path: Path
     env: Mapping[str, str] = field(default_factory=dict)
     relays: bool = False
-    """Whether all of its output is for the console too: it is a command of ours, which prints little."""
+    """Whether the console shows all of its output, for commands of ours that print little."""
 
 
 class ChildError(RunFailed):
-    """A child process is at fault; the message ends with its first error, its last lines and its log."""
+    """A child process failed. The message ends with its first error, its last lines and its log."""
 
     def __init__(self, message: str, failed: "Child") -> None:
         self.summary = message
@@ -63,10 +65,10 @@ class ChildError(RunFailed):
 
 
 class Child:
-    """A running command; start it from a thread that outlives it (see `drzero.ops.process.keeper`)."""
+    """A running command. Start it from a thread that outlives it (see `drzero.ops.process.keeper`)."""
 
     def __init__(self, spec: Command, grace_s: float = 10.0) -> None:
-        """Start `spec`; on a stop it has `grace_s` seconds between SIGTERM and SIGKILL."""
+        """Start `spec`. `stop` waits `grace_s` seconds between SIGTERM and SIGKILL."""
         self.spec = spec
         self.run_id = uuid.uuid4().hex
         self._grace_s = grace_s
@@ -78,40 +80,38 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the supervisor, which stops all parts in order
+            start_new_session=True,  # Ctrl-C goes to the supervisor, which stops all parts in order
         )
         output = cast(BufferedReader, self._keeper.stdout)
         self._tee = LogTee(spec.name, output, spec.log_path, relays=spec.relays)
-        self.log_offset = self._tee.offset
-        """Where its output begins in its log."""
+        self.log_offset = self._tee.offset  # where this child's output begins in the log
         self.tail = self._tee.tail
-        """The last lines of output, oldest first."""
 
     @property
     def pid(self) -> int:
-        """The keeper's pid: the command and all its descendants are below it."""
+        """The keeper's pid, the root of the process tree."""
         return self._keeper.pid
 
     @property
     def first_error(self) -> str | None:
-        """The first line of output that looks like an error."""
+        """The first output line that looks like an error."""
         return self._tee.first_error
 
     def poll(self) -> int | None:
-        """Return None while it runs, then the exit code (negative: the signal that ended it)."""
+        """Return None while it runs, then the exit code (negative for a signal)."""
         code = self._keeper.poll()
         if code is not None:
-            # For the last lines of a report; another process may keep the pipe open.
+            # Wait for the last lines, but not for ever: another process may keep the pipe open.
             self._tee.join(5)
         return code
 
     def stop(self) -> None:
-        """End the whole tree, by SIGKILL if necessary, and wait for it; does nothing when it has ended."""
+        """End the whole tree, by SIGKILL if necessary, and wait for it. Does nothing if it has ended."""
         self._tee.is_stopping = True
         if self._keeper.poll() is None:
             self._keeper.send_signal(signal.SIGTERM)
             try:
-                self._keeper.wait(self._grace_s + 5)  # for the keeper itself
+                self._keeper.wait(self._grace_s + 5)  # the keeper needs a moment more
             except subprocess.TimeoutExpired:
                 say(self.spec.name, "did not end in time; killing it")
                 self._keeper.kill()
@@ -123,19 +123,40 @@ class Child:
 
 
 def marked_processes(value: str, variable: str = RUN_ID_VARIABLE) -> list[psutil.Process]:
-    """Return the processes of this machine whose environment at their start carried `variable=value`."""
+    """Return this machine's processes that started with `variable=value` in their environment."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
+        with suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
             if process.environ().get(variable) == value:
                 found.append(process)
     return found
 
 
-def components_of(supervisor: int) -> dict[str, int]:
-    """The keepers' pids of the commands that the process `supervisor` runs, by the commands' names.
+def end_leftovers(name: str, variable: str, value: str) -> None:
+    """Wait for a killed run's processes marked `variable=value`, then kill the rest. Log both."""
+    if left := _others(variable, value):
+        say(name, f"{len(left)} processes of a killed run are still ending; waiting for them")
+    deadline = time.monotonic() + _LEFTOVERS_END_S
+    while left and time.monotonic() < deadline:
+        time.sleep(0.5)
+        left = _others(variable, value)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            say(name, f"killing a leftover: pid {process.pid} {' '.join(process.cmdline())[:120]}")
+            process.kill()
+    psutil.wait_procs(left, timeout=_LEFTOVERS_END_S)
 
-    Raises psutil.NoSuchProcess when it has ended, and psutil.AccessDenied when it is another user's.
+
+def _others(variable: str, value: str) -> list[psutil.Process]:
+    """The marked processes except this one and its parents. A zombie has no environment."""
+    own = [psutil.Process(), *psutil.Process().parents()]
+    return [process for process in marked_processes(value, variable) if process not in own]
+
+
+def components_of(supervisor: int) -> dict[str, int]:
+    """Return the keepers' pids of the commands that the process `supervisor` runs, by name.
+
+    Raises psutil.NoSuchProcess if it has ended, psutil.AccessDenied if it belongs to another user.
     """
     found = {}
     for process in psutil.Process(supervisor).children():
@@ -146,7 +167,7 @@ def components_of(supervisor: int) -> dict[str, int]:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words; `code` as in `Popen.returncode`."""
+    """Say how a process ended. `code` is as in `Popen.returncode`."""
     signum = -code if code < 0 else code - 128  # shells report a signal as 128 + its number
     try:
         name = signal.Signals(signum).name

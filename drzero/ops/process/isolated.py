@@ -1,13 +1,13 @@
-"""A command that may crash or hang, in a process of its own with a time limit.
+"""Run a command that may crash or hang in a separate process with a time limit.
 
-    ended = run_apart((sys.executable, "-m", "drzero.ops.resources.cuda"), 60.0)
-    ended.fault        # None, or why it did not end well, in one line
-    ended.out          # what it had printed by then
+    ended = run_isolated((sys.executable, "-m", "drzero.ops.resources.cuda"), 60.0)
+    ended.fault        # None, or one line that says what went wrong
+    ended.records()    # the JSON objects it printed
 
-Whatever becomes of the process, the caller continues: one that even SIGKILL does not end, because it waits
-within a driver, is left behind.
+The caller always continues. A process that hangs in a driver and survives SIGKILL is left behind.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from drzero.ops.process.child import describe_exit
 
@@ -23,15 +24,20 @@ _KILLED_WITHIN_S = 5.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended: `fault` is None for exit code 0."""
+    """The result of a command. `fault` is None for exit code 0."""
 
     fault: str | None
     out: str
 
+    def records(self) -> list[Any]:
+        """Return the JSON objects that it printed, one per line."""
+        lines = self.out.splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
-def run_apart(command: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> Ended:
-    """Run a command for `limit_s` seconds at most; `env` is added to this process's environment."""
-    # Files, not pipes: whatever survives of the command would keep a pipe open.
+
+def run_isolated(command: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command for at most `limit_s` seconds. `env` extends this process's environment."""
+    # Files, not pipes: a survivor of the command would keep a pipe open.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             command,
@@ -65,6 +71,6 @@ def _fault(code: int | None, said: str, limit_s: float) -> str | None:
 
 
 def last_line(output: bytes) -> str:
-    """The last line that says something, 300 characters of it."""
+    """Return the last non-empty line, up to 300 characters."""
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else ""

@@ -1,22 +1,19 @@
-"""The keeper: a small parent process for one command, which makes sure that nothing of it is left running.
+"""The keeper: a small parent process that makes sure that no descendant of a command keeps running.
 
     python drzero/ops/process/keeper.py PARENT_PID GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-Only a parent can ensure three things:
+- If the supervisor dies, even by SIGKILL, the kernel sends the keeper SIGTERM (PR_SET_PDEATHSIG) and the
+  keeper ends the command. If the keeper is killed, the command gets SIGKILL the same way.
+- The keeper is a *subreaper*: descendants that leave the process group or start a session (Ray's raylet and
+  gcs_server, daemons) become its children when their parent ends, and it ends them too.
+- It exits as the command did, with the same code or by the same signal.
 
-* **No orphan when the supervisor is killed.** The kernel sends the keeper SIGTERM when its parent dies
-  (PR_SET_PDEATHSIG), even by SIGKILL; the keeper then ends the command as on any stop. Should the keeper
-  itself be killed, the command gets SIGKILL in the same way.
-* **No escape.** The keeper is a *subreaper*: descendants that left the process group or started a session
-  (Ray's raylet and gcs_server, daemons) become its children when their parent ends, and it ends them too.
-* **The true exit.** It exits as the command did, with the same code or by the same signal.
+On SIGTERM or SIGINT it sends SIGTERM to the command's process group and, after the grace, SIGKILL to the
+rest. Leftovers of a command that ends by itself get SIGTERM, then SIGKILL.
 
-On SIGTERM or SIGINT: SIGTERM to the command's process group, SIGKILL after the grace to whatever is left.
-When the command ends by itself, what it left running gets SIGTERM, then SIGKILL.
-
-The parent-death signal fires when the *thread* that started the keeper ends, not only its process: start
-keepers from one that lives as long. The file is run by its path and imports nothing of this package, so the
-command sees the caller's environment (folder, PYTHONPATH) unchanged. Linux only.
+The parent-death signal fires when the *thread* that started the keeper ends, so start keepers from a thread
+that lives as long. This file runs by path and imports nothing of this package, so the command sees the
+caller's folder and PYTHONPATH. Linux only.
 """
 
 import ctypes
@@ -31,14 +28,14 @@ from contextlib import suppress
 import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_LEFTOVER_GRACE_S = 3.0  # at most: a crash is reported only when the command's leftovers have ended
+_LEFTOVER_GRACE_S = 3.0  # short, because a crash is reported only after the leftovers have ended
 _STOP = {signal.SIGTERM, signal.SIGINT}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(parent: int, grace_s: float, command: list[str]) -> None:
-    """Run `command` until it ends, `parent` dies or a stop signal comes; then exit as the command did."""
-    # Signals are waited for, not handled: no handler can interrupt the bookkeeping below.
+    """Run `command` until it ends, `parent` dies or a stop signal arrives. Then exit as the command did."""
+    # Wait for signals instead of handling them, so that no handler interrupts the bookkeeping below.
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP | {signal.SIGCHLD})
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if not die_with(parent, signal.SIGTERM):
@@ -56,7 +53,7 @@ def main(parent: int, grace_s: float, command: list[str]) -> None:
         sys.exit(127)
     status = _keep(child, grace_s)
     if os.WIFSIGNALED(status):
-        # The command dumped its core; the keeper's says nothing.
+        # The command has dumped its core already; the keeper's core is useless.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signum = os.WTERMSIG(status)
         with suppress(OSError):  # SIGKILL has no handler to reset
@@ -67,7 +64,7 @@ def main(parent: int, grace_s: float, command: list[str]) -> None:
 
 
 def die_with(parent: int, signum: signal.Signals) -> bool:
-    """Have the kernel send `signum` to this process when its parent dies; False if it has died already."""
+    """Make the kernel send `signum` to this process when its parent dies. False if it is dead already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signum)
     return os.getppid() == parent
 
@@ -81,7 +78,7 @@ def _keep(child: subprocess.Popen[bytes], grace_s: float) -> int:
         caught = signal.sigtimedwait(_STOP | {signal.SIGCHLD}, 0.05 if ending else 60)
         has_ended = False
         with suppress(ChildProcessError):  # no child is left
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # adopted ones too
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # including adopted children
                 if ended[0] == child.pid:
                     has_ended, status = True, ended[1]
         if has_ended:

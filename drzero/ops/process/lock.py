@@ -1,10 +1,9 @@
-"""One holder at a time: a lock that a killed process cannot leave behind.
+"""A lock that a killed process cannot leave behind.
 
     with HeldLock(folder / "lock"):
         …
 
-The kernel releases a file lock when its holder ends, however it ends, so there is no stale lock to remove.
-The file holds the holder's pid, for the error message of the next one that tries.
+The kernel releases it when its holder ends. The file has the holder's pid, for the next one's error message.
 """
 
 import fcntl
@@ -20,7 +19,7 @@ class AlreadyRunning(UserError):
 
 
 class HeldLock:
-    """Context manager around an exclusive lock on `path`; raises `AlreadyRunning` at once when it is held."""
+    """An exclusive lock on `path` for a `with` block. Raises `AlreadyRunning` if it is held."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,14 +33,14 @@ class HeldLock:
         except BlockingIOError:
             holder = os.read(self._descriptor, 32).decode() or "unknown"
             os.close(self._descriptor)
-            text = f"is in use by process {holder}: wait for it, or end it first (kill {holder})"
+            text = f"is in use by process {holder}: wait for it, or end it (kill {holder})"
             raise AlreadyRunning(f"{self._path.parent} {text}") from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The file stays, since removing it would let two processes lock two files.
+        # Removing the file would let two processes lock two files.
         os.close(self._descriptor)
 
 
@@ -58,7 +57,7 @@ def lock_is_held(path: Path) -> bool:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The pid that the lock's holder has written into it; None while nobody holds it."""
+    """Return the holder's pid, or None if nobody holds the lock."""
     if not lock_is_held(path):
         return None
     text = path.read_text()

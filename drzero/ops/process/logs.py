@@ -1,10 +1,10 @@
-"""What a run writes down: the logs of its children, and its events.
+"""The records of a run: its children's logs and its events.
 
     tee = LogTee("solver", process.stdout, logs / "solver.log")
     EventLog(logs / EVENTS_FILE).add("crash", "solver", "died: exit code 1")
 
-A child's output is read by a thread, because a child blocks when its pipe is full. The thread keeps what an
-error message needs: the last lines, and the first that looks like an error, which is mostly the cause.
+A thread reads each child's output, because a child blocks on a full pipe. It keeps the last lines and the
+first error, which is usually the cause.
 """
 
 import os
@@ -27,42 +27,38 @@ _ERROR = re.compile(
     r"|\bcrashed with exit code\b"
 )
 _ORIGIN = re.compile(r"^(\([^)]*\) )?")  # Ray puts "(TaskRunner pid=12) " before a worker's line
-_LONGEST_LINE = 64 * 1024  # bytes; a stream without line ends must not fill the memory
-_ERRORS_SHOWN = 3
-"""Of a child that continues. What one error leads to would fill the console."""
+_LONGEST_LINE = 64 * 1024  # bytes; output without line ends must not fill the memory
+_ERRORS_SHOWN = 3  # for a child that continues; the consequences of one error would fill the console
 
 
 def looks_like_error(line: str) -> bool:
-    """Whether a log line reads like an error: the end of a traceback, or a line logged as one."""
+    """Whether a log line ends a traceback or was logged as an error."""
     text = _ORIGIN.sub("", line)
-    if text.startswith((" ", "\t")):  # a traceback's body: source code may mention an error
+    if text.startswith((" ", "\t")):  # source code in a traceback may mention an error
         return False
     return bool(_ERROR.search(text)) and not _LEVEL_BELOW_ERROR.search(text)
 
 
 class LogTee(threading.Thread):
-    """Copies `source` to `log_path` (appending) until its end, in a thread of its own.
+    """Appends `source` to `log_path` in a thread.
 
-    On the console its first errors are shown; with `relays`, or with `verbose=true`, all of its lines.
+    The console shows its first errors, or all lines with `relays` or `verbose=true`.
     """
 
     def __init__(
         self, name: str, source: BufferedReader, log_path: Path, keep: int = 30, *, relays: bool = False
     ) -> None:
-        """Start reading at once; `keep` is how many of the last lines are remembered."""
+        """Start reading and remember the last `keep` lines."""
         super().__init__(name=f"tee-{name}", daemon=True)
         self._command = name
         self._relays = relays
         self._errors = 0
-        self.is_stopping = False
-        """Whether what it logs from now on is only about being stopped."""
+        self.is_stopping = False  # whether new output only concerns being stopped
         self.first_error: str | None = None
-        self.tail: deque[str] = deque(maxlen=keep)
-        """The last lines, oldest first."""
+        self.tail: deque[str] = deque(maxlen=keep)  # the last lines, oldest first
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = log_path.open("ab", buffering=0)
-        self.offset = self._log.tell()
-        """Where this child's output begins in a log that earlier ones have written to."""
+        self.offset = self._log.tell()  # where this child's output begins in the log
         self._source = source
         self.start()
 
@@ -71,7 +67,7 @@ class LogTee(threading.Thread):
         pending = b""
         with self._source, self._log:
             while chunk := self._source.read1(_LONGEST_LINE):
-                # A full disk must not stop the reading: the child would hang on a full pipe.
+                # Keep reading on a full disk, or the child would hang on a full pipe.
                 with suppress(OSError):
                     self._log.write(chunk)
                 *lines, pending = (pending + chunk).split(b"\n")
@@ -83,7 +79,7 @@ class LogTee(threading.Thread):
                 self._line(pending)
 
     def _line(self, raw: bytes) -> None:
-        # A progress bar rewrites its line with carriage returns: only its last state is a line.
+        # A progress bar rewrites its line with carriage returns; keep its last state.
         line = plain(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
         self.tail.append(line)
         is_error = looks_like_error(line)
@@ -100,14 +96,14 @@ class LogTee(threading.Thread):
 
 
 class EventLog:
-    """Prints events as notices (`drzero.ops.notices`), and appends them to a file."""
+    """Appends events to a file and prints them as notices (`drzero.ops.notices`)."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Append to `path`, if it is not None."""
         self._path = path
 
     def add(self, kind: str, component: str, text: str, **details: Any) -> None:
-        """Print and append one event; `pid` is who saw it, as others may write to the same file."""
+        """Print and append one event. Its `pid` tells several writers apart."""
         record = {"time": time.time(), "kind": kind, "component": component, "text": text, **details}
         if self._path is not None:
             append_json_lines(self._path, record | {"pid": os.getpid()})

@@ -1,9 +1,8 @@
-"""Choose the port a service will listen on, before anything is started.
+"""Chooses the port for a service before anything starts.
 
-A port that the user set is used, or an error names its holder: another port would leave clients connected to
-a stranger. Without one, a free port is taken that the system gives to nobody else: a server may need a minute
-before it binds, and a cluster that starts meanwhile opens hundreds of connections, each with a port of its
-own. Among the runs of one machine a port can be reserved.
+A port that you set is used or refused, because another port would connect clients to a stranger. Otherwise it
+picks a free port below the range for outgoing connections: a server may bind only minutes later, while a
+starting cluster opens hundreds of connections.
 """
 
 import errno
@@ -20,9 +19,9 @@ from drzero.ops.errors import UserError
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
 
 _OURS = range(20_000, 32_768)
-"""Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range)."""
+"""Below the range that Linux gives to outgoing connections (net.ipv4.ip_local_port_range)."""
 _reserved: dict[int, HeldLock] = {}
-"""This process's reservations; the kernel releases them when the process ends."""
+"""This process's reservations, released by the kernel when the process ends."""
 
 
 class PortTaken(UserError):
@@ -30,10 +29,9 @@ class PortTaken(UserError):
 
 
 def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
-    """Return `preferred`, else a free TCP port, on which a server can listen at `host` (IPv4 or IPv6).
+    """Return `preferred`, else a free TCP port for a server at `host` (IPv4 or IPv6).
 
-    The port is not held: between this call and the server's own bind another server could take it. Raises
-    PortTaken when `preferred` is in use; the message names the holder where the system shows it.
+    The port is not held: another server could take it first. Raises PortTaken if `preferred` is in use.
     """
     if preferred is None:
         while True:
@@ -41,7 +39,7 @@ def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
                 return free_port(random.choice(_OURS), host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: connections in TIME_WAIT from an earlier run do not count, a listener does.
+        # Like servers, ignore connections in TIME_WAIT from an earlier run.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, preferred))
@@ -56,10 +54,10 @@ def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
 
 
 def reserve_port(preferred: int | None, host: str = "127.0.0.1") -> int:
-    """Like `free_port`; and no other run of this user gets the port while this process lives."""
+    """Like `free_port`, but no other run of this user gets the port while this process lives."""
     while True:
         port = free_port(preferred, host)
-        if port in _reserved:  # one of our own, whose service has not bound it yet
+        if port in _reserved:  # our own service has not bound it yet
             if preferred is None:
                 continue
             return port
@@ -73,10 +71,10 @@ def reserve_port(preferred: int | None, host: str = "127.0.0.1") -> int:
 
 
 def _holder(port: int | None) -> str:
-    """The process that listens on `port`; other users' processes are hidden from an ordinary user."""
+    """Describe the process that listens on `port`."""
     try:
         listeners = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         pid = next(c.pid for c in listeners if c.pid and c.laddr and c.laddr.port == port)
         return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())})"
     except (StopIteration, psutil.Error):
-        return "a process this user may not see"
+        return "a process of another user"

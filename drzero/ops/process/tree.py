@@ -1,10 +1,10 @@
-"""The processes of a run at one moment: who descends from whom, what each has used, in what state it is.
+"""The processes of a run at one moment: their tree, state and resource use.
 
     for process in descendants([keeper.pid]):
         print(process.pid, process.title, process.cpu_s)
 
-One read of /proc/PID/stat gives parent and use together (psutil reads several files), which makes it cheap
-enough to repeat every few seconds. Keepers are subreapers, so nothing of a run leaves the tree. Linux only.
+One read of /proc/PID/stat gives parent and use together, so this is cheap enough to repeat every few seconds.
+Keepers are subreapers, so nothing leaves the tree. Linux only.
 """
 
 import os
@@ -24,18 +24,17 @@ ZOMBIE = "Z"
 
 @dataclass(frozen=True)
 class Process:
-    """A process as in /proc/PID/stat; `state` is the kernel's letter (R, S, D, T, Z)."""
+    """A process as in /proc/PID/stat. `state` is the kernel's letter (R, S, D, T, Z)."""
 
     pid: int
     state: str
-    cpu_s: float
-    """CPU seconds of all its threads since it started."""
+    cpu_s: float  # CPU seconds of all its threads since its start
     rss_bytes: int
     threads: int
 
     @cached_property
     def title(self) -> str:
-        """Its command line, or the title that it has set; empty when it has ended."""
+        """Its command line or the title that it set, empty if it has ended."""
         with suppress(OSError):
             raw = Path(f"/proc/{self.pid}/cmdline").read_bytes()
             return raw.replace(b"\0", b" ").decode(errors="replace").strip()
@@ -43,15 +42,14 @@ class Process:
 
     @cached_property
     def is_python(self) -> bool:
-        """Whether a Python interpreter runs in it."""
+        """Whether it runs a Python interpreter."""
         with suppress(OSError):
             return os.path.basename(os.readlink(f"/proc/{self.pid}/exe")).startswith("python")
         return False
 
     def waited_s(self) -> float:
-        """Seconds that its present threads were ready to run while others had the CPUs, summed up.
-
-        Zero where the kernel does not count them.
+        """Return the seconds that its present threads waited for a CPU, or zero if the kernel does not count
+        them.
         """
         waited_ns = 0
         with suppress(OSError):  # it has ended
@@ -63,8 +61,8 @@ class Process:
         return waited_ns / 1e9
 
     def io_bytes(self) -> tuple[int, int]:
-        """Bytes read from and written to storage so far; zeros where the system does not show them."""
-        # psutil lacks the method where /proc/PID/io is missing, and raises the last two for an odd file.
+        """Return bytes read from and written to storage, or zeros if the system does not show them."""
+        # Without /proc/PID/io psutil has no such method; the last two errors come from a malformed file.
         with suppress(OSError, psutil.Error, AttributeError, RuntimeError, ValueError):
             counts = psutil.Process(self.pid).io_counters()
             return counts.read_bytes, counts.write_bytes
@@ -72,17 +70,16 @@ class Process:
 
 
 def descendants(roots: Iterable[int]) -> dict[int, list[Process]]:
-    """By root pid, the root and all its descendants at one moment.
-
-    A process below two roots belongs to the nearer one.
+    """Return each root and all its descendants, by root pid. A process below two roots belongs to the nearer
+    one.
     """
     everyone: dict[int, Process] = {}
     children: dict[int, list[Process]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        # It may end between the listing and the reading.
+        # A process may end after we listed it.
         with suppress(OSError, ValueError, IndexError):
             stat = Path(f"/proc/{pid}/stat").read_bytes()
-            # The second field is the name in parentheses, which may itself hold spaces and parentheses.
+            # The second field, the name in parentheses, may itself contain spaces and parentheses.
             fields = stat[stat.rindex(b")") + 2 :].split()
             everyone[pid] = Process(
                 pid=pid,

@@ -1,4 +1,1 @@
-"""GPU and host memory, and periodic samples of what each component uses.
-
-Measurements only. Estimates for a planned run are in `drzero.preflight`.
-"""
+"""Resources of this machine: GPUs, memory limits, samples of use."""

@@ -1,10 +1,10 @@
-"""What this process's cgroup allows: how much memory there is, and whether the kernel killed for lack of it.
+"""What this process's cgroup allows: its memory, and whether the kernel killed a process for lack of it.
 
     memory_limit(), memory_free()           # bytes
-    watch = OomWatch(); …; watch.explain({pid})
+    OomWatch().explain({pid})               # what happened since the watch was made
 
-In a container /proc/meminfo shows the memory of the host; what ends a run there is its cgroup's limit. Both
-versions of cgroups are read. In version 1 a container's own cgroup is mounted as the root.
+In a container /proc/meminfo shows the host's memory, but the cgroup's limit ends a run. Reads both versions
+of cgroups. In version 1 a container's own cgroup is mounted as the root.
 """
 
 import os
@@ -25,19 +25,19 @@ _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory).*?Killed pr
 
 
 def memory_limit(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
-    """Bytes that processes of this cgroup may use."""
+    """Return how many bytes this cgroup's processes may use."""
     limits = [limit for limit, _ in _limits(cgroups, membership)]
     return min([psutil.virtual_memory().total, *limits])
 
 
 def memory_free(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
-    """Bytes that are left; a cgroup's file cache counts as free, since the kernel reclaims it."""
+    """Return the bytes left. A cgroup's file cache counts as free because the kernel reclaims it."""
     left = [limit - used for limit, used in _limits(cgroups, membership)]
     return max(min([psutil.virtual_memory().available, *left]), 0)
 
 
 class OomWatch:
-    """Counts the kernel's kills for lack of memory from its creation on, and finds who was killed."""
+    """Counts the kernel's kills for lack of memory from now on, and finds who was killed."""
 
     def __init__(
         self, cgroups: Path = _CGROUPS, kernel_log: Path = _KERNEL_LOG, membership: Path = _MEMBERSHIP
@@ -58,19 +58,19 @@ class OomWatch:
             self._log = -1
 
     def kills(self) -> int:
-        """Kills for lack of memory in this process's cgroup since the watch began."""
+        """Return the kills in this process's cgroup since the watch began."""
         return max(self._count() - self._before, 0)
 
     def explain(self, pids: Collection[int]) -> str | None:
-        """The kernel's reason for killing one of `pids` (a process tree's), None if it did not."""
+        """Return the kernel's reason for killing one of `pids`, or None."""
         while self._log >= 0:
             try:
                 record = os.read(self._log, 8192)  # one record, never longer than this
-            except BlockingIOError:  # the end for now
+            except BlockingIOError:  # no more records yet
                 break
             except BrokenPipeError:  # records were overwritten before they were read
                 continue
-            except OSError:  # a system that allows the open and not the read
+            except OSError:  # some systems allow opening but not reading
                 self.close()
                 break
             if not record:
@@ -83,15 +83,15 @@ class OomWatch:
         return None
 
     def describe_exit(self, code: int, pids: Collection[int]) -> str:
-        """How the process tree `pids` ended, in words, with the kernel's reason if it was killed."""
+        """Say how the process tree `pids` ended, with the kernel's reason if it killed one."""
         why = self.explain(pids) if code in (-9, 137) else None
         return describe_exit(code) + (f": {why}" if why else "")
 
     def _count(self) -> int:
-        """The kills counted so far in this process's own cgroup of each hierarchy."""
+        """Kills so far in this process's own cgroup of each hierarchy."""
         total = 0
         for own, above, files in _hierarchies(self._cgroups, self._membership):
-            # Groups above count the kills of siblings too; in a container of version 1 the root is its own.
+            # Parents also count the kills of siblings. In a container of version 1 the root is its own group.
             folders = [*own, *above[-1:]] if files is _VERSION_1 else own
             counts = (_field(folder / files.kills, "oom_kill") for folder in folders)
             total += next((count for count in counts if count is not None), 0)
@@ -99,7 +99,7 @@ class OomWatch:
 
 
 class _Files(NamedTuple):
-    """The names of a cgroup's files, and of the file cache's line in memory.stat."""
+    """Names of a cgroup's files, and of the file cache's line in memory.stat."""
 
     limit: str
     used: str
@@ -114,7 +114,7 @@ _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file", "memory.eve
 
 
 def _hierarchies(cgroups: Path, membership: Path) -> Iterator[tuple[list[Path], list[Path], _Files]]:
-    """Where this process's memory cgroup may be, and those above it, the nearest first."""
+    """Yield where this process's memory cgroup may be, its parents (nearest first), and its file names."""
     with suppress(OSError):
         for line in membership.read_text().splitlines():
             number, controllers, path = line.split(":", 2)
@@ -135,16 +135,16 @@ def _hierarchies(cgroups: Path, membership: Path) -> Iterator[tuple[list[Path], 
 
 
 def _limits(cgroups: Path, membership: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes, without the file cache, of each cgroup that has a limit."""
+    """Yield limit and use in bytes, without the file cache, of each cgroup that has a limit."""
     for own, above, files in _hierarchies(cgroups, membership):
         for folder in (*own, *above):
-            with suppress(OSError, ValueError):  # "max" is no number: no limit
+            with suppress(OSError, ValueError):  # "max" means no limit
                 limit, used = (int((folder / name).read_text()) for name in (files.limit, files.used))
                 yield limit, used - (_field(folder / "memory.stat", files.cache) or 0)
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The value of a line `name value`; None without the file or the line."""
+    """The value in a line `name value`, or None."""
     with suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")

@@ -1,10 +1,10 @@
-"""What torch sees of this machine's GPUs, asked of a process of its own: a driver that hangs hangs only that.
+"""What torch sees of this machine's GPUs, asked in a separate process because a broken driver may hang.
 
     python -m drzero.ops.resources.cuda        # a line of JSON about torch, then one for each device
-    sight = look()                      # the same as an object, within LIMIT_S seconds
+    sight = look()                             # the same as an object, within LIMIT_S seconds
 
-A device counts once it has multiplied two matrices and got right numbers: one that has fallen off the bus, or
-whose kernels the installed torch was not built for, is listed all the same.
+A device counts only after a correct matrix product: torch also lists devices that have fallen off the bus, or
+that it has no kernels for.
 """
 
 import json
@@ -14,12 +14,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from drzero.ops.process.isolated import run_apart
+from drzero.ops.process.isolated import Ended, run_isolated
 
-LIMIT_S = 120.0
-"""Seconds for all of it; a first import of torch may have to fetch it from an image."""
+LIMIT_S = 120.0  # seconds for everything; the first import of torch may have to fetch it from an image
 _SIZE, _TOLERANCE = 512, 1e-2
-"""Rows and columns of the matrices; the largest error of a product, whose numbers are some 20."""
+"""Rows and columns of the matrices, and the largest error. The product's numbers are around 20."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +26,21 @@ class Device:
     """One GPU as torch lists it."""
 
     name: str
-    fault: str | None = None
-    """Why it cannot be computed with."""
+    fault: str | None = None  # why it cannot compute
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a process of this environment can use."""
+    """The torch and GPUs that a process of this environment can use."""
 
-    torch: str = ""
-    """Its version; empty where it could not be imported."""
-    cuda: str | None = None
-    """The CUDA that it was built for; None for a build without."""
+    torch: str = ""  # its version; empty if the import failed
+    cuda: str | None = None  # the CUDA version it was built for, if any
     available: bool = False
-    visible: str | None = None
-    """CUDA_VISIBLE_DEVICES; None if it is not set."""
-    why: str = ""
-    """Why torch finds no GPU, in its own words."""
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES, or None if unset
+    why: str = ""  # why torch finds no GPU, in its own words
     devices: tuple[Device, ...] = ()
     fault: str | None = None
-    """Why there is no answer, or none of the device after the last one in `devices`."""
+    """Why there is no answer, or no answer about the device after the last one in `devices`."""
 
     def __str__(self) -> str:
         names = sorted({device.name for device in self.devices})
@@ -54,30 +48,29 @@ class Sight:
         shown = "not set" if self.visible is None else repr(self.visible)
         return (
             f"torch {self.torch} for CUDA {self.cuda or '(none)'}: {found}; CUDA_VISIBLE_DEVICES {shown}; "
-            f"a product right on {sum(device.fault is None for device in self.devices)}"
+            f"correct product on {sum(device.fault is None for device in self.devices)}"
         )
 
 
 def look(env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> Sight:
-    """Ask a process of its own; `env` is added to its environment."""
-    ended = run_apart((sys.executable, "-m", "drzero.ops.resources.cuda"), limit_s, env)
-    return read_sight(ended.out, ended.fault)
+    """Ask a separate process. `env` extends its environment."""
+    ended = run_isolated((sys.executable, "-m", "drzero.ops.resources.cuda"), limit_s, env)
+    return read_sight(ended)
 
 
-def read_sight(printed: str, fault: str | None) -> Sight:
-    """What the process had printed by its end, which a `fault` explains."""
-    lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
-    if not lines:
-        return Sight(fault=fault or "it printed nothing")
-    first, *devices = map(json.loads, lines)
-    return Sight(**first, devices=tuple(Device(**device) for device in devices), fault=fault)
+def read_sight(ended: Ended) -> Sight:
+    """Parse the output of the process."""
+    if not (records := ended.records()):
+        return Sight(fault=ended.fault or "it printed nothing")
+    first, *devices = records
+    return Sight(**first, devices=tuple(Device(**device) for device in devices), fault=ended.fault)
 
 
 def main() -> None:
     """Print what this process sees, each line as soon as it is known."""
     import torch
 
-    with warnings.catch_warnings(record=True) as said:  # by warnings torch says why there is none
+    with warnings.catch_warnings(record=True) as said:  # torch explains missing GPUs in warnings
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     first = {
@@ -94,13 +87,13 @@ def main() -> None:
 
 
 def product_fault(place: str) -> str | None:
-    """What is wrong with a matrix product on a torch device; None if nothing is."""
+    """Multiply two matrices on a torch device and return the fault, or None."""
     import torch
 
     left, right = torch.randn(2, _SIZE, _SIZE, generator=torch.Generator().manual_seed(0))
     try:
         product = (left.to(place) @ right.to(place)).cpu()
-    except RuntimeError as error:  # what CUDA's errors are
+    except RuntimeError as error:  # CUDA's errors
         return " ".join(str(error).partition("\n")[0].split())[:300]
     gap = (product - left @ right).abs().max().item()
     return None if gap < _TOLERANCE * _SIZE**0.5 else f"a matrix product is {gap:.3g} off"

@@ -1,7 +1,7 @@
-"""The GPUs of this machine: how many there are, and their memory and use now.
+"""The GPUs of this machine: how many there are, their memory and their use.
 
-gpus_here()             # by nvidia-smi, which needs no Python package, else by the driver's device files
-Gpus().read()           # by NVML, where `nvidia-ml-py` is installed; else empty
+gpus_here()             # nvidia-smi, else the driver's device files
+Gpus().read()           # NVML (`nvidia-ml-py`), else nothing
 """
 
 import shutil
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drzero.ops.process.isolated import run_apart
+from drzero.ops.process.isolated import run_isolated
 
 _LISTED_WITHIN_S = 20.0
 
@@ -22,26 +22,25 @@ class GpuSample:
     index: int
     used_mb: int
     total_mb: int
-    busy_percent: int
-    """Share of the last sample period in which a kernel ran."""
+    busy_percent: int  # share of the last sample period in which a kernel ran
     memory_mb_of: dict[int, int] = field(default_factory=dict)
-    """By pid; empty where the driver does not report it (containers)."""
+    """By pid, empty if the driver does not report it (containers)."""
 
 
 class Gpus:
-    """All GPUs of the machine; without NVML it finds none."""
+    """All GPUs of the machine. Finds none without NVML."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         with suppress(ImportError):
             import pynvml
 
-            with suppress(pynvml.NVMLError):  # the package is there, the driver is not
+            with suppress(pynvml.NVMLError):  # no driver
                 pynvml.nvmlInit()
                 self._nvml = pynvml
 
     def read(self) -> list[GpuSample]:
-        """One reading of each GPU; one that has fallen off the bus is left out."""
+        """Return a sample of each GPU that is still on the bus."""
         if (nvml := self._nvml) is None:
             return []
         count, found = 0, []
@@ -61,13 +60,13 @@ class Gpus:
 
 
 def gpus_here(devices: Path = Path("/dev"), limit_s: float = _LISTED_WITHIN_S) -> int:
-    """The number of GPUs of this machine, as nvidia-smi lists them.
+    """Return the number of GPUs of this machine by nvidia-smi.
 
-    Where it is missing, as in containers that were given the driver for computing alone, or does not answer
-    within `limit_s` seconds, the driver's files in `devices` are counted (nvidia0, nvidia1, …).
+    If it is missing, as in containers with only the compute driver, or exceeds `limit_s` seconds, counts the
+    driver's files in `devices` (nvidia0, nvidia1, …).
     """
     if shutil.which("nvidia-smi") is not None:
-        listed = run_apart(("nvidia-smi", "--list-gpus"), limit_s)
+        listed = run_isolated(("nvidia-smi", "--list-gpus"), limit_s)
         if listed.fault is None:
             return sum(line.startswith("GPU ") for line in listed.out.splitlines())
     return sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))

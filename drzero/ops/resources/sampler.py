@@ -1,10 +1,12 @@
-"""What each component of a run uses, every few seconds, as JSON lines.
+"""Samples what each component of a run uses, every few seconds, as JSON lines.
 
-A line a component: `{"time", "component", "pids", "cpu_s", "cpu_share", "rss_mb", "threads", "read_mb",
-"write_mb", "gpu_mb", "state"}` (the state of services alone), and one of the host: `{"time", "component":
-"host", "load", "memory_free_mb", "disk_free_gb", "net_in_mb", "net_out_mb", "gpus": [{"used_mb", "total_mb",
-"busy_percent"}]}`. `cpu_s`, `read_mb`, `write_mb`, `net_…` count up; `cpu_share` is CPU seconds a second
-since the sample before.
+One line per component: `{"time", "component", "pids", "cpu_s", "cpu_share", "rss_mb", "threads", "read_mb",
+"write_mb", "gpu_mb"}`, for services also `"state"`. One line for the host: `{"time", "component": "host",
+"load", "memory_free_mb", "disk_free_gb", "net_in_mb", "net_out_mb", "gpus": [{"used_mb", "total_mb",
+"busy_percent"}]}`.
+
+`cpu_share` is CPU seconds per second since the last sample. `cpu_s`, `read_mb`, `write_mb` and `net_…` count
+up.
 """
 
 import os
@@ -24,21 +26,17 @@ _MB = 1 << 20
 
 
 class Sampler:
-    """Appends samples to a file, and keeps the last ones; the disk sampled is the one that holds the file."""
+    """Appends samples to a file, keeps the last ones, and samples the disk that holds the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._gpus = Gpus()
         self._before: dict[str, tuple[float, float]] = {}
         self.last: dict[str, dict[str, Any]] = {}
-        self.pids: set[int] = set()
-        """Of all components, when last sampled."""
+        self.pids: set[int] = set()  # all components' processes in the last sample
 
     def sample(self, roots: Mapping[str, int], now: float, states: Mapping[str, str] | None = None) -> None:
-        """Sample the process trees of `roots` (pid by component) once; what cannot be written is dropped.
-
-        `states` are those of components whose health is known, by name.
-        """
+        """Sample the process trees of `roots` (pid by component). `states` has the health of services."""
         trees = descendants(roots.values())
         self.pids = {process.pid for tree in trees.values() for process in tree}
         gpus = self._gpus.read()
@@ -47,8 +45,8 @@ class Sampler:
             if state := (states or {}).get(record["component"]):
                 record["state"] = state
         received = sent = 0
-        with suppress(OSError, RuntimeError, ValueError):  # a container without /proc/net/dev, or an odd one
-            # All interfaces, loopback included, as our services are local.
+        with suppress(OSError, RuntimeError, ValueError):  # /proc/net/dev is missing or malformed
+            # All interfaces including loopback, because our services are local.
             if counts := psutil.net_io_counters():
                 received, sent = counts.bytes_recv, counts.bytes_sent
         shown = ("used_mb", "total_mb", "busy_percent")
@@ -73,7 +71,7 @@ class Sampler:
         cpu_s = sum(process.cpu_s for process in processes)
         before = self._before.get(name)
         self._before[name] = (now, cpu_s)
-        # The seconds of a process that has ended are gone, so the sum may fall.
+        # The sum may fall, because it no longer has the seconds of processes that ended.
         share = max(cpu_s - before[1], 0.0) / (now - before[0]) if before and now > before[0] else 0.0
         moved = [process.io_bytes() for process in processes]
         pids = {process.pid for process in processes}
@@ -92,7 +90,7 @@ class Sampler:
 
 
 def disk_free_gb(folder: Path) -> float | None:
-    """Free space of the file system that holds `folder`, None when it is unknown."""
+    """Return the free space of the file system that holds `folder`, or None if unknown."""
     with suppress(OSError):
         status = os.statvfs(folder)
         return round(status.f_bavail * status.f_frsize / 1e9, 3)

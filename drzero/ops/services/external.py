@@ -1,11 +1,10 @@
-"""A service that runs elsewhere and serves other runs too: watched by its answers, never started or ended.
+"""A service that runs elsewhere: a run watches it, but never starts or ends it.
 
-    spec = OutsideSpec(name="retrieval", url=url, liveness=HealthCheck(url=f"{url}/health"), logs=folder)
+    spec = ExternalSpec(name="retrieval", url=url, liveness=HealthCheck(url=f"{url}/health"), logs=folder)
     with ServiceGroup([spec, ServiceSpec(…)]) as services: ...
 
-A run does not end because such a service stops answering: its calls fail within their own deadlines and are
-counted, and a run ends by its limit on failures. That it has stopped is the event `silent`, that it answers
-again `ready`.
+If it stops answering, the run continues: its calls fail at their deadlines and are counted, and too many
+failures end the run. The events are `silent` and `ready`.
 """
 
 import time
@@ -15,50 +14,48 @@ from pathlib import Path
 from drzero.ops.process.logs import EventLog
 from drzero.ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask
 
-SILENT = "silent"
-"""The state of one that does not answer, and the event of it."""
+SILENT = "silent"  # state and event of a service that does not answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutsideSpec:
-    """Where the service is, and how it is watched."""
+class ExternalSpec:
+    """Where the service is and how to watch it."""
 
     name: str
     url: str
     liveness: HealthCheck
-    logs: Path
-    """The folder of the run's own logs, for its events."""
+    logs: Path  # the run's log folder, which gets the events
 
 
-class OutsideService:
-    """A service that runs elsewhere, while a run uses it."""
+class ExternalService:
+    """An external service while a run uses it."""
 
-    def __init__(self, spec: OutsideSpec, events: EventLog) -> None:
-        """Ask it once, and watch it from now on."""
+    def __init__(self, spec: ExternalSpec, events: EventLog) -> None:
+        """Probe it once, then start watching it."""
         self.spec = spec
         self._events = events
         self._is_silent = False
-        events.add("start", spec.name, f"asked at {spec.url}, and not this run's to start or end")
+        events.add("start", spec.name, f"runs at {spec.url}; this run neither starts nor stops it")
         if ask(spec.liveness) is None:
             events.add("ready", spec.name, "answers")
-        # Its CPU time is not known here, so that it is never taken for busy.
+        # Its CPU time is unknown, so it never counts as busy.
         self.monitor = HealthMonitor(spec.name, spec.liveness, lambda: CpuTime(0.0, 0.0))
 
     @property
     def state(self) -> str:
-        """Its health; silent where a service of the run's own would be hung."""
+        """Its health, with `silent` instead of `hung`."""
         state = self.monitor.health.state
         return SILENT if state == "hung" else state
 
     def check(self) -> None:
-        """Add an event if it has stopped answering, or answers again."""
+        """Add an event if it stopped answering or answers again."""
         state, spec = self.state, self.spec
         if state == SILENT and not self._is_silent:
             self._is_silent = True
             health = self.monitor.health
             silent_s = time.monotonic() - health.silent_since
             text = f"{spec.url} has not answered for {silent_s:.0f} s ({health.problem})"
-            self._events.add(SILENT, spec.name, f"{text}: calls to it fail, and are counted, until it does")
+            self._events.add(SILENT, spec.name, f"{text}: until it does, calls to it fail and are counted")
         elif state == "healthy" and self._is_silent:
             self._is_silent = False
             self._events.add("ready", spec.name, f"{spec.url} answers again")
@@ -66,4 +63,4 @@ class OutsideService:
     def close(self) -> None:
         """Stop watching it."""
         self.monitor.close()
-        self._events.add("stopped", self.spec.name, "not watched any more")
+        self._events.add("stopped", self.spec.name, "no longer watched")

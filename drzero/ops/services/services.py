@@ -1,14 +1,12 @@
-"""Services that a run needs: started together, waited for until healthy, watched, restarted, stopped.
+"""Services that a run needs: started together, watched, restarted, stopped.
 
     spec = ServiceSpec(name="retrieval", command=(…), log_path=…, health_url=…, restarts=3)
     with ServiceGroup([spec]) as services:
         run_supervised(trainer, services)       # calls services.check() several times a second
 
-A crash is detected by the next `check`, a hang within 20 seconds (`drzero.ops.services.health`). A service
-that has restarts left is then restarted on the same port, after a pause that doubles each time; its clients
-retry within their own deadlines. Otherwise the run ends with an error
-(`drzero.ops.process.child.ChildError`). A service that runs elsewhere is only watched
-(`drzero.ops.services.external`).
+`check` detects a crash at once and a hang within 20 seconds (`drzero.ops.services.health`). It restarts the
+service on the same port after a pause that doubles each time, or ends the run with a `ChildError` if no
+restarts are left.
 """
 
 import os
@@ -28,27 +26,24 @@ from drzero.ops.process.logs import EventLog
 from drzero.ops.process.tree import descendants
 from drzero.ops.records import EVENTS_FILE
 from drzero.ops.resources.cgroup import OomWatch
-from drzero.ops.services.external import OutsideService, OutsideSpec
+from drzero.ops.services.external import ExternalService, ExternalSpec
 from drzero.ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask
 
 _LOG_AFTER_S = 30.0
-"""When a service that is still not ready is first mentioned; then each time after twice as long."""
+"""When to first report that a service is not ready yet, then after twice as long each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSpec(Command):
-    """A command that is ready once `health_url` answers 200, within `startup_budget_s` seconds."""
+    """A command that is ready when `health_url` answers 200, within `startup_budget_s` seconds."""
 
     health_url: str
     startup_budget_s: float = 120.0
-    liveness: HealthCheck | None = None
-    """How it is watched once it is ready; by default `health_url` is probed."""
-    restarts: int = 0
-    """How often in a series of crashes or hangs it is restarted."""
+    liveness: HealthCheck | None = None  # how to watch it once it is ready; probes `health_url` by default
+    restarts: int = 0  # how many restarts a series of crashes or hangs may take
 
 
-AnySpec = ServiceSpec | OutsideSpec
-"""A service that a run needs: its own, or one that runs elsewhere."""
+AnySpec = ServiceSpec | ExternalSpec
 
 
 class ServiceDied(ChildError):
@@ -56,11 +51,11 @@ class ServiceDied(ChildError):
 
 
 class ServiceHung(ChildError):
-    """A service runs but does not work."""
+    """A service runs but does no work."""
 
 
 class ServiceNotReady(ChildError):
-    """A service runs but was not healthy within its start-up budget."""
+    """A service was not healthy within its start-up budget."""
 
 
 class Service(Child):
@@ -71,27 +66,26 @@ class Service(Child):
     def __init__(self, spec: ServiceSpec, grace_s: float) -> None:
         self.started = time.monotonic()
         self.ready_at: float | None = None
-        self.log_after_s = _LOG_AFTER_S
-        """When to log that it is not ready yet, in seconds from its start."""
+        self.log_after_s = _LOG_AFTER_S  # seconds from its start to the next report that it is not ready
         self.monitor: HealthMonitor | None = None
         self.seen_pids: set[int] = set()
         super().__init__(spec, grace_s)
 
     def probe(self) -> str | None:
-        """Probe its health once: None when healthy, else the problem."""
+        """Probe once and return the problem, or None if it is healthy."""
         return ask(HealthCheck(url=self.spec.health_url, timeout_s=2.0))
 
     def set_ready(self) -> None:
-        """Watch its health from now on."""
+        """Start watching its health."""
         self.cpu_time()
         self.ready_at = time.monotonic()
         check = self.spec.liveness or HealthCheck(url=self.spec.health_url)
         self.monitor = HealthMonitor(self.spec.name, check, self.cpu_time)
 
     def cpu_time(self) -> CpuTime:
-        """CPU seconds that its processes have used, or waited for, so far."""
+        """Return the CPU seconds that its processes have used and waited for."""
         tree = descendants([self.pid])[self.pid]
-        # Kept because the kernel's log may name one of them after it was killed.
+        # The kernel's log may name one of them after its death.
         self.seen_pids.update(process.pid for process in tree)
         return CpuTime(sum(p.cpu_s for p in tree), sum(p.waited_s() for p in tree))
 
@@ -103,14 +97,14 @@ class Service(Child):
         return self.monitor.health.state if self.monitor else "starting"
 
     def kill(self) -> None:
-        """SIGKILL to all its processes but the keeper: a hung service would only use up its grace."""
+        """SIGKILL all its processes except the keeper. A hung service would only use up its grace."""
         for process in descendants([self.pid])[self.pid]:
             if process.pid != self.pid:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End its probes and its whole tree."""
+        """Stop the probes and end the whole tree."""
         if self.monitor:
             self.monitor.close()
             if self.monitor.health.state == "hung":
@@ -119,37 +113,34 @@ class Service(Child):
 
 
 class ServiceGroup:
-    """Context manager: inside it every service has been healthy; after it none of their processes is left.
+    """Context manager that starts services, waits until they are healthy, and ends all their processes.
 
-    SIGTERM and SIGHUP raise `SystemExit` in the main thread meanwhile, so that they also end in the ordered
-    shutdown. Services are restarted by `check`, so call it from the thread that entered the group (see
-    `drzero.ops.process.keeper` for why the thread matters).
+    Inside the block SIGTERM and SIGHUP raise `SystemExit` in the main thread, so they end in the ordered
+    shutdown too. Call `check` from the thread that entered the group, because it restarts services (see
+    `drzero.ops.process.keeper`).
     """
 
     def __init__(
         self, specs: Iterable[AnySpec], grace_s: float = 10.0, events: EventLog | None = None
     ) -> None:
-        """Between SIGTERM and SIGKILL a service has `grace_s`; `events` are by default next to the logs."""
+        """`grace_s` separates SIGTERM from SIGKILL. By default `events` are written next to the logs."""
         given = tuple(specs)
         self._specs = [spec for spec in given if isinstance(spec, ServiceSpec)]
-        self._outside_specs = [spec for spec in given if isinstance(spec, OutsideSpec)]
+        self._external_specs = [spec for spec in given if isinstance(spec, ExternalSpec)]
         self._grace_s = grace_s
         logs = [spec.log_path.parent if isinstance(spec, ServiceSpec) else spec.logs for spec in given]
         self.events = events or EventLog(logs[0] / EVENTS_FILE if logs else None)
         self.services: list[Service] = []
-        self.outside: list[OutsideService] = []
-        """Those that run elsewhere."""
-        self._restarts: Counter[str] = Counter()
-        """In a series of failures, by name."""
-        self._again_at: dict[str, float] = {}
-        """When each service that is down is to be restarted, by name."""
+        self.external: list[ExternalService] = []
+        self._restarts: Counter[str] = Counter()  # by name, in the current series of failures
+        self._again_at: dict[str, float] = {}  # when to restart each service that is down, by name
         self.on_hung: Callable[[Service], str | None] = lambda service: None
-        """Called before a hung service is killed; what it returns is reported as the reason."""
+        """Called before a hung service is killed. May return a reason to report."""
         self._oom = OomWatch()
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Start all services at once, then wait for each; on any failure all are stopped."""
+        """Start all services, then wait for each. Any failure stops all of them."""
 
         def leave(signum: int, frame: FrameType | None) -> None:
             raise SystemExit(128 + signum)
@@ -158,7 +149,7 @@ class ServiceGroup:
             orders = (signal.SIGTERM, signal.SIGHUP)
             self._handlers = {signum: signal.signal(signum, leave) for signum in orders}
         try:
-            self.outside += [OutsideService(spec, self.events) for spec in self._outside_specs]
+            self.external += [ExternalService(spec, self.events) for spec in self._external_specs]
             for spec in self._specs:
                 text = f"starting (at most {spec.startup_budget_s:.0f} s)"
                 self.events.add("start", spec.name, text, log=str(spec.log_path))
@@ -175,13 +166,13 @@ class ServiceGroup:
         self.stop()
 
     def check(self) -> None:
-        """Detect what has crashed or hung: restart it if it has restarts left.
+        """Restart a service that crashed or hung, and report an external service that went silent.
 
-        Else raises ServiceDied, ServiceHung (no answer to its probes for too long), or ServiceNotReady (not
-        within its start-up budget). Of one that runs elsewhere it is only written down.
+        Without restarts left, raises ServiceDied, ServiceHung (failing probes) or ServiceNotReady (slow
+        start).
         """
-        for outside in self.outside:
-            outside.check()
+        for external in self.external:
+            external.check()
         for place, service in enumerate(self.services):
             name = service.spec.name
             if name in self._again_at:
@@ -199,17 +190,17 @@ class ServiceGroup:
                 text = f"hangs: no sign of work for {silent:.0f} s ({health.problem})"
                 reason = self.on_hung(service)
                 self._fail(service, ServiceHung, "hung", f"{text}: {reason}" if reason else text)
-            elif time.monotonic() - service.ready_at > 600:  # restarts are for a series of failures
+            elif time.monotonic() - service.ready_at > 600:  # the series of failures is over
                 self._restarts[name] = 0
 
     def stop(self) -> None:
-        """End the services' process trees, the last started first, and restore the signal handlers."""
+        """End the services in reverse order and restore the signal handlers."""
         while self.services:
             service = self.services.pop()
             service.stop()
             self.events.add("stopped", service.spec.name, "stopped")
-        while self.outside:
-            self.outside.pop().close()
+        while self.external:
+            self.external.pop().close()
         self._oom.close()
         while self._handlers:
             signal.signal(*self._handlers.popitem())
@@ -231,10 +222,10 @@ class ServiceGroup:
         self._again_at[spec.name] = time.monotonic() + pause
 
     def _poll_start(self, service: Service) -> None:
-        """Probe a service that was started or restarted, without waiting for it."""
+        """Probe a starting service once."""
         spec, problem = service.spec, service.probe()
         waited = time.monotonic() - service.started
-        if service.poll() is not None:  # a stranger answered on the port of a dead service
+        if service.poll() is not None:  # a stranger may have answered on a dead service's port
             return
         if problem is None:
             self.events.add("ready", spec.name, f"ready after {waited:.1f} s", seconds=round(waited, 2))

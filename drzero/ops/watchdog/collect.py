@@ -1,4 +1,6 @@
-"""Collects what a diagnosis needs, in seconds and without touching the run: stacks, health, first errors."""
+"""Collects evidence for a diagnosis within seconds, without touching the run: stacks, health, first
+errors.
+"""
 
 import os
 import shutil
@@ -13,23 +15,22 @@ from drzero.ops.notices import plain
 from drzero.ops.process.child import Child
 from drzero.ops.process.logs import looks_like_error
 from drzero.ops.process.tree import STOPPED, descendants
-from drzero.ops.services.external import OutsideService
+from drzero.ops.services.external import ExternalService
 from drzero.ops.services.health import Health
 from drzero.ops.services.services import Service
 from drzero.ops.watchdog.diagnosis import ServiceFact
 from drzero.ops.watchdog.stacks import Stack, dump_stacks
 
-STAGE = "stage"
-"""The component of a stage's own process, which supervises the others."""
+STAGE = "stage"  # component name of a stage's own process, which supervises the others
 
 
 def run_stacks(
     roots: Mapping[str, int], deadline_s: float, native: bool, stage: int | None = None
 ) -> list[Stack]:
-    """The stacks of all Python processes below the keepers `roots` (pid by component), without the keepers.
+    """Return the stacks of all Python processes below the keepers `roots` (pid by component).
 
-    With `stage`, the pid of the process that supervises them, it and what else it has started are included.
-    Of other programs only those that are stopped by a signal are.
+    `stage`, the pid of their supervisor, adds that process and everything else that it started. Other
+    programs are included only if a signal has stopped them.
     """
     own = [] if stage is None else [stage]
     trees = descendants([*roots.values(), *own])
@@ -39,14 +40,14 @@ def run_stacks(
     return dump_stacks(wanted, deadline_s, native)
 
 
-def service_facts(services: Iterable[Service | OutsideService]) -> list[ServiceFact]:
-    """The health of each service."""
+def service_facts(services: Iterable[Service | ExternalService]) -> list[ServiceFact]:
+    """Return the health of each service."""
     facts = []
     for service in services:
         if service.monitor:
             health = service.monitor.health
         else:
-            assert isinstance(service, Service)  # one that runs elsewhere is watched from the first moment
+            assert isinstance(service, Service)  # an external service is watched from the start
             health = Health(problem=service.probe(), silent_since=service.started)
         silent_s = time.monotonic() - health.silent_since
         name, counters = service.spec.name, dict(health.counters)
@@ -55,9 +56,8 @@ def service_facts(services: Iterable[Service | OutsideService]) -> list[ServiceF
 
 
 def first_errors(children: Sequence[Child], since: Mapping[str, int] | None = None) -> dict[str, str]:
-    """By component, the first line of its log with a known cause, else its first error.
-
-    `since` is the byte from which each log is read; by default where the child's output begins.
+    """Return `first_error` of each log by component, from the byte in `since` or where the child's output
+    begins.
     """
     found = {}
     for child in children:
@@ -69,13 +69,13 @@ def first_errors(children: Sequence[Child], since: Mapping[str, int] | None = No
 
 
 def first_error(log: Path, offset: int = 0) -> str | None:
-    """The first line of a log with a known cause, else its first error, from `offset` bytes on."""
+    """Return the first line with a known cause, else the first error, from `offset` bytes on."""
     lines = error_lines(log, offset)
     return (first_cause(lines) or lines)[0] if lines else None
 
 
 def error_lines(path: Path, offset: int = 0) -> list[str]:
-    """The lines of a log that read like errors, from `offset` bytes on; of a huge log only its last MiB."""
+    """Return the lines that look like errors from `offset` bytes on, at most in the last MiB."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(offset, os.fstat(file.fileno()).st_size - (1 << 20)))
         text = file.read().decode(errors="replace")
@@ -85,7 +85,7 @@ def error_lines(path: Path, offset: int = 0) -> list[str]:
 
 
 def trigger_flight_recorders(folder: Path) -> None:
-    """Make every rank dump its Flight Recorder now, through the pipes that torch opened in `folder`."""
+    """Make every rank dump its Flight Recorder now, through torch's pipes in `folder`."""
     for pipe in folder.glob("*.pipe"):
         with suppress(OSError):  # its rank has gone
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -96,11 +96,10 @@ def trigger_flight_recorders(folder: Path) -> None:
 
 
 def keep_dumps(recorder: Path, kept: Path) -> None:
-    """Copy what ranks have dumped into the run's folder `kept`; pipes stay where they are."""
+    """Copy the ranks' dumps into the run's folder `kept`."""
     for dump in recorder.glob("*"):
         copy = kept / dump.name
         try:
-            # A pipe is no file.
             if dump.is_file() and not (copy.exists() and copy.stat().st_mtime >= dump.stat().st_mtime):
                 kept.mkdir(exist_ok=True)
                 shutil.copyfile(dump, copy)

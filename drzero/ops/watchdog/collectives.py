@@ -1,10 +1,10 @@
-"""What the ranks of a process group wait for, read from their stacks: which rank is in which collective.
+"""Which rank waits in which collective, read from the ranks' stacks.
 
     pattern, suspects = compare(ranks, has_error=False, ending=False, starting=False)
 
-Each rank's main thread is classified by the calls on its stack, and the classes are compared. On GPUs the
-call only enqueues the collective, and a rank hangs where it next waits for the device: then the class is
-`device`, and the Flight Recorder's dump has the rest.
+Classifies each rank's main thread by the calls on its stack and compares the classes. On GPUs a call only
+enqueues the collective, and the rank hangs at its next wait for the device: the class is `device`, and the
+Flight Recorder's dump has the rest.
 """
 
 import sys
@@ -46,7 +46,7 @@ _CLEAN_UP = {
     "__del__",
 }
 _INTERPRETER_ENDS = {"_shutdown", "_run_exitfuncs", "_exit_function", "_python_exit"}
-"""The standard library's own; its other functions with names like those above close files and pools."""
+"""Standard library functions. Its other functions with names in _CLEAN_UP close files and pools."""
 _LOADING = {"from_pretrained", "load_state_dict", "load_checkpoint", "load_model", "safe_open", "load_file"}
 _LOADING_FILES = (
     "torch/_inductor/",
@@ -59,13 +59,13 @@ _DEVICE_FILES = ("torch/cuda/", "torch/npu/")
 
 
 def call(frame: Frame) -> str:
-    """The bare name of a function: py-spy qualifies it from Python 3.11 on."""
+    """Return the bare name of a function, which py-spy qualifies from Python 3.11 on."""
     return frame.name.rsplit(".", 1)[-1]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank stands: the class, the operation, and the line that called it."""
+class RankPosition:
+    """Where a rank stands: its class, the operation, and the line that called it."""
 
     kind: Kind
     operation: str
@@ -75,47 +75,46 @@ class Place:
         return f"{self.operation} called by {self.site}" if self.operation else self.site
 
 
-def place_of(stack: Stack) -> Place:
+def position_of(stack: Stack) -> RankPosition:
     """Classify a rank."""
     frames = stack.main
     if stack.state == ZOMBIE or not frames:
-        return Place("ended", "", "no Python frames")
+        return RankPosition("ended", "", "no Python frames")
     site = str(next((frame for frame in frames if not _is_library(frame)), frames[-1]))
-    # The collective that was called is the outermost of torch.distributed's own functions.
+    # The outermost of torch.distributed's own functions is the collective.
     ours = [call(f) for f in frames if f.file.startswith(_COLLECTIVE_FILES) and call(f) not in _GROUP_BEGIN]
     operation = ours[-1] if ours else ""
     if signs := [call(frame) for frame in frames if _cleans_up(frame)]:
-        return Place("clean-up", operation or signs[0], site)
+        return RankPosition("clean-up", operation or signs[0], site)
     if any(frame.file.startswith(_PIPELINE_FILES) for frame in frames):
-        return Place("pipeline", operation or call(frames[0]), site)
+        return RankPosition("pipeline", operation or call(frames[0]), site)
     if begun := [call(frame) for frame in frames if call(frame) in _GROUP_BEGIN]:
-        return Place("init", begun[0], site)
+        return RankPosition("init", begun[0], site)
     if operation:
-        return Place("collective", operation, site)
+        return RankPosition("collective", operation, site)
     if any(call(frame) in _LOADING or frame.file.startswith(_LOADING_FILES) for frame in frames):
-        return Place("loading", call(frames[0]), site)
+        return RankPosition("loading", call(frames[0]), site)
     if frames[0].file.startswith(_DEVICE_FILES):
-        return Place("device", call(frames[0]), site)
-    return Place("elsewhere", "", site)
+        return RankPosition("device", call(frames[0]), site)
+    return RankPosition("elsewhere", "", site)
 
 
 def is_in_distributed(stack: Stack) -> bool:
-    """Whether its main thread is in torch.distributed, so that it certainly is a rank."""
+    """Whether its main thread is in torch.distributed, which makes it a rank."""
     return any(frame.file.startswith("torch/distributed/") for frame in stack.main)
 
 
 def compare(
     ranks: Sequence[Stack], has_error: bool, ending: bool, starting: bool
 ) -> tuple[str, Sequence[Stack]] | None:
-    """The pattern by which ranks differ and those at fault; None when no rank waits for another.
+    """Return how ranks differ and which are at fault, or None if no rank waits for another.
 
-    `has_error` is whether the ranks' log has an error, `ending` and `starting` whether the run is cleaning up
-    or still starting.
+    `has_error`: the ranks' log has an error. `ending`, `starting`: the run is cleaning up or starting.
     """
     of: dict[str, list[Stack]] = {}
     groups: dict[tuple[str, str], list[Stack]] = {}
     for stack in ranks:
-        place = place_of(stack)
+        place = position_of(stack)
         of.setdefault(place.kind, []).append(stack)
         groups.setdefault((place.operation, place.site), []).append(stack)
     waiting = [*of.get("collective", ()), *of.get("pipeline", ()), *of.get("device", ())]
@@ -135,7 +134,7 @@ def compare(
     if len(waiting) == len(ranks) > 1:
         if len(groups) == 1:
             return "same-collective time-out", ()
-        # Of equally large groups the first rank's is the one that is right.
+        # If groups are equally large, assume that the first rank is right.
         largest = max(groups.values(), key=len)
         fewer = [stack for group in groups.values() if group is not largest for stack in group]
         return "mismatched collectives", fewer
@@ -147,7 +146,7 @@ def _is_library(frame: Frame) -> bool:
 
 
 def _cleans_up(frame: Frame) -> bool:
-    """Whether a call is a clean-up; closing a file or leaving a `with` block of torch is not."""
+    """Whether a call is a clean-up, not just closing a file or leaving one of torch's `with` blocks."""
     name = call(frame)
     if name in _INTERPRETER_ENDS:
         return True

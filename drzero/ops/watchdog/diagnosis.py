@@ -1,10 +1,10 @@
-"""From a stall and what was collected about it to one named culprit.
+"""Names one culprit from a stall and the evidence about it.
 
     diagnosis = diagnose(situation, landmarks)
     print(diagnosis.sentence)
 
-Pure functions over what `drzero.ops.watchdog.collect` found. Rules are tried from the cause that explains
-most to the one that explains least; the first that finds evidence decides.
+Pure functions over the results of `drzero.ops.watchdog.collect`. Rules run from the causes that explain most
+to those that explain least. The first rule with evidence decides.
 """
 
 import re
@@ -18,7 +18,7 @@ from drzero.ops.flow.snapshot import Snapshot, WaitsOn, far_end, undrained
 from drzero.ops.flow.workers import OpenCall, Worker, ages, call_point, open_calls
 from drzero.ops.process.tree import STOPPED
 from drzero.ops.services.external import SILENT
-from drzero.ops.watchdog.collectives import call, compare, is_in_distributed, place_of
+from drzero.ops.watchdog.collectives import call, compare, is_in_distributed, position_of
 from drzero.ops.watchdog.movement import Stall
 from drzero.ops.watchdog.stacks import Frame, Stack, Thread, minorities
 
@@ -32,46 +32,40 @@ _LOADER_FILES = (
 )
 _LOADER_CALLS = {"_next_data", "_try_get_data", "_get_data", "__next__", "fetch"}
 _POOL_FILES = ("concurrent/futures/thread.py", "tqdm/_monitor.py", "multiprocessing/")
-"""Of pool and monitor threads, which wait for work."""
+"""Pool and monitor threads, which wait for work."""
 _WAITING_CALLS = {"wait", "select", "poll", "get", "acquire", "main_loop", "accept", "recv", "read"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Landmarks:
-    """What only the recipe knows. A place is (function, end of the file's name)."""
+    """Knowledge of the recipe. A place is (function, end of the file's name)."""
 
-    batch_wait: tuple[tuple[str, str], ...] = ()
-    """The driver waits there for finished rollouts."""
-    data_fetch: tuple[tuple[str, str], ...] = ()
-    """A batch of prompts is drawn there, besides torch's own data loader."""
+    batch_wait: tuple[tuple[str, str], ...] = ()  # the driver waits there for finished rollouts
+    data_fetch: tuple[tuple[str, str], ...] = ()  # draws a batch of prompts, besides torch's own data loader
     waits_on: WaitsOn = field(default_factory=dict)
-    """Flow point → the points that it waits on; a kind of open call is a point of that name."""
+    """Flow point → the points it waits on. A kind of open call is a point of that name."""
     answered_by: Mapping[str, str] = field(default_factory=dict)
     """Flow point → the component that must move it."""
-    tools: frozenset[str] = frozenset()
-    """Kinds that are tool calls."""
-    driver: str = "trainer"
-    """The main command."""
+    tools: frozenset[str] = frozenset()  # kinds of tool calls
+    driver: str = "trainer"  # the main command
     roles: tuple[tuple[str, str], ...] = ()
-    """(pattern of a process title, name of the process with `{component}` filled in); first match wins."""
-    ranks: str = r"\brank \d+"
-    """Pattern of the titles of training ranks."""
+    """(pattern of a process title, name with `{component}` filled in). The first match wins."""
+    ranks: str = r"\brank \d+"  # pattern of the titles of training ranks
     engines: str = r"(?!)"
     """Pattern of the titles of engines, whose idle processes wait for each other in collectives."""
-    causes: tuple[Cause, ...] = ()
-    """Causes whose log lines only this recipe writes."""
+    causes: tuple[Cause, ...] = ()  # causes whose log lines only this recipe writes
     start_phases: frozenset[str] = frozenset({"start-up"})
     end_phases: frozenset[str] = frozenset({"done"})
 
     def role(self, stack: Stack) -> str:
-        """The name of a process, its component where no pattern matches its title."""
+        """Return the name of a process, or its component if no pattern matches."""
         for pattern, name in self.roles:
             if re.search(pattern, stack.title):
                 return name.format(component=stack.component)
         return stack.component
 
     def who(self, stack: Stack) -> str:
-        """A process for a reader: which rank, else its name and pid."""
+        """Name a process for a reader: its rank, else its role and pid."""
         there = f" on {stack.node}" if stack.node else ""
         if found := re.search(self.ranks, stack.title):
             return f"{found.group()}{there}"
@@ -80,19 +74,18 @@ class Landmarks:
 
 @dataclass(frozen=True)
 class ServiceFact:
-    """A service as the supervision knows it: healthy, failing, busy, away, hung, starting, dead."""
+    """A service's state: healthy, failing, busy, away, hung, silent, starting or dead."""
 
     name: str
     state: str
     problem: str | None = None
-    silent_s: float | None = None
-    """Since it last worked; None where that is not known."""
+    silent_s: float | None = None  # since it last worked, if known
     counters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """Everything that was collected at a stall."""
+    """Everything collected at a stall."""
 
     phase: str
     step: int
@@ -100,19 +93,16 @@ class Situation:
     stacks: Sequence[Stack] = ()
     services: Sequence[ServiceFact] = ()
     workers: Sequence[Worker] = ()
-    errors: Mapping[str, str] = field(default_factory=dict)
-    """First error in the log, by component."""
-    flow: Snapshot | None = None
-    """Where the samples are; None without a flow monitor."""
+    errors: Mapping[str, str] = field(default_factory=dict)  # first error in the log, by component
+    flow: Snapshot | None = None  # where the samples are; None without a flow monitor
     disk_free_gb: float | None = None
     oom_kills: int = 0
-    unseen: Sequence[str] = ()
-    """What could not be read of other nodes, a line each."""
+    unseen: Sequence[str] = ()  # what could not be read on other nodes, one line each
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What has happened, who is at fault, how that is known, and what to do."""
+    """What happened, who is at fault, the evidence, and what to do."""
 
     pattern: str
     culprit: str
@@ -122,7 +112,7 @@ class Diagnosis:
 
 
 def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
-    """The first diagnosis that a rule finds evidence for; `UNKNOWN` with the suspects when none does."""
+    """Return the first rule's diagnosis, or `UNKNOWN` with the suspects."""
     rules = (
         _exhausted,
         _dead_or_stopped,
@@ -205,7 +195,7 @@ _RANKS = {
     ),
     "initialisation deadlock": (
         "initialisation deadlock: the others wait for {}",
-        "one rank is late or never joined: see its log and what it still loads",
+        "one rank is late or never joined: see its log",
     ),
     "exception on some ranks": (
         "an exception took {} out; the others wait in a collective",
@@ -216,12 +206,12 @@ _RANKS = {
         "a branch differs between ranks: make the condition the same on all of them",
     ),
     "shape mismatch between pipeline stages": (
-        "pipeline stages wait for each other, and what one sends is not what the next expects: {}",
-        "a stage sends another shape than the next expects: check the model's split and the micro-batch",
+        "pipeline stages wait for each other because a stage sends another shape than the next expects: {}",
+        "check the model's split and the micro-batch",
     ),
     "same-collective time-out": (
         "all ranks wait in the same collective",
-        "all ranks agree, so it is the network, a GPU or a slow rank: see the Flight Recorder's dumps in "
+        "all ranks agree, so suspect the network, a GPU or a slow rank: see the Flight Recorder's dumps in "
         "flight/, NCCL_DEBUG=INFO (debug=hang) and the GPUs' state",
     ),
 }
@@ -229,8 +219,8 @@ _RANKS = {
 
 
 def ranks_of(stacks: Sequence[Stack], landmarks: Landmarks) -> list[Stack]:
-    """The ranks by their titles; if there are none, the processes in torch.distributed."""
-    # Other processes in a collective belong to another group, and are no evidence about the ranks.
+    """Return the ranks by their titles, else the processes in torch.distributed."""
+    # Other processes in a collective belong to another group and say nothing about the ranks.
     return [stack for stack in stacks if re.search(landmarks.ranks, stack.title)] or [
         stack
         for stack in stacks
@@ -245,7 +235,7 @@ def _ranks(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
     ending, starting = situation.phase in landmarks.end_phases, situation.phase in landmarks.start_phases
     if found := compare(ranks, bool(errors), ending, starting):
         pattern, suspects = found
-        evidence = [f"{landmarks.who(stack)}: {place_of(stack)}" for stack in ranks]
+        evidence = [f"{landmarks.who(stack)}: {position_of(stack)}" for stack in ranks]
         evidence += [f"first error in its log: {line}" for line in errors]
         culprit = ", ".join(dict.fromkeys(map(landmarks.who, suspects))) or "all ranks"
         sentence, advice = _RANKS[pattern]
@@ -256,7 +246,7 @@ def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
     """The driver waits to end, or for a batch of prompts."""
     drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver]
     for stack in drivers if situation.phase in landmarks.end_phases else ():
-        if place_of(stack).kind != "clean-up":
+        if position_of(stack).kind != "clean-up":
             continue
         others = [
             f"thread {thread.name!r}: {_user_frame(thread.frames)}"
@@ -271,7 +261,7 @@ def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
             name,
             f"clean-up deadlock: {name} waits in {_user_frame(stack.main)} to end",
             (_stands(stack), *others[:4]),
-            "the run's work is done and saved; what it waits for is in the evidence",
+            "the run's work is done and saved; the evidence shows what it waits for",
         )
     for stack, thread in _threads(drivers):
         for frame in thread.frames:
@@ -288,7 +278,7 @@ def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
 
 
 def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """An event loop is blocked, or a tool call has outlived any deadline."""
+    """An event loop is blocked, or a tool call has outlived its deadline."""
     silent = {worker.pid: max(worker.silent_s, worker.loop_silent_s or 0.0) for worker in situation.workers}
     hung = {service.name for service in situation.services if service.state == "hung"}
     for stack, thread in _threads(situation.stacks):
@@ -305,7 +295,7 @@ def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Dia
             )
     calls = open_calls(situation.workers)
     for one in calls:
-        # Half as long again as its own deadline: no deadline works there.
+        # After 1.5 times its own deadline, that deadline has no effect.
         longest_s = situation.stall.limit_s / 2 if one.limit_s is None else 1.5 * one.limit_s
         if one.kind in landmarks.tools and one.age_s > longest_s:
             component = landmarks.answered_by.get(one.kind, one.kind)
@@ -317,12 +307,14 @@ def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Dia
                 component,
                 f"a {one.kind} call to {component} has been open for {one.age_s:.0f} s: {limit}",
                 tuple(_describe_calls(calls)),
-                f"give the call a deadline, and find out why {component} accepts it and does not answer",
+                f"give the call a deadline, and find out why {component} accepts it without an answer",
             )
 
 
 def loop_blocker(thread: Thread) -> Frame | None:
-    """The innermost call of the coroutine that this thread's event loop runs; None while the loop waits."""
+    """Return the innermost call of the coroutine that a thread's event loop runs; None while the loop
+    waits.
+    """
     loop = ("asyncio/", "uvloop/")
     turns = ("_run_once", "run_forever", "run_until_complete", "run")
     frames = thread.frames
@@ -334,12 +326,12 @@ def loop_blocker(thread: Thread) -> Frame | None:
 
 
 def _starvation(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """The trainer does not count samples any more, or waits for them."""
+    """The trainer no longer counts samples, or waits for them."""
     if situation.stall.kind == "no counts":
         yield Diagnosis(
             "counts stopped",
             landmarks.driver,
-            f"{situation.stall.text}, though a thread of its own does that",
+            f"{situation.stall.text}, although a separate thread writes them",
             tuple(_stands(stack) for stack in situation.stacks if stack.component == landmarks.driver),
             "it is stopped, or something holds its interpreter: see the stacks",
         )
@@ -370,7 +362,7 @@ def _starvation(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosi
 
 
 def _who_starves(situation: Situation, landmarks: Landmarks, calls: Sequence[OpenCall]) -> tuple[str, str]:
-    """The culprit, and the reason in words: a service that does not work, else what holds everything up."""
+    """The culprit and the reason: a broken service, else the point that holds everything up."""
     for state in ("dead", "hung", SILENT, "starting", "away", "failing", "busy"):
         for service in situation.services:
             if service.state == state:
@@ -399,7 +391,7 @@ def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterato
                 service.name,
                 f"{service.name} runs elsewhere and has not answered{since}: {service.problem}",
                 (),
-                "see to it where it runs; this run neither starts nor ends it",
+                "fix it where it runs; this run neither starts nor stops it",
             )
         if service.state == "hung":
             since = "" if service.silent_s is None else f" for {service.silent_s:.0f} s"
@@ -431,7 +423,7 @@ def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterato
 
 
 def _error_of(situation: Situation, cause: str) -> tuple[str, ...]:
-    """The component whose first error has this cause, and the line; empty without one."""
+    """The component whose first error has this cause, and the line. Empty without one."""
     for component, line in situation.errors.items():
         if (found := find_cause(line)) and found.name == cause:
             return component, line
@@ -463,7 +455,7 @@ def _user_frame(frames: Sequence[Frame]) -> str:
 
 
 def _is_standard(frame: Frame) -> bool:
-    """Whether it is a call of the standard library's waiting functions, which do not show the caller."""
+    """Whether it is a waiting function of the standard library, which does not show the caller."""
     return frame.file.split("/")[0] in {
         *("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "time.py"),
         *("asyncio", "concurrent", "multiprocessing", "uvloop", "http", "urllib"),

@@ -4,14 +4,14 @@
     movement.poll(now, services)
     if stall := movement.stall(now): …
 
-The run is followed in two ways, with one rule of patience for both (`Patience`: the keys of `watchdog`):
+One rule of patience (`Patience`, the keys of `watchdog`) holds for two kinds of movement:
 
-* **The trainer's phase**, by its heartbeats. A new phase is movement. Within a phase so is, by its kind: a
-  new log line (start-up), a growing folder (save), finished calls of workers and work of services (rollout).
-* **The samples**, by the last snapshot of the flow monitor, if there is one. A flow point moves when
-  something leaves it, or when progress within it is counted (tokens).
+- The trainer's phase, by its heartbeats. A new phase is movement. Within a phase so are new log lines
+  (start-up), a growing folder (save), or finished work of workers and services (rollout).
+- The samples, by the flow monitor. A flow point moves when something leaves it or progress within it is
+  counted.
 
-Whichever runs out of patience first is the stall. A limit that is set for a phase holds for both.
+The first to run out of patience is the stall. A fixed limit for a phase holds for both.
 """
 
 import os
@@ -35,41 +35,36 @@ from drzero.ops.services.services import Service
 class Patience:
     """How long something may stand still, in seconds."""
 
-    cold_start_s: float = 300.0
-    """The first time: compilation, first contact, cold caches."""
-    floor_s: float = 60.0
-    """Afterwards never less than this."""
-    factor: float = 2.0
-    """Times what is usual."""
-    fixed: Mapping[str, float] = field(default_factory=dict)
-    """Limits of single phases, whatever is usual."""
+    cold_start_s: float = 300.0  # the first time: compilation, first contact, cold caches
+    floor_s: float = 60.0  # the minimum afterwards
+    factor: float = 2.0  # multiplies the usual time
+    fixed: Mapping[str, float] = field(default_factory=dict)  # limits of single phases, whatever is usual
 
     def limit_s(self, usual_s: float | None) -> float:
-        """The limit where `usual_s` seconds without movement are usual; None when that is not known yet."""
+        """Return the limit if `usual_s` seconds without movement are usual. None means unknown."""
         return self.cold_start_s if usual_s is None else max(self.floor_s, self.factor * usual_s)
 
     def phase_limit_s(self, phase: str, durations: Sequence[float], silences: Sequence[float]) -> float:
-        """The limit of a phase, given how it went before.
+        """Return the limit of a phase from its history.
 
-        Usual is the median of its durations; or its longest silence so far if that is less, so that a long
-        phase with movement inside may not be silent for twice its length.
+        The usual time is the median of its durations, or its longest silence if that is shorter: a long phase
+        with movement inside must not be silent for twice its length.
         """
         if phase in self.fixed:
             return self.fixed[phase]
         return self.limit_s(min(statistics.median(durations), max(silences)) if durations else None)
 
     def point_limit_s(self, point: FlowPoint) -> float:
-        """The limit of a flow point: usual is the longest time that it has held something without moving."""
+        """Return the limit of a flow point from the longest time that it held something without moving."""
         return self.limit_s(point.usual_s if any(point.moved) else None)
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Something that has stood still for longer than it may; of kind `asked` no stall, but a question."""
+    """Something that stood still for too long. Kind `asked` is no stall, but a user's question."""
 
     kind: Literal["phase", "starved", "not drained", "no counts", "asked"]
-    where: str
-    """The phase, or the flow point at the far end of what is waited for."""
+    where: str  # the phase, or the flow point that holds everything up
     text: str
     silent_s: float
     limit_s: float
@@ -78,10 +73,9 @@ class Stall:
 def flow_stall(
     now: Snapshot, waits_on: WaitsOn, patience: Patience, phase: str = "", phase_limit_s: float = 0.0
 ) -> Stall | None:
-    """Where the samples stand still, None if they move or may still be expected to.
+    """Return where the samples stand still for too long, or None.
 
-    The trainer itself (as the one who counts the samples, and who takes them) has at least the limit of its
-    present `phase`.
+    The trainer, which counts and takes the samples, always gets at least the limit of its current `phase`.
     """
     if now.ended:
         return None
@@ -100,10 +94,10 @@ def flow_stall(
 
 
 def _starved(now: Snapshot, waits_on: WaitsOn, patience: Patience, least_s: float) -> Stall | None:
-    """The trainer waits, and nothing it waits for moves: the point at the far end, else what feeds it.
+    """The trainer waits and nothing moves that it waits for. Blames the far end, or what feeds the trainer.
 
-    The far end must have been still for longer than is usual there, and all other work for the least time
-    there is: while a token is generated or a search answered anywhere, the run has not stalled.
+    The far end must exceed its usual time, and all other work the minimum: while a token is generated or a
+    search answered anywhere, the run has not stalled.
     """
     waiting, least_s = now.waiting, max(least_s, patience.floor_s)
     assert waiting is not None
@@ -134,22 +128,20 @@ class Beat:
 
 
 class PhaseClock:
-    """Which phase the trainer is in, since when, and since when nothing has moved in it.
+    """Knows the trainer's phase, and since when nothing has moved in it.
 
-    The trainer appends a line `{"time": unix seconds, "step": n, "phase": "rollout"}` to its heartbeat file
-    whenever a phase begins. From one line to the next is one *occurrence* of the phase; its *silence* is the
-    longest time in it without movement.
+    The trainer appends `{"time": unix seconds, "step": n, "phase": "rollout"}` to its heartbeats when a phase
+    begins. A phase's *silence* is its longest time without movement.
     """
 
     def __init__(self, path: Path, patience: Patience, started: float) -> None:
-        """Follow `path` from its present end; until the first beat the phase is the start-up."""
+        """Follow `path` from its current end. Until the first beat the phase is the start-up."""
         self._tail = JsonTail(path, BEAT_KEYS, path.stat().st_size if path.exists() else 0)
         self._patience = patience
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
         self._silences: defaultdict[str, list[float]] = defaultdict(list)
         self._longest = 0.0
-        self.entered: set[str] = set()
-        """Phases that have begun since."""
+        self.entered: set[str] = set()  # phases that began since then
         self.beat = Beat(started, 0, "start-up")
         self.last_movement = started
 
@@ -165,22 +157,22 @@ class PhaseClock:
             self.beat = beat
 
     def moved(self, now: float) -> None:
-        """Something moved within the phase."""
+        """Record movement within the phase."""
         self._longest = max(self._longest, now - self.last_movement)
         self.last_movement = now
 
     def silent_s(self, now: float) -> float:
-        """Seconds without movement."""
+        """Return the seconds without movement."""
         return now - self.last_movement
 
     def limit_s(self) -> float:
-        """How many of them the present phase may have."""
+        """Return how many the current phase may have."""
         phase = self.beat.phase
         return self._patience.phase_limit_s(phase, self._durations[phase], self._silences[phase])
 
 
 class NewLines:
-    """Whether a log has new lines from its present end on; a warning that comes again is not new."""
+    """Notices new lines of a log. A repeated warning is not new."""
 
     _WHEN = re.compile(rb"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d([.,]\d+)?")
 
@@ -190,13 +182,13 @@ class NewLines:
         self._seen: set[int] = set()
 
     def have_come(self) -> bool:
-        """Whether since the last call a line came that, but for its time stamp, never came before."""
+        """Whether a line has arrived that was never there before, apart from its timestamp."""
         fresh: set[int] = set()
         with suppress(OSError), self._path.open("rb") as file:
             file.seek(self._offset)
             new = file.read()
             self._offset += len(new)
-            # A progress bar is one long line that is rewritten.
+            # A progress bar rewrites one long line.
             lines = {hash(self._WHEN.sub(b"", line)) for line in re.split(rb"[\r\n]+", new) if line}
             fresh = lines - self._seen
             self._seen = fresh if len(self._seen) > 100_000 else self._seen | fresh
@@ -204,7 +196,7 @@ class NewLines:
 
 
 def _size(folder: Path, pattern: str) -> int:
-    """Bytes in all files below the folders that match; a file that disappears meanwhile counts nothing."""
+    """Bytes in all files below the folders that match."""
     total = 0
     for place in folder.glob(pattern):
         for root, _, names in os.walk(place):
@@ -216,24 +208,21 @@ def _size(folder: Path, pattern: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """Where a run's movement can be read, as data."""
+    """Where to read a run's movement."""
 
     folder: Path
-    """The run's folder."""
     heartbeats: Path
-    progress: Path
-    """The folder of the workers' progress files."""
+    progress: Path  # folder of the workers' progress files
     patience: Patience = field(default_factory=Patience)
     counted_phases: frozenset[str] = frozenset()
     """Phases in which finished work of workers and services is movement."""
     writing_phases: Mapping[str, str] = field(default_factory=dict)
-    """Phases in which growing folders are movement: their pattern below `folder`."""
-    flow: Callable[[], Snapshot | None] = lambda: None
-    """The last snapshot of the flow monitor."""
+    """Phases in which growing folders are movement, with their pattern below `folder`."""
+    flow: Callable[[], Snapshot | None] = lambda: None  # returns the flow monitor's last snapshot
 
 
 class Movement:
-    """Follows one start of a run; poll it every few seconds."""
+    """Follows one start of a run. Poll it every few seconds."""
 
     def __init__(
         self,
@@ -242,7 +231,7 @@ class Movement:
         waits_on: WaitsOn,
         start_phases: frozenset[str] = frozenset({"start-up"}),
     ) -> None:
-        """In `start_phases` what loads or compiles only writes new lines to the main command's `log_path`."""
+        """In `start_phases`, new lines in the main command's `log_path` are movement."""
         now = time.time()
         self.signs = signs
         self.clock = PhaseClock(signs.heartbeats, signs.patience, now)
@@ -253,10 +242,10 @@ class Movement:
         self._written = 0
         self._flow_from = now
         self.is_hidden = False
-        """Whether samples stand still, and the machine was suspended too recently to call it a stall."""
+        """Whether samples stand still, but the machine was suspended too recently to call it a stall."""
 
     def poll(self, now: float, services: Sequence[Service]) -> None:
-        """Read what has moved since the last call."""
+        """Look for movement since the last call."""
         self.clock.read()
         phase, signs, has_moved = self.clock.beat.phase, self.signs, False
         if phase in self._start_phases:
@@ -274,13 +263,13 @@ class Movement:
         if has_moved:
             self.clock.moved(now)
 
-    def forgive(self, seconds: float, now: float) -> None:
+    def discount_suspension(self, seconds: float, now: float) -> None:
         """Do not count the last `seconds` as silence: the machine was suspended."""
         self.clock.last_movement += seconds
         self._flow_from = now
 
     def stall(self, now: float) -> Stall | None:
-        """What has run out of patience, the phase or the samples; None while all is well."""
+        """Return the phase or samples that ran out of patience, or None."""
         silent, limit, phase = self.clock.silent_s(now), self.clock.limit_s(), self.clock.beat.phase
         self.is_hidden = False
         if silent > limit:
@@ -288,7 +277,7 @@ class Movement:
         if (snapshot := self.signs.flow()) is None:
             return None
         stall = flow_stall(snapshot, self._waits_on, self.signs.patience, phase, limit)
-        # What the trainer takes stands still while it saves; then the growth of its files is the movement.
+        # While the trainer saves, it takes no samples; its growing files are the movement.
         if stall and stall.kind == "not drained" and phase in self.signs.writing_phases:
             return None
         self.is_hidden = stall is not None and now - self._flow_from < stall.limit_s

@@ -1,12 +1,10 @@
-"""Why a run ended, read from what it left: events, heartbeats, resource samples and logs.
+"""Why a run ended, from its events, heartbeats, resource samples, logs and flow.
 
     death = examine(folder, causes)
     print(death.sentence)
 
-The supervision's own events take precedence over the logs: a service that died has its consequences in
-every other log. Without events (an older run, a run of another program) only the logs are read. What the
-flow stream says of the samples (`drzero.ops.flow.summary`) is added: its symptoms are evidence of a run
-that did not finish.
+The supervisor's events take precedence over logs, because a dead service leaves errors in every other log.
+Without events (an older run, another program) only the logs count.
 """
 
 import time
@@ -22,8 +20,7 @@ from drzero.ops.services.external import SILENT
 from drzero.ops.watchdog.collect import error_lines
 
 _RESUMES = "rerun it: it resumes at its last checkpoint"
-_FAILURES = {"crash", "hung", SILENT}
-"""Events of services."""
+_FAILURES = {"crash", "hung", SILENT}  # kinds of events of failed services
 
 
 @dataclass(frozen=True)
@@ -31,8 +28,10 @@ class Death:
     """How a run ended."""
 
     state: str
-    """finished, failed, stalled, out of time (ended itself before a set time), cut off (ended without an
-    error: killed from outside, or the machine)."""
+    """- finished, failed, stalled
+    - out of time: it ended itself before a set time
+    - cut off: it ended without an error, so something killed it or the machine failed
+    """
     sentence: str
     culprit: str | None = None
     first_error: str | None = None
@@ -42,12 +41,12 @@ class Death:
 
 
 def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
-    """Read what a run left in `folder`; `causes` are those that only its recipe knows."""
+    """Examine a run's folder. `causes` belong to its recipe."""
     run = RunRecords(folder)
     events = run.last_start
     facts = _facts(run)
     flow, symptoms = summarise(run.flow, since=events[0]["time"] if events else 0.0)
-    # Services first, the main command, which uses them, last.
+    # Services come first, because the main command uses them.
     offsets = {
         event["component"]: int(event.get("offset", 0)) for event in events if event["kind"] == "start"
     }
@@ -56,7 +55,7 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
         (folder / "logs").glob("*.log"), key=lambda path: (path.stem in (mains or {"trainer"}), path.stem)
     )
     errors = {path.stem: lines for path in paths if (lines := error_lines(path, offsets.get(path.stem, 0)))}
-    # What a stage writes last is the only sign of success of one that has services and no main command.
+    # Without a main command, result.json is a stage's only sign of success.
     ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events) or (
         bool(events) and not mains and (folder / "result.json").is_file()
     )
@@ -70,8 +69,8 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     elif errors:
         death = _from_logs(errors, causes)
     elif events and not mains and events[-1]["kind"] == "stopped":
-        text = "the stage ended its services in order and left no result: the reason is on its console"
-        death = Death("failed", text, advice="see there; for a stage of a loop, in evolve/logs/")
+        text = "the stage stopped its services in order and left no result: the reason is on its console"
+        death = Death("failed", text, advice="read its console; a loop keeps it in evolve/logs/")
     else:
         scarce = _scarce(run.samples)
         where = f" in {facts['phase']}" if "phase" in facts else ""
@@ -88,9 +87,9 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
 
 
 def _blamed(events: Sequence[Record], ended_well: bool) -> Record | None:
-    """The event that ended the run: a service's if it never came back, a stall if nothing moved after it.
+    """The event that ended the run: a service that never came back, or a stall after which nothing moved.
 
-    A run may end well without a service that runs elsewhere.
+    A run may end well without an external service.
     """
     blamed, of_services = None, _FAILURES - {SILENT} if ended_well else _FAILURES
     for place, event in enumerate(events):
@@ -130,14 +129,14 @@ def _from_event(
 
 
 def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause]) -> Death:
-    """The component whose errors show a cause; of several a service before the main command that used it."""
+    """Blame the first component whose errors show a cause. Services come before the main command."""
     for component, lines in errors.items():
         if found := first_cause(lines, causes):
             line, cause = found
             culprit, evidence = cause.culprit or component, (f"{component}: {line}",)
             return Death("failed", f"{culprit}: {cause.name}", culprit, line, cause.advice, evidence)
     component, lines = next(iter(errors.items()))
-    text = f"{component} failed for a reason that is in no table: {lines[0]}"
+    text = f"{component} failed for an unknown reason: {lines[0]}"
     return Death("failed", text, component, lines[0], f"read {component}.log around that line")
 
 
@@ -164,7 +163,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
 
 
 def _scarce(samples: Sequence[Record]) -> list[str]:
-    """What had nearly run out when the last samples were taken."""
+    """What had nearly run out at the last samples."""
     hosts = [sample for sample in samples if sample["component"] == "host"]
     if not hosts:
         return []

@@ -1,4 +1,4 @@
-"""A stall as a Markdown page: the diagnosis first, then everything it was read from."""
+"""A stall as a Markdown page: the diagnosis first, then the evidence."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def stall_report(
     streams: Mapping[str, str],
     collected_s: float,
 ) -> str:
-    """The page, from the last `samples` by component and the last line of each other file about the run."""
+    """Return the page. `samples` are the last ones by component, `streams` the last lines of other files."""
     parts = [
         f"# {diagnosis.pattern}: {diagnosis.culprit}",
         diagnosis.sentence[:1].upper() + diagnosis.sentence[1:] + ".",
@@ -41,12 +41,12 @@ def stall_report(
 
 
 def next_page(logs: Path, kind: str) -> Path:
-    """Where a run's next page of this kind belongs: `stall_003.md`."""
+    """Return the path of a run's next page of this kind, such as `stall_003.md`."""
     return logs / f"{kind}_{len(list(logs.glob(f'{kind}_*.md'))) + 1:03d}.md"
 
 
 def grouped(stacks: Sequence[Stack], landmarks: Landmarks) -> list[str]:
-    """A line for all processes at the same place, the most common place first."""
+    """Describe all processes at the same position in a line, the most common position first."""
     lines = []
     for group in group_stacks(stacks):
         who = ", ".join(
@@ -65,7 +65,7 @@ def _silence(stall: Stall) -> str:
 
 
 def last_line(path: Path) -> str:
-    """The last whole line of a file, empty if there is none."""
+    """Return the last complete line of a file, or an empty string."""
     try:
         with path.open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - 64 * 1024, 0))
@@ -80,7 +80,6 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def _facts(situation: Situation) -> Iterator[str]:
-    """What is known of the services and the workers."""
     rows: list[Sequence[str]] = []
     for service in situation.services:
         shown = [
@@ -129,7 +128,7 @@ def _resources(samples: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _stacks(situation: Situation, landmarks: Landmarks) -> Iterator[str]:
     if situation.unseen or any(stack.node for stack in situation.stacks):
         yield "## Other nodes"
-        yield "Stacks are those of all nodes; resources and memory are sampled on the run's own alone."
+        yield "Stacks come from all nodes. Resources and memory are sampled only on the run's own node."
         yield _bullets(situation.unseen)
     yield "## Stacks, grouped"
     yield _bullets(grouped(situation.stacks, landmarks))

@@ -1,10 +1,10 @@
-"""Where every Python process of a run stands: dumped by py-spy, all at once, none of them touched.
+"""Dumps the stack of every Python process of a run with py-spy, all at once.
 
     stacks = dump_stacks(processes, deadline_s=8)
 
-py-spy reads the memory of a process without stopping it (`--nonblocking`) and without its interpreter, so it
-also works on a stopped or deadlocked process. A read of a changing stack fails and is retried once. A failed
-dump is a line in the report, never an error.
+py-spy reads a process's memory without stopping it (`--nonblocking`), so this also works on a stopped or
+deadlocked process. A read of a changing stack fails and is retried once. A failed dump is a line in the
+report, never an error.
 """
 
 import json
@@ -36,7 +36,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread, innermost frame first; `active` as far as py-spy knows."""
+    """One thread, innermost frame first."""
 
     name: str
     frames: tuple[Frame, ...]
@@ -48,20 +48,17 @@ class Stack:
     """One process."""
 
     pid: int
-    component: str
-    """The part of the run it belongs to: the service or the main command."""
+    component: str  # the service or main command that it belongs to
     title: str
     state: str = "S"
-    """The kernel's letter: T is stopped (t by a debugger), D waits for a disk, Z has ended uncollected."""
+    """The kernel's letter: T stopped (t by a debugger), D waits for a disk, Z ended but not collected."""
     threads: tuple[Thread, ...] = ()
-    failure: str | None = None
-    """The reason if there are no threads."""
-    node: str = ""
-    """The node of a cluster that it runs on, where that was asked; empty for this machine."""
+    failure: str | None = None  # why there are no threads
+    node: str = ""  # the cluster node that it runs on; empty for this machine
 
     @property
     def main(self) -> tuple[Frame, ...]:
-        """The main thread's frames, innermost first; empty when there are none."""
+        """The main thread's frames, innermost first."""
         for thread in self.threads:
             if thread.name == "MainThread":
                 return thread.frames
@@ -69,7 +66,7 @@ class Stack:
 
 
 def find_py_spy() -> str | None:
-    """py-spy next to this interpreter, else on the path."""
+    """Return the path of py-spy, next to this interpreter or on PATH."""
     own = Path(sys.executable).parent / "py-spy"
     return str(own) if own.is_file() else shutil.which("py-spy")
 
@@ -77,14 +74,14 @@ def find_py_spy() -> str | None:
 def dump_stacks(
     processes: Iterable[tuple[str, Process]], deadline_s: float = 8.0, native: bool = False
 ) -> list[Stack]:
-    """Dump each (component, process), several in parallel, all within `deadline_s` seconds."""
+    """Dump each (component, process) in parallel, all within `deadline_s` seconds."""
     end = time.monotonic() + deadline_s
     with ThreadPoolExecutor(8, thread_name_prefix="py-spy") as pool:
         return list(pool.map(lambda one: _dump(one[0], one[1], end, native), processes))
 
 
 def why_unreadable() -> str | None:
-    """Why py-spy cannot read processes on this machine, None if it can; tried on this process."""
+    """Return why py-spy cannot read processes on this machine, or None. It tries this process."""
     own = descendants([os.getpid()])[os.getpid()][0]
     return dump_stacks([("self", own)])[0].failure
 
@@ -94,7 +91,7 @@ def _dump(component: str, process: Process, end: float, native: bool) -> Stack:
     py_spy, problem = find_py_spy(), "py-spy is not installed"
     if process.state == ZOMBIE or not process.is_python or py_spy is None:
         return replace(known, failure=None if py_spy or not process.is_python else problem)
-    # Native frames need a pause, and a stopped process cannot be paused.
+    # py-spy must pause a process to read native frames, and a stopped process cannot be paused.
     paused = native and process.state != STOPPED
     for mode in ["--native"] * paused + ["--nonblocking"] * 2:
         left = end - time.monotonic()
@@ -113,7 +110,7 @@ def _dump(component: str, process: Process, end: float, native: bool) -> Stack:
 
 
 def parse_dump(text: str) -> tuple[Thread, ...]:
-    """The threads of `py-spy dump --json`."""
+    """Read the threads in the output of `py-spy dump --json`."""
     records: list[dict[str, Any]] = json.loads(text)
     return tuple(
         Thread(
@@ -129,9 +126,10 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
 
 
 def group_stacks(stacks: Sequence[Stack], depth: int = 12) -> list[list[Stack]]:
-    """Processes grouped by the place of their main threads, the largest group first.
+    """Group processes by the position of their main threads, largest group first.
 
-    The place is the innermost `depth` calls by name and file; lines may differ within a loop's body.
+    The position is the innermost `depth` calls by name and file, without lines, which differ within a loop's
+    body.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Stack]] = {}
     for stack in stacks:
@@ -142,7 +140,7 @@ def group_stacks(stacks: Sequence[Stack], depth: int = 12) -> list[list[Stack]]:
 
 
 def minorities(stacks: Sequence[Stack]) -> list[Stack]:
-    """Of processes that should all do the same, those at another place than most: the suspects."""
+    """Return the processes at another position than most, as suspects."""
     groups = group_stacks(stacks)
     if len(groups) < 2 or len(groups[0]) == len(groups[1]):
         return []

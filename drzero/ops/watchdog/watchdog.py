@@ -1,16 +1,14 @@
 """Detects that a run stands still, finds out why, and reports it in one line, one page and one event.
 
     watchdog = Watchdog(plan, services, trainer, events)        # starts a thread
-    …
     if watchdog.diagnosis: …                                    # set while a stall lasts
 
-Every two seconds the thread asks `drzero.ops.watchdog.movement` whether the trainer's phase or the samples
-have run out of patience. If so, it collects stacks and facts, diagnoses them
-(`drzero.ops.watchdog.diagnosis`) and writes the page next to the logs. What follows is the stall action:
-only report, stop, or stop and resume. The thread also samples the resources that the run uses.
+Every two seconds a thread asks `drzero.ops.watchdog.movement` whether the trainer's phase or the samples have
+run out of patience, and samples resources. On a stall it collects stacks and facts, diagnoses them
+(`drzero.ops.watchdog.diagnosis`) and writes the page. Then the stall action follows: report, stop, or resume.
 
-An error in here is a line on the console: the watchdog never ends a run by failing. It needs the run's file
-system and the GPU driver itself, so the supervisor calls `warn_if_stuck` to notice when it hangs.
+An error here prints a line and never ends the run. The thread itself may hang on the run's file system or the
+GPU driver, so the supervisor calls `warn_if_stuck`.
 """
 
 import threading
@@ -43,44 +41,38 @@ _DUMP_S = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """What could be read of a run's processes that are not below this supervisor."""
+    """Stacks of a run's processes on other nodes."""
 
     stacks: tuple[Stack, ...] = ()
-    unseen: tuple[str, ...] = ()
-    """What could not be read, and why, a line each."""
+    unseen: tuple[str, ...] = ()  # what could not be read and why, one line each
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPlan(Signs):
-    """How a run is watched, as data: where its movement shows, and what a stall leads to."""
+    """How to watch a run: where its movement shows, and what to do about a stall."""
 
     landmarks: Landmarks = field(default_factory=Landmarks)
     stall_action: Literal["report", "stop", "resume"] = "report"
-    native: bool = False
-    """Whether stacks have C frames, for which each process is paused for a moment."""
+    native: bool = False  # whether stacks include C frames, which pauses each process for a moment
     sample_every_s: float = 5.0
-    streams: tuple[Path, ...] = ()
-    """JSON lines that others write about the run; a page shows the last line of each."""
+    streams: tuple[Path, ...] = ()  # JSON-lines files about the run; a page shows the last line of each
     recorder: Path | None = None
-    """The folder on this machine where torch's Flight Recorders have their pipes, and dump when asked."""
-    flight: Path | None = None
-    """The folder of the run where those dumps are kept."""
+    """Folder on this machine with the pipes and dumps of torch's Flight Recorders."""
+    flight: Path | None = None  # the run's folder that keeps those dumps
     must_begin: bool = True
-    """Whether an end without an error and without any phase but the start is a failure."""
+    """Whether an exit without an error before any phase except the start counts as a failure."""
     elsewhere: Callable[[float, bool], Elsewhere] = lambda deadline_s, native: Elsewhere()
-    """Reads stacks on the nodes of a cluster: within how many seconds, and with C frames or not."""
+    """Reads stacks on other nodes, given a deadline in seconds and whether to include C frames."""
 
 
 class Watchdog(threading.Thread):
-    """Watches one main command and its services until it is closed."""
+    """Watches one main command and its services until you close it."""
 
     def __init__(self, plan: WatchPlan, services: ServiceGroup, main: Child, events: EventLog) -> None:
         super().__init__(name="watchdog", daemon=True)
         self.plan = plan
-        self.diagnosis: Diagnosis | None = None
-        """Of the stall that lasts; None while the run moves."""
-        self.report: Path | None = None
-        """The last page on a stall."""
+        self.diagnosis: Diagnosis | None = None  # of the current stall; None while the run moves
+        self.report: Path | None = None  # the page of the last stall
         self.sampler = Sampler(plan.folder / SAMPLES_FILE)
         self.oom = OomWatch()
         marks = plan.landmarks
@@ -105,10 +97,10 @@ class Watchdog(threading.Thread):
         self.oom.close()
 
     def why_it_hangs(self, service: Service) -> str | None:
-        """Diagnose a hung service from its own stacks, before it is killed."""
+        """Diagnose a hung service from its stacks before it is killed."""
         name = service.spec.name
         try:
-            # It is known to hang after at most 16 s, and 20 are allowed.
+            # A hang is detected within 16 s and must be reported within 20.
             stacks = collect.run_stacks({name: service.pid}, deadline_s=3, native=False)
             now = time.time()
             clock = self.movement.clock
@@ -123,19 +115,18 @@ class Watchdog(threading.Thread):
             )
             diagnosis = diagnose(situation, self.plan.landmarks)
             self._write(situation, diagnosis, 0.0, "hang")
-            # That it hangs is known already.
             return None if diagnosis.pattern in (HUNG_SERVICE, UNKNOWN) else diagnosis.sentence
-        except Exception as error:  # one reason less in a message; see the module's last paragraph
+        except Exception as error:  # a message without a reason; see the module's last paragraph
             return f"(its stacks could not be read: {error!r})"
 
     def has_begun(self) -> bool:
-        """Whether any phase has begun but those of the start and the end."""
+        """Whether any phase has begun between start and end."""
         self.movement.clock.read()
         marks = self.plan.landmarks
         return not self.movement.clock.entered <= marks.start_phases | marks.end_phases
 
     def warn_if_stuck(self) -> None:
-        """Warn once if the watchdog's own poll hangs; called from another thread than its own."""
+        """Warn once if the watchdog's own poll hangs. Call this from another thread."""
         began = self._poll_began
         if began is None:
             self._warned_stuck = False
@@ -143,12 +134,12 @@ class Watchdog(threading.Thread):
             self._warned_stuck = True
             say(
                 "watchdog",
-                f"cannot watch the run any more: {self.plan.folder} or the GPU driver has not answered "
-                f"for {_STUCK_S:.0f} s, so a stall would not be reported",
+                f"can no longer watch the run: {self.plan.folder} or the GPU driver has not answered for "
+                f"{_STUCK_S:.0f} s, so a stall would go unreported",
             )
 
     def run(self) -> None:
-        """Poll until the end."""
+        """Poll until closed."""
         failure = ""
         while not self._end.wait(_POLL_S):
             self._poll_began = time.monotonic()
@@ -162,25 +153,25 @@ class Watchdog(threading.Thread):
             self._poll_began, self._poll_ended = None, time.time()
 
     def poll(self, now: float) -> None:
-        """Follow and sample the run once, and report what has stalled or moves again."""
+        """Follow and sample the run once, and report a stall or its end."""
         movement = self.movement
         if self._poll_ended is not None and now - self._poll_ended > SUSPENDED_S:
-            movement.forgive(now - self._poll_ended, now)
+            movement.discount_suspension(now - self._poll_ended, now)
         if now >= self._sample_at:
             self._sample_at = now + self.plan.sample_every_s
             states = {service.spec.name: service.state for service in self._services.services}
             self.sampler.sample({child.spec.name: child.pid for child in self._children()}, now, states)
         movement.poll(now, self._services.services)
         if movement.clock.silent_s(now) < _POLL_S:
-            # Note where the logs end while the run moves: an error before that did not cause a later stall.
-            # Of two notes the older counts, since the cause may come a minute before the last movement.
+            # Note where the logs end while the run moves: earlier errors do not explain a later stall.
+            # Use the older of two notes, because a cause may precede the last movement by a minute.
             self._oom_before = self.oom.kills()
             if now - self._log_sizes[-1][0] >= 60:
                 logs = {child.spec.name: child.spec.log_path for child in self._children()}
                 sizes = {name: path.stat().st_size for name, path in logs.items() if path.exists()}
                 self._log_sizes.append((now, sizes))
         stall = movement.stall(now)
-        # A stall that lasts is reported again: its stacks may have changed by then.
+        # Report a lasting stall again, because its stacks may have changed.
         if stall and (self.diagnosis is None or now - self._reported_at >= 600):
             self._report(stall, now)
         elif self.diagnosis is not None and stall is None and not movement.is_hidden:
@@ -201,7 +192,7 @@ class Watchdog(threading.Thread):
         diagnosis = diagnose(situation, self.plan.landmarks)
         self.report = self._write(situation, diagnosis, time.monotonic() - began, "stall")
         if self.plan.recorder and self.plan.flight:
-            # The ranks have dumped by now: collecting the stacks takes longer.
+            # The ranks have dumped by now, because collecting the stacks takes longer.
             collect.keep_dumps(self.plan.recorder, self.plan.flight)
         self._events.add(
             "stall",
@@ -226,7 +217,7 @@ class Watchdog(threading.Thread):
             step=beat.step,
             stall=stall,
             stacks=stacks,
-            services=collect.service_facts([*self._services.services, *self._services.outside]),
+            services=collect.service_facts([*self._services.services, *self._services.external]),
             workers=read_workers(
                 self.plan.progress, now, {*self.sampler.pids, *(stack.pid for stack in stacks)}
             ),
@@ -237,7 +228,7 @@ class Watchdog(threading.Thread):
         )
 
     def _write(self, situation: Situation, diagnosis: Diagnosis, seconds: float, kind: str) -> Path:
-        """Write the page; on a full disk there is none."""
+        """Write the page, unless the disk is full."""
         path = next_page(self.plan.folder / "logs", kind)
         streams = {path.name: last_line(path) for path in self.plan.streams}
         page = stall_report(situation, diagnosis, self.plan.landmarks, self.sampler.last, streams, seconds)
