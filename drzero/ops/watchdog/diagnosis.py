@@ -4,7 +4,8 @@
     print(diagnosis.sentence)
 
 Pure functions over the results of `drzero.ops.watchdog.collect`. Rules run from the causes that explain most
-to those that explain least. The first rule with evidence decides.
+to the ones
+that explain least. The first rule with evidence decides.
 """
 
 import re
