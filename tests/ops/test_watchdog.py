@@ -235,7 +235,7 @@ def test_a_poll_that_does_not_end_is_reported_once(
     watchdog._poll_began = time.monotonic() - 61
     watchdog.warn_if_stuck()
     watchdog.warn_if_stuck()
-    assert capsys.readouterr().out.count("cannot watch the run any more") == 1
+    assert capsys.readouterr().out.count("can no longer watch the run") == 1
 
 
 # Progress ---------------------------------------------------------------------------------------------------
