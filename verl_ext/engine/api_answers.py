@@ -1,13 +1,12 @@
-"""Answers in OpenAI's form, whole or as a stream, of what the engine generates.
+"""Answers in OpenAI's form, complete or streamed.
 
     job = chat_job(engine, tokenizer, ChatRequest(…), "my-model", form="hermes")
     body = await job.whole()
     async for event in job.events(): …                       # lines of server-sent events
 
-A `Job` is a request with its prompt as token ids: `n` generations of one prompt, whose keys and values the
-engine computes once. In a stream, text is held back while it may still become a stop string or a tool call;
-calls come whole, at the turn's end. A turn with a call that is not well-formed stays a text, as vLLM has it:
-the agent is shown what the model wrote.
+A stream holds text back while it may still become a stop string or a tool call. Calls come complete at the
+end of the turn. A turn with a malformed call stays text, as in vLLM, so that the agent sees
+the model's own words.
 """
 
 import asyncio
@@ -29,19 +28,19 @@ from verl_ext.engine.sequence import Generation
 from verl_ext.method.chat import plain_message, render_prompt_ids, turn_end_id
 
 _OWN_OPTIONS = {"conversation", "tools", "chat_template", "tokenize", "return_dict", "add_generation_prompt"}
-"""Options of `apply_chat_template` that are the server's to set."""
+"""Options of `apply_chat_template` that only the server sets."""
 
 
 def error_body(
     message: str, *, kind: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """An error as OpenAI has it."""
+    """An error as OpenAI writes it."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass
 class Job:
-    """A request that can be answered."""
+    """A valid request, ready to be answered: `n` generations of one prompt."""
 
     engine: ReferenceEngine
     tokenizer: PreTrainedTokenizerBase
@@ -69,7 +68,7 @@ class Job:
         self.engine.checked(self.prompt)
 
     async def whole(self) -> dict[str, Any]:
-        """The answer once all of it is there; cancelled, it frees its places in the engine's batch."""
+        """The complete answer. Cancelling it frees its places in the engine's batch."""
         generations = await asyncio.gather(*(self._generate(i) for i in range(len(self.params))))
         choices = [self._choice(i, generation) for i, generation in enumerate(generations)]
         kind = "chat.completion" if self.is_chat else "text_completion"
@@ -79,11 +78,11 @@ class Job:
         return answer
 
     async def events(self) -> AsyncIterator[str]:
-        """The answer piece by piece, as server-sent events; closed early, it frees its places as well."""
+        """The answer as server-sent events. Closing it early frees its places as well."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[int, int | Generation | Exception]]()
 
         def hear(index: int, token_id: int) -> None:
-            with suppress(RuntimeError):  # the server has ended meanwhile, and its loop with it
+            with suppress(RuntimeError):  # the server's loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, (index, token_id))
 
         async def run(index: int) -> None:
@@ -154,7 +153,7 @@ class Job:
         return {"content": content, "refusal": None}
 
     def _completion_log_probs(self, generation: Generation, request: CompletionRequest) -> dict[str, Any]:
-        """With vLLM's `return_tokens_as_token_ids`, a token is called `token_id:N`."""
+        """Tokens are named `token_id:N` with vLLM's `return_tokens_as_token_ids`."""
 
         def name(token_id: int) -> str:
             as_id = request.return_tokens_as_token_ids
@@ -167,7 +166,7 @@ class Job:
         return written | {"top_logprobs": tops}
 
     def _text(self, generation: Generation) -> str:
-        """The text, ended before (with `no_stop_trim`: with) the stop string or id that ended it."""
+        """The text without the stop string or id that ended it, or with it for `no_stop_trim`."""
         ids, skip = generation.token_ids, self.request.skip_special_tokens
         text = decode(self.tokenizer, ids, skip)
         if generation.finish_reason != "stop" or self.request.no_stop_trim:
@@ -189,10 +188,8 @@ class Job:
         return usage | {"total_tokens": tokens_in + tokens_out}
 
     def _text_stream(self) -> "TextStream":
-        opening = (FORMS[self.form].opening,) if self.tools else ()
-        return TextStream(
-            self.tokenizer, self.request.skip_special_tokens, tuple(self.request.stop_strings), opening
-        )
+        stops, opening = tuple(self.request.stop_strings), (FORMS[self.form].opening,) if self.tools else ()
+        return TextStream(self.tokenizer, self.request.skip_special_tokens, stops, opening)
 
     def _text_delta(self, text: str) -> dict[str, Any]:
         return {"content": text} if self.is_chat else {"text": text}
@@ -218,13 +215,13 @@ class Job:
 
 @dataclass
 class TextStream:
-    """The text of sampled ids as far as it is certain."""
+    """The part of a generation's text that is certain."""
 
     tokenizer: PreTrainedTokenizerBase
     skip_special_tokens: bool
     stops: tuple[str, ...]
     openings: tuple[str, ...]
-    """Of tool calls: neither they nor what follows is sent before the end, nor blanks before them."""
+    """Of tool calls. Text from there on, and blanks before it, wait for the end."""
     sent: str = ""
     _ids: list[int] = field(default_factory=list)
     _text: str = ""
@@ -232,9 +229,9 @@ class TextStream:
     _read: int = 0
 
     def push(self, token_id: int) -> str:
-        """The text that can be sent after one more id."""
+        """Add an id. Returns the text that can be sent now."""
         self._ids.append(token_id)
-        # Of a window: a token's text depends on the one before it, and a character may be several tokens.
+        # Decode a window: a token's text depends on the one before it, and a character may need several.
         known = decode(self.tokenizer, self._ids[self._from : self._read], self.skip_special_tokens)
         window = decode(self.tokenizer, self._ids[self._from :], self.skip_special_tokens)
         if len(window) > len(known) and not window.endswith("�"):
@@ -248,7 +245,7 @@ class TextStream:
         text = self._text
         for mark in (*self.stops, *self.openings):
             text = text.partition(mark)[0]
-            # Of the text's ends that the mark may begin with, the longest.
+            # The longest end of the text that the mark may begin with.
             held = next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
             text = text[: len(text) - held]
         return text.rstrip() if self.openings else text
@@ -257,7 +254,7 @@ class TextStream:
 def completion_job(
     engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, request: CompletionRequest, model: str
 ) -> Job:
-    """The job of a completion; raises RequestRefused, or ValueError."""
+    """The job of a completion. Raises RequestRefused or ValueError."""
     _check_stream(request)
     given = request.prompt
     prompt = tokenizer.encode(given) if isinstance(given, str) else given
@@ -272,12 +269,12 @@ def chat_job(
     *,
     form: str,
 ) -> Job:
-    """The job of a chat's next turn; raises RequestRefused, or ValueError."""
+    """The job of a chat's next turn. Raises RequestRefused or ValueError."""
     _check_stream(request)
     tools = request.shown_tools
     prompt = _chat_prompt(tokenizer, request, tools)
     limit = next((n for n in (request.max_completion_tokens, request.max_tokens) if n is not None), None)
-    with suppress(ValueError):  # a model without ChatML ends its turns by its own ids alone
+    with suppress(ValueError):  # without ChatML, a model's own ids end its turns
         ends = (*request.stop_token_ids, turn_end_id(tokenizer))
         request = request.model_copy(update={"stop_token_ids": ends})
     limit = engine.max_seq_len if limit is None else limit
@@ -310,7 +307,7 @@ def _chat_prompt(
 
 
 def heard(text: str, tools: Sequence[ToolSchema], form: str) -> tuple[str | None, tuple[Call, ...]]:
-    """What a turn says, None for calls alone, and the calls that it makes."""
+    """A turn's text, None for calls alone, and its calls."""
     calls = parse_calls(text, tools, form) if tools else ()
     if not calls or any(call.name is None or call.arguments is None for call in calls):
         return text, ()
@@ -318,10 +315,10 @@ def heard(text: str, tools: Sequence[ToolSchema], form: str) -> tuple[str | None
 
 
 def stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callable[[list[int]], bool] | None:
-    """A check whether a stop string has just appeared; None without stop strings."""
+    """A check whether a stop string has just appeared, or None without stop strings."""
     if not stops:
         return None
-    # A new match ends in the newest id, and an id stands for at least one byte: these ids hold all of it.
+    # A new match ends in the newest id, and an id has at least one byte, so these ids are enough.
     window = max(len(stop.encode()) for stop in stops) + 1
 
     def stopped(token_ids: list[int]) -> bool:
@@ -332,7 +329,7 @@ def stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callab
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_tokens: bool = False) -> str:
-    """The text of ids, as it is: some tokenizers would remove spaces from it."""
+    """The exact text of ids. Some tokenizers would remove spaces."""
     options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
     return str(tokenizer.decode(ids, **options))
 

@@ -1,10 +1,10 @@
-"""What a request to the server may say, in the fields of OpenAI's clients, vLLM's and SGLang's included.
+"""Request bodies of the server, with the fields that OpenAI's, vLLM's and SGLang's clients send.
 
     body = ChatRequest.model_validate_json(content)         # ValidationError, with the field in its `loc`
-    params = body.sampling(number=0, max_tokens=64)         # of the first of its `n` answers
+    params = body.sampling(number=0, max_tokens=64)         # for the first of its `n` answers
 
-A field that changes what is answered and that the engine cannot honour is refused by its name, unless its
-value asks for nothing (`presence_penalty: 0`). null is the same as leaving a field out, as with OpenAI.
+A field that would change the answer and that the engine cannot honour is refused by name, unless its value
+asks for nothing (`presence_penalty: 0`). null counts as absent, as in OpenAI's API.
 """
 
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ class RequestRefused(Exception):
 
 
 def _only(*allowed: Any) -> AfterValidator:
-    """Takes the values that ask for nothing, and no other."""
+    """Accept only values that ask for nothing."""
 
     def check(value: Any) -> Any:
         if value not in allowed:
@@ -48,14 +48,14 @@ class _Fields(BaseModel):
 
 
 class StreamOptions(_Fields):
-    """What a stream has besides its pieces."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class SamplingFields(_Fields):
-    """What both kinds of request say of how answers are sampled, and how they are sent."""
+    """Fields of both kinds of request."""
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
@@ -81,17 +81,17 @@ class SamplingFields(_Fields):
 
     @property
     def other_tokens(self) -> int:
-        """Of how many most probable tokens of each position the log-probs are asked for."""
+        """Number of most probable tokens to return per position."""
         return 0
 
     @property
     def stop_strings(self) -> list[str]:
-        """`stop` as a list, without empty ones, which end nothing."""
+        """`stop` as a list without empty strings, which end nothing."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [text for text in given if text]
 
     def sampling(self, number: int, max_tokens: int) -> SamplingParams:
-        """How answer `number` is sampled; with a seed, each has one of its own. Raises ValueError."""
+        """How to sample answer `number`, numbered from 0 and seeded apart. Raises ValueError."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -104,7 +104,7 @@ class SamplingFields(_Fields):
 
 
 class CompletionRequest(SamplingFields):
-    """`/v1/completions`: a text, or token ids, to continue."""
+    """`/v1/completions`: a text or token ids to continue."""
 
     prompt: str | list[int]
     max_tokens: int = 16
@@ -114,12 +114,12 @@ class CompletionRequest(SamplingFields):
 
     @property
     def wants_log_probs(self) -> bool:
-        """Whether the log-probs of what is sampled are asked for."""
+        """Whether to return the log-probs of the sampled tokens."""
         return self.logprobs is not None
 
     @property
     def other_tokens(self) -> int:
-        """Of how many most probable tokens of each position the log-probs are asked for."""
+        """Number of most probable tokens to return per position."""
         return self.logprobs or 0
 
 
@@ -152,7 +152,7 @@ class TextPart(_Fields):
 
 
 class CalledFunction(_Fields):
-    """What a call in an earlier message calls."""
+    """The function of an earlier call."""
 
     name: str
     arguments: str | dict[str, Any]
@@ -168,7 +168,7 @@ class ToolCall(_Fields):
 
 
 class ChatMessage(_Fields):
-    """A message, an answer of this server's as the client dumps it included."""
+    """A message, or this server's own answer as a client sends it back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -179,7 +179,7 @@ class ChatMessage(_Fields):
     annotations: Annotated[Any, _only([])] = []
 
     def for_prompt(self) -> dict[str, Any]:
-        """As chat templates take it, but for its content and arguments (`plain_message`)."""
+        """As chat templates take it, before `plain_message`."""
         shown = self.model_dump(exclude={"annotations"}, exclude_none=True)
         return shown | ({"role": "system"} if self.role == "developer" else {})
 
@@ -202,17 +202,17 @@ class ChatRequest(SamplingFields):
 
     @property
     def wants_log_probs(self) -> bool:
-        """Whether the log-probs of what is sampled are asked for; there are none of other tokens."""
+        """Whether to return the log-probs of the sampled tokens."""
         return self.logprobs
 
     @property
     def shown_tools(self) -> list[ToolSchema]:
-        """The tools that the prompt shows and the answer may call."""
+        """The tools shown in the prompt."""
         return [] if self.tool_choice == "none" else [tool.schema_for_prompt() for tool in self.tools]
 
 
 def refusal(error: ValidationError) -> RequestRefused:
-    """The first thing that is wrong with a request, and where."""
+    """The first error of a request, and its place."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
     code = "unsupported_value" if first["type"] == "unsupported" else None

@@ -1,15 +1,13 @@
-"""The reference engine as a small OpenAI-compatible server: the solver server on machines without SGLang.
+"""The reference engine as an OpenAI-compatible server: the solver server on machines without SGLang.
 
     python -m verl_ext.engine.api_server --model PATH --port 8001 --device cpu --dtype float32
 
-`POST /v1/completions` takes a text or token-id prompt, `POST /v1/chat/completions` messages and tools; both
-answer in OpenAI's shape, whole or as server-sent events, with vLLM's `token_ids` on request
-(`api_answers.py`). `GET /health` answers 200 only when the engine has just produced a token. A request whose
-client disconnects is cancelled. What would change an answer and is not supported is refused with a 400 that
-names it (`api_requests.py`), a body far longer than the engine's sequences with a 413, before it has all
-arrived, and another model's name with a 404. With OPENAI_API_KEY in its environment, requests below `/v1/`
-need it as their bearer token; without one, any will do. If the engine's loop ends by an error, so does the
-process, with that error and status 1: a supervisor can then restart it.
+`POST /v1/completions` takes text or token ids, and `POST /v1/chat/completions` messages and tools. Both
+answer completely or as server-sent events, with vLLM's `token_ids` on request. `GET /health` answers 200 only
+if the engine has just produced a token. A client that disconnects cancels its request. A field that would
+change the answer and is not supported gets a 400, a body that cannot fit a 413, another model's name a 404.
+With OPENAI_API_KEY set, requests below `/v1/` need it as their bearer token. An error in the engine's loop
+ends the process with status 1, so that a supervisor can restart it.
 """
 
 import argparse
@@ -44,11 +42,11 @@ from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
 
 BODY_BYTES, BODY_BYTES_PER_ID = 64 << 10, 64
-"""The longest body: this, and for each id of the engine's `max_seq_len` more than its text takes as JSON."""
+"""Longest body: this, plus as much per id of `max_seq_len` as its JSON may take."""
 
 _NEEDS_TOKEN = f"a bearer token is needed: the one in the server's {MODEL_KEY}"
 _GONE = 499
-"""As nginx has it: the client closed the request."""
+"""nginx's status for a client that closed its request."""
 
 
 def create_app(
@@ -59,7 +57,7 @@ def create_app(
 ) -> FastAPI:
     """The HTTP application around `engine`, which it closes at shutdown.
 
-    `call_form` is how the model writes tool calls (`environments.call.FORMS`).
+    `call_form` is a key of `environments.call.FORMS`.
     """
 
     @contextlib.asynccontextmanager
@@ -99,7 +97,7 @@ def create_app(
         except ClientDisconnect:  # amid its request
             return Response(status_code=_GONE)
         try:
-            job = await asyncio.to_thread(make, content)  # the longest prompts take a while
+            job = await asyncio.to_thread(make, content)  # long prompts take a while
             check_model(job.request.model)
             if job.request.stream:
                 return StreamingResponse(job.events(), media_type="text/event-stream")
@@ -110,7 +108,7 @@ def create_app(
             raise RequestRefused(str(error)) from error
         return Response(status_code=_GONE) if whole is None else JSONResponse(whole)
 
-    # From JSON, which also refuses what Python's own parser lets pass: deep nesting, lone surrogates.
+    # pydantic also refuses deep nesting and lone surrogates, which Python's own parser accepts.
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         def job(content: bytes) -> Job:
@@ -162,7 +160,7 @@ def create_app(
 
 
 class EngineCollector(Collector):
-    """The engine's counters for Prometheus, read when scraped."""
+    """The engine's counters for Prometheus."""
 
     def __init__(self, engine: ReferenceEngine) -> None:
         self._engine = engine
@@ -170,20 +168,24 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one family per counter or gauge."""
         stats = self._engine.stats()
-        copied = "Prompt tokens copied instead of computed"
-        yield CounterMetricFamily("engine_requests", "Requests taken into the batch", stats.requests)
-        yield CounterMetricFamily("engine_prompt_tokens", "Prompt tokens taken in", stats.tokens_in)
-        yield CounterMetricFamily("engine_generated_tokens", "Tokens generated", stats.tokens_out)
-        yield CounterMetricFamily("engine_prefix_tokens_reused", copied, stats.prefix_tokens_reused)
-        yield CounterMetricFamily("engine_decode_steps", "Decode forwards", stats.decode_steps)
-        yield GaugeMetricFamily("engine_batch_size", "Sequences decoding now", stats.running)
-        yield GaugeMetricFamily("engine_queue_depth", "Requests waiting for a slot", stats.waiting)
-        kept = stats.prefix_cache_bytes
-        yield GaugeMetricFamily("engine_prefix_cache_bytes", "Bytes of kept prefixes", kept)
+        counters = {
+            "requests": ("Requests taken into the batch", stats.requests),
+            "prompt_tokens": ("Prompt tokens taken in", stats.tokens_in),
+            "generated_tokens": ("Tokens generated", stats.tokens_out),
+            "prefix_tokens_reused": ("Prompt tokens copied, not computed", stats.prefix_tokens_reused),
+            "decode_steps": ("Decode forwards", stats.decode_steps),
+        }
+        gauges = {
+            "batch_size": ("Sequences decoding now", stats.running),
+            "queue_depth": ("Requests waiting for a slot", stats.waiting),
+            "prefix_cache_bytes": ("Bytes of kept prefixes", stats.prefix_cache_bytes),
+        }
+        yield from (CounterMetricFamily(f"engine_{name}", *one) for name, one in counters.items())
+        yield from (GaugeMetricFamily(f"engine_{name}", *one) for name, one in gauges.items())
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """The request's body; refused with a 413 once more than `most` bytes have arrived."""
+    """The request's body. Refused with a 413 once more than `most` bytes have arrived."""
     content = bytearray()
     async for part in request.stream():
         content += part
@@ -203,9 +205,9 @@ def _exit(message: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until a signal; exits with status 2 for a taken port or a model that does not load.
+    """Serve until a signal. Exits with status 2 for a taken port or a model that does not load.
 
-    Raises EngineFailure when the engine has ended by an error.
+    Raises EngineFailure if the engine's loop ends by an error.
     """
     parser = argparse.ArgumentParser(prog="python -m verl_ext.engine.api_server", description=__doc__)
     parser.add_argument("--model", required=True, help="folder or hub id")
@@ -220,7 +222,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--call-form", default="hermes", choices=tuple(FORMS), help="of tool calls")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    # Bound before the model is loaded, which takes long.
+    # Bind before the model is loaded, which takes long.
     listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -244,7 +246,7 @@ def main(arguments: list[str] | None = None) -> None:
     app = create_app(engine, tokenizer, options.served_model_name or options.model, options.call_form)
     host, port = listener.getsockname()[:2]
     print(f"solver server: listening on http://{host}:{port}", flush=True)
-    # The run's own level; at INFO uvicorn would log every request.
+    # At INFO uvicorn would log every request.
     level = "debug" if os.environ.get("DRZERO_LOG_LEVEL") == "DEBUG" else "warning"
     server = uvicorn.Server(uvicorn.Config(app, log_level=level))
     crashed = threading.Event()

@@ -3,16 +3,13 @@
     engine = ReferenceEngine(model, eos_token_ids=eos_token_ids(model, tokenizer))
     result = await engine.generate(prompt_ids, SamplingParams(max_tokens=96))
 
-One worker thread owns the model. Between two decode steps it accepts new requests, drops cancelled ones and
-runs commands (score, update weights); then one forward advances every sequence by one id. A new sequence
-fills a slot of the key-value cache with all of its prompt but the last id: copied from the longest known
-prefix (of a sequence in flight or in the prefix cache), the rest computed. So n equal prompts are computed
-once, and the next turn of a conversation computes only its new ids.
+One worker thread owns the model. Between decode steps it accepts requests, drops cancelled ones and runs
+commands. Then one forward advances every sequence by one id. A new sequence fills a slot of the cache: the
+longest known prefix of its prompt is copied, the rest computed. So n equal prompts are computed once, and the
+next turn of a conversation computes only its new ids.
 
-Callers use asyncio, in any event loop; cancelling the task frees the slot at the next step. What goes wrong
-with one sequence ends that sequence; a decode step that fails ends the sequences in it, and the next requests
-are tried as usual. Only an error of the loop itself ends the engine: it is raised in every waiting caller and
-every later one, and `on_crash` is called.
+An error of one sequence ends that sequence, and a failed decode step ends its batch. Only an error of the
+loop itself ends the engine. It is raised in all present and later callers, and `on_crash` is called.
 """
 
 import asyncio
@@ -36,7 +33,7 @@ from verl_ext.engine.sequence import FinishReason, Generation, Sequence
 
 
 class EngineFailure(RuntimeError):
-    """The engine cannot serve: a forward failed, it has ended, or its weights are half updated."""
+    """The engine cannot serve: a forward failed, it has ended, or a weight update failed."""
 
 
 @dataclass
@@ -46,7 +43,7 @@ class EngineStats:
     requests: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
-    prefix_tokens_reused: int = 0  # prompt ids whose keys and values were copied, not computed
+    prefix_tokens_reused: int = 0  # prompt ids copied, not computed
     decode_steps: int = 0
     running: int = 0
     waiting: int = 0
@@ -65,9 +62,9 @@ class _Command:
 class ReferenceEngine:
     """Continuous batching over `model`, whose attention implementation it replaces.
 
-    `max_batch_size` sequences decode together, the others wait; `max_seq_len` bounds prompt plus response, in
-    ids. With `prefix_cache_bytes` 0 no finished sequence is kept, but prefixes of sequences in flight are
-    still shared. `seed` fixes the draws of requests without a seed, in order of arrival.
+    At most `max_batch_size` sequences decode together. `max_seq_len` bounds prompt plus response, in ids.
+    With `prefix_cache_bytes` 0 only prefixes in flight are shared. `seed` fixes the draws of requests without
+    a seed, in order of arrival.
     """
 
     def __init__(
@@ -92,16 +89,16 @@ class ReferenceEngine:
         self._running: list[Sequence] = []  # the sequence at index i occupies slot i
         self._waiting: deque[Sequence] = deque()
         self._inbox: queue.SimpleQueue[Sequence | _Command | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # no request may be submitted after the failure is set
+        self._lock = threading.Lock()  # nothing may be submitted after the failure is set
         self.failure: BaseException | None = None
-        """What stopped the engine, None while it serves."""
+        """The error that stopped the engine."""
         self.on_crash: Callable[[], None] = lambda: None
-        """Called in the worker's thread when an error has stopped the engine."""
+        """Called in the worker's thread after a crash."""
         self._half_updated = False
         self._thread = threading.Thread(target=self._work, name="reference-engine", daemon=True)
         self._thread.start()
 
-    # Called by the users of the engine, from any thread.
+    # Called from any thread.
 
     async def generate(
         self,
@@ -109,11 +106,11 @@ class ReferenceEngine:
         params: SamplingParams,
         stop_when: Callable[[list[int]], bool] | None = None,
     ) -> Generation:
-        """Continue `prompt_ids` up to an eos or stop id, `max_tokens` or `max_seq_len`, whichever is first.
+        """Continue `prompt_ids` to an eos or stop id, `max_tokens` or `max_seq_len`.
 
-        `stop_when`, called in the worker with the ids sampled so far, ends the request by returning True.
-        Raises ValueError for an empty or too long prompt or an id outside the vocabulary, EngineFailure if
-        the engine cannot serve.
+        `stop_when` gets the ids sampled so far, in the worker's thread, and ends the request by returning
+        True. Cancelling frees the slot. Raises ValueError for an impossible prompt and EngineFailure if the
+        engine cannot serve.
         """
         prompt = self.checked(list(prompt_ids))
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -131,7 +128,7 @@ class ReferenceEngine:
     async def score(
         self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0
     ) -> list[float]:
-        """Log-probability, in nats, of each response id, by one plain forward with the present weights."""
+        """Log-probability in nats of each response id, by one plain forward with the present weights."""
         if not response_ids:
             raise ValueError("there is no response to score")
         self.checked(prompt_ids + response_ids[:-1])
@@ -146,10 +143,10 @@ class ReferenceEngine:
         return await self._command(forward)
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Load a complete set of weights in place (see `load_weights`), drop all prefixes; the new version.
+        """Load a complete set of weights (see `load_weights`) and drop all prefixes. Returns the new version.
 
-        Raises RuntimeError while requests are in flight. After any other error the weights are a mixture, and
-        the engine refuses to generate until an update succeeds.
+        Raises RuntimeError while requests are in flight. After any other error the engine refuses to generate
+        until an update succeeds.
         """
 
         def load() -> int:
@@ -169,7 +166,7 @@ class ReferenceEngine:
         return await self._command(load)
 
     async def abort_all(self) -> int:
-        """Finish every request now with reason "aborted" and the ids it has; returns their number."""
+        """Finish every request now with reason "aborted" and the ids it has. Returns their number."""
         return await self._command(self._abort_all)
 
     def stats(self) -> EngineStats:
@@ -182,12 +179,12 @@ class ReferenceEngine:
         )
 
     def close(self) -> None:
-        """Abort the requests in flight and end the worker; later requests raise EngineFailure."""
+        """Abort the requests in flight and end the worker."""
         self._inbox.put(None)
         self._thread.join()
 
     def checked(self, prompt: list[int]) -> np.ndarray:
-        """The prompt as an array, if it can be continued; raises ValueError as `generate` does."""
+        """The prompt as an array. Raises ValueError as `generate` does."""
         if not 0 < len(prompt) < self.max_seq_len:
             raise ValueError(
                 f"the prompt has {len(prompt)} ids; it must have at least 1 and leave room for a response "
@@ -222,12 +219,12 @@ class ReferenceEngine:
                         self._decode()
             self._abort_all()
             self._fail(EngineFailure("it was closed"))
-        except BaseException as error:  # of any kind: the callers must not wait forever
+        except BaseException as error:  # any kind, or the callers would wait forever
             self._fail(error)
             self.on_crash()
 
     def _take_in(self) -> bool:
-        """Accept requests and commands, waiting for one when idle; False when the engine is to close."""
+        """Accept requests and commands, waiting for one when idle. False if the engine is to close."""
         for slot in reversed(range(len(self._running))):
             if self._running[slot].future.cancelled():
                 self._leave(slot)
@@ -257,9 +254,9 @@ class ReferenceEngine:
                 item.future.set_exception(_failure("the engine has stopped", error))
 
     def _admit(self) -> None:
-        """Move waiting sequences into free slots, with everything but their last prompt id in the cache."""
+        """Move waiting sequences into free slots and cache all but the last id of their prompts."""
         while self._waiting and len(self._running) < self.max_batch_size:
-            sequence = self._waiting[0]  # stays in the queue until the end, so that a failure here reaches it
+            sequence = self._waiting[0]  # stays queued until the end, so that a failure here reaches it
             if sequence.future.cancelled():
                 self._waiting.popleft()
                 continue
@@ -269,7 +266,7 @@ class ReferenceEngine:
                 reused = self._reuse_prefix(sequence, slot)
                 if reused < sequence.cached:
                     self._prefill(sequence, slot, reused)
-            except Exception as error:  # the model's, or of a lack of memory: it belongs to this sequence
+            except Exception as error:  # such as a lack of memory: it belongs to this sequence
                 self._waiting.popleft().fail(_failure("the prompt's forward failed", error))
                 continue
             self._running.append(self._waiting.popleft())
@@ -278,7 +275,7 @@ class ReferenceEngine:
             self._stats.prefix_tokens_reused += reused
 
     def _reuse_prefix(self, sequence: Sequence, slot: int) -> int:
-        """Copy the longest known prefix of the prompt's `cached` ids into the slot; returns its length."""
+        """Copy the longest known prefix of the prompt into the slot. Returns its length."""
         wanted = sequence.prompt[: sequence.cached]
         states = self._prefixes.longest_match(wanted)
         best = 0 if states is None else states.shape[3]
@@ -291,7 +288,7 @@ class ReferenceEngine:
         return best
 
     def _prefill(self, sequence: Sequence, slot: int, start: int) -> None:
-        """Compute the keys and values of positions `start` to `cached`; no logits are needed for them."""
+        """Compute the keys and values of positions `start` to `cached`."""
         device, end = self.model.device, sequence.cached
         positions = torch.arange(start, end, device=device)
         mask = None if start == 0 else _additive_mask(positions, end, self.model.dtype)[None, None]
@@ -307,19 +304,19 @@ class ReferenceEngine:
         """Advance every running sequence by one id."""
         try:
             sampled = self._step()
-        except Exception as error:  # as in `_admit`; which sequence caused it cannot be seen
+        except Exception as error:  # nothing shows which sequence caused it
             while self._running:
                 self._running.pop().fail(_failure("the decode step failed", error))
             self._slots.release()
             return
-        # Backwards: a sequence that ends is replaced by the last one, which has its new id already.
+        # Backwards: the last sequence replaces one that ends, and already has its new id.
         for slot in reversed(range(len(sampled))):
             sequence, (token_id, log_prob, top) = self._running[slot], sampled[slot]
             try:
                 if log_prob != log_prob:
                     raise ArithmeticError("the model's logits are not numbers (NaN): its weights are broken")
                 reason = sequence.append(token_id, log_prob, top)
-            except Exception as error:  # also of the caller's `stop_when`
+            except Exception as error:  # may come from the caller's `stop_when`
                 self._slots.blank(slot)
                 self._vacate(slot)
                 sequence.fail(_failure("the request failed", error))
@@ -329,7 +326,7 @@ class ReferenceEngine:
                 self._leave(slot, reason)
 
     def _step(self) -> list[tuple[int, float, TopLogProbs]]:
-        """Sample the next id of every running sequence; returns (id, log-probability, top ids) of each."""
+        """Sample the next (id, log-probability, top ids) of every running sequence."""
         batch, device = self._running, self.model.device
         lengths = [sequence.cached for sequence in batch]
         longest = max(lengths) + 1
@@ -357,7 +354,7 @@ class ReferenceEngine:
         sequence.resolve(reason, self._stats.weight_version)
 
     def _vacate(self, slot: int) -> None:
-        """Move the last slot's sequence into this one, so that there is no gap."""
+        """Move the last sequence into this slot, so that there is no gap."""
         last = self._running.pop()
         if slot < len(self._running):
             self._slots.write(slot, self._slots.read(len(self._running), last.cached))
@@ -379,6 +376,6 @@ def _failure(what: str, error: BaseException) -> EngineFailure:
 
 
 def _additive_mask(positions: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Mask (queries, length): 0 up to each query's own position, minus infinity after it."""
+    """Mask (queries, length): 0 up to each query's own position, then minus infinity."""
     hidden = torch.arange(length, device=positions.device) > positions[:, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))

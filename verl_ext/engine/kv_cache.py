@@ -1,11 +1,10 @@
-"""Keys and values: of the sequences being decoded (`SlotCache`) and of finished ones (`PrefixCache`).
+"""Keys and values of the sequences being decoded (`SlotCache`) and of finished ones (`PrefixCache`).
 
-One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size), so that moving a sequence, or
-keeping its prefix, is a single copy. The sequences being decoded fill slots 0..n-1 without a gap: attention
-then reads the slice `[:n, :, :longest]`, a view, and no step copies the cache. The tensor grows by doubling.
+One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size), so a sequence or prefix moves
+in one copy. Running sequences fill slots 0..n-1, and attention reads the view `[:n, :, :longest]`.
 
-Attention is `grouped_attention`: transformers' sdpa path copies keys and values once per query group. With a
-single query per row, the query heads of a group can take the place of the query positions instead.
+transformers' sdpa path copies keys and values once per query group. `grouped_attention` avoids that for one
+query per row by putting a group's query heads in the place of query positions.
 """
 
 from collections import OrderedDict
@@ -30,10 +29,10 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention that reads grouped keys and values in place if each row has one query.
+    """Scaled dot-product attention that reads grouped keys and values in place for one query per row.
 
-    Shapes as in transformers' attention functions: query (batch, heads, queries, size), key and value
-    (batch, kv heads, positions, size), result (batch, queries, heads, size).
+    Query (batch, heads, queries, size), key and value (batch, kv heads, positions, size), result (batch,
+    queries, heads, size).
     """
     batch, heads, queries, size = query.shape
     if queries > 1:
@@ -45,14 +44,15 @@ def grouped_attention(
     return output.reshape(batch, 1, heads, size), None
 
 
-# Registered without a mask builder: the engine passes complete masks, and None means plain causal attention.
+# Without a mask builder: the engine passes complete masks, and None means plain causal attention.
 AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
 
 
 class CacheWindow(Cache):
-    """What one forward uses of the cache: `write` indexes the new entries, `read` all visible ones.
+    """The part of the cache that one forward uses: `write` indexes new entries, `read` all visible ones.
 
-    Either one row per slot, each at its own position (decode), or positions of one slot (prefill).
+    Decode windows have one row per slot, each at its own position. Prefill windows have positions of one
+    slot.
     """
 
     def __init__(self, store: torch.Tensor, write: tuple[Any, ...], read: tuple[Any, ...]) -> None:
@@ -62,9 +62,12 @@ class CacheWindow(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new (batch, kv heads, queries, size) states; return views of all this forward reads."""
+        """Store the new (batch, kv heads, queries, size) states.
+
+        Returns views of all that the forward reads.
+        """
         keys, values = self._store[layer_idx]
-        # Both windows index one dimension of size 1 away: the queries (decode) or the batch (prefill).
+        # Each window drops a dimension of size 1: the queries (decode) or the batch (prefill).
         squeezed = 2 if isinstance(self._write[0], torch.Tensor) else 0
         keys[self._write] = key_states.squeeze(squeezed)
         values[self._write] = value_states.squeeze(squeezed)
@@ -72,7 +75,7 @@ class CacheWindow(Cache):
 
 
 class SlotCache:
-    """The growing key-value store of the sequences in flight; ValueError for models it cannot serve."""
+    """The growing store of the sequences in flight. Raises ValueError for models it cannot serve."""
 
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -86,20 +89,20 @@ class SlotCache:
         self._store = torch.zeros(shape, dtype=dtype, device=device)
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Grow to at least this many slots of this many positions, keeping what is stored."""
+        """Grow to at least this size, keeping the contents."""
         _, _, old_slots, _, old_positions, _ = old_shape = self._store.shape
         if slots <= old_slots and positions <= old_positions:
             return
         shape = list(old_shape)
         shape[2] = max(old_slots, _power_of_two(slots))
         shape[4] = max(old_positions, _power_of_two(max(positions, 128)))
-        # Zeros, not empty: a masked position weighs 0, and 0 times an uninitialised NaN would be NaN.
+        # Zeros: a masked position weighs 0, but 0 times an uninitialized NaN is NaN.
         grown = self._store.new_zeros(shape)
         grown[:, :, :old_slots, :, :old_positions] = self._store
         self._store = grown
 
     def release(self) -> None:
-        """Free the store; the next `reserve` starts from nothing."""
+        """Free the store."""
         self._store = self._store[:, :, :0, :, :0].clone()
 
     def read(self, slot: int, length: int) -> torch.Tensor:
@@ -107,15 +110,15 @@ class SlotCache:
         return self._store[:, :, slot, :, :length]
 
     def write(self, slot: int, states: torch.Tensor) -> None:
-        """Copy `states`, shaped as `read` returns them, to the start of a slot."""
+        """Copy `states`, shaped as in `read`, to the start of a slot."""
         self._store[:, :, slot, :, : states.shape[3]] = states
 
     def blank(self, slot: int) -> None:
-        """Forget a slot's states, which may be no numbers: a later sequence there would get them masked."""
+        """Clear a slot's states, because a NaN in them would spoil later sequences even when masked."""
         self._store[:, :, slot] = 0
 
     def decode_window(self, positions: torch.Tensor, longest: int) -> CacheWindow:
-        """Window that writes one entry to each of the first `len(positions)` slots, at its own position."""
+        """Window that writes one entry to each of the first `len(positions)` slots."""
         rows = torch.arange(len(positions), device=positions.device)
         write = (rows, slice(None), positions)
         return CacheWindow(self._store, write, (slice(0, len(positions)), slice(None), slice(0, longest)))
@@ -127,9 +130,9 @@ class SlotCache:
 
 
 class PrefixCache:
-    """Keys and values of finished sequences within `max_bytes`; the least recently used are dropped first.
+    """Keys and values of finished sequences, least recently used dropped beyond `max_bytes`.
 
-    Valid for one set of weights: clear it when they change.
+    Clear it when the weights change.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -150,7 +153,7 @@ class PrefixCache:
         return self._entries[best_key][1][:, :, :, :best_length]
 
     def insert(self, ids: np.ndarray, states: torch.Tensor) -> None:
-        """Keep a copy of `states`, the keys and values of `ids`; entries that `ids` extends are replaced."""
+        """Keep a copy of the states of `ids`, replacing entries that `ids` extends."""
         size = states.numel() * states.element_size()
         if size > self.max_bytes or not len(ids):
             return
@@ -177,7 +180,7 @@ class PrefixCache:
 
 
 def common_prefix_length(first: Sequence[int] | np.ndarray, second: Sequence[int] | np.ndarray) -> int:
-    """Number of leading ids in which two id arrays agree."""
+    """Number of equal leading ids."""
     length = min(len(first), len(second))
     differs = np.asarray(first)[:length] != np.asarray(second)[:length]
     return int(differs.argmax()) if differs.any() else length

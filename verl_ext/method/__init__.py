@@ -1,5 +1,4 @@
-"""The method itself: prompts, tool calls, rewards, HRPO and GRPO advantages.
+"""The method: prompts, tool calls, rewards, HRPO and GRPO advantages (arXiv 2601.07055).
 
-Pure functions and data classes: no veRL, no Ray, no network, no files but the chat template. Formulas cite
-the paper (arXiv 2601.07055).
+Pure functions and data classes without veRL, Ray or network. The only file they read is the chat template.
 """

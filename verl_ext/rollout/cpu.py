@@ -1,8 +1,7 @@
-"""The CPU as a veRL platform (veRL 0.9.1), so that veRL's own trainer runs without an accelerator.
+"""The CPU as a veRL platform (veRL 0.9.1), chosen by `VERL_PLATFORM=cpu`.
 
-Chosen by `VERL_PLATFORM=cpu`. Ray still schedules "GPUs": they are logical ones (`ray_init.num_gpus`), one a
-worker, because veRL places its workers by that resource alone. veRL's engines ask for the platform while they
-are imported, so this module imports none of them.
+veRL places its workers by the resource "GPU" only, so Ray schedules logical GPUs (`ray_init.num_gpus`), one
+per worker. veRL's engines ask for the platform during their import, so this module imports none of them.
 """
 
 import resource
@@ -19,9 +18,9 @@ from verl_ext.rollout.cuda import NO_RECORDER
 
 
 class _CpuDeviceModule(ModuleType):
-    """`torch.cpu` with the memory and RNG calls that veRL expects of a device namespace.
+    """`torch.cpu` with the memory and RNG calls that veRL expects.
 
-    Memory is the process's own: resident for allocated, peak resident for the maxima.
+    Memory is the process's own: resident as allocated, peak resident as the maxima.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -29,7 +28,7 @@ class _CpuDeviceModule(ModuleType):
 
     @staticmethod
     def empty_cache() -> None:
-        """The CPU allocator caches nothing."""
+        """Do nothing: the CPU allocator caches nothing."""
 
     @staticmethod
     def memory_allocated(*_: Any) -> int:
@@ -64,7 +63,7 @@ class _CpuDeviceModule(ModuleType):
 
 
 class CpuPlatform(PlatformBase):
-    """veRL's view of a machine without an accelerator; profiling and IPC are not supported."""
+    """veRL's view of a machine without an accelerator. Profiling and IPC are not supported."""
 
     @property
     def device_name(self) -> str:  # noqa: D102 - veRL's own contract, here and below
@@ -80,11 +79,11 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never found by detection: the CPU is chosen by name, or a GPU machine would fall back to it."""
+        """Never detected: a GPU machine must not fall back to the CPU by itself."""
         return False
 
     def current_device(self) -> Any:
-        """The device's name, not an index: `tensor.to(0)` would mean the first CUDA device."""
+        """The device's name, because `tensor.to(0)` would mean the first CUDA device."""
         return "cpu"
 
     def device_count(self) -> int:  # noqa: D102
@@ -99,7 +98,7 @@ class CpuPlatform(PlatformBase):
         return None, None
 
     def synchronize(self, *_: Any, **__: Any) -> None:
-        """Do nothing, as every call that has no meaning on a CPU."""
+        """Do nothing, like every call without a meaning on a CPU."""
 
     set_device = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = synchronize
 
@@ -107,7 +106,7 @@ class CpuPlatform(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """The CUDA name, which Ray sets for its logical GPUs; nothing on a CPU reads it."""
+        """The CUDA name, which Ray sets for its logical GPUs. Nothing on a CPU reads it."""
         return "CUDA_VISIBLE_DEVICES"
 
     @contextmanager
@@ -124,5 +123,5 @@ class CpuPlatform(PlatformBase):
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:
-        """As on GPUs; and one thread for each process of an engine, since the actor's have every core."""
+        """As on GPUs, and one thread per engine process, since the actor uses every core."""
         return {**NO_RECORDER, "OMP_NUM_THREADS": "1"}

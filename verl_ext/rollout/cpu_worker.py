@@ -1,8 +1,7 @@
 """veRL's actor worker and FSDP2 engine on the CPU (veRL 0.9.1).
 
-Two stock classes do not work there, and each is replaced at the extension point meant for it: the worker
-initialises the process group itself (veRL would ask for `cpu:gloo,cpu:gloo`, which torch refuses), and the
-engine is registered for the device `cpu`. Import it only once the platform is registered (`verl_ext.plugin`).
+The worker initializes the process group itself, because veRL would ask for `cpu:gloo,cpu:gloo`, which torch
+refuses. The engine is registered for the device `cpu`. Import this only after `verl_ext.plugin`.
 """
 
 import os
@@ -17,7 +16,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")
 class CpuFSDPEngine(FSDPEngineWithLMHead):
-    """FSDP2 over gloo. No reference worker: veRL would offload it to pinned memory, which needs a GPU."""
+    """FSDP2 over gloo. A reference worker would be offloaded to pinned memory, which needs a GPU."""
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
         if engine_config.forward_only:
@@ -29,11 +28,11 @@ class CpuFSDPEngine(FSDPEngineWithLMHead):
 
 
 class CpuActorRolloutRefWorker(ActorRolloutRefWorker):
-    """The stock worker with a gloo process group; veRL skips its own when there is one."""
+    """The stock worker with a gloo process group. veRL skips its own if one exists."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            # A lone worker meets nobody: torch's TCP store would listen on every interface.
+            # With torch's TCP store, a lone worker would listen on every interface.
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         initialize_global_process_group_ray(backend="gloo")

@@ -1,9 +1,8 @@
 """The `environment` loop: veRL's rollout of any environment (veRL 0.9.1).
 
-A row of the training file names its environment and task (`drzero.stages` writes it); `verl_ext.episodes`
-plays it over veRL's own server manager, and the score is the environment's: no reward function is called.
-Each branch that the player returns becomes a row; one without a score is invalid, as a search row is whose
-service failed: it is left out of the update and counted.
+Each row of the training file names its environment and task. `verl_ext.episodes` plays it over veRL's server
+manager, and the environment scores it, without a reward function. Each branch becomes a row. A row without a
+score is invalid: it is left out of the update and counted.
 """
 
 import functools
@@ -46,7 +45,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         **kwargs: Any,
     ) -> None:
         if kwargs["tokenizer"].eos_token == TURN_END:
-            kwargs["hf_model_type"] = "qwen2"  # as in the search loop, though its builder is not used here
+            kwargs["hf_model_type"] = "qwen2"  # as in the search loop, though its builder is unused here
         super().__init__(*args, **kwargs)
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         plain = OmegaConf.to_container(OmegaConf.create(dict(options)), resolve=True)
@@ -59,13 +58,13 @@ class EnvironmentAgentLoop(AgentLoopBase):
             call_form=call_form,
         )
 
-    # veRL takes one output or a list (agent_loop_tq.py), which its base class does not say.
+    # veRL takes one output or a list (agent_loop_tq.py), but its base class is not annotated so.
     async def run(  # type: ignore[override]
         self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any
     ) -> list[AgentLoopOutput]:
-        """Play the row's episode; one output for each branch, the last of which is the episode's own."""
+        """Play the row's episode. Returns one output per branch, the episode's own last."""
         row = Row(kwargs["extra_info"]["row"], json.loads(kwargs["extra_info"]["task"]))
-        # An episode that fails before its first sample has the step's weights all the same.
+        # An episode that fails before its first sample still has the step's weights.
         version = dict.fromkeys(("min_global_steps", "max_global_steps"), kwargs.get("global_steps"))
         model = _Engine(self.server_manager, self.tokenizer, sampling_params, version)
         began = time.monotonic()
@@ -75,7 +74,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         return [self._output(played, model) for played in branches]
 
     def _output(self, played: Played, model: "_Engine") -> AgentLoopOutput:
-        if not played.response_ids:  # spoiled before a token was sampled: a row must have one all the same
+        if not played.response_ids:  # a fault before the first sample, but a row must have a token
             end = self.tokenizer.eos_token_id
             played.prompt_ids = (played.prompt_ids or [end])[-self.rollout_config.prompt_length :]
             played.response_ids, played.response_mask = [end], [0]
@@ -99,10 +98,10 @@ class EnvironmentAgentLoop(AgentLoopBase):
 
 
 def reward_fields(played: Played) -> dict[str, Any]:
-    """An episode's score in the form of a reward function's result.
+    """An episode's score as a reward function would return it.
 
-    `filter_score` is what `algorithm.filter_groups` compares: not a number for an invalid row, which is like
-    no other and so stays to be counted. The parts are text: veRL averages every number it is given.
+    `algorithm.filter_groups` compares `filter_score`, which is NaN for invalid rows so that they stay and are
+    counted. The parts are text, because veRL averages every number.
     """
     score, calls = played.score, played.conversation.calls
     valid = score is not None
@@ -122,7 +121,7 @@ def reward_fields(played: Played) -> dict[str, Any]:
 
 
 class _Engine:
-    """veRL's server manager as the model of one episode; a multi-turn one stays with its first server."""
+    """veRL's server manager as the model of one episode, which stays with its first server."""
 
     def __init__(
         self,
@@ -135,13 +134,13 @@ class _Engine:
         self.tokenizer = tokenizer
         self._request_id = uuid4().hex
         self.extra: dict[str, Any] = dict(version)
-        """What the engine says of its samples: the versions of the weights."""
+        """Reported by the engine: versions of the weights."""
         self.seconds = 0.0
-        """Of all its samples."""
+        """Summed over the samples."""
         self._turns = 0
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
-        """The next turn; raises RuntimeError where the engine gives nothing."""
+        """Sample the next turn. Raises RuntimeError if the engine returns nothing."""
         began = time.monotonic()
         with waiting("generation"):
             output = await self._server_manager.generate(
@@ -151,12 +150,12 @@ class _Engine:
             )
         self.seconds += time.monotonic() - began
         ids = list(output.token_ids)
-        if not ids:  # not the model's mistake: an engine always samples at least one id
+        if not ids:  # not the model's mistake, because an engine always samples at least one id
             raise RuntimeError(
                 "the rollout engine returned no token: aborted, or no room left in max_model_len"
             )
         said = dict(output.extra_fields)
-        # Of the first turn everything, of later ones the version that they were sampled with.
+        # Everything from the first turn, and the last version from later ones.
         newest = said.get("max_global_steps", self.extra["max_global_steps"])
         self.extra |= said if not self._turns else {"max_global_steps": newest}
         self._turns += 1

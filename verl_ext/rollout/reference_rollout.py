@@ -1,9 +1,8 @@
 """The reference engine as a veRL rollout: a replica, its server actor, and its weight adapter (veRL 0.9.1).
 
-Chosen by `actor_rollout_ref.rollout.name=reference`. One Ray actor per replica holds a `ReferenceEngine`, on
-the CPU or on the worker's CUDA device. The training worker passes its weights to the adapter, which sends
-them through Ray's object store; that they arrived is checked each step by the metrics under `rollout_corr/`,
-which compare the actor's log-probs of the samples with the engine's own.
+Chosen by `actor_rollout_ref.rollout.name=reference`. One Ray actor per replica holds a `ReferenceEngine`. The
+training worker's adapter sends the weights through Ray's object store. The metrics under `rollout_corr/`,
+which compare the actor's log-probs with the engine's, show each step that they arrived.
 """
 
 from collections.abc import Generator, Sequence
@@ -28,7 +27,7 @@ def _server_name(replica_rank: int) -> str:
 
 
 class ReferenceServer:
-    """The Ray actor around one engine; its methods are what veRL calls on a rollout server."""
+    """The Ray actor around one engine, with the methods that veRL calls on a rollout server."""
 
     def __init__(self, rollout_config: Any, model_config: Any) -> None:
         rollout = omega_conf_to_dataclass(rollout_config)
@@ -51,7 +50,7 @@ class ReferenceServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
-        """Sample one turn; log-probs are of the sampled ids under the full, tempered distribution."""
+        """Sample one turn. Log-probs are of the sampled ids under the full, tempered distribution."""
         params = SamplingParams(
             max_tokens=sampling_params.get("max_tokens") or self._response_length,
             temperature=sampling_params.get("temperature", 1.0),
@@ -68,23 +67,23 @@ class ReferenceServer:
         )
 
     async def update_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
-        """Load the actor's weights; `global_steps` marks every later sample with their version."""
+        """Load the actor's weights. `global_steps` marks later samples with their version."""
         await self._engine.update_weights(weights.items())
         self._global_steps = global_steps
 
     async def wake_up(self, **_: Any) -> None:
-        """Do nothing: the engine never sleeps, being small, and veRL's profiler has no hook into it."""
+        """Do nothing: the small engine never sleeps and has no profiler hook."""
 
     sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = resume_generation = wake_up
     start_profile = stop_profile = wake_up
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Only asynchronous modes with partial rollouts abort; preflight refuses them for this engine."""
+        """Refuse: only partial rollouts abort, and preflight refuses them for this engine."""
         raise NotImplementedError("the reference engine has no partial rollouts: use mode=sync")
 
 
 class ReferenceReplica(RolloutReplica):
-    """One replica of the reference engine: a single process, no tensor parallelism."""
+    """One replica of the reference engine: a single process without tensor parallelism."""
 
     async def launch_servers(self) -> None:
         """Start the server actor next to the training worker and keep its handle."""
@@ -98,8 +97,8 @@ class ReferenceReplica(RolloutReplica):
             name=_server_name(self.replica_rank),
             max_concurrency=self.max_concurrency,
             num_gpus=0,
-            # For Ray the training worker occupies the whole device, so the server requests none and gets
-            # access to it through the environment.
+            # The training worker holds the whole device, so the server requests none and gets access through
+            # the environment.
             runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}} if on_gpu else None,
         )
         handle: Any = server.remote(self.config, self.model_config)
@@ -110,10 +109,10 @@ class ReferenceReplica(RolloutReplica):
 
 
 class ReferenceServerAdapter(BaseRollout):
-    """In the training worker: collects the actor's weights and sends them to the server."""
+    """Sends the actor's weights from the training worker to the server."""
 
     async def release(self, tags: Sequence[str] = ()) -> None:
-        """Do nothing: a CPU or a small model has room for the engine during the update."""
+        """Do nothing: a CPU or a small model leaves room for the engine during the update."""
 
     resume = release
 
@@ -126,9 +125,9 @@ class ReferenceServerAdapter(BaseRollout):
         """Send full named tensors to this worker's replica."""
         if wire_format != "named_tensors":
             raise ValueError(f"the reference engine takes full weights, not {wire_format!r}")
-        # In the engine's own numbers: half the bytes through Ray where it computes in bfloat16.
+        # In the engine's type: with bfloat16, half the bytes go through Ray.
         dtype = getattr(torch, self.config.dtype)
         state = {name: tensor.detach().to("cpu", dtype, copy=True) for name, tensor in weights}
-        # One engine per training worker, so the worker's rank is the replica's.
+        # There is one engine per training worker, so the worker's rank is the replica's.
         server = ray.get_actor(_server_name(torch.distributed.get_rank()))
         await server.update_weights.remote(state, kwargs.get("global_steps"))

@@ -1,10 +1,9 @@
-"""The `search_agent` loop: veRL's tool agent with turn limits, structured turns and checks (veRL 0.9.1).
+"""The `search_agent` loop: veRL's tool agent with our limits and records (veRL 0.9.1).
 
-- A token limit per turn, so that the first turn cannot use up the response before any search has run.
-- Structured turns in `extra_fields["trajectory"]`, which rewards read, and never a flat string.
-- Failure marks: a search that the service failed to answer is recorded as failed (veRL itself turns a tool's
-  exception into text for the model and keeps no record).
-- Token drift in `extra_fields["token_drift"]`: whether the ids that will be trained on are the sampled ids.
+- A token limit per turn, so that the first turn cannot use up the response before a search has run.
+- Structured turns in `extra_fields["trajectory"]`, which rewards read.
+- Failed searches are recorded as failed. veRL would only turn the exception into text for the model.
+- Token drift in `extra_fields["token_drift"]`: whether the ids to train on are the sampled ids.
 """
 
 import time
@@ -24,8 +23,8 @@ from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.telemetry import waiting
 
 PARSER_NAME = "search_call"
-"""`multi_turn.format`: our parser. veRL's drops a malformed call silently and ends the rollout; the solver's
-agent answers it with an error message, and both must follow the same rule."""
+"""`multi_turn.format` of our parser. veRL's drops a malformed call silently and ends the rollout. Ours
+answers it with an error message, as the solver's agent does."""
 
 
 @ToolParser.register(PARSER_NAME)
@@ -45,19 +44,19 @@ class SearchAgentLoop(ToolAgentLoop):
     """One challenger or solver rollout with the search tool."""
 
     def __init__(self, *args: Any, max_tokens_per_turn: int, **kwargs: Any) -> None:
-        # veRL selects the token builder by model type; a ChatML template on a model of another family (the
-        # demo policy is a Llama) needs the Qwen builder, which restores the newline after <|im_end|>.
+        # veRL selects the token builder by model type. A ChatML template on another family (the demo policy
+        # is a Llama) needs the Qwen builder, which restores the newline after <|im_end|>.
         if kwargs["tokenizer"].eos_token == TURN_END:
             kwargs["hf_model_type"] = "qwen2"
         super().__init__(*args, **kwargs)
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         self.max_tokens_per_turn = max_tokens_per_turn
-        # veRL's schema class drops the query list's item type. Solver attempts render the whole schema, and a
-        # prompt must have the same ids in both.
+        # veRL's schema class drops the query list's item type, but solver attempts render the whole schema,
+        # and prompts must have the same ids in both.
         self.tool_schemas = [SEARCH_TOOL_SCHEMA]
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
-        """Run the conversation to its end; attach its trajectory and token drift."""
+        """Run the conversation, then attach its trajectory and token drift."""
         began = time.monotonic()
         with waiting("rollout"):
             output = await super().run(sampling_params, priority, **kwargs)
@@ -76,7 +75,7 @@ class SearchAgentLoop(ToolAgentLoop):
         with waiting("generation"):
             state = await super()._handle_generating_state(agent_data, capped, ignore_termination)
         turn_ids = list(agent_data.response_ids)
-        if not turn_ids:  # not the model's mistake: an engine always samples at least one id
+        if not turn_ids:  # not the model's mistake, because an engine always samples at least one id
             raise RuntimeError(
                 "the rollout engine returned no token: aborted, or no room left in max_model_len"
             )
@@ -98,7 +97,7 @@ class SearchAgentLoop(ToolAgentLoop):
             text = invalid_call_response(call)
             _record(turns, index, replace(call, response=text))
             return ToolResponse(text=text), 0.0, {}
-        # Calls of one turn run concurrently: an empty response marks this one as taken before the wait.
+        # Calls of one turn run concurrently, so an empty response marks this one as taken before the wait.
         _record(turns, index, replace(call, response=""))
         tool = self.tools[SEARCH_TOOL_NAME]
         create_kwargs = tools_kwargs.get(SEARCH_TOOL_NAME, {}).get("create_kwargs", {})

@@ -1,9 +1,9 @@
 """The `search` tool as veRL loads it (veRL 0.9.1), from `config/search_tool_config.yaml`.
 
-If the retrieval service fails past its deadline, that is not the model's mistake: it reads one short
-sentence, and the `failed` flag makes the agent loop mark the sample as invalid. If the service refuses the
-queries as too long or too many, that is the model's mistake: it reads the limit, and the `refused` flag makes
-the loop count the call as invalid. Any other refusal means a wrong address or token, and ends the run.
+If the retrieval service fails past its deadline, the model reads one short sentence, and `failed` makes the
+agent loop mark the sample as invalid. If the service refuses the queries, the model reads the limit, and
+`refused` makes the loop count the call as invalid. Any other refusal is a wrong address or token and ends the
+run.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ UNAVAILABLE = "Search is unavailable at the moment."
 
 
 class SearchTool(BaseTool):
-    """Turns queries into passages as the model sees them; one client for all rollouts of the worker."""
+    """Answers queries with passages as the model sees them. All rollouts of a worker share one client."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         super().__init__(config, tool_schema or OpenAIFunctionToolSchema.model_validate(SEARCH_TOOL_SCHEMA))
@@ -32,7 +32,7 @@ class SearchTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Answer one valid call; the third item has whether the service `failed` or `refused`, and why."""
+        """Answer one valid call. The third item tells whether the service `failed` or `refused`, and why."""
         queries = parameters["query_list"]
         outcome: dict[str, Any] = {"failed": False, "refused": False, "error": None}
         try:

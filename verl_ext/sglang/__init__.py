@@ -1,4 +1,4 @@
-"""What depends on SGLang's internals: the names a run uses, how to find them, and what it needs without CUDA.
+"""SGLang: the names that a run uses, how to find them, and its shims without CUDA.
 
 Only `cpu_adapter`, which veRL's training worker loads, imports SGLang.
 """

@@ -1,12 +1,11 @@
-"""What a run needs of SGLang, and whether the installed SGLang has it.
+"""Whether the installed SGLang has every name that a run uses.
 
     python -m verl_ext.sglang.compat        # checks the installed SGLang without importing it
 
-One version is pinned (constraints-gpu.txt): the one that veRL is made for. Three parts of a run depend on
-SGLang's internals, which move from version to version: veRL's rollout server, the command line that starts
-the solver's server (drzero/stages/services.py), and the requests to that server
-(verl_ext/clients/search_agent.py). `NEEDS` lists the names they use. Tests compare it with veRL's and our own
-code; `make compat` compares it with the published wheel. An installed SGLang that lacks one is refused.
+One version is pinned (constraints-gpu.txt), the one that veRL is made for. veRL's rollout server, the
+solver's server (drzero/stages/services.py) and the requests to it (verl_ext/clients/search_agent.py) depend
+on SGLang's internals. `NEEDS` lists the names. Tests compare it with the code, `make compat` with the
+published wheel.
 """
 
 import importlib.util
@@ -25,10 +24,9 @@ PINNED = pinned("sglang", gpu=True)
 SOLVER_ARGUMENTS = {"attention_backend": "flashinfer", "sleep_on_idle": True}
 """Further arguments of the solver's server on CUDA.
 
-From 0.5.12 on the capture of CUDA graphs fails with FlashAttention 3 kernels (SGLang's issue 22800), which
-are SGLang's choice on an H100. veRL passes the same backend to its rollout server from that version on; when
-a veRL no longer does, this can go too. Without `sleep_on_idle` its schedulers spin between rollouts, each
-on a core that the update needs.
+From 0.5.12 on, capturing CUDA graphs fails with FlashAttention 3 kernels (SGLang's issue 22800), SGLang's
+choice on an H100. veRL passes flashinfer to its rollout server too. When a veRL no longer does, this can go.
+Without `sleep_on_idle` the schedulers spin between rollouts, each on a core that the update needs.
 """
 OWN_POSITIONS = 6
 """Positions of its context that a server keeps for itself."""
@@ -40,15 +38,14 @@ class Need:
     """Something of SGLang that a run uses."""
 
     kind: str
-    """The method of `Source` that finds it; after "no " it must not."""
+    """A method of `Source`, after "no " if the name must be absent."""
     name: str
     by: str
-    """Which part of a run uses it."""
     why: str = ""
-    """What goes wrong without it, where the name alone does not explain it."""
+    """What goes wrong, if the name does not explain it."""
 
     def found_in(self, source: Source) -> bool:
-        """Whether the package has it."""
+        """Whether the package meets the need."""
         is_there: bool = getattr(source, self.kind.removeprefix("no "))(self.name)
         return is_there != self.kind.startswith("no ")
 
@@ -76,47 +73,54 @@ _IMPORTED = {
     "set_prometheus_multiproc_dir set_ulimit",
     "sglang.srt.weight_sync.utils": "update_weights _preprocess_tensor_for_update_weights",
 }
-"""What veRL's rollout imports from the pinned version, by module."""
+"""veRL's imports from the pinned version, by module."""
 
 NEEDS: tuple[Need, ...] = (
     *chain.from_iterable(_needs("symbol", ROLLOUT, names, f"{place}:") for place, names in _IMPORTED.items()),
-    # What veRL's rollout calls and passes.
-    *_needs(
-        *("no symbol", ROLLOUT, "BeginWeightUpdateReqInput", f"{_MESSAGES}:"),
-        why="weight updates without a session: from 0.5.21 on SGLang refuses an update outside of "
+    # Calls and arguments of veRL's rollout.
+    Need(
+        "no symbol",
+        f"{_MESSAGES}:BeginWeightUpdateReqInput",
+        ROLLOUT,
+        "weight updates without a session: from 0.5.21 on SGLang refuses an update outside of "
         "/begin_weight_update and /end_weight_update, which veRL does not send",
     ),
     *_needs(
-        *("argument", ROLLOUT),
+        "argument",
+        ROLLOUT,
         "model_path dtype mem_fraction_static disable_cuda_graph enable_memory_saver base_gpu_id gpu_id_step "
         "tp_size dp_size ep_size node_rank load_format nnodes trust_remote_code max_running_requests "
         "log_level mm_attention_backend attention_backend skip_tokenizer_init quantization "
         "json_model_override_args skip_server_warmup custom_weight_loader sleep_on_idle",
     ),
     *_needs(
-        *("route", ROLLOUT),
+        "route",
+        ROLLOUT,
         "/flush_cache /release_memory_occupation /resume_memory_occupation /update_weights_from_tensor",
     ),
     # The solver's server and its health (drzero/stages/services.py).
     *_needs(
-        *("argument", SERVER),
+        "argument",
+        SERVER,
         "model_path dtype tp_size dp_size mem_fraction_static context_length log_level enable_metrics "
         "served_model_name host port attention_backend sleep_on_idle",
     ),
-    # With a bearer token it is started by verl_ext.sglang.serve.
+    # verl_ext.sglang.serve starts it with a bearer token.
     *_needs(
-        *("symbol", SERVER),
+        "symbol",
+        SERVER,
         "launch_server:run_server srt.plugins:load_plugins srt.server_args:prepare_server_args "
         "srt.utils:kill_process_tree",
         "sglang.",
     ),
     *_needs("route", SERVER, "/health /health_generate"),
     *_needs("metric", SERVER, "sglang:generation_tokens_total"),
-    # What solver attempts send (verl_ext/clients/search_agent.py). They also ask for
-    # `return_token_ids`, which SGLang has from 0.5.17 on; an answer without token ids is encoded again.
+    # The requests also ask for `return_token_ids`, which SGLang has from 0.5.17 on. An answer without token
+    # ids is encoded again.
     *_needs("route", CLIENT, "/v1/completions"),
     *_needs(
-        *("symbol", CLIENT),
+        "symbol",
+        CLIENT,
         "model prompt max_tokens temperature top_p top_k seed stop_token_ids skip_special_tokens "
         "no_stop_trim",
         "sglang.srt.entrypoints.openai.protocol:CompletionRequest.",
@@ -125,13 +129,13 @@ NEEDS: tuple[Need, ...] = (
 
 
 def missing_in(folder: Path) -> list[str]:
-    """What a run would miss in the SGLang package of that folder, one text each."""
+    """The unmet needs in the SGLang package of that folder, one text each."""
     source = Source(folder)
     return [str(need) for need in NEEDS if not need.found_in(source)]
 
 
 def refusal() -> str | None:
-    """One line on why a run cannot use the installed SGLang; None if it can, or if none is installed."""
+    """Why a run cannot use the installed SGLang, in one line. None if it can, or if none is installed."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -147,7 +151,7 @@ def refusal() -> str | None:
 
 
 def main() -> int:
-    """Print the verdict on the installed SGLang; 1 if it is refused or not installed."""
+    """Print the verdict on the installed SGLang. Returns 1 if it is refused or missing."""
     if importlib.util.find_spec("sglang") is None:
         print("SGLang is not installed here")
         return 1

@@ -1,13 +1,12 @@
-"""SGLang on a machine without CUDA, to rehearse a run of real engines (SGLang 0.5.12, veRL 0.9.1).
+"""SGLang on a machine without CUDA, to rehearse a run with real engines (SGLang 0.5.12, veRL 0.9.1).
 
     python -m verl_ext.sglang.cpu       # put the stand-ins on the path of this Python's environment
-    environment(tp=2)                   # what a process with SGLang needs in its environment
-    arguments(40, 1024)                 # what its server needs in addition
+    environment(tp=2)                   # environment variables of a process with SGLang
+    arguments(40, 1024)                 # further arguments of its server
 
-The rollout engine's arguments are in config/hardware/cpu.yaml. Of what SGLang has for CUDA alone, three parts
-have a shim: its kernels' package and two operators of torchvision (`without_cuda/`, on the path of the
-environment that `make rehearse-sglang` makes), and the way in which weights are sent (`cpu_adapter.py`).
-tests/rehearsal/test_sglang_shims.py says when each can go.
+Three parts that SGLang has only for CUDA have a shim: the kernels' package and two operators of torchvision
+(`without_cuda/`), and the sending of weights (`cpu_adapter.py`). tests/rehearsal/test_sglang_shims.py says
+when each can go. The rollout engine's arguments are in config/hardware/cpu.yaml.
 """
 
 import importlib.util
@@ -24,22 +23,22 @@ STAND_INS = Path(__file__).parent / "without_cuda"
 
 
 def environment(tp: int) -> dict[str, str]:
-    """The environment of a process that starts or talks to an SGLang of `tp` ranks."""
+    """The environment of a process that starts or calls an SGLang of `tp` ranks."""
     cores = sorted(os.sched_getaffinity(0))
-    # SGLang counts the parts, and binds to them only with kernels for the CPU, which the stand-in has not.
+    # SGLang counts these parts, but binds to them only with CPU kernels, which the stand-in lacks.
     bound = "|".join(str(cores[rank % len(cores)]) for rank in range(tp))
     return {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
 
 
 def arguments(sequences: int, positions: int) -> dict[str, Any]:
-    """Arguments of a server that decodes so many sequences at once, with a cache for all at full length."""
+    """Arguments of a server that decodes this many sequences at full length at once."""
     backends = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "grammar_backend": "none"}
     sizes = {"max_running_requests": sequences, "max_total_tokens": sequences * positions}
     return {"device": "cpu", **backends, "disable_overlap_schedule": True, "sleep_on_idle": True, **sizes}
 
 
 def refusal_on_cpu() -> str | None:
-    """One line on why SGLang cannot run here without CUDA; None if it can."""
+    """Why SGLang cannot run here without CUDA, in one line, or None."""
     if importlib.util.find_spec("sglang") is None:
         return "SGLang is not installed here"
     if (version := metadata.version("sglang")) != PINNED:

@@ -1,10 +1,9 @@
-"""SGLang's server with the bearer token of the environment (SGLang 0.5.12): the flag would show it to all.
+"""SGLang's server with a bearer token from the environment (SGLang 0.5.12).
 
     OPENAI_API_KEY=… python -m verl_ext.sglang.serve --model-path PATH      # as sglang.launch_server
 
-SGLang takes its token by `--api-key`, which the process list has, and logs all of its arguments at INFO. Here
-it is added after the command line is read, as a text that does not show itself. Health and metrics stay open,
-as SGLang has it.
+With `--api-key` the process list would show the token, and SGLang would log it. Here it is added after the
+command line is read. Health and metrics stay open, as in SGLang.
 """
 
 import os
@@ -14,17 +13,17 @@ from drzero.ops.bearer import MODEL_KEY, bearer_of
 
 
 class Hidden(str):
-    """A text that is used as any other, and not shown where a whole object is."""
+    """A text that hides itself when an object is logged."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """What a log has in its place."""
+        """Shown in logs."""
         return "'(hidden)'"
 
 
 def main() -> None:
-    """Serve until a signal, as `python -m sglang.launch_server` does."""
+    """Serve until a signal, like `python -m sglang.launch_server`."""
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

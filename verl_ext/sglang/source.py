@@ -1,11 +1,10 @@
-"""The names that an SGLang package has, read from its source, never imported.
+"""The names in an SGLang package, read from its source because importing SGLang needs a driver.
 
     source = Source(Path("…/site-packages/sglang"))
     source.symbol("sglang.srt.managers.io_struct:GenerateReqInput")     # True
     source.argument("context_length"), source.route("/health_generate")
 
-Importing SGLang needs a driver; its source can be read on any machine. That a name exists is necessary for
-the code that uses it, not sufficient: its behaviour may have changed all the same.
+That a name exists does not show that it still behaves the same.
 """
 
 import ast
@@ -22,19 +21,19 @@ class Source:
         self._folder = folder
 
     def symbol(self, place: str) -> bool:
-        """Whether `module:name` or `module:Class.attribute` exists, including re-exports by star imports."""
+        """Whether `module:name` or `module:Class.attribute` exists, also through star imports."""
         module, _, path = place.partition(":")
         name, _, attribute = path.partition(".")
         statement = self._find(module, name)
         if statement is None or not attribute:
             return statement is not None
-        # The attributes of an imported class are in the module that defines it.
+        # An imported class has its attributes in the module that defines it.
         if isinstance(statement, ast.ImportFrom) and statement.module:
             return self.symbol(f"{statement.module}:{path}")
         return isinstance(statement, ast.ClassDef) and attribute in _names(statement.body)
 
     def argument(self, name: str) -> bool:
-        """Whether the server takes the argument: as `--name` or as a field of its arguments' classes."""
+        """Whether the server takes the argument, as `--name` or as a field of its classes."""
         return name in self._arguments
 
     def route(self, path: str) -> bool:
@@ -42,14 +41,14 @@ class Source:
         return path in _texts(self.tree("sglang.srt.entrypoints.http_server"))
 
     def metric(self, name: str) -> bool:
-        """Whether the server exports a metric of that name."""
+        """Whether the server exports the metric."""
         return name in _texts(self.tree("sglang.srt.observability.metrics_collector"))
 
     @functools.cached_property
     def _arguments(self) -> set[str]:
         srt = self._folder / "srt"
         names: set[str] = set()
-        # From 0.5.21 on the fields are spread over files of their own.
+        # From 0.5.21 on the fields are spread over several files.
         for file in (srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))):
             tree = _parse(file)
             names |= {text[2:].replace("-", "_") for text in _texts(tree) if text.startswith("--")}
@@ -73,7 +72,7 @@ class Source:
         return next((each for each in found if each is not None), None)
 
     def tree(self, module: str) -> ast.Module | None:
-        """A module of the package, parsed; None for one that it does not have."""
+        """A parsed module of the package, or None."""
         package, *parts = module.split(".")
         path = self._folder.joinpath(*parts)
         files = (path.with_suffix(".py"), path / "__init__.py") if package == "sglang" else ()
@@ -86,7 +85,7 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run at import, including those under `if` and `try`."""
+    """The statements that run at import, also under `if` and `try`."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If):

@@ -1,10 +1,7 @@
 """Collapse alarms: signs that self-play training degenerates, raised while the run can still be stopped.
 
-`collapse_metrics` computes one step's metrics (`drzero/collapse/…`), `CollapseWatch` averages them over a
-window of steps and returns each alarm once when its limit is crossed, and again only after it was clear.
-
-A window, because a step of a rehearsal has few questions and its metrics vary. Some limits compare with the
-first full window that this process has seen, so a resumed run compares with the point where it resumed.
+`CollapseWatch` averages `collapse_metrics` over a window of steps, because single steps of a rehearsal vary.
+Some limits compare with the first full window of this process, so a resumed run compares with its restart.
 """
 
 from __future__ import annotations
@@ -21,38 +18,35 @@ from verl_ext.method.answers import normalize_answer
 from verl_ext.method.trajectory import Trajectory
 from verl_ext.trainer.step_metrics import mean
 
-if TYPE_CHECKING:  # the pipeline reads WINDOW, and does not need TransferQueue and Ray for it
+if TYPE_CHECKING:  # readers of WINDOW need neither TransferQueue nor Ray
     from verl_ext.trainer.step_rows import StepRow
 
 WINDOW = 5
-"""Steps over which the metrics are averaged."""
+"""Steps to average."""
 
-# A group of equal rewards has advantage 0: with four of five such groups, four fifths of a step is wasted.
+# A group of equal rewards has advantage 0. With four of five such groups, four fifths of a step is wasted.
 ZERO_VARIANCE_LIMIT = 0.8
-# e^0.05 = 1.05 choices a token: several samples of one prompt are then nearly the same text, and comparing
-# them says nothing. The demo policy's questions start at about 0.1 nats at T = 1.
+# e^0.05 = 1.05 choices a token: samples of one prompt are nearly the same text. The demo policy starts at
+# about 0.1 nats with T = 1.
 ENTROPY_LIMIT_NATS = 0.05
-# Half or twice the length at the start: reasoning has been dropped, or text is drawn out up to the limit.
-# No reward here asks for either.
+# Half or twice the length at the start: the policy has dropped its reasoning or pads its text.
 LENGTH_FACTOR_LIMIT = 2.0
-# The format score is at most 1; once nearly all of it is reached, only difficulty is left to learn, and its
-# halving means that the challenger optimises the format alone.
+# Once the format score nears its maximum of 1, only difficulty is left to learn. If it halves, the challenger
+# optimizes the format alone.
 FORMAT_LIMIT, DIFFICULTY_FALL_LIMIT = 0.95, 0.5
-# A yes/no question is right by chance half of the time, which pays difficulty for nothing.
+# Half of the answers to yes/no questions are right by chance, which pays difficulty for nothing.
 YES_NO_LIMIT = 0.5
-# Years and counts can be guessed within a range, and a model asks for them because an exact answer is easy.
-# More lenient than yes/no, as dates are good answers in themselves.
+# Years and counts can be guessed within a range. The limit is higher, because dates are good answers.
 NUMBER_LIMIT = 0.7
-# Two questions that share 7 of 10 word pairs are one template with different names filled in.
+# Two questions that share 7 of 10 word pairs are one template with different names.
 SIMILARITY_LIMIT = 0.7
-# Prompts are different documents; a repeated question is not about its document.
+# Prompts have different documents, so a repeated question is not about its document.
 DUPLICATE_LIMIT = 0.2
-# Without a search, two and more hops are asked about from the document alone, or answered by a guess. Below
-# a tenth, a group of five has a search in it less often than not: nothing is left to reinforce.
+# Below a tenth, most groups of five have no search in them, and nothing is left to reinforce.
 SEARCHED_LIMIT = 0.1
 
 ALARM = "drzero/collapse/alarm/"
-"""Metrics of the active alarms: this and the alarm's name."""
+"""Prefix of the metrics of active alarms."""
 
 _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*%?|zero|one|two|three|four|five|six|seven|eight|nine|ten")
 
@@ -62,10 +56,9 @@ def collapse_metrics(
 ) -> dict[str, float]:
     """Metrics of one step, over the rows that count.
 
-    `groups` are the labels within which rewards are compared, `log_probs` the sampler's log-probs of each
-    row's own tokens at its own temperature (T = 1 in training). Their negated mean is `entropy` in nats a
-    token: a Monte-Carlo estimate of the mean entropy of the next token, from the one token sampled at each
-    position. Shares are in [0, 1]. A challenger's rows add metrics of its questions.
+    `groups` are the labels within which rewards are compared. `log_probs` are the sampler's log-probs of each
+    row's own tokens at its temperature (T = 1 in training). Their negated mean is `entropy`, in nats a token.
+    Shares are in [0, 1].
     """
     good = [index for index, row in enumerate(rows) if row.counts]
     rewards: dict[Hashable, list[float]] = {}
@@ -78,8 +71,7 @@ def collapse_metrics(
         "entropy": -mean(tokens),
         "response_tokens": mean([len(log_probs[index]) for index in good]),
     }
-    # One hop needs none of a challenger, who has the document; a row without a hop count may need several.
-    # Other environments than search have tools of their own, or none.
+    # A challenger's one-hop question needs no search. A row without a hop count may need several.
     searching = [rows[index] for index in good if isinstance(rows[index].trajectory, Trajectory)]
     if needing := [row for row in searching if row.hop != 1]:
         metrics["searched_share"] = mean([bool(row.trajectory.searches) for row in needing])
@@ -96,10 +88,10 @@ def collapse_metrics(
 def question_metrics(questions: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
     """Shares of answer types, and how alike a step's questions are.
 
-    `self_similarity` is the mean, over the questions, of the Jaccard overlap of word pairs with the most
-    similar other question; `duplicate_share` that of the questions which repeat an earlier one.
+    `self_similarity`: mean Jaccard overlap of word pairs with the most similar other question.
+    `duplicate_share`: share of questions that repeat an earlier one.
     """
-    # Markers at both ends give a question of one word pairs too.
+    # Markers at both ends give one-word questions word pairs too.
     pairs = [frozenset(pairwise(["^", *normalize_answer(question).split(), "$"])) for question in questions]
     nearest = [
         max((len(own & other) / len(own | other) for j, other in enumerate(pairs) if j != i), default=0.0)
@@ -116,7 +108,7 @@ def question_metrics(questions: Sequence[str], answers: Sequence[str]) -> dict[s
 
 @dataclass(frozen=True)
 class Alarm:
-    """A crossed limit: its name, the measured value, and what it means."""
+    """A crossed limit: its name, the measured value and the advice."""
 
     name: str
     evidence: str
@@ -127,21 +119,21 @@ class Alarm:
 
 
 class CollapseWatch:
-    """Keeps the last steps and the alarms that are active."""
+    """The last steps and the active alarms."""
 
     def __init__(self) -> None:
         self._steps: deque[dict[str, float]] = deque(maxlen=WINDOW)
         self._first: dict[str, float] | None = None
         self.active: dict[str, Alarm] = {}
-        """Alarms whose limit is crossed now, by name."""
+        """By name."""
 
     @property
     def window_full(self) -> bool:
-        """Whether a full window has been seen; before that, the absence of alarms means nothing."""
+        """Whether a full window has been seen. Until then, no alarm can be raised."""
         return self._first is not None
 
     def add_step(self, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Add one step's metrics (named as by `collapse_metrics`); returns the alarms newly active."""
+        """Add one step's metrics. Returns the newly active alarms, again only after they were clear."""
         prefix = "drzero/collapse/"
         own = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         self._steps.append(own)
@@ -156,34 +148,43 @@ class CollapseWatch:
 
 
 _READ_QUESTIONS = "read the questions in the rollout dumps before training a solver on them"
-# Alarms for a share above its limit: name, limit, what the share is of, advice; by metric.
+# By metric: the alarm for a share above its limit, the limit, the meaning of the share, and advice.
 _SHARES = {
     "zero_variance_share": (
-        *("zero-variance", ZERO_VARIANCE_LIMIT, "of the groups have equal rewards"),
+        "zero-variance",
+        ZERO_VARIANCE_LIMIT,
+        "of the groups have equal rewards",
         "they teach nothing; the task is too easy or too hard for the present policy",
     ),
     "yes_no_share": (
-        *("answer-types", YES_NO_LIMIT, "of the answers are yes or no"),
+        "answer-types",
+        YES_NO_LIMIT,
+        "of the answers are yes or no",
         f"such a question is right by chance half of the time, which looks difficult; {_READ_QUESTIONS}",
     ),
     "number_share": (
-        *("numbers", NUMBER_LIMIT, "of the answers are numbers"),
+        "numbers",
+        NUMBER_LIMIT,
+        "of the answers are numbers",
         f"the challenger has found one kind of question that pays; {_READ_QUESTIONS}",
     ),
     "self_similarity": (
-        *("self-similarity", SIMILARITY_LIMIT),
+        "self-similarity",
+        SIMILARITY_LIMIT,
         "of a question's word pairs also occur in another question of the step",
         f"the challenger fills one template; {_READ_QUESTIONS}",
     ),
     "duplicate_share": (
-        *("duplicates", DUPLICATE_LIMIT, "of the questions repeat another one of the step"),
+        "duplicates",
+        DUPLICATE_LIMIT,
+        "of the questions repeat another one of the step",
         f"the challenger no longer reads its document; {_READ_QUESTIONS}",
     ),
 }
 
 
 def _alarms(now: Mapping[str, float], first: Mapping[str, float]) -> Iterator[Alarm]:
-    """The limits that the window's means cross, `first` being those of the first window."""
+    """Alarms for the window's means, given the first window's."""
     for metric, (name, limit, what, advice) in _SHARES.items():
         if now.get(metric, 0.0) > limit:
             yield Alarm(name, f"{_percent(now[metric])} {what} (limit {_percent(limit)})", advice)
@@ -195,7 +196,7 @@ def _alarms(now: Mapping[str, float], first: Mapping[str, float]) -> Iterator[Al
             "answers come from the document alone or are guessed; searching does not pay at the present "
             "accuracy: go back to an earlier checkpoint, with easier questions or a better warm start",
         )
-    # Exactly 0 means that no token was sampled at all, which is a different problem.
+    # Exactly 0 means that no token was sampled, which is a different problem.
     if 0 < now["entropy"] < ENTROPY_LIMIT_NATS:
         yield Alarm(
             "entropy",
@@ -211,7 +212,7 @@ def _alarms(now: Mapping[str, float], first: Mapping[str, float]) -> Iterator[Al
             f"(limit {LENGTH_FACTOR_LIMIT:g} times)",
             "the policy has stopped reasoning or searching, or pads its text; read the rollout dumps",
         )
-    # A solver's steps have neither of the two.
+    # A solver's steps have neither metric.
     was, difficulty = first.get("difficulty", 0.0), now.get("difficulty", 0.0)
     if was and now.get("format", 0.0) >= FORMAT_LIMIT and difficulty < was * DIFFICULTY_FALL_LIMIT:
         yield Alarm(

@@ -1,4 +1,4 @@
-"""What goes into veRL's replay buffer and comes out of it, counted for the flow monitor (veRL 0.9.1)."""
+"""Counts for the flow monitor: what goes into veRL's replay buffer and what comes out (veRL 0.9.1)."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from verl_ext.trainer.flow_counters import COUNTERS_FILE, FlowCounters
 
 
 class FlowMixin(PPOTrainer):
-    """Puts `ObservedBuffer` around veRL's buffer and writes the counters while the run lasts."""
+    """Wraps veRL's buffer in `ObservedBuffer` and writes the counters during the run."""
 
     base_mode: str
-    """veRL's own name of the mode, on which its base classes branch."""
+    """veRL's own name of the mode."""
 
     def _build_replay_buffer(self) -> Any:
         """veRL's own buffer, observed."""
@@ -27,7 +27,7 @@ class FlowMixin(PPOTrainer):
             path=Path(config.run.dir) / COUNTERS_FILE,
             mode=self.base_mode,
             rollouts_per_prompt=config.actor_rollout_ref.rollout.n,
-            # veRL counts the versions that a sample spans, its own included.
+            # veRL counts the versions that a sample spans, including its own.
             behind_limit=None if threshold is None else threshold - 1,
             capacity=storage.get("total_storage_size"),
             filters=bool(filter_groups.get("enable") or sampler.get("sync_refill_failed_groups")),
@@ -50,7 +50,7 @@ class FlowMixin(PPOTrainer):
 
 
 class ObservedBuffer:
-    """veRL's replay buffer; each call that waits for samples is counted, anything else passes through."""
+    """veRL's replay buffer. Counts the calls that wait for samples and passes everything else on."""
 
     def __init__(self, buffer: Any, counters: FlowCounters) -> None:
         self._buffer = buffer
@@ -62,7 +62,7 @@ class ObservedBuffer:
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """A batch of `batch_size` groups, and veRL's metrics of what was evicted meanwhile."""
+        """A batch of `batch_size` groups, and veRL's metrics of evictions."""
         with self._counters.sampling(partition_id, batch_size, global_steps):
             batch, metrics = self._buffer.sample(
                 global_steps=global_steps, partition_id=partition_id, batch_size=batch_size

@@ -1,11 +1,10 @@
-"""Counts of what veRL's replay buffer holds and of what became of every sample (veRL 0.9.1).
+"""Counts what veRL's replay buffer holds and what became of every sample (veRL 0.9.1).
 
-Only the trainer's driver knows both ends: what it submitted, and what `sample` returned or evicted
-(`verl_ext.trainer.flow` calls the counters there). What is in between is in TransferQueue, whose keys and
-tags are listed here. veRL counts groups (prompts); the file counts samples, `rollouts_per_prompt` to a
-group. It has the form that `drzero.ops.flow.sources` reads; its flow points are `prompts` (pending or
-running), `buffer` (finished or failed), `trainer` (taken, not judged yet), `TransferQueue` (rows, if
-bounded) and `validation`.
+The trainer's driver knows what it submitted and what `sample` returned or evicted (`verl_ext.trainer.flow`).
+Everything in between is listed from TransferQueue. veRL counts groups (prompts), but the file counts samples,
+`rollouts_per_prompt` to a group. `drzero.ops.flow.sources` reads it. Its points are `prompts` (pending or
+running), `buffer` (finished or failed), `trainer` (taken, not judged yet), `TransferQueue` (rows, if bounded)
+and `validation`.
 """
 
 import math
@@ -33,41 +32,41 @@ _EVICTED = {
 }
 
 Listing = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""TransferQueue's keys and their tags by partition."""
+"""TransferQueue's tags by partition and key."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The groups of one partition as listed at one moment."""
+    """The groups of one partition, as listed at one moment."""
 
     status: Counter[str]
     """Groups by veRL's status: pending, running, finished, failure."""
     oldest_s: Mapping[str, float]
-    """Age of the oldest that is `working` (pending or running) or `waiting` (finished or failed)."""
+    """Age of the oldest `working` and `waiting` group."""
     rows_of_working: int
-    """Finished samples of groups that are not finished."""
+    """Finished samples of working groups."""
     steps_of_waiting: Sequence[int]
-    """The steps at which the waiting groups were submitted."""
+    """The steps at which waiting groups were submitted."""
 
     @property
     def working(self) -> int:
-        """Groups submitted and not finished."""
+        """Groups that are pending or running."""
         return sum(self.status.values()) - self.waiting
 
     @property
     def waiting(self) -> int:
-        """Groups that can be sampled, evicted or filtered."""
+        """Finished and failed groups, which can be sampled, evicted or filtered."""
         return sum(self.status[status] for status in _TERMINAL)
 
 
 class GroupClock:
-    """Remembers how long groups have been working or waiting; veRL's tags carry no time."""
+    """Remembers how long groups have been working or waiting, because veRL's tags carry no time."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[bool, float]] = {}
         self._failing: set[str] = set()
         self.failures = 0
-        """Groups seen to have failed so far, each once."""
+        """Failed groups seen so far, each counted once."""
 
     def update(self, tags: Mapping[str, Mapping[str, Any]], now: float) -> Partition:
         """Read one listing of a partition, made at `now`."""
@@ -96,7 +95,7 @@ class GroupClock:
 
 @dataclass
 class _Counts:
-    """Totals of this start; groups, but for the rows that the trainer has judged."""
+    """Totals of this start, in groups until the trainer judges rows."""
 
     submitted: int = 0
     taken: int = 0
@@ -104,9 +103,9 @@ class _Counts:
     failed: int = 0
     filtered: int = 0
     replaced_now: int = 0
-    """Groups evicted and replaced in a call of `sample` that has not returned."""
+    """Groups evicted and replaced in a call of `sample` that is still running."""
     judged: int = 0
-    """Rows that the trainer expected, whether they arrived or not."""
+    """Expected rows, whether they arrived or not."""
     accepted: int = 0
     invalid: int = 0
     missing: int = 0
@@ -123,13 +122,13 @@ class FlowCounters:
     mode: str
     rollouts_per_prompt: int
     behind_limit: int | None = None
-    """How many steps a group may be behind before it is dropped (asynchronous modes; None: no limit)."""
+    """How many steps a group may be behind before it is dropped, if limited."""
     capacity: int | None = None
-    """The rows that TransferQueue has room for; None: unbounded."""
+    """Rows that TransferQueue has room for, if bounded."""
     filters: bool = False
     """Whether the synchronous buffer evicts groups by choice."""
     listing: Callable[[], Listing | None] = lambda: tq.kv_list()
-    """Lists what TransferQueue holds."""
+    """Lists TransferQueue."""
 
     def __post_init__(self) -> None:
         self._file = StatusFile(self.path)
@@ -151,14 +150,14 @@ class FlowCounters:
             self._counts.submitted += groups
 
     def replaced(self, groups: int) -> None:
-        """Count groups submitted in addition; during a call of `sample` they replace evicted ones."""
+        """Count additional groups. During a call of `sample` they replace evicted ones."""
         with self._lock:
-            # Synchronous filtering submits two for one: what it evicts is known when it returns.
+            # Synchronous filtering submits two for one, and reports its evictions when it returns.
             if self._call and self.mode != "sync":
                 self._counts.replaced_now += groups
 
     def judged(self, expected: int, rows: int, accepted: int) -> None:
-        """Count a batch: of `expected` rows, `rows` arrived, and `accepted` of them will be trained on."""
+        """Count a batch: `rows` of `expected` rows arrived, and `accepted` of them will be trained on."""
         with self._lock:
             counts = self._counts
             counts.judged += expected
@@ -168,7 +167,7 @@ class FlowCounters:
 
     @contextmanager
     def sampling(self, partition: str, want: int, step: int) -> Iterator[None]:
-        """The body is a call of `sample` that waits for `want` groups."""
+        """Mark the body as a call of `sample` that waits for `want` groups."""
         began = time.time()
         with self._lock:
             self._step = step
@@ -185,14 +184,14 @@ class FlowCounters:
     def sampled(
         self, partition: str, taken: int, metrics: Mapping[str, Any], batch: KVBatchMeta | None
     ) -> None:
-        """Count a call of `sample`: groups taken, and what it evicted according to veRL's metrics."""
+        """Count a call of `sample`: groups taken, and groups evicted according to veRL's metrics."""
         with self._lock:
             counts = self._counts
             if partition == "val":
                 counts.validated += taken
                 return
             evicted = {name: int(metrics.get(key, 0)) for name, key in _EVICTED.items()}
-            # A group may be both stale and filtered; the replacements count it once.
+            # A group may be both stale and filtered, but its replacement counts once.
             total = counts.replaced_now or sum(evicted.values())
             counts.stale += evicted["stale"]
             counts.failed += evicted["failed"]
@@ -207,11 +206,11 @@ class FlowCounters:
 
     @contextmanager
     def writing(self, every_s: float = 5.0) -> Iterator[None]:
-        """Write the file every `every_s` seconds during the body, and once more at its end.
+        """Write the file every `every_s` seconds during the body, and once at its end.
 
-        What TransferQueue already holds, restored from a checkpoint, counts as submitted.
+        Groups restored from a checkpoint into TransferQueue count as submitted.
         """
-        # Counting must never cost the run: a full disk, or a queue that is just being closed.
+        # Counting must never end the run, for example with a full disk or a closing queue.
         with suppress(Exception):
             restored = (self.listing() or {}).get("train", {})
             self.submitted(sum(bool(tag.get("is_prompt", False)) for tag in restored.values()))
@@ -234,7 +233,7 @@ class FlowCounters:
             thread.join(5.0)
 
     def write(self) -> None:
-        """Bring the file up to date; raises OSError."""
+        """Update the file. Raises OSError."""
         self._file.write(self.record(time.time()))
 
     def record(self, now: float) -> dict[str, Any]:
@@ -243,7 +242,7 @@ class FlowCounters:
         listing = self.listing() or {}
         listed_s = round(time.monotonic() - began, 4)
         train, val = (self._clocks[name].update(listing.get(name, {}), now) for name in ("train", "val"))
-        # Asynchronous modes store the prompts as rows too, so that they can resume them after a restart.
+        # Asynchronous modes store prompts as rows too, to resume them after a restart.
         with_prompts = self.mode != "sync"
         tags = [tag for part in listing.values() for tag in part.values()]
         rows = sum(with_prompts or not tag.get("is_prompt", False) for tag in tags)
@@ -269,28 +268,34 @@ class FlowCounters:
     def _points(self, train: Partition, val: Partition, rows: int) -> dict[str, Any]:
         counts, clocks = self._counts, self._clocks
         filters_now = self.filters and self.mode == "sync"
-        # Groups that score alike are left out by choice, which is no fault of the buffer.
+        # Groups with equal rewards are left out by choice, which is not the buffer's fault.
         passed_over = counts.filtered + (counts.replaced_now if filters_now else 0)
         evicted = counts.stale + counts.failed + (0 if filters_now else counts.replaced_now)
         left_rollout = counts.taken + passed_over + evicted + train.waiting
         taken_rows = counts.taken * self.rollouts_per_prompt
-        # A failed group is seen in a listing, or by the trainer as missing rows; neither count ever falls.
+        # Failed groups show in a listing, or later as missing rows. Neither count ever falls.
         lost_groups = counts.failed + math.ceil(counts.missing / self.rollouts_per_prompt)
         points = {
             "prompts": _point(
-                *(train.working, counts.submitted, left_rollout),
+                train.working,
+                counts.submitted,
+                left_rollout,
                 oldest_age_s=train.oldest_s.get("working"),
                 errors=max(clocks["train"].failures, lost_groups),
                 work=train.rows_of_working,
             ),
             "buffer": _point(
-                *(train.waiting, left_rollout, counts.taken + passed_over),
+                train.waiting,
+                left_rollout,
+                counts.taken + passed_over,
                 oldest_age_s=train.oldest_s.get("waiting"),
                 dropped=evicted,
                 role="queue",
             ),
             "trainer": _point(
-                *(taken_rows - counts.judged, taken_rows, counts.accepted),
+                taken_rows - counts.judged,
+                taken_rows,
+                counts.accepted,
                 dropped=counts.invalid + counts.missing,
             ),
         }
@@ -298,7 +303,9 @@ class FlowCounters:
             points["TransferQueue"] = _point(rows, 0, 0, capacity=self.capacity, role="store")
         if counts.validation_submitted:
             points["validation"] = _point(
-                *(val.working, counts.validation_submitted, counts.validated),
+                val.working,
+                counts.validation_submitted,
+                counts.validated,
                 oldest_age_s=val.oldest_s.get("working"),
                 errors=clocks["val"].failures,
                 work=val.waiting + val.rows_of_working,
@@ -310,7 +317,7 @@ class FlowCounters:
         in_trainer = counts.taken * each - counts.judged
         submitted = counts.submitted * each
         failed = (counts.failed + train.status["failure"]) * each + counts.missing
-        # Until a call of `sample` returns, only the failures seen separate its failed groups from stale ones.
+        # Until `sample` returns, only the failures seen tell its failed groups from stale ones.
         seen = self._clocks["train"].failures - counts.failed - train.status["failure"]
         failed_now = min(max(seen, 0), counts.replaced_now)
         return {
@@ -322,12 +329,12 @@ class FlowCounters:
             "stale": (counts.stale + counts.replaced_now - failed_now) * each,
             "filtered": counts.filtered * each,
             "in_flight": (train.working + train.waiting) * each + in_trainer,
-            # Synchronous filtering reports what it dropped only at the end of its call.
+            # Synchronous filtering reports what it dropped only when its call ends.
             "settled": not (self.mode == "sync" and self.filters and self._call),
         }
 
     def _staleness(self, train: Partition) -> dict[str, Any]:
-        """Off-policy lag in steps of the waiting groups and of the last batch; empty in sync mode."""
+        """Lag in steps of the waiting groups and of the last batch. Empty in sync mode."""
         if self.mode == "sync":
             return {}
         behind = [self._step - step for step in train.steps_of_waiting]
@@ -343,5 +350,5 @@ class FlowCounters:
 
 
 def _point(depth: int, came: int, out: int, **extra: Any) -> dict[str, Any]:
-    """A flow point as in the file: how many it holds, how many have come in and have left it finished."""
+    """A flow point of the file: how many it holds, and how many came in and left."""
     return {"depth": depth, "oldest_age_s": None, "in": came, "out": out, "dropped": 0, "errors": 0, **extra}

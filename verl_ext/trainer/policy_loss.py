@@ -1,10 +1,8 @@
 """veRL's bypass-mode policy loss, also for a micro-batch in which no token counts (veRL 0.9.1).
 
-Padding rows and the rows that a failed service has spoiled keep their place in a batch and have a mask of
-zeros, so that neither the policy gradient nor a KL or entropy term takes anything from them. veRL's own loss
-refuses a micro-batch of such rows alone: "response_mask must contain at least one valid token". This one,
-chosen by `actor_rollout_ref.actor.policy_loss.loss_mode=drzero_bypass_mode`, gives it a loss of zero and
-passes every other micro-batch on. The test
+Padding rows and rows spoiled by a failed service stay in a batch with a mask of zeros. veRL's own loss
+refuses a micro-batch of only such rows ("response_mask must contain at least one valid token"). This one
+(`actor_rollout_ref.actor.policy_loss.loss_mode=drzero_bypass_mode`) gives it a loss of zero. The test
 `test_veRLs_own_loss_still_refuses_a_micro_batch_without_a_token` fails when this can go.
 """
 
@@ -16,7 +14,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.workers.config import ActorConfig
 
 BYPASS_MODE = "drzero_bypass_mode"
-"""`loss_mode` of this loss."""
+"""Name of this `loss_mode`."""
 
 
 @register_policy_loss(BYPASS_MODE)
@@ -29,11 +27,10 @@ def bypass_mode_loss(
     config: DictConfig | ActorConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The loss of a micro-batch and its metrics; all tensors are [rows, tokens].
+    """The loss of a micro-batch and its metrics. All tensors are [rows, tokens].
 
-    Without a token that counts, the loss is that of tokens to which sampler and actor give probability 1 and
-    which have no advantage: zero, and part of the graph, as FSDP needs it. Its metrics have the same names as
-    in any other micro-batch, as veRL's mean over ranks needs them.
+    Without a counting token the loss is zero but part of the graph, as FSDP requires, and the metrics have
+    the usual names, as veRL's mean over ranks requires.
     """
     if not response_mask.any():
         log_prob = log_prob.masked_fill(~response_mask.bool(), 0.0)

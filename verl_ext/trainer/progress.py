@@ -1,7 +1,4 @@
-"""A run's progress: its phases, its checkpoints, and its end before the last step.
-
-That is an end before the stop time (docs/stopping.md), or at a collapse (`collapse.policy=stop`).
-"""
+"""A run's progress: its phases, its checkpoints, and an early end at the stop time or at a collapse."""
 
 from pathlib import Path
 from typing import Any
@@ -24,15 +21,14 @@ from verl_ext.telemetry import Heartbeat
 class ProgressMixin(PPOTrainer):
     """Logs each phase as it begins, and decides after each step whether another one fits.
 
-    The first step of a start always runs, however little time is left: its duration is unknown, and a run
-    that is restarted again and again must make progress. Checkpoints are pruned in veRL's place, which would
-    remove the old one too early (`verl_ext.checkpoints`).
+    The first step always runs, because its duration is unknown and a run that is restarted often must make
+    progress. Checkpoints are pruned in veRL's place, which would remove the old one too early.
     """
 
     _out_of_time: str | None = None
-    """Why there is no time for a further step; None while there is."""
+    """Why there is no time for another step."""
     _collapsed: str | None = None
-    """The collapse alarms at which the run ends; None while it continues."""
+    """The collapse alarms that end the run."""
     _saved: int | None = None
     """The step of this start's last checkpoint."""
 
@@ -55,7 +51,7 @@ class ProgressMixin(PPOTrainer):
         if "wandb" in self.config.trainer.logger:
             import wandb
 
-            # Ray ends wandb's service with this process, before wandb's own exit hook, which would fail.
+            # Ray kills wandb's service with this process, before wandb's own exit hook, which would fail.
             wandb.teardown()
         if self._ends_because:
             note = Note(self.total_training_steps, self._ends_because, collapsed=bool(self._collapsed))
@@ -63,7 +59,7 @@ class ProgressMixin(PPOTrainer):
 
     @property
     def _ends_because(self) -> str | None:
-        """Why the run ends after this step; None while it continues."""
+        """Why the run ends after this step, or None."""
         return self._collapsed or self._out_of_time
 
     def on_train_begin(self) -> None:  # noqa: D102
@@ -89,8 +85,8 @@ class ProgressMixin(PPOTrainer):
     def on_step_end(self) -> None:
         """Save now if this step is the last and veRL has not just saved.
 
-        Before the weights are synchronised, as veRL itself saves: a GPU has room for a save while the rollout
-        engine sleeps.
+        This happens before the weight sync, because a GPU has room for a save while the rollout engine
+        sleeps.
         """
         self._pace.end_step()
         trainer, step = self.config.trainer, self.global_steps
@@ -107,7 +103,7 @@ class ProgressMixin(PPOTrainer):
         self._heartbeat.beat(self.global_steps, "save")
         folder, keep = Path(self.config.trainer.default_local_dir), self._checkpoints_to_keep
         with self._pace.apart("save"):
-            # Make room for the new checkpoint first, but never remove the only whole one.
+            # Make room first, but never remove the only whole checkpoint.
             prune_checkpoints(folder, max(keep - 1, 1) if keep else None)
             with saving(folder, self.global_steps):
                 super()._save_checkpoint()
@@ -124,14 +120,14 @@ class ProgressMixin(PPOTrainer):
             super().on_validate_begin()
 
     def _validate(self) -> dict[str, float]:
-        """As veRL's; empty when time has run out, and the next start validates instead."""
+        """Like veRL's, but empty when time has run out. The next start validates instead."""
         if self._out_of_time is not None:
             return {}
         with self._pace.apart("validation"):
             return super()._validate()
 
     def _end_after(self, step: int) -> None:
-        """Let veRL's loop end after `step` as after a last one: the trackers and Ray shut down in order."""
+        """End veRL's loop after `step` as if it were the last, so that trackers and Ray shut down."""
         print(f"step {step} is the last of this start: {self._ends_because}", flush=True)
         if self._out_of_time:
             self._heartbeat.beat(step, "out-of-time")

@@ -1,7 +1,7 @@
-"""Metrics of a step's rollouts and of a validation; all names start with `drzero/`.
+"""Metrics of a step's rollouts and of a validation, all named `drzero/…`.
 
-Rows that a failed service spoiled are counted under `failures/` and nowhere else, so that no failure can pass
-for a low reward.
+Rows that a failed service spoiled are counted only under `failures/`, so that no failure looks like a low
+reward.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from verl_ext.method.challenger_reward import IntegrityFault
 
-if TYPE_CHECKING:  # so that reading these functions needs neither TransferQueue nor Ray
+if TYPE_CHECKING:  # readers need neither TransferQueue nor Ray
     from verl_ext.trainer.step_rows import StepRow
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean, 0 of nothing."""
+    """The arithmetic mean, or 0 of nothing."""
     return fmean(values) if values else 0.0
 
 
 def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
-    """Tool use, lengths in turns, token drift and failures of one step.
+    """Tool use, turns, token drift and failures of one step. Shares are of the rows that count.
 
-    `expected` is the number of rollouts submitted; a rollout that raised never became a row and is counted as
-    lost. Shares are of the rows that count.
+    `expected` is the number of rollouts submitted. One that raised never became a row and counts as lost.
     """
     real = [row for row in rows if not row.padding]
     good = [row for row in real if row.counts]
@@ -55,18 +54,15 @@ def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
 
 
 def count_rollouts(rows: Sequence[StepRow]) -> int:
-    """How many rollouts the rows are of: one may have several branches."""
+    """Number of rollouts. One may have several branches, each of them a row."""
     return len({row.rollout for row in rows})
 
 
 def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
-    """Reward by component, valid-question share by hop and the solver's k-of-n histogram of one step.
+    """Rewards by component, valid questions by hop, and the histogram of k of n (docs/metrics.md).
 
-    A valid question is one with integrity: question and answer exist, and the question does not contain the
-    answer; `questions/{fault}` counts the others by what they lack. `solved/k_of_n/…` counts questions;
-    `solved/some` is the share that some but not all attempts solve, where the difficulty reward comes from;
-    questions that a check kept from the solver are in neither. `questions/hops_hold_share` is of those of
-    two or more hops.
+    A valid question has integrity, and `questions/{fault}` counts the others. `solved/…` leaves out questions
+    that a check kept from the solver.
     """
     good = [row for row in rows if row.counts]
     asked = [row for row in good if row.reward["integrity"]]
@@ -87,54 +83,51 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
             metrics[f"solved/{k}_of_{n}"] = sum(row.reward["k"] == k for row in tried)
         metrics["solved/pass_rate"] = mean([row.reward["k"] / n for row in tried])
         metrics["solved/some"] = mean([0 < row.reward["k"] < n for row in tried])
-    for name in (
+    names = (
         "attempts_finished",
         "attempts_failed",
         "attempt_searches",
         "attempt_tokens",
         "attempt_tokens_in",
-    ):
+    )
+    for name in names:
         metrics[f"solver/{name}"] = sum(row.reward.get(name, 0) for row in rows if not row.padding)
     metrics["time/solver_attempts_mean_s"] = mean([row.reward.get("attempts_s", 0.0) for row in good])
     return _prefixed(metrics)
 
 
 def solver_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
-    """Exact match, F1 and answers given of one step, and the share of prompts whose samples differ in reward.
-
-    Only prompts with at least two rows that count can differ; exact match by hop where rows carry their hop.
-    """
+    """Exact match, F1, answers given, and the share of prompts whose samples differ in reward."""
     good = [row for row in rows if row.counts]
-    by_prompt: dict[str, list[float]] = {}
-    for row in good:
-        by_prompt.setdefault(row.prompt, []).append(row.reward["score"])
-    groups = [scores for scores in by_prompt.values() if len(scores) > 1]
     metrics = {
         "reward/em": mean([row.reward["score"] for row in good]),
         "reward/f1": mean([row.reward["f1"] for row in good]),
         "reward/answered_share": mean([row.reward["answer"] is not None for row in good]),
-        "reward/groups_with_variance": mean([min(scores) < max(scores) for scores in groups]),
+        "reward/groups_with_variance": _differing_share(good),
     }
     for hop in sorted({row.hop for row in good if row.hop}):
         metrics[f"reward/em_hop_{hop}"] = mean([row.reward["score"] for row in good if row.hop == hop])
     return _prefixed(metrics)
 
 
-def environment_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
-    """Reward, its parts and successes of one step of any environment, and how its episodes ended.
+def _differing_share(rows: Sequence[StepRow]) -> float:
+    """Share of prompts whose rewards differ, among those with at least two rows."""
+    by_prompt: dict[str, list[float]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt, []).append(row.reward["score"])
+    return mean([min(scores) < max(scores) for scores in by_prompt.values() if len(scores) > 1])
 
-    Of a rollout with several branches the last one counts, which is the episode's own. A part that an episode
-    does not have is in no mean of it.
+
+def environment_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
+    """Rewards, their parts and successes of an environment's step, and how its episodes ended.
+
+    The last branch of a rollout is the episode's own. A part counts only where an episode has it.
     """
     good = list({row.rollout: row for row in rows if row.counts}.values())
-    by_prompt: dict[str, list[float]] = {}
-    for row in good:
-        by_prompt.setdefault(row.prompt, []).append(row.reward["score"])
-    groups = [scores for scores in by_prompt.values() if len(scores) > 1]
     metrics = {
         "reward/score": mean([row.reward["score"] for row in good]),
         "reward/success": mean([row.reward["success"] for row in good]),
-        "reward/groups_with_variance": mean([min(scores) < max(scores) for scores in groups]),
+        "reward/groups_with_variance": _differing_share(good),
         "environment/undeclared_calls": sum(row.reward["undeclared_calls"] for row in good),
         "environment/cut_off_share": mean([row.reward["ended"] == "tokens" for row in good]),
     }
@@ -147,47 +140,44 @@ def _part_means(prefix: str, parts: Sequence[Mapping[str, float]]) -> dict[str, 
 
 
 def challenger_validation(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
-    """As `validation_metrics`, of a challenger: its reward, as it has no answer to match."""
-    good = valid_rows(infos)
-    metrics: dict[str, float] = {"val/rows": len(good), "val/failed": expected - len(good)}
-    if good:
-        metrics["val/score"] = mean([infos["score"][row] for row in good])
-    return _prefixed(metrics)
+    """Like `validation_metrics`, for a challenger, which has no answer to match."""
+    return _validation(infos, expected, {"val/score": "score"})
 
 
 def environment_validation(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
-    """As `validation_metrics`, of any environment: successes, reward and its parts."""
-    good = valid_rows(infos)
-    metrics: dict[str, float] = {"val/rows": len(good), "val/failed": expected - len(good)}
-    if good:
-        metrics["val/success"] = mean([infos["success"][row] for row in good])
-        metrics["val/score"] = mean([infos["score"][row] for row in good])
-        metrics |= _part_means("val/part", [json.loads(infos["parts"][row]) for row in good])
-    return _prefixed(metrics)
+    """Like `validation_metrics`, for any environment: successes, rewards and their parts."""
+    metrics = _validation(infos, expected, {"val/success": "success", "val/score": "score"})
+    parts = _part_means("val/part", [json.loads(infos["parts"][row]) for row in valid_rows(infos)])
+    return metrics | _prefixed(parts)
 
 
 def validation_metrics(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
-    """Exact match and F1 on the validation split, by hop as well, over the rows that count.
+    """Exact match and F1 on the validation split, also by hop, over the rows that count.
 
-    If none counts, only the counts are returned. `infos` holds what the reward function returned, a list per
-    name, one entry a row. `expected` is the number of rollouts submitted: one that raised never became a row
-    and counts as failed too.
+    `infos` has the reward function's results: a list per name, with one entry per row. A rollout of the
+    `expected` ones that never became a row counts as failed.
     """
+    metrics = _validation(infos, expected, {"val/em": "score", "val/f1": "f1"})
     good = valid_rows(infos)
-    metrics: dict[str, float] = {"val/rows": len(good), "val/failed": expected - len(good)}
-    if good:
-        metrics["val/em"] = mean([infos["score"][row] for row in good])
-        metrics["val/f1"] = mean([infos["f1"][row] for row in good])
     hops = infos.get("hop", ())
     for hop in sorted({hops[row] for row in good if hops and hops[row]}):
         of_hop = [row for row in good if hops[row] == hop]
-        metrics[f"val/em_hop_{hop}"] = mean([infos["score"][row] for row in of_hop])
-        metrics[f"val/rows_hop_{hop}"] = len(of_hop)
-    return _prefixed(metrics)
+        by_hop = {f"val/em_hop_{hop}": mean([infos["score"][row] for row in of_hop])}
+        metrics |= _prefixed(by_hop | {f"val/rows_hop_{hop}": len(of_hop)})
+    return metrics
+
+
+def _validation(
+    infos: Mapping[str, Sequence[Any]], expected: int, names: Mapping[str, str]
+) -> dict[str, float]:
+    """Counts of rows, and if any counts, the mean of each column that a metric is named for."""
+    good = valid_rows(infos)
+    means = {metric: mean([infos[column][row] for row in good]) for metric, column in names.items() if good}
+    return _prefixed({"val/rows": len(good), "val/failed": expected - len(good)} | means)
 
 
 def valid_rows(infos: Mapping[str, Sequence[Any]]) -> list[int]:
-    """Indices of the validation rows that no failed service has spoiled."""
+    """Indices of the validation rows that no failed service spoiled."""
     return [row for row, valid in enumerate(infos.get("valid", ())) if valid]
 
 
@@ -205,16 +195,18 @@ _PROGRESS = {
 
 
 def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
-    """One step as one line of the console."""
+    """One step as a line of the console."""
     parts = [f"{name} {metrics[key]:.2f}" for name, key in _PROGRESS.items() if key in metrics]
     return f"step {step}/{steps}: {', '.join(parts)}"
 
 
 def validation_line(metrics: Mapping[str, float], step: int) -> str:
-    """One validation as one line of the console; without scores if no row counts."""
+    """One validation as a line of the console, without scores if no row counts."""
     scores = {
-        **{"exact match": "drzero/val/em", "F1": "drzero/val/f1"},
-        **{"solved tasks": "drzero/val/success", "reward": "drzero/val/score"},
+        "exact match": "drzero/val/em",
+        "F1": "drzero/val/f1",
+        "solved tasks": "drzero/val/success",
+        "reward": "drzero/val/score",
     }
     parts = [f"{name} {metrics[key]:.2f}, " for name, key in scores.items() if key in metrics]
     rows, failed = metrics["drzero/val/rows"], metrics["drzero/val/failed"]

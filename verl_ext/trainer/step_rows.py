@@ -1,7 +1,7 @@
-"""One record per rollout of a step: what the metrics, the failure check and the dump all read.
+"""One record per rollout of a step, read by the metrics, the failure check and the dump.
 
-veRL's TransferQueue holds a step's rows column by column. Padding rows among them copy another row's
-metadata, so only their tag identifies them.
+veRL's TransferQueue holds the rows column by column. A padding row copies another row, so only its tag shows
+it.
 """
 
 import json
@@ -18,16 +18,15 @@ from environments.conversation import Conversation
 from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
 
-# Attempts have a place of their own; the next is no JSON for an invalid row, and else the score; parts are
-# text here.
+# Attempts have their own place, the filter score may be NaN, and parts are text here.
 _NOT_DUMPED = ("attempts", "filter_score", "parts")
 SCHEMA = 1
-"""Of a dump's lines (docs/dumps.md); raised when a field goes or changes its meaning."""
+"""Version of a dump's lines (docs/dumps.md), raised when a field goes or changes its meaning."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One rollout with its reward; nothing of a `padding` row may be counted."""
+    """One rollout with its reward. A `padding` row must not be counted."""
 
     key: str
     """veRL's `{prompt}_{sample}_{output}`."""
@@ -35,14 +34,14 @@ class StepRow:
     data_source: str
     extra_info: dict[str, Any]
     reward: dict[str, Any]
-    """What the reward function returned, `score` and `valid` included."""
+    """The reward function's result, with `score` and `valid`."""
     trajectory: Trajectory | Conversation
-    """Of a search agent, or of an episode of any other environment."""
+    """Of a search agent, or of an episode of another environment."""
     token_drift: int
     targets: tuple[str, ...] = ()
     """The answers that a solver's is compared with."""
     rollout_s: float = 0.0
-    """What the rollout took, without its reward."""
+    """Without the reward."""
 
     @property
     def counts(self) -> bool:
@@ -51,23 +50,22 @@ class StepRow:
 
     @property
     def hop(self) -> int:
-        """The hop count that the prompt requests, 0 if it requests none."""
+        """The hop count that the prompt requests, or 0."""
         return int(self.extra_info.get("hop") or 0)
 
     @property
     def prompt(self) -> str:
-        """The id that all samples of one prompt share."""
+        """The id shared by all samples of a prompt."""
         return self.key.rsplit("_", 2)[0]
 
     @property
     def rollout(self) -> str:
-        """The id that all branches of one rollout share; only an environment of a library may have
-        several."""
+        """The id shared by all branches of a rollout. Only a library's environment has several."""
         return self.key.rsplit("_", 1)[0]
 
     @property
     def parts(self) -> dict[str, float]:
-        """The parts of an environment's reward; none of a search agent's, which are fields of their own."""
+        """The parts of an environment's reward. A search agent's are separate fields."""
         return dict(json.loads(self.reward.get("parts", "{}")))
 
 
@@ -101,12 +99,12 @@ def _conversation(extra: Mapping[str, Any]) -> Trajectory | Conversation:
 
 
 def _targets(truth: Mapping[str, Any]) -> tuple[str, ...]:
-    target = truth["ground_truth"]["target"]  # a list or an array, null for a challenger's prompt
+    target = truth["ground_truth"]["target"]  # a list or an array, or null for a challenger's prompt
     return () if target is None else tuple(map(str, target))
 
 
 def read_log_probs(batch: KVBatchMeta, rows: Sequence[StepRow]) -> list[list[float]]:
-    """The sampler's log-probs of each row's sampled tokens, not the tools'; none for rows not counted."""
+    """The sampler's log-probs of each row's sampled tokens, empty for rows that do not count."""
     columns = ["rollout_log_probs", "response_mask"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=columns)
     log_probs, masks = (data[name].unbind() for name in columns)
@@ -125,7 +123,7 @@ def records(rows: Sequence[StepRow], step: int) -> list[dict[str, Any]]:
             "key": row.key,
             "hop": row.hop,
             **{name: row.extra_info.get(name) for name in ("doc_id", "document")},
-            # Challengers write theirs, solvers are given it; an environment's row has its id.
+            # Challengers write a question, solvers are given one, and an environment's row has an id.
             "question": row.reward.get("question")
             or row.extra_info.get("question", row.extra_info.get("row")),
             "targets": row.targets,
@@ -141,9 +139,9 @@ def records(rows: Sequence[StepRow], step: int) -> list[dict[str, Any]]:
 
 
 def dump_rows(rows: Sequence[StepRow], step: int, target: Path) -> None:
-    """Write a step's real rows to `target`, one JSON object a line, completely or not at all; announce it."""
+    """Write a step's real rows to `target`, one JSON object a line, atomically, and announce it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")  # one name, so that a resumed run finds what a kill left
+    partial = target.with_suffix(".partial")  # a fixed name, so that a resumed run finds it after a kill
     with partial.open("w", encoding="utf-8") as file:
         for record in records(rows, step):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")

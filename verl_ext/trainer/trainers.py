@@ -1,11 +1,11 @@
-"""Our trainer modes: veRL's V1 trainers with group-relative advantages over the rows that count (veRL 0.9.1).
+"""Trainer modes: veRL's V1 trainers with group-relative advantages over the rows that count (veRL 0.9.1).
 
-A mode is chosen by `trainer.v1.trainer_mode`, which the config group `mode/` derives from a stage's `method`:
-`drzero_hrpo_sync` for the challenger, whose rewards are compared among questions of the same hop count;
-`drzero_grpo_sync` for the solver, whose rewards are compared among the answers to one question;
-`drzero_environment_sync` for any other environment, compared among the episodes of one row; and the same with
-veRL's `colocate_async` and `separate_async`. The trainer and its mixins override hooks of veRL's `PPOTrainer`
-and call the next one, so any of these modes can carry them.
+The config group `mode/` sets `trainer.v1.trainer_mode`:
+
+- `drzero_hrpo_sync` for the challenger compares questions of the same hop count,
+- `drzero_grpo_sync` for the solver compares answers to one question,
+- `drzero_environment_sync` for any other environment compares episodes of one row,
+- and the same with veRL's `colocate_async` and `separate_async`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -40,7 +40,7 @@ class Method:
 
     name: str
     group: Callable[[StepRow], Hashable]
-    """The label of the rows that a row's reward is compared with."""
+    """The label of the rows to compare."""
     advantages: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float64]]
     """From rewards, group labels and whether each row counts."""
     metrics: Callable[[list[StepRow]], dict[str, float]]
@@ -62,15 +62,14 @@ ENVIRONMENT = Method(
     step_metrics.environment_metrics,
     step_metrics.environment_validation,
 )
-"""GRPO on the episodes of an environment, with metrics of their own."""
 
 
 class TooManyFailures(RuntimeError):
-    """Failed services spoiled so many rollouts that training on the rest, or its score, would mislead."""
+    """Failed services spoiled so many rollouts that training or validating on the rest would mislead."""
 
 
 class GroupRelativeTrainer(ProgressMixin, FlowMixin):
-    """Advantages within groups; spoiled and padding rows are left out of the groups and of the loss."""
+    """Advantages within groups. Spoiled and padding rows are in no group and not in the loss."""
 
     method: Method
 
@@ -95,12 +94,12 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
 
     @property
     def _expected_rollouts(self) -> int:
-        """Rollouts of one batch; an asynchronous mode trains on several batches a step."""
+        """Rollouts of one batch. An asynchronous mode trains on several batches a step."""
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         return int(rollouts // self.parameter_sync_step)
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
-        """veRL's step, and the collapse alarms that it raises, before its save: it may be the last."""
+        """Run veRL's step, then check for collapse before the save: the step may be the last."""
         batch = super().step(metrics, timing_raw)
         self._watch_for_collapse(batch, metrics)
         return batch
@@ -116,21 +115,21 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         if self._collapse_watch.window_full:
             metrics["drzero/collapse/alarms"] = len(active)
             metrics |= {f"{ALARM}{name}": 1.0 for name in active}
-        # A last step needs no end, and its run is complete.
+        # A last step needs no early end.
         if active and self.config.collapse.policy == "stop" and self.global_steps < self.total_training_steps:
             self._collapsed = "; ".join(map(str, active.values()))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """Dump and count the step's rows, then write their advantages in veRL's place.
 
-        Raises TooManyFailures above the configured share of spoiled rows, and where no other row is left.
+        Raises TooManyFailures above the configured share of spoiled rows, or if no row counts.
         """
         step = self.global_steps
         self._heartbeat.beat(step, "advantage")
         rows = read_rows(batch)
         if folder := self.config.trainer.rollout_data_dir:
-            # Before the update, so that every checkpoint has the dumps of all its steps; and what is
-            # wrong with a step that is stopped here can be read.
+            # Before the update, so that every checkpoint has the dumps of all its steps, and a step that is
+            # stopped here can be read.
             part = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
             dump_rows(rows, step, Path(folder) / f"step_{step:04d}{part}.jsonl")
         real = step_metrics.count_rollouts([row for row in rows if not row.padding])
@@ -143,12 +142,12 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         return self._advantages(batch, metrics, rows)
 
     def _log_rollout_data(self, batch: KVBatchMeta, *_: Any) -> None:
-        """A table for wandb in place of veRL's dump, which has flat text and comes after the checkpoint."""
+        """Log a table to wandb instead of veRL's dump, which has flat text and comes after the checkpoint."""
         if takes_trajectories(self.logger):
             log_trajectories(self.logger, records(read_rows(batch), self.global_steps), self.global_steps)
 
     def _check_failed_share(self, what: str, expected: int, good: int, causes: Sequence[str | None]) -> None:
-        """`causes` has one entry per invalid row; rollouts missing besides those have raised."""
+        """`causes` has one entry per invalid row. The other missing rollouts have raised."""
         limit = self.config.run.max_failed_share
         if expected - good > limit * expected:
             raise TooManyFailures(
@@ -168,30 +167,23 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         advantages = self._compared(rewards, groups, rows)
         if self.config.get("balance_hops"):  # a key of the solver stage
             advantages = hop_balanced(advantages, [row.hop for row in rows])
-        # Rows that do not count must not enter the loss's mean over tokens either.
+        # Rows that do not count must not enter the loss's mean over tokens.
         masks = [mask * int(row_counts) for mask, row_counts in zip(masks, counts, strict=True)]
-        per_token = [
-            float(advantage) * mask.float() for advantage, mask in zip(advantages, masks, strict=True)
-        ]
+        pairs = zip(advantages, masks, strict=True)
+        per_token = [float(advantage) * mask.float() for advantage, mask in pairs]
         counted = [group for group, row_counts in zip(groups, counts, strict=True) if row_counts]
         prefix = f"drzero/{self.method.name}"
         metrics[f"{prefix}/lone_groups"] = sum(counted.count(group) == 1 for group in set(counted))
         metrics[f"{prefix}/advantage_abs_mean"] = float(np.abs(advantages[counts]).mean()) if counted else 0.0
         columns = {"advantages": per_token, "returns": per_token, "response_mask": masks, "loss_mask": masks}
-        nested = {
-            name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
-            for name, column in columns.items()
-        }
-        return tq.kv_batch_put(
-            keys=batch.keys,
-            partition_id=batch.partition_id,
-            fields=TensorDict(nested, batch_size=len(batch)),
-        )
+        nested = {name: torch.nested.as_nested_tensor(c, layout=torch.jagged) for name, c in columns.items()}
+        fields = TensorDict(nested, batch_size=len(batch))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _compared(
         self, rewards: Sequence[float], groups: Sequence[Any], rows: Sequence[StepRow]
     ) -> npt.NDArray[np.float64]:
-        """Each row's advantage; a rollout is compared once, and all of its branches have its advantage."""
+        """Each row's advantage. All branches of a rollout share one, and are compared once."""
         first: dict[str, int] = {}
         for index, row in enumerate(rows):
             if row.counts:
@@ -207,7 +199,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         metrics |= step_metrics.rollout_metrics(rows, self._expected_rollouts * self.parameter_sync_step)
         metrics |= self.method.metrics(rows)
         print(step_metrics.progress_line(metrics, self.global_steps, self.total_training_steps), flush=True)
-        if self._ends_because:  # this hook is the last of a step that can end veRL's loop
+        if self._ends_because:  # the last hook that can end veRL's loop
             self._end_after(self.global_steps)
 
     def _val_metrics_update(
@@ -218,9 +210,9 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         sample_turns: list[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """veRL's validation metrics and ours, both without the rows that a failed service has spoiled.
+        """veRL's validation metrics and ours, without rows that a failed service spoiled.
 
-        Raises TooManyFailures above the configured share; a rerun repeats the validation.
+        Raises TooManyFailures above the configured share. A rerun repeats the validation.
         """
         infos = reward_extra_infos_dict
         expected = sum((expected_acc_counts or {}).values())
@@ -232,7 +224,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         ]
         self._check_failed_share(f"validation after step {self.global_steps}", expected, len(good), causes)
         if good:
-            # veRL averages every column it is given: flags and hop counts are left out.
+            # veRL averages every column it gets, so flags and hop counts are left out.
             names = [name for name in ("reward", "f1", "success") if name in infos]
             kept = {name: [float(infos[name][row]) for row in good] for name in names}
             sources, uids, turns = (
@@ -242,7 +234,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         return metrics
 
 
-# One class per pair of method and veRL mode. An asynchronous challenger is off-policy: preflight refuses it
+# One class per method and veRL mode. Preflight refuses an asynchronous challenger, which is off-policy,
 # unless the config allows it.
 for _method, _mode in product((HRPO, GRPO, ENVIRONMENT), ("sync", "colocate_async", "separate_async")):
     _name, _bases = f"drzero_{_method.name}_{_mode}", (GroupRelativeTrainer, get_trainer_cls(_mode))

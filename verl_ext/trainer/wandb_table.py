@@ -1,4 +1,4 @@
-"""A step's trajectories as a table of Weights & Biases: those of its dump, their conversations as text.
+"""A step's trajectories as a table of Weights & Biases.
 
 if takes_trajectories(trainer.logger):
     log_trajectories(trainer.logger, records(rows, step), step)
@@ -15,12 +15,12 @@ COLUMNS = ("step", "key", "hop", "score", "counts", "question", "answer", "right
 
 
 def takes_trajectories(logger: Tracking) -> bool:
-    """Whether the run logs to wandb with a key: offline, the table would repeat the dumps next to it."""
+    """Whether the run logs to wandb with a key. Offline, the table would only repeat the dumps."""
     return "wandb" in logger.logger and bool(os.environ.get("WANDB_API_KEY"))
 
 
 def log_trajectories(logger: Tracking, records: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Log the lines of a step's dump, as a table of their own."""
+    """Log the lines of a step's dump as a table."""
     import wandb
 
     table = wandb.Table(columns=list(COLUMNS), data=[_cells(record) for record in records])
@@ -34,15 +34,21 @@ def _cells(record: Mapping[str, Any]) -> list[Any]:
         for attempt in record["attempts"]
     )
     return [
-        *(record["step"], record["key"], record["hop"]),
-        *(float(reward["score"]), bool(reward.get("valid", True))),
-        *(record["question"], reward.get("answer"), reward.get("k")),
-        *(_text(record["trajectory"]), "\n\n".join(attempts)),
+        record["step"],
+        record["key"],
+        record["hop"],
+        float(reward["score"]),
+        bool(reward.get("valid", True)),
+        record["question"],
+        reward.get("answer"),
+        reward.get("k"),
+        _text(record["trajectory"]),
+        "\n\n".join(attempts),
     ]
 
 
 def _text(trajectory: Mapping[str, Any]) -> str:
-    """A conversation's turns, each with what its calls showed."""
+    """A conversation's turns, each with the responses to its calls."""
     parts: list[str | None] = []
     for turn in trajectory["turns"]:
         parts += [turn["text"], *(call["response"] for call in turn["calls"]), turn.get("observation")]

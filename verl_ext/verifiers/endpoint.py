@@ -1,8 +1,7 @@
-"""The model as the library's train client calls it: `POST /inference/v1/generate` on token ids, on 127.0.0.1.
+"""The model's endpoint for the library's train client: `POST /inference/v1/generate` on 127.0.0.1.
 
-One server for each event loop, thus for each rollout worker, on a port of the system's choice. Its requests
-name the episode's trace, whose id nobody else knows; it takes ids and the ids alone: how a turn is sampled is
-the run's.
+Each rollout worker has one server, on a free port. Requests name the episode's trace, whose id is secret, and
+carry only token ids: the run decides how to sample.
 """
 
 import asyncio
@@ -16,15 +15,15 @@ from verifiers.v1.clients.client import SESSION_ID_HEADER
 from verl_ext.verifiers.session import Session, TurnRefused, generate_response
 
 _LARGEST_REQUEST = 64 << 20
-"""Bytes: a million ids are some 7 MB."""
+"""Bytes. A million ids take about 7 MB."""
 
 
 class Endpoint:
-    """The server of one event loop, and the sessions that it serves."""
+    """The server of one event loop, with its sessions."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
-        """By the id of their trace; set from the library's thread, which a dict takes."""
+        """By trace id. The library's thread adds to it, which is safe for a dict."""
         self.url = ""
 
     async def serving(self) -> AsyncGenerator[None]:
@@ -54,11 +53,11 @@ class Endpoint:
             return _refusal(f"token_ids are needed, a list of numbers: {error}", 400)
         try:
             return web.json_response(generate_response(await session.sample(ids)))
-        except TurnRefused as refused:  # as an error of the request: it is not to be tried again
+        except TurnRefused as refused:  # as a client error, so that it is not retried
             return _refusal(str(refused), 400)
 
     async def _models(self, _: web.Request) -> web.Response:
-        """The client asks for the engine's context length. The limits of an episode are the session's."""
+        """Answer the client's question for the context length. Sessions have their own limits."""
         return web.json_response({"object": "list", "data": []})
 
 
@@ -69,7 +68,7 @@ _STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyD
 
 
 async def endpoint() -> Endpoint:
-    """The running loop's; started when first asked for, and closed with the loop's other generators."""
+    """The running loop's endpoint, started on first use and closed with the loop's generators."""
     loop = asyncio.get_running_loop()
     async with _STARTING.setdefault(loop, asyncio.Lock()):
         if loop not in _ENDPOINTS:

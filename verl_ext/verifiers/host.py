@@ -1,12 +1,10 @@
-"""The library's own thread: its environments, servers and programs run there, apart from the rollout worker's
-loop.
+"""The library's own thread, where its environments, servers and programs run.
 
     host = await host_of(taskset, row)
     episode = await host.play(taskset.task(row), context, clock, taskset.timeout_s, on_trace)
 
-Much of the code of tasksets is plain functions on the event loop. One that blocks stops the episodes in its
-thread, and neither the sampling of other environments nor the worker's reports. Such a thread is given up and
-the next episode gets a new one.
+Many tasksets run plain functions on the event loop. One that blocks stops only the episodes in its thread.
+Such a thread is abandoned, and the next episode gets a new one.
 """
 
 import asyncio
@@ -23,18 +21,18 @@ from environments.verifiers.taskset import VerifiersTaskset
 from verl_ext.verifiers.session import Clock
 
 _TO_STOP_S = 3.0
-"""For an episode that is cancelled; a thread that does not get to it in this time is blocked."""
+"""For a cancelled episode. A thread that takes longer is blocked."""
 _AT_EXIT_S = 12.0
-"""For the library's cleanups, which give a process 5 s after SIGTERM and 5 s after SIGKILL."""
+"""For the library's cleanups, which wait 5 s after SIGTERM and 5 s after SIGKILL."""
 
 
 class Host:
-    """One thread with an event loop and one environment of the library, ready to play."""
+    """One thread with an event loop and one environment of the library."""
 
     def __init__(self, taskset: VerifiersTaskset, row: Row) -> None:
         self.name, self.blocked_in = taskset.name, ""
         self._build: Callable[[], Any] = lambda: taskset.environment(row)
-        # Not uvloop, whose waiting shows in no frame of Python's.
+        # Not uvloop, because its waiting shows in no Python frame.
         self._loop = asyncio.SelectorEventLoop()
         self._ready: Future[Any] = Future()
         self._closing, self._ended = asyncio.Event(), threading.Event()
@@ -42,16 +40,15 @@ class Host:
         self._thread.start()
 
     async def ready(self, timeout_s: float) -> None:
-        """Wait for the environment and its servers; raises EnvironmentFault."""
+        """Wait for the environment and its servers. Raises EnvironmentFault."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(asyncio.wrap_future(self._ready))
         except TimeoutError:
             _forget(self)
-            raise EnvironmentFault(
-                f"{self.name} did not start within {timeout_s:g} s{self._where()}"
-            ) from None
-        # Another project's code: whatever it raises is the environment's.
+            message = f"{self.name} did not start within {timeout_s:g} s{self._where()}"
+            raise EnvironmentFault(message) from None
+        # Third-party code: whatever it raises is the environment's fault.
         except Exception as error:
             _forget(self)
             raise EnvironmentFault(f"{self.name} cannot be started: {one_line(error)}") from error
@@ -59,8 +56,7 @@ class Host:
     async def play(
         self, task: Any, context: Any, clock: Clock, timeout_s: float, on_trace: Callable[[Any], None]
     ) -> Any:
-        """One episode; raises EnvironmentFault when its environment takes longer than `timeout_s` at a
-        time."""
+        """Play one episode. Raises EnvironmentFault if its environment is idle longer than `timeout_s`."""
         environment = self._ready.result()
         episode = environment.run_episode(task, context, on_trace=on_trace)
         future = asyncio.run_coroutine_threadsafe(episode, self._loop)
@@ -77,7 +73,7 @@ class Host:
                 await self._stop(ended)
 
     async def _stop(self, ended: "asyncio.Future[Any]") -> None:
-        """Cancel an episode; a thread that does not take note is given up."""
+        """Cancel an episode, and abandon the thread if it does not react."""
         ended.cancel()
         alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
         try:
@@ -88,7 +84,7 @@ class Host:
             _forget(self)
 
     def close(self) -> None:
-        """End the environment's servers; waits for them a little."""
+        """End the environment's servers, waiting briefly."""
         if self._thread.is_alive() and not self.blocked_in:
             self._loop.call_soon_threadsafe(self._closing.set)
             self._ended.wait(_AT_EXIT_S + _TO_STOP_S)
@@ -97,20 +93,18 @@ class Host:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
-        # Delivered to `ready`; later than that, to nobody who would wait.
+        # Raised in `ready`. Later, nobody waits for it.
         except BaseException as error:
             if not self._ready.done():
-                self._ready.set_exception(
-                    error if isinstance(error, Exception) else RuntimeError(repr(error))
-                )
+                delivered = error if isinstance(error, Exception) else RuntimeError(repr(error))
+                self._ready.set_exception(delivered)
         ended = self._loop.run_until_complete(_others_ended())
         self._ended.set()
         if ended:
             self._loop.close()
             return
-        # The library's shielded cleanups swallow every exception: one that is destroyed unfinished, as it
-        # would be with its loop, loops for ever. What is on the stack of a thread is not destroyed, so this
-        # one does not end.
+        # The library's shielded cleanups swallow every exception, and one destroyed unfinished would loop
+        # forever. Objects on a thread's stack are not destroyed, so this thread does not end.
         threading.Event().wait()
 
     async def _serve(self) -> None:
@@ -120,7 +114,7 @@ class Host:
             await self._closing.wait()
 
     def _where(self) -> str:
-        """Which code the thread is in, for the reader; nothing where it waits for events."""
+        """The code that the thread is in, or "" if it waits for events."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is None or frame.f_code.co_filename.endswith("selectors.py"):
             return ""
@@ -128,7 +122,7 @@ class Host:
 
 
 async def _others_ended() -> bool:
-    """Wait for what still runs in this loop, cleanups of cancelled episodes above all; then cancel it."""
+    """Wait for what still runs in this loop, mostly cleanups of cancelled episodes, then cancel it."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for patience_s in (_AT_EXIT_S, _TO_STOP_S):
         if not others:
@@ -143,7 +137,7 @@ _HOSTS: dict[tuple[VerifiersTaskset, str], Host] = {}
 
 
 async def host_of(taskset: VerifiersTaskset, row: Row) -> Host:
-    """The process's host for rows of this split, ready; raises EnvironmentFault."""
+    """The process's host for rows of this split, ready to play. Raises EnvironmentFault."""
     key = (taskset, row.data["split"])
     if key not in _HOSTS:
         _HOSTS[key] = Host(taskset, row)

@@ -1,10 +1,10 @@
-"""Plays a row of a taskset of `verifiers`: an episode of the library becomes one `Played` for each branch.
+"""Plays a row of a `verifiers` taskset: each branch of the library's episode becomes one `Played`.
 
     branches = await play(taskset, row, model, limits)
 
-A branch is a path through the library's graph of messages; there are several where a program rewrites what
-was said. Its prompt are the ids before the first sampled one. Mask and log-probs are the library's, and are
-held against what the model sampled: a branch with an id more, less or changed has token drift.
+A branch is a path through the library's graph of messages. There are several if a program rewrites earlier
+messages. The library's mask and log-probs are compared with the model's samples, and any difference is token
+drift.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,17 +28,17 @@ from verl_ext.verifiers.renderer import renderer_config
 from verl_ext.verifiers.session import Asked, Clock, Session
 
 _MODEL = "policy"
-"""The model's name towards the library."""
+"""The model's name in the library."""
 
 
 async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
-    """Play one episode; the last of what is returned is the branch that its agent ended on."""
+    """Play one episode. The last branch is the one that its agent ended on."""
     assert isinstance(taskset, VerifiersTaskset)
     return await _Play(taskset, row, model, limits).run()
 
 
 class _Play:
-    """One episode being played."""
+    """One episode in progress."""
 
     def __init__(self, taskset: VerifiersTaskset, row: Row, model: Model, limits: EpisodeLimits) -> None:
         self._taskset, self._row, self._model, self._limits = taskset, row, model, limits
@@ -47,7 +47,7 @@ class _Play:
         self._traces: list[Any] = []
 
     async def run(self) -> list[Played]:
-        """Play to the end; raises what the model's engine or server raised."""
+        """Play to the end. Errors of the model's engine or server are raised."""
         fault = None
         try:
             episode = await self._episode()
@@ -68,7 +68,7 @@ class _Play:
         host = await host_of(self._taskset, self._row)
         client = vf.TrainClientConfig(
             base_url=f"{server.url}/v1",
-            api_key_var="DRZERO_NO_KEY",  # none is needed, and those of other servers are not for this one
+            api_key_var="DRZERO_NO_KEY",  # none is needed, and other servers' keys are not for this one
             renderer=renderer_config(self._model.tokenizer, self._limits.call_form),
             renderer_model_name=self._model.tokenizer.name_or_path,
         )
@@ -92,7 +92,7 @@ class _Play:
         return [trace for trace in self._traces if trace.agent.trainable]
 
     def _fault(self, episode: Any) -> str | None:
-        """What has spoiled the episode; None for one that has a score."""
+        """What spoiled the episode, or None."""
         name, trained = self._taskset.name, self._trained()
         for session in self._sessions.values():
             if session.too_long is not None:
@@ -108,7 +108,7 @@ class _Play:
         return None
 
     def _judged(self, played: Played, fault: str | None) -> Played:
-        """With the episode's score, or the fault that it has in place of one."""
+        """Add the episode's score, or the fault."""
         trace = self._traces[0] if not self._trained() else self._trained()[0] if self._traces else None
         if fault is None:
             assert trace is not None
@@ -126,7 +126,7 @@ class _Play:
         return Score(trace.reward, bool(trace.reward >= self._taskset.solved_at), {**metrics, **rewards})
 
     def _branches(self, trace: Any) -> Iterator[Played]:
-        """The branches to train on, each with the ids that the model sampled on it."""
+        """The branches to train on, each with the ids sampled on it."""
         session = self._sessions[trace.id]
         left = list(session.asked)
         paths = [branch for branch in trace.branches if branch.trainable and any(branch.sampled_mask)]
@@ -134,13 +134,13 @@ class _Play:
             ids = branch.token_ids
             asked = [one for one in session.asked if ids[: len(one.known)] == one.known]
             played = self._played(branch, asked)
-            # A question that is shared by several branches is counted once.
+            # Count a request that several branches share once.
             new = [one for one in asked if one in left]
             left = [one for one in left if one not in new]
             played.tokens_in = sum(len(one.prompt_ids) for one in new)
             played.tokens_out = sum(len(one.sampled.ids) for one in new)
             played.ended = _ended(session, trace)
-            if branch is paths[-1] and left:  # sampled, and on no branch
+            if branch is paths[-1] and left:  # sampled, but on no branch
                 played.token_drift = 1
             yield played
 
@@ -162,7 +162,7 @@ class _Play:
         return played
 
     def _conversation(self, branch: Any, asked: Sequence[Asked]) -> Conversation:
-        """The branch's messages: each turn, whether its limit of tokens ended it, and what followed."""
+        """The branch's messages as turns, with token limits and answers."""
         cut_off = {tuple(one.sampled.ids): one.sampled.truncated for one in asked}
         tools = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
@@ -191,7 +191,7 @@ def _ended(session: Session, trace: Any) -> Ended:
 
 
 def _one_line(errors: Sequence[Any]) -> str:
-    """The last of the library's errors, which the others led to."""
+    """The library's last error, which the others led to."""
     if not errors:
         return "for a reason that it does not say"
     return " ".join(f"{errors[-1].type}: {errors[-1].message}".split())[:300]

@@ -1,9 +1,7 @@
-"""The library's renderer over this project's chat code: ids are only ever appended to.
+"""A renderer for the library `verifiers` with this project's chat code, so that ids only grow.
 
-The library has no renderer for Qwen2.5 and SmolLM2, and the one it falls back to renders the whole
-conversation again for each turn, which changes ids that were sampled. This one is for any ChatML model; the
-library builds it in its own process pool, from the model's tokenizer and the chat template that is in force
-here.
+The library has none for Qwen2.5 and SmolLM2. Its fallback renders the whole conversation again for each turn
+and changes sampled ids. This one serves any ChatML model. The library builds it in a process pool.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,18 +19,18 @@ _THOUGHT = "</think>"
 
 
 class ChatRendererConfig(BaseRendererConfig):
-    """What a renderer is built from, besides a tokenizer."""
+    """A renderer's settings, besides the tokenizer."""
 
     _internal_fields = frozenset({"chat_template", "call_form"})
 
     chat_template: str | None = None
-    """The template in force, where it is not the model's own."""
+    """Replaces the model's own."""
     call_form: str = "hermes"
-    """How the model writes tool calls (`environments.call.FORMS`)."""
+    """How the model writes tool calls, a key of `environments.call.FORMS`."""
 
 
 def renderer_config(tokenizer: Any, call_form: str) -> CustomRendererConfig:
-    """The library's configuration of this renderer for a tokenizer as it is used here."""
+    """The library's configuration of this renderer."""
     return CustomRendererConfig(
         import_path=f"{ChatRenderer.__module__}:{ChatRenderer.__qualname__}",
         chat_template=tokenizer.chat_template,
@@ -46,7 +44,7 @@ class ChatRenderer:
     config_class = ChatRendererConfig
     supports_tools = True
     is_prefix_stable = False
-    """A template may render earlier turns in another way when more follow; `bridge_to_next_turn` does not."""
+    """Templates may render earlier turns differently later. `bridge_to_next_turn` never does."""
 
     def __init__(self, tokenizer: Any, config: ChatRendererConfig) -> None:
         self._tokenizer, self._call_form = tokenizer, config.call_form
@@ -61,17 +59,16 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> RenderedTokens:
-        """The ids of a whole conversation, with the generation prompt, which is always asked for.
+        """The ids of a whole conversation with the generation prompt.
 
-        All of them count as the last message's: which of the unsampled ids belong to which message matters to
-        nobody here.
+        All count as the last message's, because nobody here asks which message an unsampled id belongs to.
         """
         assert add_generation_prompt
         ids = render_prompt_ids(self._tokenizer, [plain_message(message) for message in messages], tools)
         return _rendered(ids, 0, messages)
 
     def render_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """As `render`, the ids alone."""
+        """The ids of `render`."""
         return self.render(messages, **options).token_ids
 
     def bridge_to_next_turn(
@@ -82,7 +79,7 @@ class ChatRenderer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> RenderedTokens:
-        """What was sampled, as it was sampled, and the messages that follow it."""
+        """The ids so far, as sampled, and the messages that follow."""
         before = [*previous_prompt_ids, *previous_completion_ids]
         following = next_turn_ids(
             self._tokenizer, previous_completion_ids, [plain_message(message) for message in new_messages]
@@ -96,7 +93,7 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         prompt_ids: Sequence[int] | None = None,
     ) -> ParsedResponse:
-        """A turn as a message: thinking apart from text, and every tool call, valid or not."""
+        """A turn as a message: its thinking, its text, and every tool call, valid or not."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         thought, ended, rest = text.partition(_THOUGHT)
         if not ended and (thought.lstrip().startswith("<think>") or self._opens_thought(prompt_ids)):
@@ -119,7 +116,7 @@ class ChatRenderer:
 
 
 def _rendered(ids: list[int], before: int, messages: Sequence[Mapping[str, Any]]) -> RenderedTokens:
-    """Ids of which the first `before` are known to the library already."""
+    """Ids, the first `before` of them already known to the library."""
     return RenderedTokens(
         token_ids=ids,
         message_indices=[-1] * before + [len(messages) - 1] * (len(ids) - before),
@@ -129,7 +126,7 @@ def _rendered(ids: list[int], before: int, messages: Sequence[Mapping[str, Any]]
 
 
 def _parsed(call: Call) -> ParsedToolCall:
-    """A call for the library, which drops one without a name or marked as unknown, and tells nobody."""
+    """A call for the library, which would silently drop one without a name."""
     good = call.valid and call.arguments is not None
     return ParsedToolCall(
         raw=call.raw,

@@ -1,4 +1,4 @@
-"""One agent of an episode at its model: what it is asked and samples, within the limits of a rollout."""
+"""One agent of an episode and its model: the agent's requests and samples, within a rollout's limits."""
 
 import time
 from collections.abc import Sequence
@@ -9,53 +9,53 @@ from verl_ext.episodes import Ended, EpisodeLimits, Model, Sampled
 
 
 class TurnRefused(Exception):
-    """A request that the model does not answer; the message is for the library, which passes it on."""
+    """A request that gets no turn. The library passes the message on."""
 
 
 @dataclass
 class Clock:
-    """How long an episode has been without a question to the model: the time its environment has had."""
+    """Time since the episode last asked the model, which its environment has spent."""
 
     waiting: int = 0
-    """Questions that are being answered."""
+    """Requests in progress."""
     since: float = field(default_factory=time.monotonic)
 
     def idle_s(self) -> float:
-        """Seconds since the last answer; 0 while one is awaited."""
+        """Seconds since the last answer, or 0 while one is awaited."""
         return 0.0 if self.waiting else time.monotonic() - self.since
 
 
 @dataclass
 class Asked:
-    """One answered question."""
+    """One answered request."""
 
     prompt_ids: list[int]
     sampled: Sampled
 
     @property
     def known(self) -> list[int]:
-        """All ids, those sampled included."""
+        """Prompt and sampled ids."""
         return self.prompt_ids + self.sampled.ids
 
 
 @dataclass
 class Session:
-    """What one agent of the library has asked so far."""
+    """Everything that one agent of the library has asked."""
 
     model: Model
     limits: EpisodeLimits
     clock: Clock
     asked: list[Asked] = field(default_factory=list)
     ended: Ended = "over"
-    """`tokens` once no room was left for a turn."""
+    """`tokens` if no room was left for a turn."""
     too_long: str | None = None
     """Why the conversation could not begin."""
     failure: Exception | None = None
-    """What the model's engine or server raised."""
+    """The error of the model's engine or server."""
     _starts: list[tuple[int, list[int]]] = field(default_factory=list)
 
     async def sample(self, prompt_ids: Sequence[int]) -> Sampled:
-        """The next turn after these ids; raises TurnRefused."""
+        """Sample the turn after these ids. Raises TurnRefused."""
         ids = list(prompt_ids)
         start = self._start(ids)
         room = min(self.limits.tokens_per_turn, self.limits.response_tokens - (len(ids) - start))
@@ -65,7 +65,7 @@ class Session:
         self.clock.waiting += 1
         try:
             sampled = await self.model.sample(ids, room)
-        # Any error of an engine or server: the player raises it, once the library has ended the episode.
+        # Any error of an engine or server. The player raises it after the library has ended the episode.
         except Exception as error:
             self.failure = error
             raise TurnRefused(f"the model failed: {type(error).__name__}") from error
@@ -77,7 +77,7 @@ class Session:
         return sampled
 
     def _start(self, ids: list[int]) -> int:
-        """Where the conversation's prompt ends, a new one's as well; raises TurnRefused for one too long."""
+        """The length of the conversation's prompt. Raises TurnRefused if it is too long."""
         for start, known in reversed(self._starts):
             if ids[: len(known)] == known:
                 return start
@@ -91,7 +91,7 @@ class Session:
 
 
 def generate_response(sampled: Sampled) -> dict[str, Any]:
-    """An answer to `POST /inference/v1/generate`; a log-prob that the engine does not give is 0."""
+    """An answer to `POST /inference/v1/generate`. Unknown log-probs are 0."""
     log_probs = sampled.log_probs if sampled.log_probs is not None else [0.0] * len(sampled.ids)
     content = [
         {"token": f"token_id:{token}", "logprob": log_prob}

@@ -1,8 +1,8 @@
-"""Lets torchvision's package for CUDA be imported next to a torch without it (torchvision 0.28.0).
+"""Lets torchvision for CUDA be imported next to a torch without it (torchvision 0.28.0).
 
-Its operators do not load then, and it fails where it describes two of them. Transformers imports it wherever
-it is installed, and SGLang does in any case. The environment imports this file whenever
-Python starts (`without_cuda.pth`, which `make rehearse-sglang` writes).
+Its operators do not load then, and the import fails where two of them are described. Transformers and SGLang
+import it. The environment loads this file whenever Python starts (`without_cuda.pth`, written by
+`make rehearse-sglang`).
 """
 
 import sys
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class _DeclareOperators(MetaPathFinder):
-    """Declares the two operators, if they are missing, just before they are described."""
+    """Declares the two operators, if missing, just before they are described."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name != "torchvision._meta_registrations":

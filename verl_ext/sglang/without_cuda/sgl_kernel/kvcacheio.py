@@ -1,4 +1,4 @@
-"""What SGLang imports from here moves KV states between GPU and host memory; on a CPU nothing calls it."""
+"""Names that SGLang imports to move KV states between GPU and host memory. On a CPU nothing calls them."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
