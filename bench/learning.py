@@ -26,7 +26,8 @@ from drzero.loop.changes import SeedsChange, benchmarks_over_seeds, by_benchmark
 from drzero.loop.report import last_of_all, read_answers
 from drzero.recipe.metrics import Steps, is_training, read_metrics
 from drzero.runs.report.charts import Spec, scores_chart, step_axis, to_png
-from drzero.stages.scores import LEVEL, Records
+from drzero.stages.evaluate import Records
+from drzero.stages.evaluate.intervals import LEVEL
 
 
 @dataclass(frozen=True)

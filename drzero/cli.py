@@ -109,7 +109,7 @@ STAGES = {
         "drzero.stages.preview:run_preview",
         "what your corpus is worth",
         "preview",
-        overrides="drzero.stages.endpoint:preview_overrides",
+        overrides="drzero.stages.models:preview_overrides",
         reports=True,
     ),
     "prepare-data": CliCommand(
@@ -120,7 +120,7 @@ STAGES = {
     "synthesize": _stage("synthesize:run_synthesize", "write the solver's questions", "synthesize"),
     "solver": _stage("training:run_solver", "train the solver (GRPO)", "solver", shown=True),
     "merge": _stage("merge:run_merge", "checkpoint to model folder", "merge"),
-    "evaluate": _stage("evaluation:run_evaluation", "score a model", "evaluate"),
+    "evaluate": _stage("evaluate.run:run_evaluate", "score a model", "evaluate"),
     "train": _stage("train:run_train", "GRPO in any environment", "train", shown=True),
 }
 READERS = {

@@ -20,8 +20,9 @@ from data.journal import read_records
 from drzero.loop.changes import by_benchmark
 from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
-from drzero.stages.environment_scores import mean_interval
-from drzero.stages.scores import ANSWERS, REPORT, Records
+from drzero.stages.evaluate import ANSWERS, Records
+from drzero.stages.evaluate.intervals import mean_interval
+from drzero.stages.result import REPORT
 
 
 def run_compare(arguments: Sequence[str]) -> None:

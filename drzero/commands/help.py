@@ -1,6 +1,6 @@
 """`drzero COMMAND --help`: the command's docstring, and its config keys with their defaults.
 
-    print(command_help("drzero.stages.evaluate", "evaluate"))
+    print(command_help("drzero.stages.evaluate.run", "evaluate"))
 
 Neither the command nor Hydra is imported: the docstring comes from the source, the keys from
 `drzero.recipe.settings`, and changed defaults from the stage's file in `config/`.

@@ -49,7 +49,7 @@ from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
 from drzero.recipe.environment import load_taskset, rows_of
 from drzero.recipe.errors import CheckError
-from drzero.stages.endpoint import base_of, served_name, served_names
+from drzero.stages.models import base_of, served_name, served_names
 from drzero.stages.services import choose_ports, search_spec
 
 _NAME = "agent-bench"

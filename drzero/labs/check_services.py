@@ -32,11 +32,11 @@ from drzero.ops.errors import RunFailed
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.ops.text import did_you_mean
-from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import compose_stage, retrieval_url
 from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
-from drzero.stages.conversations import completions_url, served_agent
+from drzero.stages.conversations import served_agent
+from drzero.stages.models import own_model
 from drzero.stages.services import check_and_resolve
 from search.client import SearchClient, SearchRequestError, SearchUnavailable
 from verl_ext.clients.served_model import SolverServerError
@@ -245,8 +245,7 @@ async def probe_stage(config: DictConfig, stage: str, question: ProbeQuestion, p
         await probe_search(config, list(call.queries or ()), "tool call", probes)
         probe_solver_reward(question, probes)
         return
-    tokenizer = load_chat_tokenizer(str(config.solver.model_path), "solver.model_path")
-    async with served_agent(RecordingSolver, config, completions_url(config), "solver", tokenizer) as agent:
+    async with served_agent(RecordingSolver, config, own_model(config, "solver")) as agent:
         attempts = await probe_attempts(agent, config, question, probes)
     probe_challenger_reward(question, attempts, probes)
 
@@ -300,7 +299,7 @@ async def probe_attempts(
     agent: RecordingSolver, config: DictConfig, question: ProbeQuestion, probes: Probes
 ) -> list[SolverAttempt]:
     """The attempts of the reward: solver turns, tool calls, answers."""
-    started, server = time.monotonic(), f"solver ({completions_url(config)})"
+    started, server = time.monotonic(), f"solver (http://{config.solver.host}:{config.solver.port})"
     todo = "Read solver.log; check solver.model_path, solver.max_context_tokens and the server's memory"
     try:
         attempts = await agent.attempts(question.text, config.solver.attempts)

@@ -44,7 +44,7 @@ from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import write_resolved
 from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
-from drzero.stages.endpoint import base_of, served_name
+from drzero.stages.models import base_of, served_name
 from drzero.stages.services import check_and_resolve, solver_spec
 from verl_ext.method.chat import turn_end_id
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from drzero.stages.scores import LEVEL, Records, wilson
+from drzero.stages.evaluate import Records
+from drzero.stages.evaluate.intervals import LEVEL, wilson
 
 ALL = "all questions"
 """The questions of all benchmarks together."""

@@ -35,8 +35,7 @@ from drzero.recipe.compose import compose_stage, write_as_run
 from drzero.runs.report.write import reported
 from drzero.runs.view.follow import following
 from drzero.stages.examples import print_examples, read_examples
-from drzero.stages.result import RESULT, read_result
-from drzero.stages.scores import REPORT
+from drzero.stages.result import REPORT, RESULT, read_result
 from verl_ext.stop_time import require_time
 
 LOOP_VARIABLE = "DRZERO_LOOP"

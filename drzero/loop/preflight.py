@@ -22,7 +22,7 @@ from drzero.preflight.run import Report, preflight, refused_override, unresolved
 from drzero.preflight.values import concerns_verl
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.overrides import OverrideError
-from drzero.stages.endpoint import preview_overrides
+from drzero.stages.models import preview_overrides
 
 
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:

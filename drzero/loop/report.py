@@ -14,8 +14,8 @@ from drzero.loop.changes import gains_over_seeds, loop_changes
 from drzero.loop.manifest import Manifest, StageEntry
 from drzero.ops.files import atomic_write
 from drzero.recipe.tables import console, new_table
-from drzero.stages.result import RESULT
-from drzero.stages.scores import ANSWERS, REPORT, Records
+from drzero.stages.evaluate import ANSWERS, Records
+from drzero.stages.result import REPORT, RESULT
 from verl_ext.artefacts import announce
 
 _STATES = {"failed": "stopped", "forgotten": "to redo", "pending": "–"}

@@ -15,8 +15,8 @@ from drzero.ops.errors import RunFailed
 from drzero.ops.files import atomic_write
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.errors import CheckError
+from drzero.stages.evaluate import ANSWERS
 from drzero.stages.result import RESULT
-from drzero.stages.scores import ANSWERS
 
 _BASE = "evaluate_iter0"
 

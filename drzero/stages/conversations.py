@@ -1,12 +1,11 @@
-"""Many conversations with a served model: what synthesize and evaluate share.
+"""Run many conversations with a served model: what synthesize, preview and evaluate share.
 
-    async with served_agent(SolverAgent, config, url, "solver", tokenizer) as agent:
+    async with served_agent(SolverAgent, config, own_model(config, "solver")) as agent:
         failed = await play_all(jobs, play, on_result, services, concurrency=256, description="evaluate")
     check_failed_share(failed, len(jobs), config.run.max_failed_share)
 
-A result is handed over as soon as its conversation ends: what a journal keeps of it survives a kill. The
-services are polled meanwhile, so that a dead one ends the stage at once with its name and last log lines.
-Near the stop time no conversation is started; those that do not end in time are left to the next run.
+Each result is handed over when its conversation ends, so a journal survives a kill. A service that dies
+meanwhile ends the stage at once. Near the stop time no conversation is started.
 """
 
 import asyncio
@@ -21,36 +20,35 @@ from typing import Any, Generic, Protocol, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from drzero.ops.bearer import MODEL_KEY
 from drzero.ops.console import has_live_terminal, say
 from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.ops.records import OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.recipe.compose import retrieval_url, write_resolved
 from drzero.recipe.settings.schema import schema_of
+from drzero.stages.models import StageModel
 from drzero.stages.result import RESULT
 from search.client import SearchClient, SearchRequestError
 from verl_ext.artefacts import announce
-from verl_ext.clients.chat_endpoint import ChatEndpoint
 from verl_ext.clients.search_agent import SearchAgent
 from verl_ext.clients.served_model import SolverServerError
 from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 LAST_BEGIN_S = 60.0
-"""With less than this left, no conversation is started, and no service for one."""
+"""With less time left, no conversation and no service is started."""
 _LAST_END_S = 20.0
-"""Conversations still running this long before the stop time are dropped: services take time to stop."""
+"""Conversations are dropped this long before the stop time, because services take time to stop."""
 _CHECK_EVERY_S = 1.0
 _LOG_EVERY_S = 60.0
-"""Between two lines of progress, if there is no terminal to draw a bar on."""
-_BLAME_S = 1.0  # a service whose end made a conversation fail may take a moment to be seen as ended
+"""Between two lines of progress without a terminal."""
+_BLAME_S = 1.0  # a dead service may take a moment to be seen as dead
 _HOPELESS = 2
-"""After this many times `concurrency` failures in a row, the rest is not tried."""
+"""This many times `concurrency` failures in a row end the stage."""
 
 
 class Ended(Protocol):
-    """What is to be known of a conversation that has ended, of whatever kind."""
+    """A conversation that has ended."""
 
     @property
     def finished(self) -> bool:
@@ -59,7 +57,7 @@ class Ended(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why it is not finished."""
+        """Why it did not finish."""
         ...
 
 
@@ -69,55 +67,38 @@ Agent = TypeVar("Agent", bound=SearchAgent)
 
 
 class ConversationsFailed(RunFailed):
-    """Conversations failed although every service lives; the message says how many and why."""
+    """Conversations failed although every service lives. The message says how many, and why."""
 
 
 @dataclass(frozen=True)
 class Failed(Generic[Job]):
-    """A job whose conversation was cut short twice, and the reason of the second time."""
+    """A job that failed twice, and the second reason."""
 
     job: Job
     reason: str
 
 
 def journal_settings(config: DictConfig, stage: str) -> dict[str, Any]:
-    """The settings with which a stage's conversations change; an endpoint chooses its own engine."""
-    keys = schema_of(stage).changing_journal()
-    ours = [key for key in keys if not (config.endpoint and key in ("solver.engine", "solver.dtype"))]
-    values = {key: OmegaConf.select(config, key) for key in ours}
+    """The settings a stage's answers depend on. An endpoint chooses its own engine."""
+    keys = set(schema_of(stage).changing_journal())
+    keys -= {"solver.engine", "solver.dtype"} if config.endpoint else set()
+    values = {key: OmegaConf.select(config, key) for key in sorted(keys)}
     return {
         key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         for key, value in values.items()
     }
 
 
-def completions_url(config: DictConfig) -> str:
-    """The completions endpoint of the stage's own model server."""
-    return f"http://{config.solver.host}:{config.solver.port}/v1/completions"
-
-
 @asynccontextmanager
-async def served_agent(
-    kind: type[Agent],
-    config: DictConfig,
-    url: str,
-    model_name: str,
-    tokenizer: Any,
-    endpoint: ChatEndpoint | None = None,
-    key_variable: str = MODEL_KEY,
-) -> AsyncIterator[Agent]:
-    """An agent for the running event loop, with the limits of `solver` and `retrieval` in a resolved config.
-
-    `url` is the full address of the completions endpoint; a chat `endpoint` replaces it and the tokenizer.
-    `key_variable` names that server's key (`drzero.ops.bearer`): by default the stage's own server's.
-    """
+async def served_agent(kind: type[Agent], config: DictConfig, model: StageModel) -> AsyncIterator[Agent]:
+    """An agent for the running event loop, with the limits of `solver` and `retrieval`."""
     solver, retrieval = config.solver, config.retrieval
     search = SearchClient(retrieval_url(retrieval), topk=retrieval.topk, deadline_s=retrieval.deadline_s)
     wording = {"prompt_form": config.prompts.form} if issubclass(kind, SolverAgent) else {}
     agent = kind(
-        url,
-        model_name,
-        tokenizer,
+        model.url,
+        model.name,
+        model.tokenizer,
         search,
         topk=retrieval.topk,
         max_turns=solver.max_turns,
@@ -127,8 +108,8 @@ async def served_agent(
         temperature=solver.temperature,
         concurrency=solver.concurrency,
         deadline_s=solver.deadline_s,
-        endpoint=endpoint,
-        key_variable=key_variable,
+        endpoint=model.endpoint,
+        key_variable=model.key_variable,
         **wording,
     )
     try:
@@ -144,12 +125,9 @@ def with_services(
     journal: Path,
     play: Callable[[ServiceGroup], Coroutine[Any, Any, list[Failed[Job]]]],
 ) -> list[Failed[Job]]:
-    """What `play` returns, with the services running; the journal is announced however it ends.
-
-    Raises OutOfTime when too little time is left to start them.
-    """
+    """Run `play` with the services up, then announce the journal. Raises OutOfTime if time is short."""
     require_time(config.run.name, LAST_BEGIN_S)
-    # The old result would pass for that of unfinished work.
+    # Unfinished work must not keep an old result.
     (Path(config.run.dir) / RESULT).unlink(missing_ok=True)
     write_resolved(config)
     try:
@@ -168,11 +146,10 @@ async def play_all(
     concurrency: int,
     description: str,
 ) -> list[Failed[Job]]:
-    """Run every job, hand each finished conversation to `on_result`, and return the jobs that failed twice.
+    """Run every job and hand each finished conversation to `on_result`. Returns the jobs that failed twice.
 
-    A conversation that a service cut short is retried once after all others. Raises OutOfTime if the stop
-    time comes before all have run, ServiceDied, or ConversationsFailed if a server refuses a request or so
-    many conversations fail in a row that the rest would too.
+    A failed conversation is retried once, after all others. Raises OutOfTime at the stop time, ServiceDied,
+    or ConversationsFailed if a server refuses a request or too many conversations fail in a row.
     """
     player = _Player(play, on_result, services, concurrency)
     failed = await player.once(jobs, description)
@@ -194,7 +171,7 @@ def check_failed_share(failed: Sequence[Failed[Any]], total: int, max_share: flo
 
 @dataclass(frozen=True)
 class _Player(Generic[Job, Played]):
-    """What both passes over the jobs share, as given to `play_all`."""
+    """The arguments of `play_all` that both passes share."""
 
     play: Callable[[Job], Awaitable[Played]]
     on_result: Callable[[Job, Played], None]
@@ -202,7 +179,7 @@ class _Player(Generic[Job, Played]):
     concurrency: int
 
     async def once(self, jobs: Sequence[Job], description: str) -> list[Failed[Job]]:
-        """Run every job once; returns those whose conversations are not finished."""
+        """Run every job once. Returns the failed ones."""
         failed: list[Failed[Job]] = []
         waiting, running = iter(jobs), dict[asyncio.Future[Played], Job]()
         since_success, check_at = 0, time.monotonic()
@@ -244,7 +221,7 @@ class _Player(Generic[Job, Played]):
         return failed
 
     def _fill(self, running: dict[asyncio.Future[Played], Job], waiting: Iterator[Job]) -> bool:
-        """Start jobs up to `concurrency` while time is left; returns whether any is running."""
+        """Start jobs up to `concurrency` while time is left. Returns whether any is running."""
         while len(running) < self.concurrency and seconds_left() > LAST_BEGIN_S:
             job = next(waiting, None)
             if job is None:
@@ -260,7 +237,7 @@ class _Player(Generic[Job, Played]):
             raise ConversationsFailed(str(error)) from error
 
     async def _blame(self) -> None:
-        """Raise ServiceDied if conversations failed because a service ended."""
+        """Raise ServiceDied if a dead service is why conversations failed."""
         await asyncio.sleep(_BLAME_S)
         self.services.check()
 
@@ -275,7 +252,7 @@ def _cause_and_advice(failed: Sequence[Failed[Any]]) -> str:
 def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal, else a log line every `_LOG_EVERY_S` seconds.
 
-    Yields what counts one more ended conversation, given the number of failures so far.
+    Yields a function that counts one more conversation, given the failures so far.
     """
     bar = Progress(
         TextColumn("{task.description}"),
@@ -283,7 +260,7 @@ def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
-        # Conversations take minutes on a small machine: a rate over a shorter period would jump.
+        # On a small machine conversations take minutes, so a rate over a shorter period would jump.
         speed_estimate_period=300,
         refresh_per_second=2,
     )

@@ -10,7 +10,7 @@ from rich.markup import escape
 from data.examples import Example, Examples, evidence, spread
 from drzero.ops.notices import plain
 from drzero.recipe.tables import console
-from drzero.stages.scores import REPORT
+from drzero.stages.result import REPORT
 from verl_ext.method.trajectory import Trajectory
 
 SUMMARY = "summary.json"

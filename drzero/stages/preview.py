@@ -1,21 +1,17 @@
-"""The preview: is this corpus worth a run? Ten minutes, no training, and questions that one can read.
+"""The preview: is this corpus worth a run? Ten minutes without training, and questions you can read.
 
     drzero preview source=papers.jsonl endpoint=https://api.example.com/v1 model=a-model    # a capable model
     drzero preview source=notes/ model=qwen2.5-3b                  # a local one, served here
     drzero preview                                                 # the index of prepare-data, no sample
 
-A sample of the corpus is indexed (drzero/stages/preview_sample.py) and prompts are drawn, as many of each
-hop count. One model plays both roles through the real loop: as challenger it asks, as solver it tries each
-question `solver.attempts` times; the reward and the gates judge. The key of an endpoint comes from the
-environment variable OPENAI_API_KEY, or from another that `endpoint_key` names. Each question is in the
-journal once all its attempts have finished: a killed preview resumes with the others. What came of it is
-printed, and is in `report.html`, `report.json`, `questions.jsonl`, and, with every conversation, in
-`samples.jsonl`.
+One model plays both roles through the real loop, on a sample of the corpus. As challenger it asks, as solver
+it tries each question `solver.attempts` times. Reward and gates judge. OPENAI_API_KEY, or the variable
+`endpoint_key` names, holds an endpoint's key. A rerun after a kill asks only the missing questions.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +19,6 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from data.challenger_prompts import PrepareReport
 from data.errors import DataError
 from data.journal import Journal
 from data.parquet_io import read_parquet
@@ -35,146 +30,119 @@ from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import gate_questions
-from drzero.preflight.tokenizers import load_chat_tokenizer
-from drzero.recipe.fingerprint import fingerprint, fingerprint_index, fingerprint_model
+from drzero.recipe.fingerprint import fingerprint, fingerprint_index
 from drzero.stages.conversations import (
     Failed,
     check_failed_share,
-    completions_url,
     journal_settings,
     play_all,
     served_agent,
     with_services,
 )
-from drzero.stages.endpoint import chat_endpoint, identity_of, requests_report
+from drzero.stages.models import StageModel, chat_model, own_model, requests_report
 from drzero.stages.prepare_data import corpus_of, prepare_data
 from drzero.stages.preview_report import preview_report, print_preview, question_rows
 from drzero.stages.preview_sample import sample_corpus
-from drzero.stages.result import FOUND, RESULT, SAMPLES, write_result
+from drzero.stages.result import FOUND, REPORT, RESULT, SAMPLES, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
-from drzero.stages.synthesize import REPORT, Row, Sample, gates_of, sample_record, sample_seed
+from drzero.stages.synthesize import PromptRow, Sample, gates_of, sample_record, sample_seed
 from verl_ext.artefacts import announce
-from verl_ext.clients.chat_endpoint import ChatEndpoint
 from verl_ext.clients.question_score import score_question
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.clients.solver_agent import SolverAgent
 
 FAILURES = "failures.jsonl"
-"""The journal of questions that a service cut short: what they cost."""
+"""The journal of failed questions, which cost tokens too."""
 _SERVICE = "model"
 
 
 @dataclass(frozen=True)
-class Player:
-    """The model that plays both roles: served here, or behind an endpoint."""
-
-    identity: str
-    shown: str
-    tokenizer: Any = None
-    endpoint: ChatEndpoint | None = None
-
-
-@dataclass(frozen=True)
 class _Judged(Conversation):
-    """A challenger's conversation with the reward of its question; the tokens of all attempts are in it."""
+    """A challenger's conversation with its question's reward, and the tokens of all attempts."""
 
     reward: dict[str, Any]
 
 
 def run_preview(config: DictConfig) -> None:
-    """Index a sample, play the missing questions, judge all, and write and print the report.
+    """Index a sample, play the missing questions, judge all, then write and print the report.
 
-    Raises PreflightFailed, CorpusError or DataError before anything is asked, OutOfTime, ServiceDied or
-    ConversationsFailed if the rest cannot be asked; what is finished is kept.
+    Raises PreflightFailed, CorpusError or DataError before anything is asked, then OutOfTime, ServiceDied or
+    ConversationsFailed. Finished questions are kept.
     """
     config = check_and_resolve(config, "preview")
     folder = Path(config.run.dir)
     benchmark_questions = gate_questions(config)
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
-        player = _player(config)
+        model = chat_model(config) if config.endpoint else own_model(config, _SERVICE)
         prompts, corpus = _prepare(config)
-        rows: list[Row] = read_parquet(prompts).to_pylist()
+        rows: list[PromptRow] = read_parquet(prompts).to_pylist()
         conditions = {
-            "model": player.identity,
+            "model": model.identity,
             "prompts": fingerprint(prompts),
             "collection": fingerprint_index(config),
         } | journal_settings(config, "preview")
         with Journal(folder / SAMPLES, conditions) as journal, Journal(folder / FAILURES, conditions) as lost:
-            _play_missing(config, player, rows, journal, lost)
+            _play_missing(config, model, rows, journal, lost)
             records, failures = journal.records, lost.records
         by_prompt = {record["prompt_index"]: [record] for record in records}
         selection = select(by_prompt, rows, gates_of(config, benchmark_questions))
         report = preview_report(config, rows, records, failures, selection, corpus)
-        report["model"] = player.shown
-        if player.endpoint:
-            report["endpoint"] = requests_report(player.endpoint)
+        report["model"] = model.shown
+        if model.endpoint:
+            report["endpoint"] = requests_report(model.endpoint)
         write_rejects(selection.rejected, folder)
         _write(config, report, question_rows(records, selection))
 
 
-def _player(config: DictConfig) -> Player:
-    """The model, checked to exist; raises PreflightFailed."""
-    if config.endpoint:
-        endpoint = chat_endpoint(config)
-        return Player(identity_of(endpoint), f"{endpoint.model} at {endpoint.base_url}", endpoint=endpoint)
-    path = str(config.solver.model_path)
-    return Player(fingerprint_model(path), path, load_chat_tokenizer(path, "solver.model_path"))
-
-
 def _prepare(config: DictConfig) -> tuple[Path, dict[str, Any]]:
-    """Index the sample and write the prompts; returns their file, and what is known of the corpus."""
-    sample, of = None, dict[str, Any]()
+    """Index the sample and write the prompts. Returns their file, and facts about the corpus."""
+    sample, known, lines = None, dict[str, Any](), list[str]()
     with open_dict(config):
-        # As many of each hop count: rates by hop need some of each.
+        # Rates by hop count need some prompts of each.
         config.hop_ratio = [int(weight > 0) for weight in config.hop_ratio]
         if config.source is not None:
             sample = sample_corpus(corpus_of(config), config.documents, config.rows, config.data.seed)
             indexed = len(sample.corpus.ids)
             say("sample", f"{indexed} of {sample.total:,} documents of {config.source}")
-            of = {"documents": sample.total, "indexed": indexed, "named": sample.named}
+            known = {"documents": sample.total, "indexed": indexed, "named": sample.named}
+            if indexed < sample.total:
+                lines.append(
+                    f"{indexed} of {sample.total:,} documents are indexed, {sample.named} of them because "
+                    "others name them. Questions of several hops may lack what the whole corpus has "
+                    "(documents= takes more)"
+                )
+            # The index belongs to this preview.
             config.chroma.path, config.chroma.collection = f"{config.run.dir}/chromadb", "preview"
             config.chroma.shards = 1
             config.faiss.path, config.faiss.corpus = f"{config.run.dir}/faiss", None
-            config.replace = True  # the index is this preview's own
+            config.replace = True
     prompts = prepare_data(config, sample.corpus, sample.about) if sample else prepare_data(config)
-    lines = json.loads((Path(config.out_dir) / FILE).read_text(encoding="utf-8"))["lines"]
-    return prompts.train_path, of | {"lines": [*_of_the_sample(of), *lines, *_of_the_prompts(prompts)]}
-
-
-def _of_the_sample(of: Mapping[str, Any]) -> Iterator[str]:
-    if of and of["indexed"] < of["documents"]:
-        yield (
-            f"{of['indexed']} of {of['documents']:,} documents are indexed, {of['named']} of them because "
-            "others name them: a question of several hops may miss what the whole corpus has (documents= "
-            "takes more)"
-        )
-
-
-def _of_the_prompts(prompts: PrepareReport) -> Iterator[str]:
+    lines += json.loads((Path(config.out_dir) / FILE).read_text(encoding="utf-8"))["lines"]
     if prompts.cycles > 1:
         asked = sum(prompts.hop_counts.values())
-        yield f"{prompts.train_documents} documents for {asked} prompts: some are asked about more than once"
+        lines.append(f"{prompts.train_documents} documents for {asked} prompts: some documents come twice")
+    return prompts.train_path, known | {"lines": lines}
 
 
 def _play_missing(
-    config: DictConfig, player: Player, rows: Sequence[Row], journal: Journal, lost: Journal
+    config: DictConfig, model: StageModel, rows: Sequence[PromptRow], journal: Journal, lost: Journal
 ) -> None:
-    """Play the questions that the journal lacks; what failed twice is printed and left to the next start."""
+    """Play the questions the journal lacks. Prints why some failed twice; the next start retries them."""
     done = {record["prompt_index"] for record in journal.records}
     missing = [sample for sample in questions(config, rows) if sample.prompt_index not in done]
     tries = f"each tried {config.solver.attempts} times"
-    say("preview", f"{len(rows)} questions, {len(missing)} of them still to ask, {tries}, {player.shown}")
+    say("preview", f"{len(rows)} questions, {len(missing)} of them still to ask, {tries}, {model.shown}")
     if not missing:
         return
-    specs = [search_spec(config), *([] if player.endpoint else [solver_spec(config, _SERVICE)])]
-    play = partial(play_questions, config, player, prompts_by_index(rows), missing, journal, lost)
+    specs = [search_spec(config), *([] if model.endpoint else [solver_spec(config, _SERVICE)])]
+    play = partial(play_questions, config, model, prompts_by_index(rows), missing, journal, lost)
     failed = with_services(config, specs, journal.path, play)
     for reason, times in Counter(failure.reason for failure in failed).most_common(3):
         say("preview", f"failed {times} times, to be retried by the next run: {reason}")
 
 
-def questions(config: DictConfig, rows: Sequence[Row]) -> list[Sample]:
+def questions(config: DictConfig, rows: Sequence[PromptRow]) -> list[Sample]:
     """One conversation of the challenger for each prompt."""
     found = ((row["extra_info"]["index"], row["prompt"]) for row in rows)
     return [Sample(index, 0, sample_seed(config.data.seed, index, 0), prompt) for index, prompt in found]
@@ -182,21 +150,20 @@ def questions(config: DictConfig, rows: Sequence[Row]) -> list[Sample]:
 
 async def play_questions(
     config: DictConfig,
-    player: Player,
+    model: StageModel,
     rows: Mapping[int, Mapping[str, Any]],
     missing: Sequence[Sample],
     journal: Journal,
     lost: Journal,
     services: ServiceGroup,
 ) -> list[Failed[Sample]]:
-    """Play questions with their attempts; returns those that failed twice.
+    """Play questions with their attempts. Returns those that failed twice; `lost` records what they cost.
 
-    What they cost goes to the journal `lost`. Raises ConversationsFailed if they are too large a share.
+    Raises ConversationsFailed if too many failed.
     """
-    served = completions_url(config), _SERVICE, player.tokenizer, player.endpoint
     async with (
-        served_agent(SearchAgent, config, *served) as challenger,
-        served_agent(SolverAgent, config, *served) as solver,
+        served_agent(SearchAgent, config, model) as challenger,
+        served_agent(SolverAgent, config, model) as solver,
     ):
 
         async def play(sample: Sample) -> _Judged:
@@ -216,8 +183,8 @@ async def play_questions(
                 missing, play, keep, services, concurrency=config.solver.concurrency, description="preview"
             )
         finally:
-            if player.endpoint:
-                await player.endpoint.aclose()
+            if model.endpoint:
+                await model.endpoint.aclose()
     check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
     return failed
 
@@ -229,7 +196,7 @@ async def _judge(
     sample: Sample,
     about: Mapping[str, Any],
 ) -> _Judged:
-    """Ask one question and have it tried and scored; unfinished if any part of it is."""
+    """Ask one question, try it and score it. Unfinished if any part failed."""
     asked = await challenger.converse(sample.messages, sample.seed)
     if not asked.finished:
         return _Judged(**vars(asked), reward={})
@@ -239,7 +206,7 @@ async def _judge(
         int(about["hop"]),
         solver,
         attempts=config.solver.attempts,
-        hop_check=False,  # the gate of that name says it, and the attempts say how hard it is all the same
+        hop_check=False,  # the gate `hops` checks it, and attempts still show the difficulty
         seed=sample_seed(config.data.seed, sample.prompt_index, 1),
     )
     return _Judged(
@@ -255,7 +222,7 @@ async def _judge(
 
 
 def _dumped(about: Mapping[str, Any], reward: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a training run's dump, so that the page shows both alike (docs/dumps.md)."""
+    """The fields of a training run's dump (docs/dumps.md), so the page shows both alike."""
     return {
         "key": f"{about['index']}/0",
         "step": about["index"],
@@ -266,13 +233,13 @@ def _dumped(about: Mapping[str, Any], reward: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _write(config: DictConfig, report: dict[str, Any], questions: Sequence[Mapping[str, Any]]) -> None:
-    """Write questions, report and result, and print them."""
+def _write(config: DictConfig, report: dict[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write and print questions, report and result."""
     folder = Path(config.run.dir)
-    if not questions:
+    if not lines:
         raise DataError(f"no question was finished: see {folder / FAILURES}, then rerun to ask again")
     (folder / RESULT).unlink(missing_ok=True)
-    write_jsonl(folder / FOUND, questions)
+    write_jsonl(folder / FOUND, lines)
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     print_preview(report, config.run.name)
     for name in (FOUND, REPORT):

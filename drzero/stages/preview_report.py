@@ -1,9 +1,9 @@
-"""What a preview found: rates by hop, what the gates refused, examples, cost, and what the corpus lacks.
+"""The preview's report: rates by hop, refusals by gate, examples, cost, and what the corpus lacks.
 
     report = preview_report(config, rows, records, failures, selection, corpus)
     print_preview(report, "preview")
 
-`records` are the journal's: each has its question, its reward and its attempts (drzero/stages/preview.py).
+`records` come from the journal, each with its question, reward and attempts.
 """
 
 import math
@@ -17,19 +17,19 @@ from data.examples import Examples, evidence, of_selection
 from data.pairs import trajectory_of
 from data.selection import Selection, prompts_by_index
 from drzero.recipe.tables import console, new_table
-from drzero.stages.endpoint import request_lines, usd
 from drzero.stages.examples import print_examples, verdict
+from drzero.stages.models import request_lines, usd
 from drzero.stages.synthesize import costs
 
 _MANY = 1 / 3
-"""The share of questions with one fault that is worth a word about the corpus."""
+"""A fault in more than this share of questions is reported as the corpus's."""
 _LACKS = {
-    "hops": "of {n} questions of several hops, {k} did not hold their hops: the documents lead to too few "
-    "others, or the model did not follow them",
-    "duplicates": "of {n} questions, {k} repeat another in the same words: the documents are alike",
-    "near_duplicates": "of {n} questions, {k} ask what another asks: the documents are alike",
-    "evidence": "of {n} questions, {k} have an answer that stands in nothing that was read: the documents "
-    "say too little to ask about, or the model makes things up",
+    "hops": "of {n} questions of several hops, {k} take fewer hops: the documents lead to too few others, or "
+    "the model did not follow them",
+    "duplicates": "of {n} questions, {k} repeat another word for word: the documents are alike",
+    "near_duplicates": "of {n} questions, {k} ask the same as another: the documents are alike",
+    "evidence": "of {n} questions, {k} have an answer that is in no passage read: the documents say too "
+    "little to ask about, or the model makes things up",
 }
 
 Record = Mapping[str, Any]
@@ -43,7 +43,7 @@ def preview_report(
     selection: Selection,
     corpus: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All of it in JSON form; `corpus` is what is known of it, with lines to read."""
+    """The report as JSON; `corpus` has facts about it, and lines to print."""
     by_index = {record["prompt_index"]: record for record in records}
     examples = of_selection(
         selection,
@@ -68,7 +68,7 @@ def preview_report(
 def by_hop(
     rows: Sequence[Record], records: Sequence[Record], selection: Selection
 ) -> dict[str, dict[str, Any]]:
-    """For each hop count: prompts, proper questions, accepted ones, and how the attempts went."""
+    """Prompts, proper questions, accepted ones and attempts for each hop count."""
     accepted = Counter(pair.hop for pair in selection.accepted)
     rejected = Counter(one.hop for one in selection.rejected)
     prompts = Counter(row["extra_info"]["hop"] for row in rows)
@@ -100,21 +100,19 @@ def _rates(rewards: Sequence[Record]) -> dict[str, Any]:
 
 
 def question_rows(records: Sequence[Record], selection: Selection) -> list[dict[str, Any]]:
-    """A line for each question, in the order of the prompts: what it is, what became of it, what shows it."""
+    """Each question with its fate and its evidence, in the order of the prompts."""
     accepted = {pair.prompt_index: pair for pair in selection.accepted}
     refused = {one.prompt_index: one.samples[0].reasons for one in selection.rejected if one.samples}
     lines = []
     for record in sorted(records, key=lambda record: record["prompt_index"]):
         index, reward = record["prompt_index"], record["reward"]
+        judged = ("question", "answer", "k", "n", "score", "format", "difficulty")
         line = {
             "prompt_index": index,
             "accepted": index in accepted,
             "reasons": list(refused.get(index, ())),
             **{name: record[name] for name in ("hop", "doc_id")},
-            **{
-                name: reward[name]
-                for name in ("question", "answer", "k", "n", "score", "format", "difficulty")
-            },
+            **{name: reward[name] for name in judged},
             "evidence": evidence(reward["answer"], record["document"], trajectory_of(record)),
             "document": record["document"],
         }
@@ -123,7 +121,7 @@ def question_rows(records: Sequence[Record], selection: Selection) -> list[dict[
 
 
 def _lacks(corpus: Record, selection: Selection) -> Iterator[str]:
-    """What is amiss with the corpus, as far as its documents and the questions about them show it."""
+    """What its documents, and the questions about them, say is wrong with the corpus."""
     yield from corpus["lines"]
     several = sum(pair.hop > 1 for pair in selection.accepted)
     several += sum(one.hop > 1 for one in selection.rejected if one.samples)
@@ -154,7 +152,7 @@ def print_preview(report: Mapping[str, Any], name: str) -> None:
         gates.add_row(gate, str(counts["judged"]), str(counts.get("note") or counts["refused"]))
     console().print(table, gates)
     print_examples(Examples.from_dict(report["examples"]), name)
-    print("\nthe corpus:" if report["lacks"] else "\nthe corpus: nothing amiss in this sample")
+    print("\nthe corpus:" if report["lacks"] else "\nthe corpus: no fault found in this sample")
     for line in report["lacks"]:
         print(f"  • {line}")
     for line in cost_lines(report):
@@ -162,14 +160,14 @@ def print_preview(report: Mapping[str, Any], name: str) -> None:
 
 
 def cost_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Tokens, price, and what went wrong on the way."""
+    """Tokens, price, and what went wrong."""
     cost = report["cost"]
     price = "" if cost["usd"] is None else f", ${cost['usd']:.2f}"
     yield f"{cost['tokens_in']:,} tokens read, {cost['tokens_out']:,} written{price}"
     if report["cut_short"]:
-        yield f"{report['cut_short']} questions were cut short by a service and asked again, tokens included"
+        yield f"a service cut {report['cut_short']} questions short; they were asked again, tokens included"
     if report["failed"]:
-        yield f"{report['failed']} questions are missing, none of them counted: rerun to ask them"
+        yield f"{report['failed']} questions are missing and not counted: rerun to ask them"
     if report["turns_cut_off"]:
         yield f"{report['turns_cut_off']} turns were cut off at solver.max_tokens_per_turn"
     yield from request_lines(report["endpoint"]) if report.get("endpoint") else ()

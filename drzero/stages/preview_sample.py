@@ -1,11 +1,10 @@
-"""The documents of a corpus that a preview indexes: few, but with what they lead to.
+"""Choose the documents a preview indexes: few, but with the documents they lead to.
 
     sample = sample_corpus(corpus, size=300, about=40, seed=42)
     prepare_data(config, sample.corpus, sample.about)
 
-A random sample of a large corpus has documents without those that they name, and no question of several hops
-could be asked about any. So the documents that prompts are about come first, then those whose titles stand in
-them, then others at random, as false leads.
+A random sample lacks the documents its own documents name, so no question of several hops could be asked.
+The sample therefore has documents for prompts first, then documents they name by title, then random ones.
 """
 
 import random
@@ -17,37 +16,37 @@ from search.sources.document import Document
 from verl_ext.method.answers import normalize_answer
 
 _SHORTEST_TITLE = 4
-"""Characters; a shorter title stands in many texts by chance."""
+"""Characters. A shorter title occurs in many texts by chance."""
 
 
 @dataclass(frozen=True)
 class SampledCorpus(Corpus):
-    """A corpus of which some documents are read."""
+    """A corpus that yields only some of its documents."""
 
     ids: frozenset[str] = frozenset()
 
     def read(self, reading: Reading | None = None) -> Iterator[tuple[int, Document]]:
-        """Yield those documents, numbered as in the whole."""
+        """Yield those documents with their numbers in the whole corpus."""
         return ((number, document) for number, document in super().read(reading) if document.id in self.ids)
 
 
 @dataclass(frozen=True)
 class CorpusSample:
-    """What was chosen."""
+    """The chosen documents."""
 
     corpus: SampledCorpus
     about: frozenset[str]
-    """The ids of the documents that prompts are about."""
+    """Ids of the documents for prompts."""
     total: int
     """Documents of the whole corpus."""
     named: int
-    """Of those chosen, the documents that another names."""
+    """Chosen documents that another one names."""
 
 
 def sample_corpus(corpus: Corpus, size: int, about: int, seed: int) -> CorpusSample:
     """Choose `size` documents, `about` of them for prompts, in two passes over the corpus.
 
-    The same corpus, sizes and seed give the same documents. Raises CorpusError as the corpus does.
+    Raises CorpusError.
     """
     rng, reading = random.Random(f"{seed}/preview"), Reading()
     first: list[str] = []
@@ -73,7 +72,7 @@ def sample_corpus(corpus: Corpus, size: int, about: int, seed: int) -> CorpusSam
 def _around(
     corpus: Corpus, chosen: list[Document], room: int, rng: random.Random
 ) -> tuple[list[str], list[str]]:
-    """The ids of documents that those chosen name, and of others at random, `room` of both together."""
+    """Ids of the documents the chosen ones name, and of random others, `room` in all."""
     ids = {document.id for document in chosen}
     texts = f" {' '.join(normalize_answer(document.text) for document in chosen)} "
     named: list[str] = []

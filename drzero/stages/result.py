@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from drzero.ops.files import atomic_write
 from verl_ext.artefacts import announce
 
-RESULT = "result.json"
+RESULT, REPORT = "result.json", "report.json"
 SAMPLES = "samples.jsonl"
 """Synthesize's journal: its conversations with the challenger; also the preview's, with their attempts."""
 FOUND = "questions.jsonl"

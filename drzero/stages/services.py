@@ -1,6 +1,7 @@
-"""The services of a stage, as data: commands, ports, health, and where their logs go."""
+"""The services of a stage: their commands, ports, health checks and logs."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,17 @@ from verl_ext.sglang import cpu
 from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
 
 RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
-"""The default ports, used if they are free and no port is set."""
+"""Used if they are free and no port is set."""
 INDEX_AWAY = 424
 """As `search.serving.app.INDEX_UNAVAILABLE`."""
+_RETRIEVAL = ("embedder", "device", "encoders", "threads", "max_batch", "window_ms", "max_queue", "cache_mb")
+"""Keys of `retrieval` whose names are also options of `search.server`."""
 
 
 def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
-    """Run a stage's preflight and choose its ports; returns the resolved config.
+    """Run a stage's preflight and choose its ports. Returns the resolved config.
 
-    Raises PreflightFailed, or PortTaken.
+    Raises PreflightFailed or PortTaken.
     """
     require(config, stage)
     choose_ports(config)
@@ -36,10 +39,9 @@ def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
 
 
 def choose_ports(config: DictConfig) -> None:
-    """Fill in `retrieval.port` and `solver.port`: as set, else the default one, else any free one.
+    """Fill in `retrieval.port` and `solver.port`: as set, else the default port, else any free one.
 
-    A retrieval service that runs elsewhere has its own.
-    Raises PortTaken for a port that is set and in use, or set for both services.
+    Raises PortTaken if a set port is in use or both are equal.
     """
     retrieval, solver = config.retrieval, config.solver
     if retrieval.port is not None and retrieval.port == solver.port:
@@ -58,11 +60,11 @@ def _port(asked: int | None, usual: int, host: str, other: int | None) -> int:
 
 
 def search_spec(config: DictConfig) -> AnySpec:
-    """The service that a run searches: the one at `retrieval.url`, else its own."""
+    """The service a run searches: the one at `retrieval.url`, else its own."""
     if config.retrieval.url is None:
         return retrieval_spec(config)
     url = retrieval_url(config.retrieval)
-    # Its counters are those of all runs that it serves, so they show nothing of this one.
+    # No metrics: its counters include other runs.
     check = HealthCheck(url=f"{url}/health", away=INDEX_AWAY)
     return ExternalSpec(name="retrieval", url=url, liveness=check, logs=Path(config.run.dir) / "logs")
 
@@ -70,18 +72,11 @@ def search_spec(config: DictConfig) -> AnySpec:
 def retrieval_spec(config: DictConfig) -> ServiceSpec:
     """The retrieval service over the run's index."""
     retrieval, url = config.retrieval, retrieval_url(config.retrieval)
+    command = [sys.executable, "-m", "search.server", *_index_words(config)]
+    command += _options((name, retrieval[name]) for name in (*_RETRIEVAL, "host", "port"))
     return ServiceSpec(
         name="retrieval",
-        command=(
-            *_module("search.server"),
-            *_index_words(config),
-            *("--embedder", retrieval.embedder, "--device", retrieval.device),
-            *("--encoders", str(retrieval.encoders), "--threads", str(retrieval.threads)),
-            *("--max-batch", str(retrieval.max_batch), "--window-ms", str(retrieval.window_ms)),
-            *("--max-queue", str(retrieval.max_queue), "--cache-mb", str(retrieval.cache_mb)),
-            *("--host", retrieval.host, "--port", str(retrieval.port)),
-            *(["--access-log"] if retrieval.access_log else []),
-        ),
+        command=(*command, *(["--access-log"] if retrieval.access_log else [])),
         log_path=_log(config, "retrieval"),
         health_url=f"{url}/health",
         liveness=HealthCheck(
@@ -96,64 +91,51 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
     )
 
 
-def _index_words(config: DictConfig) -> tuple[str, ...]:
-    """The index that the retrieval service opens."""
+def _index_words(config: DictConfig) -> list[str]:
+    """The index the retrieval service opens."""
     if config.index == "chroma":
         chroma = config.chroma
-        return (
-            *("--chroma-path", *map(str, places_of(config)), "--collection", chroma.collection),
-            *(["--shards", str(chroma.shards)] if chroma.shards > 1 else []),
-            *(["--chroma-reads", str(chroma.quota.reads)] if chroma.quota.reads else []),
-        )
+        words = ["--chroma-path", *map(str, places_of(config)), "--collection", chroma.collection]
+        words += ["--shards", str(chroma.shards)] if chroma.shards > 1 else []
+        return words + (["--chroma-reads", str(chroma.quota.reads)] if chroma.quota.reads else [])
     faiss = config.faiss
-    return (
-        *("--faiss-path", faiss.path, "--lines-folder", config.paths.corpus),
-        *(["--faiss-corpus", faiss.corpus] if faiss.corpus else []),
-        *("--ef-search", str(faiss.ef_search), "--nprobe", str(faiss.nprobe)),
-        *("--faiss-device", faiss.device),
-    )
+    words = ["--faiss-path", faiss.path, "--lines-folder", config.paths.corpus]
+    words += ["--faiss-corpus", faiss.corpus] if faiss.corpus else []
+    options = [("ef_search", faiss.ef_search), ("nprobe", faiss.nprobe), ("faiss_device", faiss.device)]
+    return words + _options(options)
 
 
 def solver_spec(config: DictConfig, name: str = "solver", served_name: str | None = None) -> ServiceSpec:
-    """The solver's server: SGLang, or our reference engine behind its OpenAI-compatible front.
+    """The solver's server: SGLang, or our reference engine.
 
-    `name` is that of the service, and of its model in requests unless `served_name` is: synthesize serves
-    the challenger with it.
+    `name` is the service's, and the model's in requests unless `served_name` is given. Synthesize serves the
+    challenger with it.
     """
     solver = config.solver
     url, env = f"http://{solver.host}:{solver.port}", process_env(config)
+    options = {"dtype": solver.dtype}
+    last = {"served_model_name": served_name or name, "host": solver.host, "port": solver.port}
     if solver.engine == "sglang":
         context = solver.max_context_tokens + OWN_POSITIONS
         hardware: dict[str, Any] = SOLVER_ARGUMENTS
         if config.machine.device == "cpu":
             hardware = cpu.arguments(solver.max_batch_size, context)
             env |= cpu.environment(solver.tp_size) | {"OMP_NUM_THREADS": str(solver.threads)}
-        command = (
-            *_module("verl_ext.sglang.serve" if bearer_of(MODEL_KEY) else "sglang.launch_server"),
-            *("--model-path", solver.model_path, "--dtype", solver.dtype),
-            *("--tp-size", str(solver.tp_size), "--dp-size", str(solver.dp_size)),
-            *("--mem-fraction-static", str(solver.mem_fraction_static)),
-            *("--context-length", str(context)),
-            *as_words({**hardware, **solver.server_args}, sglang_arguments()),
-            *("--log-level", str(config.log_level).lower(), "--enable-metrics"),
-        )
+        module = "verl_ext.sglang.serve" if bearer_of(MODEL_KEY) else "sglang.launch_server"
+        options |= {"model_path": solver.model_path, "tp_size": solver.tp_size, "dp_size": solver.dp_size}
+        options |= {"mem_fraction_static": solver.mem_fraction_static, "context_length": context}
+        options |= {"log_level": str(config.log_level).lower()}
+        more = ["--enable-metrics", *as_words({**hardware, **solver.server_args}, sglang_arguments())]
         probe, work = "health_generate", "sglang:generation_tokens_total"
     else:
-        command = (
-            *_module("verl_ext.engine.api_server"),
-            *("--model", solver.model_path, "--dtype", solver.dtype),
-            *("--device", config.machine.device, "--threads", str(solver.threads)),
-            *("--max-batch-size", str(solver.max_batch_size)),
-            *("--max-seq-len", str(solver.max_context_tokens)),
-            *as_words(solver.server_args, REFERENCE_SERVER),
-        )
+        module = "verl_ext.engine.api_server"
+        options |= {"model": solver.model_path, "device": config.machine.device, "threads": solver.threads}
+        options |= {"max_batch_size": solver.max_batch_size, "max_seq_len": solver.max_context_tokens}
+        more = [*as_words(solver.server_args, REFERENCE_SERVER)]
         probe, work = "health", "engine_generated_tokens_total"
     return ServiceSpec(
         name=name,
-        command=(
-            *(*command, "--served-model-name", served_name or name),
-            *("--host", solver.host, "--port", str(solver.port)),
-        ),
+        command=(sys.executable, "-m", module, *_options(options.items()), *more, *_options(last.items())),
         log_path=_log(config, name),
         health_url=f"{url}/health",
         # The probe generates one token.
@@ -164,8 +146,8 @@ def solver_spec(config: DictConfig, name: str = "solver", served_name: str | Non
     )
 
 
-def _module(name: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name)
+def _options(values: Iterable[tuple[str, Any]]) -> list[str]:
+    return [word for name, value in values for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _log(config: DictConfig, name: str) -> Path:

@@ -1,14 +1,13 @@
-"""The synthesize stage: the trained challenger's questions, judged by the gates, become the solver's data.
+"""The synthesize stage: gates select from the trained challenger's questions the solver's training data.
 
     drzero synthesize iteration=1                                        # partition 1 of 5 of the prompts
     drzero synthesize iteration=1 gates.evidence=false                   # the same samples, other gates
     drzero synthesize endpoint=https://api.example.com/v1 endpoint_model=a-model    # another model asks
 
-It has two halves. *Sampling* runs `samples` conversations per prompt and appends each to `samples.jsonl` at
-its end: a kill loses those in flight, and a rerun runs the missing ones. *Selection* is a pure function of
-the journal and of `gates:`, so every run repeats it and gets the same bytes. A conversation that failed twice
-because of a service is not a sample: it is counted, and left to the next run. A prompt is judged on the
-samples it has. With `gates.open_book=true` the solver is asked in between (drzero/stages/open_book.py).
+*Sampling* runs `samples` conversations a prompt and appends each to `samples.jsonl`, so a rerun after a kill
+runs the missing ones. *Selection* depends only on the journal and `gates:`; every run repeats it, with the
+same bytes. A conversation that services failed twice is counted and left to the next run. With
+`gates.open_book=true` the solver is asked in between (`drzero.stages.open_book`).
 """
 
 import hashlib
@@ -16,7 +15,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from data.benchmarks import BenchmarkQuestion
-from data.examples import of_selection
+from data.examples import Examples, of_selection
 from data.gates import Gates
 from data.journal import Journal
 from data.pairs import Pair, pair_of
@@ -36,21 +35,20 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import gate_questions, gate_settings, partition_rows
 from drzero.preflight.tokenizers import load_chat_tokenizer
-from drzero.recipe.fingerprint import fingerprint, fingerprint_index, fingerprint_model
+from drzero.recipe.fingerprint import fingerprint, fingerprint_index
 from drzero.recipe.tables import console, new_table
 from drzero.stages.conversations import (
     Failed,
     check_failed_share,
-    completions_url,
     journal_settings,
     play_all,
     served_agent,
     with_services,
 )
-from drzero.stages.endpoint import chat_endpoint, identity_of, request_lines, requests_report, usd
 from drzero.stages.examples import print_examples
+from drzero.stages.models import StageModel, chat_model, own_model, request_lines, requests_report, usd
 from drzero.stages.open_book import OpenBook, check_open_book
-from drzero.stages.result import RESULT, SAMPLES, write_result
+from drzero.stages.result import REPORT, RESULT, SAMPLES, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from search.embedders import Embedder, EmbedderSpec
 from verl_ext.artefacts import announce
@@ -58,11 +56,10 @@ from verl_ext.clients.chat_endpoint import ChatEndpoint
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.method.prompts import Message
 
-REPORT = "report.json"
 SERVICE = "challenger"
 """The challenger's name as a service, and its model's name in requests."""
 
-Row = dict[str, Any]
+PromptRow = dict[str, Any]
 """A challenger prompt: a row of the prompts file."""
 
 
@@ -80,95 +77,86 @@ class Sample:
 def run_synthesize(config: DictConfig) -> None:
     """Draw the missing samples, select pairs, and write the solver's split, rejects, report and result.
 
-    Raises PreflightFailed before anything starts, OutOfTime if the stop time comes before all is sampled,
-    ServiceDied or ConversationsFailed if sampling cannot continue, DataError if no prompt gave a pair.
+    Raises PreflightFailed before anything starts, then OutOfTime, ServiceDied, ConversationsFailed, or
+    DataError if no prompt gave a pair.
     """
     config = check_and_resolve(config, "synthesize")
     rows = partition_rows(config)
     folder = Path(config.run.dir)
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
-        challenger = _challenger(config)
-        if config.gates.open_book:  # a mistake in it must not wait until all is sampled
+        model, generator = _challenger(config)
+        if config.gates.open_book:  # find a mistake in it before sampling
             load_chat_tokenizer(config.gates.open_book_model, "gates.open_book_model")
         benchmark_questions = gate_questions(config)
-        conditions = journal_identity(config, challenger.identity)
+        conditions = journal_identity(config, model.identity)
         with Journal(folder / SAMPLES, conditions) as journal:
-            missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
-            drawn = f"{total} samples, {len(missing)} of them still to draw"
-            print(f"{len(rows)} prompts, {drawn}, {challenger.shown}")
-            specs = [search_spec(config), *([] if challenger.endpoint else [solver_spec(config, SERVICE)])]
-            play = partial(
-                play_samples,
-                config,
-                challenger.tokenizer,
-                missing,
-                journal,
-                endpoint=challenger.endpoint,
-            )
-            failed = with_services(config, specs, journal.path, play) if missing else []
-            for reason, times in Counter(failure.reason for failure in failed).most_common(3):
-                print(f"failed {times} times, to be retried by the next run: {reason}")
+            _sample_missing(config, model, rows, journal)
             samples = [record for record in journal.records if record["sample"] < config.samples]
         gates = gates_of(config, benchmark_questions)
         answers = None
         if config.gates.open_book:
-            pairs = passing_pairs(samples, rows, gates)
-            answers = check_open_book(config, pairs, conditions)
+            answers = check_open_book(config, passing_pairs(samples, rows, gates), conditions)
             gates.verdicts.update(answers.verdicts)
-        _select(config, rows, samples, challenger, gates, answers)
+        report, outputs = _select(config, rows, samples, generator, gates)
+        _finish(config, report, outputs, answers, model.endpoint)
 
 
-@dataclass(frozen=True)
-class _Challenger:
-    """The model that asks: a folder that is served here, or an endpoint."""
+def _challenger(config: DictConfig) -> tuple[StageModel, str]:
+    """The model that asks, and its name in the pairs' metadata. Raises PreflightFailed.
 
-    tokenizer: Any
-    identity: str
-    """Distinguishes it from any other model."""
-    name: str
-    """As the pairs' metadata have it."""
-    shown: str
-    endpoint: ChatEndpoint | None = None
-
-
-def _challenger(config: DictConfig) -> _Challenger:
-    """The challenger, merged if it is a run's last checkpoint; raises PreflightFailed."""
+    A run's last checkpoint is merged first.
+    """
     if config.endpoint:
-        endpoint = chat_endpoint(config)
-        identity = identity_of(endpoint)
-        return _Challenger(None, identity, identity, f"{endpoint.model} at {endpoint.base_url}", endpoint)
-    config.solver.model_path = model = merge_if_needed(config)
-    identity = fingerprint_model(model)
-    tokenizer = load_chat_tokenizer(model, "challenger")
-    return _Challenger(tokenizer, identity, generator_name(config, identity), str(config.challenger))
+        model = chat_model(config)
+        return model, model.identity
+    config.solver.model_path = merge_if_needed(config)
+    model = replace(own_model(config, SERVICE, "challenger"), shown=str(config.challenger))
+    return model, generator_name(config, model.identity)
+
+
+def _sample_missing(
+    config: DictConfig, model: StageModel, rows: Sequence[PromptRow], journal: Journal
+) -> None:
+    """Draw the samples the journal lacks. Prints why some failed twice; the next run retries them."""
+    missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
+    print(f"{len(rows)} prompts, {total} samples, {len(missing)} of them still to draw, {model.shown}")
+    if not missing:
+        return
+    specs = [search_spec(config), *([] if model.endpoint else [solver_spec(config, SERVICE)])]
+    failed = with_services(
+        config, specs, journal.path, partial(play_samples, config, model, missing, journal)
+    )
+    for reason, times in Counter(failure.reason for failure in failed).most_common(3):
+        print(f"failed {times} times, to be retried by the next run: {reason}")
 
 
 def merge_if_needed(config: DictConfig) -> str:
-    """The challenger's model folder or hub id; of a run, the export of its last checkpoint."""
+    """The challenger's model folder or hub id. For a run, the export of its last checkpoint."""
     folder = Path(config.challenger)
     is_run = folder.is_dir() and not (folder / "config.json").is_file()
     return str(export_policy(config, folder.absolute())) if is_run else str(config.challenger)
 
 
 def journal_identity(config: DictConfig, model: str) -> dict[str, Any]:
-    """All settings and inputs that a sample depends on; the number of samples per prompt is not one."""
-    settings = journal_settings(config, "synthesize")
+    """Everything a sample depends on, which leaves out the number of samples a prompt."""
     return {
         "model": model,
         "prompts": fingerprint(Path(config.data.train_files)),
         "collection": fingerprint_index(config),
-    } | settings
+    } | journal_settings(config, "synthesize")
 
 
 def sample_seed(run_seed: int, prompt_index: int, number: int) -> int:
-    """The seed of a sample: 63 bits, so that it fits a signed column and every server's seed."""
+    """A sample's seed: 63 bits, to fit a signed column and every server."""
     digest = hashlib.sha256(f"{run_seed}/{prompt_index}/{number}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def missing_samples(config: DictConfig, rows: Sequence[Row], records: Sequence[Row]) -> list[Sample]:
-    """The conversations that the journal lacks, prompt by prompt."""
+def missing_samples(
+    config: DictConfig, rows: Sequence[PromptRow], records: Sequence[PromptRow]
+) -> list[Sample]:
+    """The conversations the journal lacks, prompt by prompt."""
     done = {(record["prompt_index"], record["sample"]) for record in records}
     wanted = ((row, row["extra_info"]["index"], number) for row in rows for number in range(config.samples))
     return [
@@ -192,9 +180,9 @@ def sample_record(sample: Sample, conversation: Conversation) -> dict[str, Any]:
 
 
 def generator_name(config: DictConfig, identity: str) -> str:
-    """The challenger as the pairs' metadata name it: its path below the checkpoints, and a fingerprint."""
+    """The challenger's name in the pairs' metadata: its path below the checkpoints, and a fingerprint."""
     path = Path(config.challenger)
-    if not path.is_dir():  # a hub id, which its identity contains
+    if not path.is_dir():  # a hub id; the identity contains it
         return identity
     root = Path(config.paths.checkpoints)
     shown = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
@@ -203,18 +191,16 @@ def generator_name(config: DictConfig, identity: str) -> str:
 
 async def play_samples(
     config: DictConfig,
-    tokenizer: Any,
+    model: StageModel,
     missing: Sequence[Sample],
     journal: Journal,
     services: ServiceGroup,
-    endpoint: ChatEndpoint | None = None,
 ) -> list[Failed[Sample]]:
-    """Run conversations; each finished one goes to the journal. Returns those that failed twice.
+    """Run conversations and journal the finished ones. Returns those that failed twice.
 
-    Raises ConversationsFailed if they are too large a share of all samples.
+    Raises ConversationsFailed if too many of all samples did.
     """
-    url = completions_url(config)
-    async with served_agent(SearchAgent, config, url, SERVICE, tokenizer, endpoint) as agent:
+    async with served_agent(SearchAgent, config, model) as agent:
         failed = await play_all(
             missing,
             lambda sample: agent.converse(sample.messages, sample.seed),
@@ -223,22 +209,22 @@ async def play_samples(
             concurrency=config.solver.concurrency,
             description="synthesize",
         )
-        if endpoint:
-            await endpoint.aclose()
+        if model.endpoint:
+            await model.endpoint.aclose()
     check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
     return failed
 
 
 def gates_of(config: DictConfig, benchmark_questions: Sequence[BenchmarkQuestion]) -> Gates:
-    """The gates of a config, with the embedder that near duplicates are found with."""
+    """The configured gates, with an embedder to find near duplicates."""
     embedder = Embedder(EmbedderSpec(config.retrieval.embedder, config.retrieval.device))
     return Gates(
         gate_settings(config), embed=embedder.encode_queries, benchmark_questions=benchmark_questions
     )
 
 
-def passing_pairs(samples: Sequence[Row], rows: Sequence[Row], gates: Gates) -> list[Pair]:
-    """The pairs of these samples that no gate refuses that judges a pair alone."""
+def passing_pairs(samples: Sequence[PromptRow], rows: Sequence[PromptRow], gates: Gates) -> list[Pair]:
+    """The pairs of these samples that pass every per-pair gate."""
     by_index = prompts_by_index(rows)
     pairs = (pair_of(sample, by_index[sample["prompt_index"]]) for sample in samples)
     return [pair for pair in pairs if isinstance(pair, Pair) and not gates.judge(pair)]
@@ -246,25 +232,27 @@ def passing_pairs(samples: Sequence[Row], rows: Sequence[Row], gates: Gates) -> 
 
 def _select(
     config: DictConfig,
-    rows: Sequence[Row],
-    samples: Sequence[Row],
-    challenger: _Challenger,
+    rows: Sequence[PromptRow],
+    samples: Sequence[PromptRow],
+    generator: str,
     gates: Gates,
-    answers: OpenBook | None,
-) -> None:
-    """Select pairs and write split, rejects, report and result; raises DataError if no prompt gave a pair."""
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Select pairs and write split and rejects. Returns the report and the files.
+
+    Raises DataError if no prompt gave a pair.
+    """
     folder = Path(config.run.dir)
-    # No file of an earlier selection may stay next to this one's.
+    # Files of an earlier selection must not stay next to the new ones.
     for name in (RESULT, REPORT, TRAIN, VAL, REJECTS):
         (folder / name).unlink(missing_ok=True)
-    by_prompt: dict[int, list[Row]] = defaultdict(list)
+    by_prompt: dict[int, list[PromptRow]] = defaultdict(list)
     for sample in samples:
         by_prompt[sample["prompt_index"]].append(sample)
     selection = select(by_prompt, rows, gates)
     write_rejects(selection.rejected, folder)
-    # Before the split, which is refused when there is no pair: then they say why.
     examples = of_selection(selection, prompts_by_index(rows), samples)
     if not selection.accepted:
+        # They show why, before the split refuses to be empty.
         print_examples(examples, config.run.name)
     split = write_solver_split(
         selection.accepted,
@@ -272,7 +260,7 @@ def _select(
         folder,
         prompt_form=config.prompts.form,
         max_turns=config.rollout.max_turns,
-        generator_checkpoint=challenger.name,
+        generator_checkpoint=generator,
         seed=config.data.seed,
         val_share=config.val_share,
         max_val_rows=config.max_val_rows,
@@ -280,24 +268,35 @@ def _select(
     )
     check_partition(folder, rows)
     report = synthesis_report(rows, samples, selection, config.samples)
-    report |= {"generator": challenger.name, "near_duplicate_cosine": gates.near_duplicate_cosine}
+    report |= {"generator": generator, "near_duplicate_cosine": gates.near_duplicate_cosine}
     report |= {"train_rows": split.train_rows, "val_rows": split.val_rows, "examples": examples.to_dict()}
+    outputs = {"train": split.train_path, "val": split.val_path, "rejects": folder / REJECTS}
+    return report, {name: path for name, path in outputs.items() if path is not None}
+
+
+def _finish(
+    config: DictConfig,
+    report: dict[str, Any],
+    outputs: Mapping[str, Path],
+    answers: OpenBook | None,
+    endpoint: ChatEndpoint | None,
+) -> None:
+    """Add the costs to the report, print it, and write it and the result."""
+    folder, tokens = Path(config.run.dir), report["tokens_in"] + report["tokens_out"]
     if answers:
-        report["open_book"] = {"answers": len(answers.records), **costs(answers.records)}
-    if challenger.endpoint:
-        report["endpoint"] = requests_report(challenger.endpoint)
+        spent = costs(answers.records)
+        report["open_book"] = {"answers": len(answers.records), **spent}
+        tokens += spent["tokens_in"] + spent["tokens_out"]
+    if endpoint:
+        report["endpoint"] = requests_report(endpoint)
         report["endpoint"]["usd"] = usd(config, report["tokens_in"], report["tokens_out"])
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     print_report(report, config.run.name)
-    print_examples(examples, config.run.name)
-    outputs = {"train": split.train_path, "val": split.val_path, "rejects": folder / REJECTS}
-    written = {name: path for name, path in outputs.items() if path is not None}
-    for path in (*written.values(), folder / REPORT):
+    print_examples(Examples.from_dict(report["examples"]), config.run.name)
+    for path in (*outputs.values(), folder / REPORT):
         announce(path)
     shown = ("prompts", "accepted", "rejected", "samples", "missing_samples", "train_rows", "val_rows")
-    costly = [report, *filter(None, [report.get("open_book")])]
-    tokens = sum(part["tokens_in"] + part["tokens_out"] for part in costly)
-    write_result(config, written, tokens, {name: report[name] for name in shown})
+    write_result(config, outputs, tokens, {name: report[name] for name in shown})
 
 
 def synthesis_report(
@@ -306,9 +305,9 @@ def synthesis_report(
     selection: Selection,
     samples_per_prompt: int,
 ) -> dict[str, Any]:
-    """Counts over all prompts, per hop and per gate, and the tokens and seconds of the samples.
+    """Counts over all prompts, per hop and per gate, and the samples' cost.
 
-    `conversation_s` sums the seconds of concurrent conversations; a rerun draws the `missing_samples`.
+    `conversation_s` sums the seconds of concurrent conversations.
     """
     sampled = Counter(record["prompt_index"] for record in records)
     indices = [row["extra_info"]["index"] for row in rows]
@@ -328,11 +327,11 @@ def synthesis_report(
 
 
 def costs(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tokens and seconds of these conversations, summed."""
+    """The summed tokens and seconds of these conversations."""
     return {
         "tokens_in": sum(record["tokens_in"] for record in records),
         "tokens_out": sum(record["tokens_out"] for record in records),
-        # fsum: the same in any order in which they were finished.
+        # fsum gives the same sum in any order.
         "conversation_s": round(math.fsum(record["latency_s"] for record in records), 1),
     }
 
@@ -354,15 +353,8 @@ def print_report(report: Mapping[str, Any], name: str) -> None:
             f"({report['prompts_without_sample']} prompts have none): rerun to draw them"
         )
     if asked := report.get("endpoint"):
-        print_cost(report, asked)
+        price = "" if asked["usd"] is None else f", ${asked['usd']:.2f}"
+        print(f"the endpoint read {report['tokens_in']:,} tokens and wrote {report['tokens_out']:,}{price}")
+        for line in request_lines(asked):
+            print(line)
     print(f"{report['accepted']} of {report['prompts']} prompts gave a pair")
-
-
-def print_cost(counted: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Print what an endpoint has read and written in all starts, the price, and how its requests went."""
-    price = "" if asked["usd"] is None else f", ${asked['usd']:.2f}"
-    print(
-        f"the endpoint has read {counted['tokens_in']:,} tokens and written {counted['tokens_out']:,}{price}"
-    )
-    for line in request_lines(asked):
-        print(line)

@@ -17,7 +17,7 @@ from data.demo_world import generate_world, write_world
 from data.errors import DataError
 from data.parquet_io import write_training_rows
 from data.question_rows import FieldNames, read_row
-from drzero.stages.scores import PAPER_BENCHMARKS
+from drzero.stages.evaluate.benchmark_scores import PAPER_BENCHMARKS
 
 CHAIN = {"id": "run-0-0001", "hop": 2, "question": "Who?", "answer": "Vell", "doc_ids": ["a"]}
 

@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from drzero.cli import main
 from drzero.ops.bearer import MODEL_KEY, TokenUnusable, bearer_headers, bearer_of
 from drzero.recipe.compose import compose_stage, resolve
-from drzero.stages.conversations import completions_url, served_agent
-from drzero.stages.endpoint import chat_endpoint
-from drzero.stages.evaluate import check_model
+from drzero.stages.conversations import served_agent
+from drzero.stages.evaluate.run import model_of
+from drzero.stages.models import StageModel, chat_model, completions_url
 from drzero.stages.services import solver_spec
 from verl_ext.clients.search_agent import SearchAgent
 from verl_ext.clients.served_model import ServedModel, ServerUnavailable, SolverServerError
@@ -67,11 +67,13 @@ def test_an_endpoint_gets_the_key_that_is_named_for_it_and_is_told_to(
     config = compose_stage(
         "evaluate", ["hardware=cpu", f"endpoint={ids.url}/v1", f"tokenizer={tiny_model}", *chosen]
     )
-    served = check_model(config)
-    ask(ServedModel(served.url, served.name, served.tokenizer, key_variable=served.key))
+    served = model_of(config)
+    ask(ServedModel(served.url, served.name, served.tokenizer, key_variable=served.key_variable))
     messages = start_peer("/v1/chat/completions", lambda _: REPLIES, MODELS)
     config.endpoint = f"{messages.url}/v1"
-    asyncio.run(chat_endpoint(config).ask({"messages": []}))
+    endpoint = chat_model(config).endpoint
+    assert endpoint is not None
+    asyncio.run(endpoint.ask({"messages": []}))
     assert len(ids.requests) == len(messages.requests) == 1
     assert ids.keys == messages.keys == {f"Bearer {key}"}
     said = capsys.readouterr().out
@@ -88,8 +90,8 @@ def test_a_model_server_of_a_runs_own_gets_its_key_whatever_the_endpoints_is(
     config.solver.port = urlsplit(own.url).port
 
     async def play() -> None:
-        url = completions_url(config)
-        async with served_agent(SearchAgent, config, url, "solver", smollm2_tokenizer) as agent:
+        model = StageModel("solver", "", "", completions_url(config), smollm2_tokenizer)
+        async with served_agent(SearchAgent, config, model) as agent:
             await agent.complete([1], max_tokens=1)
 
     asyncio.run(play())

@@ -29,7 +29,7 @@ from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.report.write import write_report
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.conversations import ConversationsFailed
-from drzero.stages.evaluation import run_evaluation
+from drzero.stages.evaluate.run import run_evaluate
 from drzero.stages.result import read_result
 from drzero.stages.train import write_rows
 from environments.fault import EnvironmentUnusable
@@ -299,7 +299,7 @@ def test_a_model_is_scored_on_held_out_rows_with_parts_and_intervals(
 ) -> None:
     script = Halving(start_peer, tokenizer)
     config = compose("evaluate", "env=number", "num_examples=10", *endpoint(script, tiny_model, "halving"))
-    run_evaluation(config)
+    run_evaluate(config)
     score = report_of(config)["benchmarks"]["number"]
     assert (score["n"], score["em"], score["failed"], score["token_drift"]) == (10, 1.0, 0, 0)
     assert score["em_low"] == pytest.approx(0.722, abs=1e-3) and score["em_high"] == 1.0
@@ -308,7 +308,7 @@ def test_a_model_is_scored_on_held_out_rows_with_parts_and_intervals(
     assert result is not None and result.figures == {"solved": 1.0, "reward": 1.2, "failed": 0}
     # A rerun plays nothing again.
     played = len(script.peer.requests)
-    run_evaluation(config)
+    run_evaluate(config)
     assert len(script.peer.requests) == played
     assert "10 rows, 0 of them still to play" in capsys.readouterr().out
 
@@ -324,7 +324,7 @@ def test_two_evaluations_of_the_same_rows_are_compared_in_pairs(
     script = Halving(start_peer, tokenizer)
     for name, turns in (("before", 2), ("after", 6)):
         chosen = ["env=number", "num_examples=25", f"environment.max_turns={turns}"]
-        run_evaluation(compose("evaluate", *chosen, *endpoint(script, tiny_model, name)))
+        run_evaluate(compose("evaluate", *chosen, *endpoint(script, tiny_model, name)))
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 0
     said = capsys.readouterr().out
@@ -337,7 +337,7 @@ def test_its_report_shows_every_episode_with_what_the_environment_said(
 ) -> None:
     script = Halving(start_peer, tokenizer)
     config = compose("evaluate", "env=number", "num_examples=3", *endpoint(script, tiny_model, "shown"))
-    run_evaluation(config)
+    run_evaluate(config)
     run, unreadable = RunFolder(Path(config.run.dir)), list[str]()
     shown = list(read_trajectories(run, unreadable))
     assert len(shown) == 3 and unreadable == []
@@ -356,7 +356,7 @@ def test_episodes_that_fail_are_counted_and_are_in_no_score(
     script = Halving(start_peer, tokenizer)
     chosen = ["env=broken", f"paths.environments={tmp_path}", "num_examples=5"]
     config = compose("evaluate", *chosen, *endpoint(script, tiny_model, "some"))
-    run_evaluation(config)
+    run_evaluate(config)
     report = report_of(config)
     assert (report["benchmarks"]["broken"]["n"], report["benchmarks"]["broken"]["failed"]) == (4, 1)
     assert report["benchmarks"]["broken"]["reward"] == 0.5
@@ -371,7 +371,7 @@ def test_with_too_many_failed_episodes_there_is_no_score(
     chosen = ["env=number", "num_examples=2", "solver.deadline_s=2"]
     config = compose("evaluate", *chosen, *endpoint(script, tiny_model, "down"))
     with pytest.raises(ConversationsFailed):
-        run_evaluation(config)
+        run_evaluate(config)
     assert read_result(Path(config.run.dir)) is None
 
 

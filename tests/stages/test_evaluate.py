@@ -33,14 +33,18 @@ from drzero.ops.errors import OutOfTime
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
 from drzero.ops.records import OUT_OF_TIME, read_json_lines
 from drzero.ops.services.services import ServiceDied, ServiceSpec
+from drzero.preflight.inputs import load_questions
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
-from drzero.stages import conversations, evaluate
+from drzero.stages import conversations
 from drzero.stages.conversations import ConversationsFailed
-from drzero.stages.evaluate import answer_record, load_questions, run_evaluate
+from drzero.stages.evaluate import run
+from drzero.stages.evaluate.benchmark_scores import PAPER_BENCHMARKS, evaluation_table, score_all
+from drzero.stages.evaluate.benchmarks import answer_record
+from drzero.stages.evaluate.intervals import averaged, wilson
+from drzero.stages.evaluate.run import model_of, run_evaluate
 from drzero.stages.result import read_result
-from drzero.stages.scores import PAPER_BENCHMARKS, averaged, evaluation_table, score_all, wilson
 from search.embedders import EmbedderSpec
 from search.indexing.build import build_index
 from verl_ext.artefacts import LOG_VARIABLE
@@ -121,7 +125,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
             health_url=f"http://127.0.0.1:{config.retrieval.port}/health",
         )
 
-    monkeypatch.setattr(evaluate, "search_spec", spec)
+    monkeypatch.setattr(run, "search_spec", spec)
 
 
 Compose = Callable[..., DictConfig]
@@ -322,7 +326,7 @@ def test_with_every_answer_there_no_service_is_started(
     script = start_script(right)
     run_evaluate(compose(script))
     before = report_of(compose(script))
-    monkeypatch.setattr(evaluate, "search_spec", lambda config: pytest.fail("a service was started"))
+    monkeypatch.setattr(run, "search_spec", lambda config: pytest.fail("a service was started"))
     run_evaluate(compose(script))
     assert report_of(compose(script)) == before
 
@@ -470,7 +474,7 @@ def test_an_endpoint_may_be_given_with_or_without_its_path(
 ) -> None:
     script = start_script(right)
     config = resolve(compose(script, f"endpoint={script.peer.url}{address}"))
-    assert evaluate.check_model(config).url == f"{script.peer.url}/v1/completions"
+    assert model_of(config).url == f"{script.peer.url}/v1/completions"
 
 
 def test_one_of_several_models_of_an_endpoint_must_be_chosen(
@@ -480,10 +484,10 @@ def test_one_of_several_models_of_an_endpoint_must_be_chosen(
     peer = start_peer("/v1/completions", lambda body: 500, models)
     choices = [f"endpoint={peer.url}", f"tokenizer={prepared.model}"]
     with pytest.raises(CheckError, match="has the models base, adapter: choose one with endpoint_model="):
-        evaluate.check_model(resolve(compose(None, *choices)))
+        model_of(resolve(compose(None, *choices)))
     with pytest.raises(CheckError, match="base, adapter, not other"):
-        evaluate.check_model(resolve(compose(None, *choices, "endpoint_model=other")))
-    assert evaluate.check_model(resolve(compose(None, *choices, "endpoint_model=adapter"))).name == "adapter"
+        model_of(resolve(compose(None, *choices, "endpoint_model=other")))
+    assert model_of(resolve(compose(None, *choices, "endpoint_model=adapter"))).name == "adapter"
 
 
 def test_a_model_that_is_not_there_is_refused_by_its_key(compose: Compose) -> None:

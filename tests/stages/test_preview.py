@@ -37,8 +37,8 @@ from drzero.recipe.overrides import OverrideError
 from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.conversations import ConversationsFailed, Failed
-from drzero.stages.endpoint import base_of, chat_endpoint, preview_overrides, usd
-from drzero.stages.preview import Player, play_questions, questions
+from drzero.stages.models import base_of, chat_model, preview_overrides, usd
+from drzero.stages.preview import play_questions, questions
 from drzero.stages.preview_sample import sample_corpus
 from drzero.stages.synthesize import Sample, missing_samples, play_samples, sample_seed
 from search.sources.corpus import Corpus
@@ -244,13 +244,12 @@ def play(
     """Play what the journal lacks; returns what failed, the journal's records, and what was lost."""
     config.endpoint, config.endpoint_model = endpoint.url, config.endpoint_model
     config.retrieval.port = urlsplit(start_peer("/retrieve", library).url).port
-    rows, chat = rows_about_towns(), chat_endpoint(config)
+    rows, model = rows_about_towns(), chat_model(config)
     with Journal(folder / "samples.jsonl", {}) as journal, Journal(folder / "lost.jsonl", {}) as lost:
         done = {record["prompt_index"] for record in journal.records}
         missing = [sample for sample in questions(config, rows) if sample.prompt_index not in done]
-        player = Player("this", "this", endpoint=chat)
         playing = play_questions(
-            config, player, prompts_by_index(rows), missing, journal, lost, ServiceGroup([])
+            config, model, prompts_by_index(rows), missing, journal, lost, ServiceGroup([])
         )
         failed = asyncio.run(playing)
         return failed, journal.records, lost.records
@@ -331,7 +330,7 @@ def test_an_endpoint_with_several_models_wants_one_named(config: DictConfig, sta
     peer = start_peer("/v1/chat/completions", lambda _: 500, models)
     config.endpoint, config.endpoint_model = peer.url, None
     with pytest.raises(PreflightFailed, match=r"has the models one, two: choose one with endpoint_model="):
-        chat_endpoint(config)
+        chat_model(config)
 
 
 def test_synthesize_samples_from_an_endpoint_too(
@@ -343,14 +342,8 @@ def test_synthesize_samples_from_an_endpoint_too(
     rows = rows_about_towns()
     with scripted_endpoint() as endpoint, Journal(tmp_path / "samples.jsonl", {}) as journal:
         config.endpoint = endpoint.url
-        sampling = play_samples(
-            config,
-            None,
-            missing_samples(config, rows, []),
-            journal,
-            ServiceGroup([]),
-            endpoint=chat_endpoint(config),
-        )
+        missing = missing_samples(config, rows, [])
+        sampling = play_samples(config, chat_model(config), missing, journal, ServiceGroup([]))
         assert asyncio.run(sampling) == []
     assert len(journal.records) == 12
     assert all(record["tokens_out"] for record in journal.records)

@@ -53,10 +53,11 @@ from drzero.recipe.compose import compose_plain, compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint
 from drzero.stages.conversations import ConversationsFailed, Failed
+from drzero.stages.models import StageModel, completions_url
 from drzero.stages.open_book import ask_solver, verdicts
 from drzero.stages.result import read_result
 from drzero.stages.synthesize import (
-    Row,
+    PromptRow,
     Sample,
     generator_name,
     merge_if_needed,
@@ -114,7 +115,7 @@ def tokenizer(speaking_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(speaking_model)
 
 
-def rows_of(config: DictConfig, count: int) -> list[Row]:
+def rows_of(config: DictConfig, count: int) -> list[PromptRow]:
     return partition_rows(config)[:count]
 
 
@@ -138,12 +139,13 @@ def serve(
 
 
 def play(
-    config: DictConfig, tokenizer: Any, rows: list[Row], path: Path
+    config: DictConfig, tokenizer: Any, rows: list[PromptRow], path: Path
 ) -> tuple[list[Failed[Sample]], list[dict[str, Any]]]:
     """Play what the journal at `path` lacks; returns what failed and the journal's records."""
     with Journal(path, {"work": "this"}) as journal:
         missing = missing_samples(config, rows, journal.records)
-        failed = asyncio.run(play_samples(config, tokenizer, missing, journal, ServiceGroup([])))
+        model = StageModel("challenger", "", "", completions_url(config), tokenizer)
+        failed = asyncio.run(play_samples(config, model, missing, journal, ServiceGroup([])))
         return failed, journal.records
 
 
@@ -325,7 +327,7 @@ def test_a_conversation_that_does_not_end_in_time_is_dropped(
     assert records_in(tmp_path / "samples.jsonl") == []
 
 
-def search_fails_for(config: DictConfig, start_peer: StartPeer, rows: list[Row]) -> set[int]:
+def search_fails_for(config: DictConfig, start_peer: StartPeer, rows: list[PromptRow]) -> set[int]:
     """Let the first sample of each of `rows` lose a search, the others need none; returns the seeds."""
     config.retrieval.deadline_s, config.samples = 0.2, 1
     lost = {sample_seed(config.data.seed, row["extra_info"]["index"], 0) for row in rows}
@@ -354,7 +356,7 @@ def test_too_many_failures_stop_the_stage_with_the_cause_and_what_is_finished_is
     assert keys(records_in(path)) == [(row["extra_info"]["index"], 0) for row in rows[2:]]
 
 
-def rewrite_prompts(config: DictConfig, folder: Path, change: Callable[[list[Row]], None]) -> None:
+def rewrite_prompts(config: DictConfig, folder: Path, change: Callable[[list[PromptRow]], None]) -> None:
     """Point the config to a copy of the prompts file with something changed."""
     config.partitions, config.partition, kept = 1, 1, (config.partitions, config.partition)
     rows = partition_rows(config)
@@ -378,7 +380,7 @@ def test_prompts_of_the_collection_are_accepted(config: DictConfig) -> None:
 def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(
     config: DictConfig, tmp_path: Path, field: str, value: str
 ) -> None:
-    def foreign(rows: list[Row]) -> None:
+    def foreign(rows: list[PromptRow]) -> None:
         for row in rows:
             row["extra_info"][field] = value
 
@@ -390,7 +392,7 @@ def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(
 
 
 def test_two_prompts_of_one_index_are_refused(config: DictConfig, tmp_path: Path) -> None:
-    def repeat(rows: list[Row]) -> None:
+    def repeat(rows: list[PromptRow]) -> None:
         rows[5]["extra_info"]["index"] = 0
 
     rewrite_prompts(config, tmp_path, repeat)
@@ -694,13 +696,14 @@ def test_the_solver_is_asked_with_what_the_challenger_read_and_once(
     seen = serve(config, start_peer, reads)
     config.solver.max_turns, config.solver.temperature = 1, 0.0
     with Journal(tmp_path / "open_book.jsonl", {"work": "this"}) as journal:
-        ask = ask_solver(config, tokenizer, [right, wrong], journal, ServiceGroup([]))
+        model = StageModel("solver", "", "", completions_url(config), tokenizer)
+        ask = ask_solver(config, model, [right, wrong], journal, ServiceGroup([]))
         assert asyncio.run(ask) == []
         found = verdicts([right, wrong, pair(index=2)], journal.records)
     assert [request["temperature"] for request in seen()] == [0.0, 0.0]
     assert found[0, 0] is None
     assert found[1, 0] == "open_book: from what the challenger read, the solver answers 'nothing'"
-    assert "rerun to ask it" in (found[2, 0] or "")
+    assert "rerun to ask" in (found[2, 0] or "")
 
 
 def test_only_pairs_that_pass_the_other_gates_are_asked() -> None:

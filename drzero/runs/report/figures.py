@@ -17,7 +17,7 @@ from operator import itemgetter
 from scipy import stats
 
 from drzero.runs.report.trajectories import Trajectory
-from drzero.stages.scores import LEVEL, wilson
+from drzero.stages.evaluate.intervals import LEVEL, wilson
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from data.parquet_io import read_parquet
 from data.solver_rows import REJECTS, TRAIN, VAL
 from drzero.ops.records import Record, read_json_lines
 from drzero.runs.run_folder import RunFolder
+from drzero.stages.evaluate import ANSWERS
 from drzero.stages.result import FOUND, SAMPLES
-from drzero.stages.scores import ANSWERS
 from verl_ext.method.challenger_reward import extract_pair
 from verl_ext.method.trajectory import Trajectory as Conversation
 

@@ -1,33 +1,78 @@
-"""The endpoint that a stage converses with in place of a server of its own (`endpoint=`).
+"""The model a stage talks to: one the stage serves itself, or one behind an endpoint (`endpoint=`).
 
     drzero preview source=papers.jsonl endpoint=https://api.example.com/v1 model=a-model
     drzero synthesize endpoint=http://127.0.0.1:8001/v1 endpoint_model=a-model
 
-Its key comes from the environment variable that `endpoint_key` names and goes nowhere but into its requests
-(`drzero.ops.bearer`).
+`endpoint_key` names the environment variable with the endpoint's key. Only requests carry the key.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 from omegaconf import DictConfig
 
-from drzero.ops.bearer import bearer_headers, bearer_of
+from drzero.ops.bearer import MODEL_KEY, bearer_headers, bearer_of
 from drzero.ops.console import say
 from drzero.ops.text import is_loopback
 from drzero.preflight.finding import refusal
+from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import CONFIG_DIR
+from drzero.recipe.fingerprint import fingerprint_model
 from verl_ext.clients.chat_endpoint import ChatEndpoint
 
 _TIMEOUT_S = 10.0
 
 
-def preview_overrides(overrides: Sequence[str]) -> list[str]:
-    """With `endpoint=`, `model=NAME` names the endpoint's model unless it is one of config/model/.
+@dataclass(frozen=True)
+class StageModel:
+    """A model, and how to reach it: a completions server that takes token ids, or a chat endpoint."""
 
-    Prompts are then those of a capable model on any hardware.
+    name: str
+    """What its server calls it."""
+    identity: str
+    """Tells it from any other model."""
+    shown: str
+    """Where it comes from, for the reader."""
+    url: str = ""
+    """The completions endpoint."""
+    tokenizer: Any = None
+    key_variable: str = MODEL_KEY
+    """The environment variable with the server's key."""
+    endpoint: ChatEndpoint | None = None
+    """Replaces `url` and `tokenizer`."""
+
+
+def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> StageModel:
+    """The model the stage serves from `solver.model_path`; `key` is blamed if it cannot be used.
+
+    Raises PreflightFailed unless the model exists and speaks ChatML with tools.
+    """
+    path = str(config.solver.model_path)
+    tokenizer = load_chat_tokenizer(path, key)
+    return StageModel(name, fingerprint_model(path), path, completions_url(config), tokenizer)
+
+
+def completions_url(config: DictConfig) -> str:
+    """The completions endpoint of the stage's own model server."""
+    return f"http://{config.solver.host}:{config.solver.port}/v1/completions"
+
+
+def chat_model(config: DictConfig) -> StageModel:
+    """The model behind `endpoint=`. Raises PreflightFailed if the server does not tell its name."""
+    key, base = key_variable(config), base_of(config.endpoint)
+    model = config.endpoint_model or served_name(base, None, key)
+    endpoint = ChatEndpoint(base, model, key_variable=key, concurrency=config.solver.concurrency)
+    shown = f"{model} at {endpoint.base_url}"
+    return StageModel(model, f"served as {shown}", shown, endpoint=endpoint)
+
+
+def preview_overrides(overrides: Sequence[str]) -> list[str]:
+    """With `endpoint=`, let `model=NAME` name the endpoint's model unless NAME is in config/model/.
+
+    The prompts are then worded for a capable model on any hardware.
     """
     if not any(override.startswith("endpoint=") for override in overrides):
         return list(overrides)
@@ -38,15 +83,8 @@ def preview_overrides(overrides: Sequence[str]) -> list[str]:
     return [*chosen, *others, *(f"endpoint_{override}" for override in named)]
 
 
-def chat_endpoint(config: DictConfig) -> ChatEndpoint:
-    """The configured endpoint; raises PreflightFailed if it has to be asked for its model and has not one."""
-    key, base = key_variable(config), base_of(config.endpoint)
-    model = config.endpoint_model or served_name(base, None, key)
-    return ChatEndpoint(base, model, key_variable=key, concurrency=config.solver.concurrency)
-
-
 def key_variable(config: DictConfig) -> str:
-    """The environment variable whose key the endpoint gets, which is said; raises TokenUnusable."""
+    """The variable whose key the endpoint gets. Logs its name if it is set; raises TokenUnusable."""
     variable = str(config.endpoint_key)
     if bearer_of(variable):
         say("endpoint", f"requests to {config.endpoint} carry the key in {variable} (endpoint_key)")
@@ -54,26 +92,17 @@ def key_variable(config: DictConfig) -> str:
 
 
 def base_of(address: str) -> str:
-    """The address without the path of a request; a bare host gets the usual /v1."""
+    """The address without the path of a request. A bare host gets the usual /v1."""
     base = address.rstrip("/").removesuffix("/chat/completions")
     return base if urlsplit(base).path.strip("/") else f"{base}/v1"
 
 
-def identity_of(endpoint: ChatEndpoint) -> str:
-    """What tells its model from any other."""
-    return f"served as {endpoint.model} at {endpoint.base_url}"
-
-
 def served_names(base: str, key: str | None = None) -> list[str]:
-    """A server's names for its models, `key` the variable of its key.
-
-    Raises PreflightFailed if it does not answer.
-    """
+    """The models a server lists. Raises PreflightFailed if it does not answer."""
     url = f"{base}/models"
     try:
-        response = httpx.get(
-            url, timeout=_TIMEOUT_S, trust_env=not is_loopback(base), headers=bearer_headers(key)
-        )
+        headers = bearer_headers(key)
+        response = httpx.get(url, timeout=_TIMEOUT_S, trust_env=not is_loopback(base), headers=headers)
         return [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         why = f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})"
@@ -84,7 +113,7 @@ def served_names(base: str, key: str | None = None) -> list[str]:
 
 
 def served_name(base: str, wanted: str | None, key: str | None = None) -> str:
-    """A server's name for its model; PreflightFailed if it does not answer or has another."""
+    """`wanted`, or the server's only model. Raises PreflightFailed if it has none, or several."""
     names = served_names(base, key)
     if wanted in names:
         return str(wanted)
@@ -97,7 +126,7 @@ def served_name(base: str, wanted: str | None, key: str | None = None) -> str:
 
 
 def usd(config: DictConfig, tokens_in: int, tokens_out: int) -> float | None:
-    """What so many tokens cost at the configured prices; None without both of them."""
+    """The cost of these tokens. None unless both prices are set."""
     prices = config.usd_per_million_in, config.usd_per_million_out
     if None in prices:
         return None
@@ -115,16 +144,16 @@ def requests_report(endpoint: ChatEndpoint) -> dict[str, Any]:
 
 
 def request_lines(report: Mapping[str, Any]) -> Sequence[str]:
-    """What of that a reader should know."""
+    """The lines of `requests_report` that a reader should see."""
     lines = []
     if report["failed_requests"]:
         lines.append(
-            f"{report['failed_requests']} of {report['requests']} requests failed and were repeated: what "
-            "they cost is not in the tokens"
+            f"{report['failed_requests']} of {report['requests']} requests failed and were repeated; their "
+            "cost is not included"
         )
     if report["answers_without_usage"]:
-        lines.append(f"{report['answers_without_usage']} answers did not say how many tokens they took")
+        lines.append(f"{report['answers_without_usage']} answers did not report their tokens")
     if report["parameters_left_out"]:
         named = ", ".join(report["parameters_left_out"])
-        lines.append(f"the model does not take {named}: it was asked without")
+        lines.append(f"the model does not take {named}: requests went without")
     return lines

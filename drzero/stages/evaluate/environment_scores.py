@@ -1,50 +1,43 @@
-"""Scores of an evaluation in an environment: tasks solved with Wilson's interval, reward and its parts.
+"""Scores in an environment: tasks solved, reward and its parts. A failed episode is in no score.
 
-    score = score_episodes(journal.records, failed=0)
-    console().print(environment_table("evaluate_wordle", "wordle", score))
-
-An episode that failed is in no score.
+score = score_episodes(journal.records, failed=0)
+console().print(environment_table("evaluate_wordle", "wordle", score))
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy as np
 from rich.table import Table
-from scipy import stats
 
 from drzero.recipe.tables import new_table
-from drzero.stages.scores import LEVEL, Records, wilson
+from drzero.stages.evaluate import Records
+from drzero.stages.evaluate.intervals import mean_interval, wilson
 
 
 @dataclass(frozen=True)
 class EnvironmentScore:
-    """What a model achieves in an environment."""
+    """What a model achieves in an environment. Means and shares are None without an episode."""
 
     n: int
-    """Episodes that have a score."""
+    """Episodes with a score."""
     em: float | None
-    """Share of tasks solved, by the name that every evaluation's report has; None without an episode."""
+    """Share of tasks solved; every evaluation's report calls it `em`."""
     em_low: float | None
     em_high: float | None
-    """Ends of the 95 % interval."""
     reward: float | None
-    """The mean."""
     reward_low: float | None
     reward_high: float | None
-    """Ends of Student's 95 % interval."""
     parts: dict[str, float]
     """Means, each over the episodes that have the part."""
     turns: float | None
     truncated_turn_share: float | None
     invalid_calls: int
     undeclared_calls: int
-    """Of them, those of tools that there are not."""
+    """Invalid calls of tools that do not exist."""
     cut_off: int
-    """Episodes that ended where no tokens were left."""
+    """Episodes that ran out of tokens."""
     token_drift: int
-    """Episodes whose ids are not those that were sampled."""
+    """Episodes whose ids differ from the sampled ones."""
     failed: int
     """Episodes without a score: the environment's code or a service failed."""
 
@@ -76,37 +69,25 @@ def score_episodes(records: Records, failed: int) -> EnvironmentScore:
     )
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Student's interval of a mean; none of fewer than two values, a point of equal ones."""
-    if len(values) < 2:
-        return None, None
-    mean, error = float(np.mean(values)), float(stats.sem(values))
-    half = error * float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1))
-    return mean - half, mean + half
-
-
 def environment_table(title: str, environment: str, score: EnvironmentScore) -> Table:
-    """The score as a table of one row: an environment's parts are columns."""
-    headings = ("n", "solved", "95 %\ninterval", "reward", "95 %\ninterval", *score.parts)
-    ends = (
-        "turns",
-        "turns\ncut off",
-        "invalid\ncalls",
-        "undeclared\ncalls",
-        "no room\nleft",
-        "drift",
-        "failed",
-    )
-    table = new_table(title, "", *(f">{heading}" for heading in (*headings, *ends)), padding=(0, 0, 0, 1))
-    table.add_row(
-        environment,
-        *(str(score.n), _number(score.em), _between(score.em_low, score.em_high)),
-        *(_number(score.reward), _between(score.reward_low, score.reward_high)),
-        *map(_number, score.parts.values()),
-        *("–" if score.turns is None else f"{score.turns:.2f}", _number(score.truncated_turn_share)),
-        *(str(score.invalid_calls), str(score.undeclared_calls), str(score.cut_off)),
-        *(str(score.token_drift), str(score.failed)),
-    )
+    """The score as a table of one row, with a column for each part."""
+    cells = {
+        "n": str(score.n),
+        "solved": _number(score.em),
+        "95 %\ninterval": _between(score.em_low, score.em_high),
+        "reward": _number(score.reward),
+        "95 %\ninterval ": _between(score.reward_low, score.reward_high),
+        **{part: _number(value) for part, value in score.parts.items()},
+        "turns": "–" if score.turns is None else f"{score.turns:.2f}",
+        "turns\ncut off": _number(score.truncated_turn_share),
+        "invalid\ncalls": str(score.invalid_calls),
+        "undeclared\ncalls": str(score.undeclared_calls),
+        "no room\nleft": str(score.cut_off),
+        "drift": str(score.token_drift),
+        "failed": str(score.failed),
+    }
+    table = new_table(title, "", *(f">{heading.rstrip()}" for heading in cells), padding=(0, 0, 0, 1))
+    table.add_row(environment, *cells.values())
     return table
 
 

@@ -1,55 +1,21 @@
-"""Scores of an evaluation: per benchmark with intervals, next to the paper's figures.
+"""Scores on benchmarks, with intervals and next to the paper's figures.
 
     scores, averages = score_all(journal.records, failed, ["nq", "popqa"])
-    Console().print(evaluation_table("solver_iter2", scores, averages))
+    console().print(evaluation_table("solver_iter2", scores, averages))
 
-A question that failed because of a service is in no score. *Macro* averages weigh each benchmark alike, as
-the paper does; *micro* averages weigh each question alike. The interval of a benchmark is Wilson's, which has
-a width where all answers are right or all wrong; that of an average combines those of its benchmarks.
+A question that services failed is in no score. The macro average weighs benchmarks alike, as in the paper.
+The micro average weighs questions alike.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from rich.table import Table
-from scipy import stats
 
 from drzero.recipe.tables import new_table
-
-ANSWERS, REPORT = "answers.jsonl", "report.json"
-"""Files of an evaluation: its questions with their answers, and the scores."""
-LEVEL = 0.95
-"""Of every interval."""
-
-
-def wilson(right: int, n: int) -> tuple[float, float]:
-    """Wilson's interval of the share `right` of `n` questions, its lower and upper end in [0, 1].
-
-    Raises ValueError unless 0 <= right <= n and n >= 1.
-    """
-    found = stats.binomtest(right, n).proportion_ci(LEVEL, method="wilson")
-    return float(found.low), float(found.high)
-
-
-def averaged(
-    weights: Sequence[int], rights: Sequence[int], sizes: Sequence[int]
-) -> tuple[float, float, float]:
-    """A weighted average of shares, each `rights` of `sizes`, and the two ends of its interval.
-
-    The distances of Wilson's ends from the shares are combined as standard errors are (MOVER; Zou, Huang and
-    Zhang, Comput. Stat. Data Anal. 53, 2009).
-    """
-    weight_B = np.array(weights) / sum(weights)
-    share_B = np.array(rights) / np.array(sizes)
-    end_B2 = np.array([wilson(right, n) for right, n in zip(rights, sizes, strict=True)])
-    mean = float(weight_B @ share_B)
-    below, above = np.linalg.norm(weight_B[:, None] * (end_B2 - share_B[:, None]), axis=0)
-    return mean, mean - float(below), mean + float(above)
-
-
-Records = Sequence[Mapping[str, Any]]
+from drzero.stages.evaluate import Records
+from drzero.stages.evaluate.intervals import averaged, wilson
 
 PAPER_SOURCE = "arXiv 2601.07055, table 1: E5-base, top-3, English Wikipedia"
 PAPER_BENCHMARKS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
@@ -59,7 +25,7 @@ PAPER = {
     "7B\nSearch-\nR1": (0.397, 0.606, 0.404, 0.380, 0.326, 0.168, 0.408),
     "7B\nDr.\nZero": (0.406, 0.608, 0.416, 0.362, 0.347, 0.104, 0.360),
 }
-"""Exact match of the supervised baseline and the best iteration, in the order of PAPER_BENCHMARKS."""
+"""Exact match of the supervised baseline and of the best iteration, in the order of PAPER_BENCHMARKS."""
 PAPER_MACRO = (0.327, 0.326, 0.384, 0.372)
 """The averages as printed in the paper, in the order of PAPER."""
 
@@ -67,28 +33,27 @@ _MICRO, _MACRO = "micro average", "macro average"
 
 
 @dataclass(frozen=True)
-class Score:
+class BenchmarkScore:
     """One row: a benchmark, or an average over several."""
 
     n: int
     """Questions answered."""
     em: float | None
-    """Exact match in [0, 1]; None if no question was answered."""
+    """Exact match in [0, 1]. None if no question was answered."""
     em_low: float | None
     em_high: float | None
-    """Ends of the 95 % interval."""
     f1: float | None
     searches: float | None
     """Answered searches per question."""
     truncated_turn_share: float | None
     """Share of turns cut off by their token limit."""
     invalid_call_share: float | None
-    """Share of tool calls that were no valid search call; None if there was no call."""
+    """Share of tool calls that were not valid. None without a call."""
     failed: int
     """Questions without an answer because services failed."""
 
 
-def score(records: Records, failed: int) -> Score:
+def score(records: Records, failed: int) -> BenchmarkScore:
     """The score of one benchmark's records."""
     n = len(records)
     low, high = wilson(sum(record["right"] for record in records), n) if n else (None, None)
@@ -97,7 +62,7 @@ def score(records: Records, failed: int) -> Score:
         total = sum(record[whole] for record in records) if whole else n
         return sum(record[part] for record in records) / total if total else None
 
-    return Score(
+    return BenchmarkScore(
         n=n,
         em=share("right"),
         em_low=low,
@@ -112,8 +77,8 @@ def score(records: Records, failed: int) -> Score:
 
 def score_all(
     records: Records, failed: Mapping[str, int], benchmarks: Sequence[str]
-) -> tuple[dict[str, Score], dict[str, Score]]:
-    """The scores by benchmark, in the order given, and the two averages over those that have answers.
+) -> tuple[dict[str, BenchmarkScore], dict[str, BenchmarkScore]]:
+    """The scores by benchmark, and the two averages over benchmarks with answers.
 
     `failed` counts the unanswered questions of each benchmark.
     """
@@ -134,18 +99,21 @@ def score_all(
     return scores, {_MICRO: micro, _MACRO: replace(micro, **means)}
 
 
-def evaluation_table(title: str, scores: Mapping[str, Score], averages: Mapping[str, Score]) -> Table:
-    """The scores as a table; with the paper's figures if it has any for these benchmarks."""
-    paper: dict[str, Sequence[float]] = dict(
-        zip(PAPER_BENCHMARKS, zip(*PAPER.values(), strict=True), strict=True)
-    )
+def evaluation_table(
+    title: str, scores: Mapping[str, BenchmarkScore], averages: Mapping[str, BenchmarkScore]
+) -> Table:
+    """The scores as a table, with the paper's figures for benchmarks it has."""
+    rows = zip(*PAPER.values(), strict=True)
+    paper: dict[str, Sequence[float]] = dict(zip(PAPER_BENCHMARKS, rows, strict=True))
     with_paper = any(name in paper for name in scores)
     if set(scores) == set(paper):
         paper[_MACRO] = PAPER_MACRO
-    headings = ("n", "EM", "95 %\ninterval", "F1", "searches", "turns\ncut off", "invalid\ncalls", "failed")
+    headings = ["n", "EM", "95 %\ninterval", "F1", "searches", "turns\ncut off", "invalid\ncalls", "failed"]
+    headings += PAPER if with_paper else []
     table = new_table(
         title,
-        *("", *(f">{heading}" for heading in (*headings, *(PAPER if with_paper else ())))),
+        "",
+        *(f">{heading}" for heading in headings),
         padding=(0, 0, 0, 1),
         caption=f"The paper's figures: {PAPER_SOURCE}" if with_paper else None,
         caption_justify="left",
@@ -162,5 +130,5 @@ def evaluation_table(title: str, scores: Mapping[str, Score], averages: Mapping[
 
 
 def _number(value: float | None) -> str:
-    """Three digits as the paper prints them, .326, because the table is wide."""
+    """Three digits as the paper prints them, such as .326: the table is wide."""
     return "–" if value is None else f"{value:.3f}".removeprefix("0")

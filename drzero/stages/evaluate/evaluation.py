@@ -1,0 +1,47 @@
+"""What an evaluation on benchmarks and one in an environment have in common."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from rich.table import Table
+
+from drzero.stages.evaluate import Records
+
+Job = TypeVar("Job")
+Attempt = TypeVar("Attempt")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation prints and writes."""
+
+    table: Table
+    report: dict[str, Any]
+    """Part of `report.json`: `benchmarks` and `averages`, each by name."""
+    figures: dict[str, Any]
+    """For the loop's table."""
+    lines: list[str] = field(default_factory=list)
+    """Printed below the table."""
+
+
+@dataclass(frozen=True)
+class Evaluation(Generic[Job, Attempt]):
+    """Jobs for one model, and how to run, record and score them."""
+
+    jobs: Sequence[Job]
+    key: Callable[[Job], str]
+    """A job's key in the journal."""
+    conditions: dict[str, Any]
+    """Everything an answer depends on. A journal with other conditions is refused."""
+    to_do: str
+    """Says what is left to do, with {total} and {missing}."""
+    agent: Callable[[], AbstractAsyncContextManager[Callable[[Job], Awaitable[Attempt]]]]
+    """Opens what runs one job."""
+    record: Callable[[Job, Attempt], dict[str, Any]]
+    """The journal's record of a finished job."""
+    scores: Callable[[Records, Sequence[Job], str], Scores]
+    """Scores the records, given the jobs that failed and the table's title."""
+    searches: bool = True
+    """Whether the jobs need the retrieval service."""

@@ -1,0 +1,120 @@
+"""The evaluate stage: score a model, or an endpoint that serves one, on benchmarks or in an environment.
+
+    drzero evaluate iteration=1                                   # a solver of the loop; 0 is the base model
+    drzero evaluate endpoint=http://127.0.0.1:8001/v1 tokenizer=outputs/corpus/models/demo-policy run.name=x
+    drzero evaluate env=wordle model=qwen2.5-3b num_examples=50   # a model in an environment
+
+Each answer is appended to `answers.jsonl` at once, so a rerun asks or plays only the missing ones. If
+services fail a question twice, it is counted instead of scored, and the next run tries it again.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from data.journal import Journal
+from drzero.ops.files import atomic_write, remove_temporaries
+from drzero.ops.process.lock import HeldLock
+from drzero.ops.services.services import ServiceGroup
+from drzero.preflight.tokenizers import load_chat_tokenizer
+from drzero.recipe.tables import console
+from drzero.stages.conversations import Failed, check_failed_share, play_all, with_services
+from drzero.stages.evaluate import ANSWERS
+from drzero.stages.evaluate.benchmarks import benchmark_evaluation
+from drzero.stages.evaluate.environment import environment_evaluation
+from drzero.stages.evaluate.evaluation import Evaluation
+from drzero.stages.models import StageModel, key_variable, own_model, served_name
+from drzero.stages.result import REPORT, write_result
+from drzero.stages.services import check_and_resolve, search_spec, solver_spec
+from verl_ext.artefacts import announce
+
+
+def run_evaluate(config: DictConfig) -> None:
+    """Run the missing jobs, then print the table and write `report.json` and `result.json`.
+
+    Raises PreflightFailed or AlreadyRunning before anything starts, then OutOfTime, ServiceDied or
+    ConversationsFailed.
+    """
+    config = check_and_resolve(config, "evaluate")
+    model = model_of(config)
+    evaluation: Evaluation[Any, Any] = (
+        environment_evaluation(config, model)
+        if config.environment.name
+        else benchmark_evaluation(config, model)
+    )
+    folder = Path(config.run.dir)
+    with HeldLock(folder / "lock"):
+        remove_temporaries(folder)
+        with Journal(folder / ANSWERS, evaluation.conditions) as journal:
+            failed = _run_missing(config, evaluation, model, journal)
+            wanted = {evaluation.key(job) for job in evaluation.jobs}
+            records = [record for record in journal.records if record["key"] in wanted]
+        _report(config, evaluation, model.shown, records, failed)
+
+
+def model_of(config: DictConfig) -> StageModel:
+    """The model under evaluation. Raises PreflightFailed if it cannot be used.
+
+    An endpoint gets token ids, so preflight requires its tokenizer. Address and name together identify its
+    model: neither does alone.
+    """
+    if config.endpoint is None:
+        return own_model(config, "solver")
+    tokenizer = load_chat_tokenizer(config.tokenizer, "tokenizer")
+    base = config.endpoint.rstrip("/").removesuffix("/completions").removesuffix("/v1") + "/v1"
+    key = key_variable(config)
+    name = served_name(base, config.endpoint_model, key)
+    shown = f"{name} at {base}"
+    return StageModel(name, f"served as {shown}", shown, f"{base}/completions", tokenizer, key)
+
+
+def _run_missing(
+    config: DictConfig, evaluation: Evaluation[Any, Any], model: StageModel, journal: Journal
+) -> list[Failed[Any]]:
+    """Run the jobs the journal lacks. Returns those that failed twice, unless there are too many."""
+    done = {record["key"] for record in journal.records}
+    total, waiting = len(evaluation.jobs), [job for job in evaluation.jobs if evaluation.key(job) not in done]
+    print(f"{evaluation.to_do.format(total=total, missing=len(waiting))}, {model.shown}")
+    if not waiting:
+        return []
+
+    async def play(services: ServiceGroup) -> list[Failed[Any]]:
+        async with evaluation.agent() as attempt:
+            return await play_all(
+                waiting,
+                attempt,
+                lambda job, played: journal.append(evaluation.record(job, played)),
+                services,
+                concurrency=config.solver.concurrency,
+                description="evaluate",
+            )
+
+    specs = [search_spec(config)] if evaluation.searches else []
+    specs += [] if config.endpoint else [solver_spec(config)]
+    failed = with_services(config, specs, journal.path, play)
+    check_failed_share(failed, total, config.run.max_failed_share)
+    return failed
+
+
+def _report(
+    config: DictConfig,
+    evaluation: Evaluation[Any, Any],
+    shown: str,
+    records: Sequence[dict[str, Any]],
+    failed: Sequence[Failed[Any]],
+) -> None:
+    folder, reasons = Path(config.run.dir), Counter(failure.reason for failure in failed)
+    scores = evaluation.scores(records, [failure.job for failure in failed], f"{config.run.name}: {shown}")
+    console().print(scores.table)
+    for line in [*scores.lines, *(f"failed {n} times: {why}" for why, n in reasons.most_common(3))]:
+        print(line)
+    report = {"model": shown, "conditions": evaluation.conditions, **scores.report, "failures": reasons}
+    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    announce(folder / REPORT)
+    tokens = sum(record["tokens_in"] + record["tokens_out"] for record in records)
+    outputs = {"answers": folder / ANSWERS, "report": folder / REPORT}
+    write_result(config, outputs, tokens, scores.figures | {"failed": len(failed)})
