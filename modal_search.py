@@ -1,43 +1,39 @@
-"""The retrieval service on Modal: one machine that keeps the index open, searched by any number of runs.
+"""The retrieval service on Modal: one machine keeps the index open for any number of runs.
 
-    modal run modal_search.py        # preflight on that machine: index, embedder, memory
-    modal deploy modal_search.py     # start it; prints its address
+    modal run modal_search.py        # preflight on its machine: index, embedder, memory
+    modal deploy modal_search.py     # start it. Prints its address
     modal run --detach modal_train.py --action challenger retrieval.url=https://….modal.run …
-    modal app rollover dr-zero-search    # a new container, which reads the index that there is now
-    modal app stop dr-zero-search    # it costs by the hour until then
+    modal app rollover dr-zero-search    # a new container, which reads the current index
+    modal app stop dr-zero-search        # it is billed by the hour until then
 
-Machine and settings are a run file, config/runs/search.yaml or what DRZERO_SEARCH_FILE names. The index is
-that of the corpus volume (`modal_train.py --action prepare-data`), as it was when the container started.
-Requests carry RETRIEVAL_TOKEN, which is in `.env` or the environment. With EXPERIMENTER set, volumes and the
-app's name end in it.
-
-At the client this file needs what modal_train.py needs.
+Its run file is config/runs/search.yaml, or DRZERO_SEARCH_FILE. It serves the index on the corpus volume as it
+was when the container started, and answers requests with RETRIEVAL_TOKEN. With EXPERIMENTER set, the names of
+app and volumes end in it.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import modal
-from dotenv import dotenv_values
 
 from drzero.launch.compute import MODAL_LIMIT_S, Compute
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import SOURCE, ImageExtras, cpu_image
 from drzero.launch.runfile import read_runfile
 from drzero.launch.search_service import PORT, START_S, described, start, words_here
-from drzero.launch.volumes import MOUNTS, search_name, volume_names
+from drzero.launch.secrets import client_environment
+from drzero.launch.volumes import MOUNTS, NAMING, search_name, volume_names
 
 ROOT = Path(__file__).resolve().parent
-ENVIRONMENT = {**{key: value or "" for key, value in dotenv_values(ROOT / ".env").items()}, **os.environ}
+ENVIRONMENT = client_environment(ROOT)
 FILE = ENVIRONMENT.get("DRZERO_SEARCH_FILE") or "config/runs/search.yaml"
 KEYS = ("RETRIEVAL_TOKEN", "HF_TOKEN", "CHROMA_API_KEY")
-"""What the service may need of `.env`; its container answers the internet, and gets nothing else."""
+"""All that the service's container, which is open to the internet, gets of `.env`."""
 SEARCHES = 1000
-"""Requests at once; the service itself batches them, and refuses what is beyond `retrieval.max_queue`."""
+"""Concurrent requests. Beyond `retrieval.max_queue` the service itself refuses them."""
 
 
 def _plan() -> tuple[Compute, list[str], modal.Image, dict[str, str]]:
@@ -67,14 +63,11 @@ _shared: dict[str, Any] = {
     },
     "secrets": [modal.Secret.from_dict({key: ENVIRONMENT.get(key, "") for key in KEYS})],
     # A container imports this file too, without the `.env`.
-    "env": {
-        **{key: ENVIRONMENT.get(key, "") for key in ("EXPERIMENTER", "EXPERIMENT_NAME")},
-        "DRZERO_SEARCH_FILE": FILE,
-    },
+    "env": {key: ENVIRONMENT.get(key, "") for key in NAMING} | {"DRZERO_SEARCH_FILE": FILE},
 }
 
 
-# One container: each would read the index, and has its own cache. `modal run` checks, and starts none.
+# One container, since each reads the index and has its own cache. `modal run` only checks, and starts none.
 STAYS = 0 if sys.argv[1:2] == ["run"] else 1
 
 
@@ -88,7 +81,7 @@ def search() -> None:
 
 @app.function(timeout=START_S, **_shared)
 def check() -> int:
-    """Preflight the service on its machine; its exit code."""
+    """Preflight the service on its machine. Returns the exit code."""
     from drzero.launch.container import run_module
 
     return run_module("drzero.cli", ["preflight", "serve-search", *words_here(WORDS)])

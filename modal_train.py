@@ -1,41 +1,26 @@
-"""The recipes on Modal: image, volumes, secrets, functions, and one command line. No recipe logic.
+"""The recipes on Modal: images, volumes, secrets, functions, and one command line. No recipe logic.
 
     pip install modal pyyaml python-dotenv && modal setup
     modal run modal_train.py --action smoke
-    modal run modal_train.py --action prepare-data --env demo
     modal run --detach modal_train.py --action challenger --iteration 1 --model qwen2.5-3b +trainer.foo=1
     modal run modal_train.py::train --env vf-wordle --steps 200
-    modal run modal_train.py::train --config-path config/runs/bfcl.yaml --gpu-type H100
-    modal run modal_train.py::evaluate --env wordle --model Qwen/Qwen2.5-0.5B-Instruct --num-examples 50
 
-The command line is parsed and merged with run file and environment (drzero.launch.request), a CPU container
-prepares the data and runs `drzero preflight`, and only then the machine is requested. The call on that
-machine is the whole supervised run (drzero.launch.container): it commits the volume as it goes and starts
-the next call when its time is up. The terminal only reports. docs/modal.md has the details.
-
-At the client this file needs nothing but modal, pyyaml, python-dotenv and the standard library.
+The command line is resolved (`drzero.launch.request`), a CPU container prepares data and runs preflight, and
+only then is the machine requested. Its call is the whole supervised run (`drzero.launch.container`), and the
+terminal only reports. See docs/modal.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import modal
-from dotenv import dotenv_values
 
 from drzero.launch.actions import find_action
-from drzero.launch.arguments import (
-    Words,
-    of_function,
-    parse,
-    parse_function,
-    split_overrides,
-    words_of_modal_run,
-)
+from drzero.launch.arguments import Words, of_function, parse, parse_modal_run, split_overrides
 from drzero.launch.claims import Claims
 from drzero.launch.client import run_download, run_logs, run_upload
 from drzero.launch.compute import MODAL_LIMIT_S
@@ -43,46 +28,41 @@ from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image, with_packages_of
 from drzero.launch.request import Request, resolve
 from drzero.launch.runfile import read_runfile
-from drzero.launch.secrets import NAMED, dotenv_secret, named_secrets
+from drzero.launch.secrets import client_environment, dotenv_secret, named_secrets
 from drzero.launch.stacks import answering, run_stacks
-from drzero.launch.volumes import MOUNTS, claims_name, volume_names
+from drzero.launch.volumes import MOUNTS, NAMING, claims_name, volume_names
 
 ROOT = Path(__file__).resolve().parent
-DOTENV = dotenv_values(ROOT / ".env")
+ENVIRONMENT = client_environment(ROOT)
 ROOTS = ("paths.corpus={corpus}", "paths.checkpoints={checkpoints}")
-"""Overrides of every `drzero` command there; a container fills in the folders of its volumes."""
+"""Overrides of every `drzero` command. A container fills in its folders."""
 ASK_TIMEOUT_S = 1800
-"""Time limit of the short CPU calls."""
+"""Time limit of short CPU calls."""
 
 
 def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
-    """Parse the command line before Modal builds anything; exits with 2 on a mistake.
+    """Parse the command line before Modal builds anything. Exits with 2 on a mistake.
 
-    Returns the words of our own entry point (None for another), the user's additions to the images, and the
-    volumes' names.
+    Returns the words of `main` (None for another entry point), additions to the images, and volume names.
     """
     try:
-        words = words_of_modal_run(sys.argv, Path(__file__).name)
-        planned = parse(words) if words is not None else None
-        called = planned or parse_function(sys.argv, Path(__file__).name)
-        request = resolve(called) if called is not None else None
-        path = called.config_path if called else None
-        if planned is None and path and Path(path).parts[0] not in SOURCE:
+        function, words = parse_modal_run(sys.argv, Path(__file__).name)
+        request = resolve(words) if words is not None else None
+        path = words.config_path if words else None
+        if function != "main" and path and Path(path).parts[0] not in SOURCE:
             raise LaunchError(
                 f"--config-path {path}: an app function reads it in a container, which has no more of the "
                 "checkout than config/ and the code: put it under config/, or use --action"
             )
         extras = ImageExtras.of(read_runfile(path).image)
         extras = with_packages_of(request.env if request else None, extras)
-        # Defined here already, so that a mistake in the additions is one line.
-        cpu_image(extras)
-        return planned, extras, volume_names(ENVIRONMENT)
+        cpu_image(extras)  # so that a mistake in the additions is one line
+        return words if function == "main" else None, extras, volume_names(ENVIRONMENT)
     except LaunchError as error:
         print(f"modal_train: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-ENVIRONMENT = {**{key: value or "" for key, value in DOTENV.items()}, **os.environ}
 PLANNED, EXTRAS, NAMES = _plan()
 VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
 TABLE = modal.Dict.from_name(claims_name(NAMES), create_if_missing=True)
@@ -90,11 +70,11 @@ CLAIMS = Claims(TABLE)
 SECRET = dotenv_secret(ROOT)
 
 app = modal.App("dr-zero")
-# A container imports this file too, and must define the same volumes and the same number of secrets.
+# A container imports this file too, and must define the same volumes and as many secrets.
 _shared: dict[str, Any] = {
     "volumes": {MOUNTS[kind]: volume for kind, volume in VOLUMES.items()},
     "secrets": [SECRET],
-    "env": {key: ENVIRONMENT.get(key, "") for key in ("EXPERIMENTER", "EXPERIMENT_NAME")},
+    "env": {key: ENVIRONMENT.get(key, "") for key in NAMING},
 }
 
 
@@ -109,16 +89,16 @@ def ask(module: str, words: list[str]) -> int:
 
 @app.function(image=cpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
 def cpu_stage(request: Request) -> dict[str, Any]:
-    """A launch, or a part of one, on a machine without a GPU."""
+    """One call of a launch without a GPU."""
     return _run(request)
 
 
-# Only if it is needed: --action list-models and preflight must not wait for the GPU image.
+# Actions without a GPU, such as list-models, must not wait for the GPU image.
 if PLANNED is None or (find_action(PLANNED.action).is_job and resolve(PLANNED).compute.type is not None):
 
     @app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
     def gpu_stage(request: Request) -> dict[str, Any]:
-        """A launch, or a part of one, on GPUs; the call sets which (`with_options`)."""
+        """One call of a launch on GPUs, which the call sets (`with_options`)."""
         return _run(request)
 
     @app.function(image=gpu_image(EXTRAS), cpu=4, memory=16384, timeout=ASK_TIMEOUT_S, **_shared)
@@ -138,7 +118,7 @@ def _module(module: str, words: list[str]) -> int:
         for volume in VOLUMES.values():
             try:
                 volume.commit()
-            # Modal's own, of any kind: the other volumes are committed first.
+            # Modal may raise anything; the other volumes are committed first.
             except Exception as error:
                 errors.append(error)
         if errors:
@@ -146,7 +126,7 @@ def _module(module: str, words: list[str]) -> int:
 
 
 def _run(request: Request) -> dict[str, Any]:
-    """One call: the stage under supervision, and the next call if its time is up."""
+    """Run the stage under supervision, and request the next call if time is up."""
     from drzero.launch.container import run_job
 
     mine = modal.current_function_call_id() or ""
@@ -162,18 +142,12 @@ def _run(request: Request) -> dict[str, Any]:
 
 
 def _reload() -> None:
-    # A container that is used a second time has the volumes as its last call left them.
+    # A reused container has the volumes as its last call left them.
     for volume in VOLUMES.values():
         volume.reload()
 
 
 # At the client, or in the container of an app function ------------------------------------------------------
-
-
-def _on_machine(request: Request) -> modal.Function[Any, Any, Any]:
-    """The stage's function with the machine and the secrets of this launch."""
-    function = gpu_stage if request.compute.type else cpu_stage
-    return _with(function, request.secrets, **request.compute.modal_options())
 
 
 def _with(
@@ -182,30 +156,20 @@ def _with(
     """The function with named secrets next to `.env`, and with other options."""
     if not secrets and not options:
         return function
-    # These options replace those the function was defined with.
+    # `secrets` and `env` replace those of the function's definition.
     named = [modal.Secret.from_name(name) for name in secrets]
     return function.with_options(secrets=[SECRET, *named], env=_shared["env"], **options)
 
 
-def _secrets() -> tuple[str, ...]:
-    """The named secrets that a launch gets; prints a line for each that is missing.
-
-    Only for the start of a launch: inside its calls the secrets it already has would be taken for `.env`.
-    """
-    # In the container of an app function the contents of `.env` are in the environment.
-    own = {} if modal.is_local() else {key: os.environ.get(key) for key in NAMED.values()}
-    names, notes = named_secrets({**DOTENV, **own})
-    for note in notes:
-        print(f"[launch] {note}")
-    return names
-
-
 def _request_call(request: Request) -> str:
-    """The call of this part of a launch: requested once, also when the caller was restarted in between."""
+    """The call of this part of a launch, requested once even if the caller is restarted."""
     if (known := CLAIMS.call_of(request)) is not None:
         return known
-    # Spawned: with --detach it then survives this terminal, while Modal would cancel a blocking call.
-    call = _on_machine(request).spawn(request)
+    function = _with(
+        gpu_stage if request.compute.type else cpu_stage, request.secrets, **request.compute.modal_options()
+    )
+    # With --detach a spawned call survives this terminal; Modal would cancel a blocking one.
+    call = function.spawn(request)
     try:
         holder = CLAIMS.take(request, call.object_id, app.app_id)
     except LaunchError:
@@ -217,14 +181,15 @@ def _request_call(request: Request) -> str:
 
 
 def conduct(request: Request) -> None:
-    """Prepare, preflight, run and follow a launch to its end; raises LaunchError if it does not finish."""
+    """Prepare, preflight, run and follow a launch. Raises LaunchError if it does not finish."""
     if not modal.is_local():
-        # A restarted container has the same call, so it finds what it has requested before.
+        # A restarted container has the same call id, so it finds what it requested before.
         request = dataclasses.replace(request, id=modal.current_function_call_id() or request.id)
     if (call := CLAIMS.call_of(request)) is None:
         print(request.as_yaml(), end="")
         CLAIMS.require_free(request)
-        request = dataclasses.replace(request, secrets=_secrets())
+        # Looked up once: inside a call, the launch's own secrets would be mistaken for `.env`.
+        request = dataclasses.replace(request, secrets=named_secrets(ROOT))
         _check(request)
         call = _request_call(request)
     print(
@@ -241,7 +206,7 @@ def conduct(request: Request) -> None:
 
 
 def _check(request: Request) -> None:
-    """Prepare and preflight a launch; raises LaunchError if its machine must not be requested."""
+    """Prepare and preflight on a CPU. Raises LaunchError if the machine must not be requested."""
     on_cpu = _with(ask, request.secrets)
     if request.action == "smoke" and _check_container(request):
         raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was requested")
@@ -252,14 +217,14 @@ def _check(request: Request) -> None:
         stage, *words = request.checked
         if on_cpu.remote("drzero.cli", ["preflight", stage, *ROOTS, *words]):
             raise LaunchError("preflight found errors (see above); no machine was requested")
-        # GPUs cost the same while they wait for a download.
+        # Download on a CPU: a waiting GPU costs as much as a busy one.
         fetches = request.compute.type and request.loads_a_model
         if fetches and on_cpu.remote("drzero.cli", ["fetch-models", stage, *ROOTS, *words]):
             raise LaunchError("a model could not be fetched (see above); no machine was requested")
 
 
 def _check_container(request: Request) -> int:
-    """Exit code of the CPU half of the smoke test, in the image of the GPU half."""
+    """Exit code of the smoke test's CPU half, in the image of its GPU half."""
     if request.compute.type:
         return int(_with(check_gpu_image, request.secrets).remote())
     return int(_with(ask, request.secrets).remote("drzero.launch.image.container_check", ["cpu"]))
@@ -274,12 +239,11 @@ def main(*words: str) -> None:
         print(f"modal_train: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        # Modal ends its client with 0 then; with --detach, where nothing ends, that is right.
+        # Modal ends its client with 0, which is right with --detach, where nothing ends.
         if {"--detach", "-d"} & set(sys.argv):
             raise
         print("modal_train: interrupted: the app ends with it; the same command resumes", file=sys.stderr)
         raise SystemExit(130) from None
-    # Modal's own: a time-out, a lost connection, a missing permission.
     except modal.exception.Error as error:
         print(f"modal_train: Modal: {type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -304,7 +268,7 @@ def _act(words: Words) -> None:
     elif verb == "diagnose":
         code = ask.remote("drzero.cli", ["diagnose", f"{{checkpoints}}/{rest[0]}"])
     elif verb == "preflight":
-        code = _with(ask, _secrets()).remote("drzero.cli", ["preflight", rest[0], *ROOTS, *rest[1:]])
+        code = _with(ask, named_secrets(ROOT)).remote("drzero.cli", ["preflight", rest[0], *ROOTS, *rest[1:]])
     else:
         code = ask.remote("drzero.cli", [verb, *ROOTS, *rest])
     if code:
@@ -313,8 +277,7 @@ def _act(words: Words) -> None:
 
 # App functions: `modal run modal_train.py::train --flag value` ----------------------------------------------
 
-# A quarter of a core that waits for the run. Should it be restarted all the same, or reach a call's longest
-# time, it waits for the same run again.
+# A quarter of a core that waits for the run. If restarted, or out of time, it waits for the same run again.
 _waiter: dict[str, Any] = {
     "cpu": 0.25,
     "memory": 512,
@@ -337,19 +300,8 @@ def train(
     config_path: str = "",
     overrides: str = "",
 ) -> None:
-    """Train in an environment (`--env vf-wordle`); without one the challenger, or what `--stage` names."""
-    _launch(
-        stage,
-        overrides,
-        env=env,
-        steps=steps,
-        model=model,
-        iteration=iteration,
-        hop_ratio=hop_ratio,
-        gpu_type=gpu_type,
-        gpu_count=gpu_count,
-        config_path=config_path,
-    )
+    """Train in an environment (`--env vf-wordle`), otherwise the challenger, or the named stage."""
+    _launch(**locals())
 
 
 @app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
@@ -363,37 +315,27 @@ def evaluate(
     config_path: str = "",
     overrides: str = "",
 ) -> None:
-    """Evaluate a model on the benchmarks, or in an environment; `--num-examples` questions of each."""
-    _launch(
-        "evaluate",
-        overrides,
-        env=env,
-        model=model,
-        iteration=iteration,
-        num_examples=num_examples,
-        gpu_type=gpu_type,
-        gpu_count=gpu_count,
-        config_path=config_path,
-    )
+    """Evaluate a model on the benchmarks, or in an environment."""
+    _launch("evaluate", **locals())
 
 
 @app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
 def train_with_config(config_path: str, stage: str = "", env: str = "", steps: int = 0) -> None:
     """Train with the settings of a run file."""
-    _launch(stage, config_path=config_path, env=env, steps=steps)
+    _launch(**locals())
 
 
-def _launch(action: str, overrides: str = "", **flags: Any) -> None:
-    """Launch with the flags that were given: not with empty text, -1, or 0 steps or examples."""
+def _launch(stage: str, overrides: str = "", **flags: Any) -> None:
+    """Launch with the given flags. Unset are empty texts, -1, and 0 steps or examples."""
     unset = {"steps": 0, "num_examples": 0}
     given = {key: value for key, value in flags.items() if value not in ("", unset.get(key, -1))}
     launch = modal.current_function_call_id() or ""
     try:
-        # An attempt after a time-out follows the run; one after a failure would only repeat it.
+        # A retry after a time-out follows the run. After a failure it must not repeat the launch.
         if (failure := CLAIMS.failure_of(launch)) is not None:
             raise LaunchError(failure)
-        conduct(resolve(of_function(action, overrides=split_overrides(overrides), **given)))
+        conduct(resolve(of_function(stage, overrides=split_overrides(overrides), **given)))
     except LaunchError as error:
         CLAIMS.note_failure(launch, str(error))
-        # The client raises what is raised here: so it ends with this line, and not with a traceback.
+        # The client raises this as well, and so ends with one line instead of a traceback.
         raise SystemExit(f"modal_train: {error}") from None

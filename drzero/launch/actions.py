@@ -24,7 +24,6 @@ class Action:
     preflight: bool = False
     """Whether `drzero preflight STAGE` checks it before its machine is requested."""
     trains: bool = False
-    """Whether it takes `--steps`."""
     of_stage: bool = False
     """Whether it takes the name of a stage, by default the challenger."""
 
@@ -74,7 +73,7 @@ ACTIONS = {action.name: action for action in _TABLE}
 
 
 def find_action(name: str) -> Action:
-    """The action; raises LaunchError with the nearest name for an unknown one."""
+    """The action. Raises LaunchError with the nearest name for an unknown one."""
     if name not in ACTIONS:
         raise LaunchError(
             f"--action {name}: no such action{did_you_mean(name, ACTIONS)}. Actions: {', '.join(ACTIONS)}"

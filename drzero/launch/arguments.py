@@ -40,7 +40,7 @@ _OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*
 
 @dataclass
 class Words:
-    """What the user typed; None for a flag that was left out."""
+    """What the user typed, or None for a flag that was left out."""
 
     action: str
     """Empty for an app function without `--stage`: the environment decides."""
@@ -70,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> Words:
-    """Parse the words after `modal_train.py`; `--help` prints the help and exits.
+    """Parse the words after `modal_train.py`. `--help` prints the help and exits.
 
     Raises LaunchError for an unknown action or flag, a missing value, or a flag the action does not take.
     """
@@ -86,29 +86,27 @@ def parse(words: Sequence[str]) -> Words:
     return _checked(Words(**vars(values), overrides=overrides, places=places))
 
 
-def words_of_modal_run(argv: Sequence[str], file: str) -> list[str] | None:
-    """The words after `FILE` in `modal run … FILE …`; None for any other use of the file."""
-    function, words = _called(argv, file)
-    return words if function == "main" else None
+def parse_modal_run(argv: Sequence[str], file: str) -> tuple[str, Words | None]:
+    """The function and words of `modal run FILE --action …` or `modal run FILE::train --flag …`.
 
-
-def parse_function(argv: Sequence[str], file: str) -> Words | None:
-    """Parse `modal run FILE::train --flag value …`; None for another function or command.
-
-    Modal parses these flags itself, but only after building everything. Raises LaunchError as `parse` does.
+    The function is empty for any other command. Modal parses an app function's flags itself, but only after
+    building everything. Raises LaunchError as `parse` does.
     """
     function, words = _called(argv, file)
+    if function == "main":
+        return function, parse(words)
     if function not in FUNCTIONS:
-        return None
+        return "", None
     parser = _build(needs_action=False)
     parser.add_argument("--overrides", default="")
     values = vars(parser.parse_known_args(words)[0])
     stage = values.pop("stage") or FUNCTIONS[function]
-    return of_function(stage, **values | {"overrides": split_overrides(values["overrides"])})
+    overrides = split_overrides(values.pop("overrides"))
+    return function, of_function(stage, overrides=overrides, **values)
 
 
 def split_overrides(text: str) -> list[str]:
-    """The overrides in one string; a space inside quotes or brackets does not separate (`+a.b='x y'`).
+    """The overrides in one string. A space inside quotes or brackets does not separate (`+a.b='x y'`).
 
     Raises LaunchError for an unclosed quote or bracket.
     """
@@ -120,14 +118,13 @@ def split_overrides(text: str) -> list[str]:
 
 
 def of_function(action: str, **flags: Any) -> Words:
-    """The words of an app function's call; raises LaunchError for an action it cannot launch."""
+    """The words of an app function's call. Raises LaunchError for an action it cannot launch."""
     if action not in ("", "evaluate") and not find_action(action).trains:
         raise LaunchError(f"--stage {action}: use train, challenger, solver or evolve, or --action {action}")
     return _checked(Words(action=action, **flags))
 
 
 def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
-    """The function in `modal run … FILE[::FUNCTION] …` and the words after it; both empty without one."""
     for position, word in enumerate(argv):
         name, _, function = word.partition("::")
         if name.endswith(file) and "run" in argv[:position]:

@@ -1,7 +1,7 @@
 """Which call works on which run: claims in a Modal Dict, where only one caller can take a key.
 
     claims = Claims(modal.Dict.from_name("dr-zero-claims", create_if_missing=True))
-    holder = claims.take(request, call_id, app_id)      # usually this call; otherwise the one to wait for
+    holder = claims.take(request, call_id, app_id)      # usually this call, or the one to wait for
 
 Each call claims its run under the next number: `challenger_iter1/0`, `…/1`. The last claim holds until Modal
 says that its call, and every call that continued it, has ended. There is no heartbeat, so a long commit is
@@ -61,7 +61,7 @@ class Claims:
         return next((claim.call for claim in claims if (claim.launch, claim.part) == mine), None)
 
     def running(self, run: str) -> Claim | None:
-        """The claim of this run, or of the loop it belongs to, while it is running; otherwise None."""
+        """The claim of this run, or of the loop it belongs to, while it is running, or None."""
         for name in (run, *([_LOOP] if _OF_THE_LOOP.fullmatch(run) else [])):
             if (claims := self._of(name)) and self._holds(last := claims[max(claims)]):
                 return last
@@ -80,7 +80,7 @@ class Claims:
                 )
 
     def take(self, request: Request, call: str, app: str | None) -> str:
-        """Claim the run; returns the call that has this part of the launch, normally `call` itself.
+        """Claim the run. Returns the call that has this part of the launch, normally `call` itself.
 
         Raises LaunchError if another running launch writes the same folders.
         """
@@ -116,7 +116,6 @@ class Claims:
         return self._all().get(run, {})
 
     def _all(self) -> dict[str, dict[int, Claim]]:
-        """By run and number."""
         found: dict[str, dict[int, Claim]] = {}
         for key, values in self._table.items():
             run, _, number = key.rpartition("/")
@@ -134,7 +133,7 @@ def _shares_folders(action: str, run: str, other_action: str, other_run: str) ->
 
 
 def call_is_running(call_id: str) -> bool:
-    """Whether the call or its continuation is still running; raises LaunchError if Modal does not say."""
+    """Whether the call or its continuation is still running. Raises LaunchError if Modal does not say."""
     call: modal.FunctionCall[Any] = modal.FunctionCall.from_id(call_id)
     try:
         result = call.get(timeout=0)

@@ -1,11 +1,10 @@
-"""What the launcher does at the user's machine without a container: upload, download, logs.
+"""Upload, download and logs: actions of the user's machine that need no container.
 
     modal run modal_train.py --action upload papers.jsonl
     modal run modal_train.py --action download challenger_iter1/dumps
     modal run modal_train.py --action logs --stage solver --iteration 2 --follow
 
-A repeated upload or download transfers only the files that are missing or differ in size or time, so an
-interrupted one continues with the file at which it stopped.
+A repeated transfer skips files of the same size and time, so an interrupted one continues where it stopped.
 """
 
 import json
@@ -26,12 +25,9 @@ from drzero.launch.spend import CONTINUES
 from drzero.launch.volumes import LAUNCHES
 
 BATCH_BYTES = 512 * 2**20
-"""Size of an upload batch: what a broken connection costs at most."""
+"""Size of an upload batch, the most that a broken connection loses."""
 _FOLLOW_S = 10.0
-"""Seconds between two reads of a followed log; the container commits it at least once a minute."""
-
-
-# The actions ------------------------------------------------------------------------------------------------
+"""Seconds between reads of a followed log. The container commits it at least once a minute."""
 
 
 def run_upload(words: Words, volume: modal.Volume) -> None:
@@ -39,13 +35,13 @@ def run_upload(words: Words, volume: modal.Volume) -> None:
     if not 1 <= len(words.places) <= 2:
         raise LaunchError("--action upload LOCAL [REMOTE]: name what to upload, and where to")
     source = Path(words.places[0]).expanduser()
-    target = words.places[1] if len(words.places) > 1 else default_target(source)
+    target = words.places[1] if len(words.places) > 1 else _default_target(source)
     sent, present = upload(volume, source, target)
     print(f"{source} is at /corpus/{target.strip('/')}: {sent} files sent, {present} already present")
 
 
-def default_target(source: Path) -> str:
-    """Where files of this kind belong on the corpus volume: an index, a model, or anything else."""
+def _default_target(source: Path) -> str:
+    """Where an index, a model, or anything else belongs on the corpus volume."""
     if (source / "chroma.sqlite3").is_file():
         return "/chromadb"
     if (source / "index.faiss").is_file():
@@ -69,7 +65,7 @@ def run_download(words: Words, volume: modal.Volume) -> None:
 
 
 def run_logs(words: Words, volume: modal.Volume) -> None:
-    """`--action logs [RUN] [--stage S --iteration I] [--follow]`: a run's console, as last committed."""
+    """`--action logs [RUN] [--stage S --iteration I] [--follow]`: a run's last committed console."""
     name = run_name(words)
     shown = 0
     while True:
@@ -102,9 +98,9 @@ def _read(volume: modal.Volume, path: str) -> bytes | None:
 
 
 def upload(volume: modal.Volume, source: Path, target: str) -> tuple[int, int]:
-    """Send a file or folder; returns how many files were sent and how many were already present.
+    """Send a file or folder. Returns the numbers of files sent and already present.
 
-    Raises LaunchError for a source that is missing or empty.
+    Raises LaunchError if the source is missing or empty.
     """
     if source.is_file():
         files = [(source, f"{target}{source.name}" if target.endswith("/") else target)]
@@ -132,9 +128,9 @@ def upload(volume: modal.Volume, source: Path, target: str) -> tuple[int, int]:
 
 
 def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]:
-    """Fetch a file or folder; returns how many files were fetched and how many were already present.
+    """Fetch a file or folder. Returns the numbers of files fetched and already present.
 
-    Raises LaunchError for a source that the volume does not have, or a listed path outside of it.
+    Raises LaunchError if the volume does not have it, or lists a path outside of it.
     """
     entries = _remote_files(volume, source)
     if not entries:
@@ -169,7 +165,7 @@ def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]
 
 
 def _below(root: PurePosixPath, path: str) -> PurePosixPath:
-    """A listed path relative to what is downloaded; raises LaunchError for one that leads elsewhere."""
+    """The path relative to `root`. Raises LaunchError for a path that leads out of it."""
     listed = PurePosixPath(path.lstrip("/"))
     if ".." in listed.parts or not listed.is_relative_to(root):
         raise LaunchError(
@@ -187,7 +183,7 @@ def _remote_files(volume: modal.Volume, path: str) -> list[FileEntry]:
 
 
 def _batches(files: list[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
-    """The files in batches of at most `BATCH_BYTES`, or of one larger file."""
+    """Batches of at most `BATCH_BYTES`, or of one larger file."""
     batch: list[tuple[Path, str]] = []
     size = 0
     for path, remote in files:

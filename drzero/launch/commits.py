@@ -1,13 +1,12 @@
-"""Commits of the volumes while a stage runs: in a thread, each volume by itself, failures counted and logged.
+"""Commits of the volumes while a stage runs: in a thread, one volume at a time, failures counted and logged.
 
     commits = Commits({"checkpoints": volume, …}, folder, console)
-    commits.request()           # returns at once; a commit of a large checkpoint may take minutes
-    commits.finish()            # the last one, of all volumes; raises if it fails
+    commits.request()           # returns at once: committing a large checkpoint may take minutes
+    commits.finish()            # the last commit, of all volumes. Raises if it fails
 
-Modal reloads a volume after its commit and refuses that while a file of the volume is open, as the stage's
-own logs and indexes are: such a commit has persisted, but raises. What counts is therefore read back: a
-number in a small file of the launch's folder on that volume. The console is written on the local disk and
-copied to the launch's folder before a commit, so that the launcher itself holds no file open.
+Modal reloads a volume after a commit, which fails while the stage has files of it open. Such a commit has
+persisted although it raises, so a number in a small file of the launch's folder is read back. The console is
+written on the local disk and copied before a commit, so the launcher itself holds no file open.
 """
 
 import threading
@@ -23,24 +22,24 @@ from drzero.ops.console import say
 from drzero.ops.files import atomic_write
 
 RUNNING = ("checkpoints", "corpus")
-"""Committed while the stage runs, in this order: the checkpoints must not wait for another volume."""
+"""Committed while the stage runs, in this order: checkpoints must not wait for another volume."""
 TRIES = 3
-"""Of the last commit, whose failure would lose what the run has written since the one before."""
+"""Attempts of the last commit, which must not get lost."""
 RETRY_S = 5.0
 
 
 class CommittedVolume(Protocol):
-    """What this needs of `modal.Volume`."""
+    """The part of `modal.Volume` used here."""
 
     def commit(self) -> None:
-        """Persist what this container has written."""
+        """Persist what this container wrote."""
 
     def read_file(self, path: str) -> Iterator[bytes]:
         """The persisted content of a file."""
 
 
 class Commits:
-    """The commits of one call; `folder` is the launch's on the checkpoints volume, `console` a local file."""
+    """The commits of one call. `folder` is on the checkpoints volume, `console` on the local disk."""
 
     def __init__(self, volumes: Mapping[str, CommittedVolume], folder: Path, console: Path) -> None:
         self._volumes = volumes
@@ -51,23 +50,22 @@ class Commits:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
         self.failed = 0
-        """How often a volume was not committed."""
 
     def request(self) -> None:
-        """Commit soon, in the thread; one that is asked for during a commit follows it."""
+        """Commit soon, in the thread. A request during a commit is served after it."""
         with self._wanted:
             self._waiting = True
             self._wanted.notify()
 
     def close(self) -> None:
-        """Wait for the commit under way, and make no further one in the thread."""
+        """Wait for the current commit and end the thread."""
         with self._wanted:
             self._ended = True
             self._wanted.notify()
         self._thread.join()
 
     def finish(self) -> None:
-        """Commit all volumes now; raises LaunchError, after some tries, for one with results."""
+        """Commit all volumes now, with retries. Raises LaunchError if one with results fails."""
         self.close()
         failed = self.commit(tuple(self._volumes))
         for _ in range(TRIES - 1):
@@ -82,7 +80,7 @@ class Commits:
             )
 
     def commit(self, kinds: tuple[str, ...] = RUNNING) -> dict[str, str]:
-        """Commit these volumes, one after the other; returns the error of each that was not."""
+        """Commit these volumes one after the other. Returns the errors by volume."""
         self._copy_console()
         failed = {}
         for kind in (kind for kind in kinds if kind in self._volumes):
@@ -100,7 +98,7 @@ class Commits:
             file.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(file, number)
             self._volumes[kind].commit()
-        # Whatever Modal raises must neither end the stage nor keep the next volume.
+        # Whatever Modal raises must neither end the stage nor skip the next volume.
         except Exception as error:
             return None if self._persisted(kind, mark, number) else f"{error}"
         return None
@@ -108,7 +106,7 @@ class Commits:
     def _persisted(self, kind: str, mark: str, number: str) -> bool:
         try:
             return b"".join(self._volumes[kind].read_file(mark)).decode() == number
-        # As above: a volume that cannot be read counts as not committed.
+        # If the volume cannot be read, it counts as not committed.
         except Exception:
             return False
 

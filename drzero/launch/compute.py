@@ -25,8 +25,7 @@ from drzero.ops.text import did_you_mean
 from drzero.recipe.rates import GPUS, usd_per_hour
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
-MODAL_LIMIT_S = 86400
-"""The longest call, a day."""
+MODAL_LIMIT_S = 86400  # of one call
 IDLE_S = 2
 """Seconds a container is kept after its call: Modal's minimum, since idle time is billed."""
 MAX_CORES, MAX_MEMORY_MIB = 64, 344064
@@ -40,18 +39,13 @@ class Compute:
     """One machine on Modal."""
 
     name: str
-    """Its file in `config/compute/`."""
     hardware: str
-    """Its profile in `config/hardware/`."""
     type: str | None
-    """GPU type; None without a GPU."""
+    """GPU type, or None without a GPU."""
     count: int
-    cpu: float
-    """Physical cores."""
-    memory: int
-    """MiB."""
-    timeout: int
-    """Seconds of one call."""
+    cpu: float  # physical cores
+    memory: int  # MiB
+    timeout: int  # seconds of one call
     region: str | None
     retries: int
     max_usd: float | None
@@ -63,7 +57,7 @@ class Compute:
         return usd_per_hour(gpu, self.count, self.cpu, self.memory / 1024, self.region)
 
     def changed(self, **values: Any) -> Compute:
-        """The machine with other values; raises LaunchError for one Modal does not offer."""
+        """The machine with other values. Raises LaunchError for one Modal does not offer."""
         for key in values:
             if key not in _KEYS:
                 raise LaunchError(
@@ -123,7 +117,7 @@ def compute_names() -> list[str]:
 
 
 def load_compute(name: str) -> Compute:
-    """`config/compute/NAME.yaml`; raises LaunchError for a name without a file."""
+    """`config/compute/NAME.yaml`. Raises LaunchError for a name without a file."""
     if name not in (known := compute_names()):
         raise LaunchError(f"compute={name}: no such machine{did_you_mean(name, known)}. {', '.join(known)}")
     values = yaml.safe_load((CONFIG / "compute" / f"{name}.yaml").read_text(encoding="utf-8"))["compute"]
@@ -132,7 +126,7 @@ def load_compute(name: str) -> Compute:
 
 
 def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
-    """The machine with other GPUs (`none` or 0 for no GPU); keeps its other changes, such as a time-out.
+    """The machine with other GPUs (`none` or 0 for no GPU). Keeps its other changes, such as a time-out.
 
     Cores and memory come from the file with exactly these GPUs, else from `single_h100` or `8xh100`.
     """
@@ -151,7 +145,6 @@ def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
 
 
 def _with_changes_of(compute: Compute, base: Compute) -> Compute:
-    """`base` with all changes of `compute` except its GPUs."""
     file = load_compute(compute.name)
     changes = {key: getattr(compute, key) for key in _KEYS if getattr(compute, key) != getattr(file, key)}
     return base.changed(**{key: value for key, value in changes.items() if key not in ("type", "count")})

@@ -1,17 +1,14 @@
-"""A launch inside its container: run the stage, commit what is complete, log its progress, stop in time.
+"""A launch inside its container: run the stage, commit what is complete, log progress, stop in time.
 
     outcome = run_job(request, volumes={"checkpoints": modal.Volume…, …})
 
-The stage is a child (`drzero STAGE …`), as it would be on any machine. Around it:
+The stage is a child process, `drzero STAGE …`, as on any machine. Around it:
 
-* **commit**: the volumes are committed as soon as the stage announces a complete checkpoint, dump or manifest
-  (`verl_ext.artefacts`), every minute, and at the end (`drzero.launch.commits`). A container that dies in
-  the middle of a write leaves the last committed state, and every file of ours is written under a temporary
-  name first.
-* **stop time**: the stage gets the time (`DRZERO_STOP_AT`) at which the call's time or the run's money runs
-  out, saves a checkpoint before it, and exits with 75.
-* **retry**: a call that Modal restarts (preempted, or retried) resumes from the volume; if it had already
-  ended, it returns the same outcome.
+* **commit**: when the stage announces a complete checkpoint, dump or manifest (`verl_ext.artefacts`), every
+  minute, and at the end (`drzero.launch.commits`).
+* **stop time**: before the call's time or the run's money is used up (`DRZERO_STOP_AT`), the stage saves a
+  checkpoint and exits with 75.
+* **retry**: a call that Modal restarts resumes from the volume, or returns its outcome if it had ended.
 """
 
 import json
@@ -32,7 +29,7 @@ from drzero.launch.image.image import ROOT
 from drzero.launch.request import NO_RESUME, Request
 from drzero.launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at
 from drzero.launch.status import stall_of, status_line
-from drzero.launch.volumes import MOUNTS, launch_folder, place
+from drzero.launch.volumes import MOUNTS, folder_overrides, launch_folder, place
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime
 from drzero.ops.files import atomic_write
@@ -41,28 +38,26 @@ from verl_ext.artefacts import LOG_VARIABLE
 
 OUT_OF_TIME = OutOfTime.exit_code
 MARGIN_S = 180.0
-"""Seconds between the stage's stop time and the end of the call: for the shutdown and the last commit."""
+"""Seconds left for shutdown and last commit between the stage's stop time and the end of the call."""
 MARGIN_SHARE = 1 / 96
-"""The same as a share of the call's time, where that is more: a quarter of an hour for a day. It costs
-nothing, since the next call continues at once, and a large model's checkpoint may take minutes to commit."""
+"""The same as a share of the call's time, if that is more: a quarter of an hour of a day. A large checkpoint
+takes minutes to commit, and the margin is free, since the next call continues at once."""
 LATE_S = 90.0
-"""Seconds after its stop time at which a stage that is still running is stopped."""
+"""Seconds after its stop time when a running stage is stopped."""
 FRUITLESS_PARTS = 2
-"""A launch fails after this many consecutive calls that ran out of time with nothing announced."""
+"""A launch fails after this many consecutive calls that ran out of time without saving anything."""
 STOP_GRACE_S = 20.0
-"""Seconds between SIGTERM and SIGKILL; a preempted container has 30 seconds in all."""
+"""Seconds between SIGTERM and SIGKILL. A preempted container has 30 seconds in all."""
 _POLL_S = 0.5
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended, and what it cost."""
+    """How a call ended, and what the run has cost."""
 
     state: str
-    """`finished`, `continue`, `out of money`, `failed` or `interrupted`."""
     message: str
     usd: float
-    """Of the run so far, all calls together."""
     exit_code: int
 
 
@@ -72,12 +67,12 @@ def run_job(
     clock: Callable[[], float] = time.time,
     app_id: str | None = None,
 ) -> Outcome:
-    """Run one call of a launch to its end; raises LaunchError when the stage fails, so that Modal retries."""
+    """Run one call of a launch. Raises LaunchError if the stage fails, so that Modal retries."""
     folder = launch_folder(request.name)
     folder.mkdir(parents=True, exist_ok=True)
     state, spend = _state(folder), Spend(folder)
     if state is not None and (state["launch"], state["part"]) == (request.id, request.part):
-        # Modal starts this very call a second time.
+        # Modal has restarted this very call.
         outcome = state["outcome"]
         if outcome is not None and outcome["state"] not in ("failed", "interrupted"):
             say("launch", f"{request.name} had already ended in this launch: {outcome['message']}")
@@ -95,7 +90,6 @@ def run_job(
 
 
 def _state(folder: Path) -> dict[str, Any] | None:
-    """The contents of `state.json`, about the run's last launch; None before the first."""
     file = folder / "state.json"
     state: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     return state
@@ -105,9 +99,8 @@ def _state(folder: Path) -> dict[str, Any] | None:
 class _Job:
     request: Request
     folder: Path
-    """On the checkpoints volume."""
     local: Path
-    """For files that are open while the stage runs."""
+    """On the local disk, for files that stay open."""
     commits: Commits
     clock: Callable[[], float]
     spend: Spend
@@ -127,11 +120,11 @@ class _Job:
         state, before = _state(self.folder), (request.id, request.part - 1)
         follows = state is not None and (state["launch"], state["part"]) == before
         self._fruitless = int(state["fruitless"]) if state is not None and follows else 0
-        """How many calls of this launch directly before this one announced nothing."""
+        """Calls of this launch directly before this one that saved nothing."""
 
     @property
     def stop_at(self) -> float:
-        """Unix time by which the stage must have ended."""
+        """Unix time when the stage must have ended."""
         return min(self._call_ends, self._money_ends)
 
     def run(self) -> Outcome:
@@ -141,19 +134,7 @@ class _Job:
             raise LaunchError(f"{self.request.name} was not started: a volume cannot be committed: {failed}")
         if self.clock() >= self._money_ends:
             return self._end(self._decide(OUT_OF_TIME))
-        paths = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
-        stage, *rest = self.request.command
-        module = "drzero.launch.smoke.run" if self.request.action == "smoke" else "drzero.cli"
-        script = self.request.script
-        program = (str(ROOT / script),) if script else ("-m", module, stage)
-        command = Command(
-            name=self.request.name,
-            command=(sys.executable, *program, *paths, *rest),
-            log_path=self.local / "console.log",
-            env={"DRZERO_STOP_AT": str(self.stop_at), LOG_VARIABLE: str(self._artefacts)},
-            relays=True,
-        )
-        child = Child(command, grace_s=STOP_GRACE_S)
+        child = Child(self._command(), grace_s=STOP_GRACE_S)
         try:
             code = self._follow(child)
         except BaseException:
@@ -169,8 +150,21 @@ class _Job:
             child.stop()
         return self._end(self._decide(code, child.first_error))
 
+    def _command(self) -> Command:
+        stage, *rest = self.request.command
+        module = "drzero.launch.smoke.run" if self.request.action == "smoke" else "drzero.cli"
+        script = self.request.script
+        program = [str(ROOT / script)] if script else ["-m", module, stage]
+        return Command(
+            name=self.request.name,
+            command=(sys.executable, *program, *folder_overrides(), *rest),
+            log_path=self.local / "console.log",
+            env={"DRZERO_STOP_AT": str(self.stop_at), LOG_VARIABLE: str(self._artefacts)},
+            relays=True,
+        )
+
     def _follow(self, child: Child) -> int:
-        """Have it committed and log until the child's end; stop it if it is late. Returns its exit code."""
+        """Request commits and log until the child ends or is late. Returns its exit code."""
         logged = self.clock()
         while (code := child.poll()) is None:
             now = self.clock()
@@ -190,7 +184,6 @@ class _Job:
         return code
 
     def _announced(self) -> bool:
-        """Whether the stage has announced something complete since the last check."""
         size = self._artefacts.stat().st_size if self._artefacts.is_file() else 0
         if size == self._seen:
             return False
@@ -204,7 +197,6 @@ class _Job:
         self.spend.write()
 
     def _decide(self, code: int, first_error: str | None = None) -> Outcome:
-        """The call's outcome, by the stage's exit code and the reason for its stop time."""
         self._account()
         name, timeout = self.request.name, f"compute.timeout={self.request.compute.timeout} s"
 
@@ -252,12 +244,11 @@ class _Job:
 
 
 def run_module(module: str, words: list[str]) -> int:
-    """Run `python -m MODULE WORDS…` here with our output; returns its exit code.
+    """Run `python -m MODULE WORDS…` in this container. Returns its exit code.
 
-    `{corpus}` and `{checkpoints}` in a word are replaced by the folders of the volumes.
+    `{corpus}` and `{checkpoints}` in a word stand for the volumes' folders.
     """
-    folders = {kind: str(place(kind)) for kind in MOUNTS}
-    for kind, folder in folders.items():
-        words = [word.replace(f"{{{kind}}}", folder) for word in words]
+    for kind in MOUNTS:
+        words = [word.replace(f"{{{kind}}}", str(place(kind))) for word in words]
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, check=False, env={**os.environ, "PYTHONUNBUFFERED": "1"}).returncode

@@ -8,40 +8,28 @@ computes them again. Preflight applies the real ledger with all overrides. GPUs 
 """
 
 import re
-from dataclasses import dataclass
 
 from drzero.launch.errors import LaunchError
 
-
-@dataclass(frozen=True)
-class Fit:
-    """The smallest machines for models up to this size."""
-
-    billions: float
-    """Weights, rounded as in a model's name: Qwen2.5-7B has 7.6."""
-    training: str
-    """For challenger, solver and evolve."""
-    serving: str
-    """For synthesize and evaluate."""
-
-
-FITS = (
-    Fit(0.2, "a10g", "a10g"),
-    Fit(0.5, "a100-40gb", "a10g"),
-    Fit(1.5, "single_h100", "a10g"),
-    Fit(3, "single_h100", "a100-40gb"),
-    Fit(7, "4xa100-80gb", "single_h100"),
-    Fit(8, "4xa100-80gb", "4xa100-80gb"),
-    Fit(14, "8xh100", "4xa100-80gb"),
-    Fit(32, "8xh100", "8xh100"),
-)
+FITS = {
+    0.2: ("a10g", "a10g"),
+    0.5: ("a100-40gb", "a10g"),
+    1.5: ("single_h100", "a10g"),
+    3: ("single_h100", "a100-40gb"),
+    7: ("4xa100-80gb", "single_h100"),
+    8: ("4xa100-80gb", "4xa100-80gb"),
+    14: ("8xh100", "4xa100-80gb"),
+    32: ("8xh100", "8xh100"),
+}
+"""The smallest machines to train (a stage or the loop) and to serve (synthesize, evaluate) a model of at most
+so many billion weights, rounded as in its name: Qwen2.5-7B has 7.6."""
 _UNNAMED = {"demo-policy": 0.135}
 """Billions of weights of the shipped model, whose name has no size."""
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])")
 
 
 def billions_of(model: str) -> float | None:
-    """A model's weights in billions, read from its name; None if the name has no size."""
+    """A model's weights in billions, read from its name, or None if the name has no size."""
     name = model.rstrip("/").rpartition("/")[2].lower()
     if name in _UNNAMED:
         return _UNNAMED[name]
@@ -50,19 +38,17 @@ def billions_of(model: str) -> float | None:
 
 
 def default_machine(stage: str, model: str) -> tuple[str, str]:
-    """The machine and the reason; raises LaunchError if the model's size is unknown or too large."""
+    """The machine and the reason. Raises LaunchError if the model's size is unknown or too large."""
     billions = billions_of(model)
     if billions is None:
         raise LaunchError(
             f"{model}: the size of this model is not known, so no machine can be chosen for it: add "
             "--gpu-type and --gpu-count, for example --gpu-type H100 --gpu-count 1"
         )
-    serves = stage in ("synthesize", "evaluate")
-    for fit in FITS:
-        if billions <= fit.billions:
-            what = f"a model of {billions:g} billion weights ({model}) in {stage}"
-            reason = (
-                f"the smallest machine whose memory holds {what}; --gpu-type and --gpu-count choose another"
-            )
-            return (fit.serving if serves else fit.training), reason
+    what = f"a model of {billions:g} billion weights ({model}) in {stage}"
+    for most, (training, serving) in FITS.items():
+        if billions <= most:
+            machine = serving if stage in ("synthesize", "evaluate") else training
+            holds = f"the smallest machine whose memory holds {what}"
+            return machine, f"{holds}; --gpu-type and --gpu-count choose another"
     raise LaunchError(f"{model}: no machine of config/compute/ holds {billions:g} billion weights in {stage}")

@@ -22,7 +22,6 @@ from environments.registry import canonical
 
 FILE = Path(__file__).with_name("known_environments.yaml")
 OWN = CONFIG.parent / "environments"
-"""The default of `paths.environments`."""
 PUBLISHED = ("verifiers:gsm8k",)
 """Tasksets in packages of their own (`image.pip`) that guides name without `verifiers:`."""
 
@@ -33,12 +32,12 @@ def corpora() -> list[str]:
 
 
 def is_task(name: str | None) -> bool:
-    """Whether episodes are played in this environment; False for a corpus."""
+    """Whether episodes are played in this environment. A corpus is searched."""
     return name is not None and name not in corpora()
 
 
 def check_environment(name: str, *, installs: Iterable[str] = ()) -> str:
-    """The name as stages take it; raises LaunchError with the known names for an unknown one.
+    """The name as stages take it. Raises LaunchError with the known names for an unknown one.
 
     `installs` are packages added to the image, which may bring environments.
     """
@@ -72,7 +71,7 @@ def _listed() -> dict[str, Any]:
 
 
 def as_text() -> str:
-    """The current content of the file; keeps the names of libraries that are not installed here."""
+    """The current content of the file. Keeps the names of libraries that are not installed here."""
     before = _listed()["families"]
     families = {
         family: sorted(registry.family_names(family)) or before.get(family, [])

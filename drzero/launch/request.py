@@ -40,7 +40,6 @@ from drzero.launch.runfile import (
 from drzero.ops.text import did_you_mean
 
 WITH_TRAINER = "--with-trainer"
-"""The switch of `drzero check-services`."""
 CHECKS = ("check-services", "flow-test")
 """Actions that only try parts of a run."""
 CHECK_TIMEOUT_S = 3600
@@ -67,8 +66,7 @@ SMOKE_ON_SEVERAL_GPUS = (
     "data.max_response_length=1024",
     "solver.max_context_tokens=2048",
 )
-DEFAULT_MODEL = "qwen2.5-3b"
-"""The default of the stages (config/STAGE.yaml); its option sets only the hub id."""
+DEFAULT_MODEL = "qwen2.5-3b"  # of the stages (config/STAGE.yaml); the option sets only the hub id
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -77,22 +75,19 @@ class Request:
     """Everything a container needs to know about a launch. Modal pickles it."""
 
     id: str
-    """New for every launch; retried and continued calls keep it."""
+    """New for every launch. Retried and continued calls keep it."""
     part: int
-    """The number of earlier calls of this launch."""
     action: str
     name: str
     """The run, and the launch's folder on the volume."""
     preparations: tuple[tuple[str, ...], ...]
     """`drzero` commands to run on a CPU before preflight."""
     command: tuple[str, ...]
-    """The `drzero` command."""
     compute: Compute
     reason: str
-    """Why this machine."""
     preflight: bool
     env: str | None = None
-    """The environment, as stages name it; None for the user's own corpus."""
+    """The environment, as stages name it, or None for the user's own corpus."""
     script: str | None = None
     """A script of the checkout that trains instead of `drzero train`."""
     secrets: tuple[str, ...] = ()
@@ -104,7 +99,7 @@ class Request:
 
     @property
     def usd_at_most(self) -> float | None:
-        """The most all its calls can cost in US dollars; None without a limit."""
+        """The most all its calls can cost in US dollars, or None without a limit."""
         by_time = self.compute.timeout / 3600 * self.compute.usd_per_hour
         limits = [self.compute.max_usd, by_time if NO_RESUME in self.command else None]
         return min((limit for limit in limits if limit is not None), default=None)
@@ -148,14 +143,14 @@ class _Launch:
     words: Words
     action: Action
     stage: str
-    """The stage that runs or is checked; the action's name for anything else."""
+    """The stage that runs or is checked, otherwise the action's name."""
     env: str | None
     file: RunFile
     """For `env`, and on top of the general one where episodes are played."""
 
     @cached_property
     def typed(self) -> tuple[str, ...]:
-        """All overrides but `env=`; the last of a key wins."""
+        """All overrides but `env=`. The last of a key wins."""
         of_model = self.file.overrides_by_model.get(self.model or "", [])
         words = (*self.file.overrides, *of_model, *self.words.overrides)
         return tuple(word for word in words if not word.startswith("env="))
@@ -196,7 +191,7 @@ class _Launch:
 
     @property
     def iteration(self) -> int | None:
-        """The iteration; 0 for the base model, before any training."""
+        """The iteration. 0 is the base model, before any training."""
         return 0 if self.scores_model else self._iteration
 
     @property
@@ -219,7 +214,7 @@ class _Launch:
 
 
 def resolve(words: Words) -> Request:
-    """Merge command line, run file and environment defaults; raises LaunchError for anything impossible."""
+    """Merge command line, run file and environment defaults. Raises LaunchError for anything impossible."""
     launch = _merged(words)
     action = launch.action
     check_keys(launch.typed, launch.file.image.get("pip", ()))
@@ -281,7 +276,7 @@ def _merged(words: Words) -> _Launch:
 
 
 def _environment(words: Words, file: RunFile) -> str | None:
-    """The environment, as stages name it; raises LaunchError for an unknown one."""
+    """The environment, as stages name it. Raises LaunchError for an unknown one."""
     if words.action == "smoke":
         return "demo"
     name = words.env or _last(words.overrides, "env") or file.env or _last(file.overrides, "env")
@@ -289,7 +284,7 @@ def _environment(words: Words, file: RunFile) -> str | None:
 
 
 def _stage(action: Action, words: Words) -> str:
-    """The stage that runs or is checked; raises LaunchError for one that cannot be checked."""
+    """The stage that runs or is checked. Raises LaunchError for one that cannot be checked."""
     if not action.of_stage:
         return action.name
     stage = words.stage or (words.places[0] if words.places else "challenger")
@@ -309,7 +304,7 @@ def _last(overrides: Sequence[str], *keys: str) -> str | None:
 
 
 def _script(launch: _Launch) -> str | None:
-    """The script that trains in place of `drzero train`; raises LaunchError if no container would have it."""
+    """The script that trains in place of `drzero train`. Raises LaunchError if no container would have it."""
     env, script = launch.env, launch.file.scripts_by_env.get(launch.env or "")
     if script is None:
         return None
@@ -357,7 +352,6 @@ def _flags_choose(words: Words) -> bool:
 
 
 def _default_machine(launch: _Launch) -> tuple[str, str]:
-    """The file of the machine if none is named, and the reason."""
     stage = launch.stage
     if (fixed := find_action(stage).compute) is not None:
         return fixed, f"{stage} runs on it by default"
@@ -411,7 +405,6 @@ def _command(launch: _Launch, compute: Compute, overrides: list[str]) -> tuple[s
 
 
 def _shared(launch: _Launch, compute: Compute) -> list[str]:
-    """Overrides for machine, environment and model."""
     words = []
     if launch.uses_machine:
         words += compute.overrides()

@@ -35,17 +35,16 @@ import yaml
 from drzero.launch.compute import CONFIG, Compute, load_compute
 from drzero.launch.environments import is_task
 from drzero.launch.errors import LaunchError
-from drzero.launch.verifiers_guide_format import is_guides, translate
+from drzero.launch.verifiers_guide_format import check_type, is_guides, translate
 from drzero.ops.text import did_you_mean
 from environments.registry import canonical
 
 GENERAL = CONFIG / "runs" / "general.yaml"
-"""The defaults of every launch in an environment."""
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """The contents of a run file; None for what it leaves out."""
+    """The contents of a run file, or None for what it leaves out."""
 
     compute: Any = None
     model: str | None = None
@@ -62,7 +61,7 @@ class RunFile:
 
     @property
     def base(self) -> str | None:
-        """The file of `config/compute/` its machine starts from; None for the default one."""
+        """The file of `config/compute/` its machine starts from, or None for the default one."""
         return self.compute.get("base") if isinstance(self.compute, dict) else self.compute
 
     def machine(self, base: str) -> Compute:
@@ -106,7 +105,7 @@ class RunFile:
 
 
 def _on_base(compute: Any, general: dict[str, Any]) -> Any:
-    """A run file's machine; without a base it starts from the general one, or from one for several GPUs."""
+    """A run file's machine. Without a base it starts from the general one, or from one for several GPUs."""
     if isinstance(compute, str) or "base" in (compute or {}):
         return compute
     changes = compute or {}
@@ -131,25 +130,19 @@ def machine_changes(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]
     return changes, rest
 
 
+_BY_ENV = ("models_by_env", "overrides_by_env", "scripts_by_env")
 _TYPES: dict[str, tuple[type, ...]] = {
     "compute": (str, dict),
-    "model": (str,),
-    "models_by_env": (dict,),
-    "env": (str,),
-    "iteration": (int,),
-    "steps": (int,),
-    "hop_ratio": (str,),
+    **dict.fromkeys(("model", "env", "hop_ratio"), (str,)),
+    **dict.fromkeys(("iteration", "steps"), (int,)),
     "overrides": (list,),
-    "overrides_by_env": (dict,),
-    "overrides_by_model": (dict,),
-    "scripts_by_env": (dict,),
-    "image": (dict,),
+    **dict.fromkeys((*_BY_ENV, "overrides_by_model", "image"), (dict,)),
 }
 _IMAGE_KEYS = ("pip", "apt", "scripts")
 
 
 def read_runfile(path: str | None) -> RunFile:
-    """Read a run file; raises LaunchError with file, key and the nearest known key."""
+    """Read a run file. Raises LaunchError with file, key and the nearest known key."""
     if path is None:
         return RunFile()
     file = Path(path)
@@ -167,25 +160,20 @@ def read_runfile(path: str | None) -> RunFile:
         if key not in _TYPES:
             hint = did_you_mean(str(key), _TYPES)
             raise LaunchError(f"{path}: {key}: no such key{hint}. Keys: {', '.join(_TYPES)}")
-        if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
-            names = " or ".join(kind.__name__ for kind in _TYPES[key])
-            raise LaunchError(f"{path}: {key}: {value!r} is not {names}")
+        check_type(f"{path}: {key}", value, _TYPES[key])
     _check_texts(values, path)
-    for key in ("models_by_env", "overrides_by_env", "scripts_by_env"):
+    for key in _BY_ENV:
         if key in values:
             values[key] = {canonical(str(env)): value for env, value in values[key].items()}
     return RunFile(**values)
 
 
 def _check_texts(values: dict[str, Any], path: str) -> None:
-    """Raise LaunchError for an item of a list or mapping that is not text."""
+    lists: dict[str, Iterable[Any]] = {"overrides": values.get("overrides", ())}
     for part, items in values.get("image", {}).items():
         if part not in _IMAGE_KEYS or not isinstance(items, list):
             raise LaunchError(f"{path}: image.{part}: image has lists named {', '.join(_IMAGE_KEYS)}")
-    lists: dict[str, Iterable[Any]] = {
-        f"image.{part}": items for part, items in values.get("image", {}).items()
-    }
-    lists["overrides"] = values.get("overrides", ())
+        lists[f"image.{part}"] = items
     lists |= {key: values.get(key, {}).values() for key in ("models_by_env", "scripts_by_env")}
     for key in ("overrides_by_env", "overrides_by_model"):
         for name, items in values.get(key, {}).items():
@@ -211,7 +199,7 @@ class EnvironmentDefaults:
 
 
 def environment_defaults(name: str | None) -> EnvironmentDefaults:
-    """The defaults of a corpus; empty for no name, or for an environment that is played."""
+    """The defaults of a corpus. Empty without a name, or for an environment that is played."""
     if name is None or is_task(name):
         return EnvironmentDefaults()
     values = _read_option("env", name)
@@ -229,7 +217,7 @@ def model_of_loop(name: str) -> str | None:
 
 
 def model_option(name: str) -> str | None:
-    """The option of `config/model/` for a model; None for a hub id or folder without one.
+    """The option of `config/model/` for a model, or None for a hub id or folder without one.
 
     Raises LaunchError with the nearest option for any other name.
     """

@@ -1,9 +1,7 @@
-"""The retrieval service in a container on Modal: its machine, its command, and its end.
+"""The retrieval service in a container on Modal: `drzero serve-search` with a machine and an end of its own.
 
-    machine, words = described("config/runs/search.yaml")   # at the client
-    start(words)                                            # in the container
-
-The service is `drzero serve-search`, with the checks and settings of any other machine.
+machine, words = described(read_runfile(path), path, token)     # at the client
+start(words)                                                    # in the container
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ from drzero.launch.runfile import RunFile
 from drzero.launch.volumes import place
 
 PORT = 8000
-"""Of the service in its container; Modal has it answer at an address of its own, over TLS."""
+"""The service's port in its container. Modal serves it over TLS at an address of its own."""
 START_S = 1800
-"""Until it answers: Chroma reads its index into memory first, and a model may be downloaded."""
+"""Seconds until it must answer: Chroma first reads its index into memory, and a model may be downloaded."""
 _USED = ("compute", "overrides", "image")
 _OF_RUNS = ("max_usd", "timeout", "retries")
-"""Keys of a machine that are limits of a run; a service stays until its app is stopped."""
+"""Limits of a run. A service stays until its app is stopped."""
 
 
 def described(file: RunFile, path: str, token: str | None) -> tuple[Compute, list[str]]:
-    """Return machine and overrides of a run file; raises LaunchError for what cannot be served with.
+    """The machine and overrides of a run file. Raises LaunchError for anything a service cannot use.
 
-    `token` is what the service would ask for: its address is open to the internet.
+    Requests must carry `token`, since the service's address is public.
     """
     if not token:
         raise LaunchError("RETRIEVAL_TOKEN is not set: the service's address is public; put one into .env")
@@ -50,18 +48,22 @@ def described(file: RunFile, path: str, token: str | None) -> tuple[Compute, lis
 
 
 def words_here(words: Sequence[str], port: int = PORT) -> list[str]:
-    """The overrides of the service, with the folders and the address of this container."""
+    """The service's overrides, with this container's folders and address."""
     logs = Path(tempfile.gettempdir()) / "search"
     return [
-        *(f"paths.corpus={place('corpus')}", f"paths.checkpoints={logs}"),
-        *(f"retrieval.startup_budget_s={START_S}", *words),
-        # Modal replaces a container whose port was closed once, so the service is not started again in it.
-        *("retrieval.host=0.0.0.0", f"retrieval.port={port}", "retrieval.restarts=0"),
+        f"paths.corpus={place('corpus')}",
+        f"paths.checkpoints={logs}",
+        f"retrieval.startup_budget_s={START_S}",
+        *words,
+        "retrieval.host=0.0.0.0",
+        f"retrieval.port={port}",
+        # Modal replaces a container whose port was closed once, so a restart inside it is useless.
+        "retrieval.restarts=0",
     ]
 
 
 def start(words: Sequence[str], port: int = PORT) -> None:
-    """Start the service and return; the container ends with it, and Modal starts another."""
+    """Start the service and return. The container ends with it, and Modal starts another."""
     command = [sys.executable, "-m", "drzero.cli", "serve-search", *words_here(words, port)]
     child = subprocess.Popen(command)
 

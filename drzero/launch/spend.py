@@ -8,7 +8,6 @@ A running call updates its entry every `EVERY_S`, so at most that much of a kill
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,13 +64,8 @@ class Spend:
         return sum(call.usd for call in self.calls)
 
 
-def silent_s(calls: Sequence[PaidCall], now: float) -> float:
-    """Seconds since any of the calls was updated; infinite without calls."""
-    return now - max((call.until for call in calls), default=float("-inf"))
-
-
 def money_ends_at(now: float, spent_usd: float, usd_per_hour: float, max_usd: float | None) -> float:
-    """Unix time when `max_usd` is spent; infinite without a limit or a price."""
+    """Unix time when `max_usd` is spent. Infinite without a limit or a price."""
     if max_usd is None or not usd_per_hour:
         return float("inf")
     return now + max(0.0, max_usd - spent_usd) / usd_per_hour * 3600

@@ -1,11 +1,10 @@
-"""`--action stacks RUN`: where the processes of a launched run stand now, as the container that runs it says.
+"""`--action stacks RUN`: where the processes of a running launch stand, asked of its container.
 
     modal run modal_train.py --action stacks solver_iter1
 
-A container sees what others write to a volume only after a reload, which Modal refuses while the run has
-files open there. So question and answer are entries of the Dict of the claims: the terminal puts a question
-to the call that has the run, a thread in that call's container finds it, has `drzero stacks` look, and puts
-what that printed. The page that it writes is on the volume with the next commit, within a minute.
+A container cannot reload a volume while its run has files open there, so question and answer go through the
+Dict of the claims. The terminal puts a question to the run's call. A thread in its container finds it, runs
+`drzero stacks` and puts the output. The page this writes is on the volume within a minute.
 """
 
 import subprocess
@@ -26,16 +25,16 @@ from drzero.launch.request import run_name
 from drzero.launch.volumes import place
 
 POLL_S = 5.0
-"""Seconds between two polls of a container for a question."""
+"""Seconds between a container's looks for a question."""
 ANSWER_S = 180.0
-"""Seconds that a question is waited for, and worth an answer."""
+"""Seconds to wait for an answer, and the age at which a question is no longer answered."""
 _LOOK_S = 120.0
 
 
 def run_stacks(words: Words, table: "modal.Dict", claims: Claims) -> int:
-    """Print where the processes of a run stand, as its container says; returns the exit code of the look.
+    """Print what the run's container says. Returns the exit code of its `drzero stacks`.
 
-    Raises LaunchError if no launch of the run is running, or its container does not answer.
+    Raises LaunchError if the run is not running, or its container does not answer.
     """
     run = run_name(words)
     claim = claims.running(run)
@@ -62,10 +61,7 @@ def run_stacks(words: Words, table: "modal.Dict", claims: Claims) -> int:
 
 @contextmanager
 def answering(table: "modal.Dict", call: str, poll_s: float = POLL_S) -> Iterator[None]:
-    """Answer questions to this call while the block runs.
-
-    In a thread: the run must not wait for Modal's network, nor for a look of some seconds.
-    """
+    """Answer questions to this call while the block runs, in a thread so that the run does not wait."""
     ended = threading.Event()
     thread = threading.Thread(target=_answer_until, args=(ended, table, call, poll_s), daemon=True)
     thread.start()
@@ -83,7 +79,7 @@ def _answer_until(ended: threading.Event, table: "modal.Dict", call: str, poll_s
             if question and question["id"] != answered and time.time() - question["at"] < ANSWER_S:
                 answered = question["id"]
                 table.put(_answer(answered), _look(question["run"]))
-        # Modal's own, of any kind: a run does not end because nobody can ask about it.
+        # Modal may raise anything, and a run must not end because nobody can ask about it.
         except Exception as error:
             if failure != repr(error) and not ended.is_set():
                 failure = repr(error)
@@ -91,24 +87,16 @@ def _answer_until(ended: threading.Event, table: "modal.Dict", call: str, poll_s
 
 
 def _look(run: str) -> dict[str, Any]:
-    """What `drzero stacks` says of a run in this container, and its exit code."""
     command = [sys.executable, "-m", "drzero.cli", "stacks", str(place("checkpoints") / run)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_LOOK_S,
-            check=False,
-        )
+        done = subprocess.run(command, errors="replace", timeout=_LOOK_S, check=False, **pipes)
     except subprocess.TimeoutExpired:
         return {"code": 1, "text": f"drzero stacks: took longer than {_LOOK_S:.0f} s there\n"}
     return {"code": done.returncode, "text": done.stdout}
 
 
-# No slash: that is what a claim's key has (`drzero.launch.claims`).
+# Without a slash, which only the keys of claims have.
 def _question(call: str) -> str:
     return f"stacks asked of {call}"
 

@@ -1,8 +1,8 @@
-"""`--action status`, in its container: every launch with its state and cost, then the loop's table.
+"""`--action status` in its container: every launch with state and cost, then the loop's table.
 
     python -m drzero.launch.status
 
-Also the line that a running call prints each minute (`status_line`).
+`status_line` is what a running call prints every minute.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from drzero.launch.request import Request
-from drzero.launch.spend import SILENT_S, Spend, silent_s
-from drzero.launch.volumes import LAUNCHES, place
+from drzero.launch.spend import SILENT_S, Spend
+from drzero.launch.volumes import LAUNCHES, folder_overrides, place
 from drzero.ops.records import RunRecords
 from drzero.recipe.metrics import read_metrics
 from drzero.recipe.tables import console, new_table
@@ -28,7 +28,7 @@ _SCORES = {
 
 
 def main() -> int:
-    """Print both tables; the exit code is 0 even if nothing was launched yet."""
+    """Print both tables. Returns 0 even if nothing was launched yet."""
     folders = sorted(path.parent for path in (place("checkpoints") / LAUNCHES).glob("*/state.json"))
     if not folders:
         print("nothing was launched on this volume yet")
@@ -38,7 +38,7 @@ def main() -> int:
     for folder in folders:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         spend = Spend(folder)
-        silent = silent_s(spend.calls, time.time())
+        silent = time.time() - max((call.until for call in spend.calls), default=float("-inf"))
         shown = f"silent for {silent / 60:.0f} min" if silent > SILENT_S else "running"
         if state["outcome"] is not None:
             shown = state["outcome"]["state"]
@@ -47,18 +47,16 @@ def main() -> int:
         if failed := sum(call.failed_commits for call in spend.calls):
             shown += f", {failed} failed commits"
         hours = sum(call.until - call.began for call in spend.calls) / 3600
-        table.add_row(
-            *(folder.name, state["action"], shown, str(len(spend.calls))),
-            *(f"{hours:.2f}", f"{spend.usd:.2f}", state["app"] or "–"),
-        )
+        amounts = [str(len(spend.calls)), f"{hours:.2f}", f"{spend.usd:.2f}"]
+        table.add_row(folder.name, state["action"], shown, *amounts, state["app"] or "–")
     console().print(table)
     for reason in reasons:
         print(reason)
     if not (place("checkpoints") / "evolve" / "manifest.json").is_file():
         return 0
-    roots = [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
     sys.stdout.flush()
-    return subprocess.run([sys.executable, "-m", "drzero.cli", "status", *roots], check=False).returncode
+    command = [sys.executable, "-m", "drzero.cli", "status", *folder_overrides()]
+    return subprocess.run(command, check=False).returncode
 
 
 def status_line(request: Request, usd: float, seconds: float) -> str:
@@ -70,30 +68,26 @@ def status_line(request: Request, usd: float, seconds: float) -> str:
     try:
         progress = [*_progress(request), *_stalls(request, time.time() - seconds)]
     except (OSError, ValueError) as error:
-        # The stage is writing these files at this moment; no reason to end a run.
+        # The stage may be writing these files right now, which is no reason to end a run.
         progress = [f"no status this time: {error}"]
     return ", ".join([*progress, duration, cost])
 
 
 def stall_of(request: Request, since: float) -> str | None:
-    """What a call says of the stall that has ended its run: verdict, culprit, what to do and the page.
+    """The stall that ended a run: verdict, culprit, advice and page, or None without a lasting one.
 
-    None if no stall lasts that was reported after `since` (Unix seconds).
+    `since` is in Unix seconds: earlier stalls do not count.
     """
-    found = {
-        run: stall
-        for run in _runs(request)
-        if (stall := RunRecords(run).lasting_stall) and stall["time"] >= since
-    }
+    lasting = [(run, stall) for run in _runs(request) if (stall := RunRecords(run).lasting_stall)]
+    found = [(run, stall) for run, stall in lasting if stall["time"] >= since]
     if not found:
         return None
-    run, stall = max(found.items(), key=lambda one: float(one[1]["time"]))
+    run, stall = max(found, key=lambda one: float(one[1]["time"]))
     page = f"{run.name}/logs/{stall['report'].rpartition('/')[2]}"
     return f"{_verdict(stall)}. {stall['advice']}. The page: --action download {page}"
 
 
 def _stalls(request: Request, since: float) -> list[str]:
-    """The stall that lasts, or the last one of the call that began then; nothing without any."""
     events = [event for run in _runs(request) for event in RunRecords(run).events]
     stalls = [event for event in events if event["kind"] == "stall" and event["time"] >= since]
     if not stalls:
@@ -108,13 +102,12 @@ def _verdict(stall: dict[str, Any]) -> str:
 
 
 def _runs(request: Request) -> list[Path]:
-    """The folders of runs that a launch writes: of a loop those of all stages."""
+    """The run folders a launch writes; the loop writes those of all its stages."""
     root = place("checkpoints")
     return [root / request.name] if request.action != "evolve" else list(root.glob("*_iter*"))
 
 
 def _progress(request: Request) -> list[str]:
-    """Step, scores and checkpoint of the request's training run; of a loop, the run last written to."""
     known = [run for run in _runs(request) if (run / "metrics").is_dir()]
     folder = max(known, key=lambda run: (run / "metrics").stat().st_mtime, default=None)
     if folder is None:

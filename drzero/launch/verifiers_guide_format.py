@@ -17,7 +17,7 @@ from drzero.ops.text import did_you_mean
 
 SECTIONS = ("modal", "model", "training", "vllm", "wandb")
 PROMPT_TOKENS = 1024
-"""The prompt's share of the guide's one length for prompt and response; at most half of it."""
+"""The prompt's share of the guide's one length for prompt and response, at most half of it."""
 GROUP = 8
 """Episodes of one task (`actor_rollout_ref.rollout.n`)."""
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -40,9 +40,7 @@ class GuideKey:
     name: str
     kinds: tuple[type, ...]
     file: str | None = None
-    """The key of our run files that takes the value."""
     hydra: tuple[str, ...] = ()
-    """The config keys that take the value."""
     note: str | None = None
     """For the docs, where it is neither."""
     convert: Callable[[Any], list[str]] | None = None
@@ -94,7 +92,6 @@ KEYS = (
     GuideKey("wandb.project", (str,), hydra=("trainer.project_name",)),
     GuideKey("wandb.enabled", (bool,), note="`trainer.logger`", convert=_logger),
 )
-"""In the guide's order."""
 _BY_NAME = {key.name: key for key in KEYS}
 _FACTORS = ("training.batch_size", "training.gradient_accumulation_steps")
 
@@ -141,10 +138,14 @@ def _judged(name: str, value: Any, path: str) -> tuple[GuideKey, Any]:
         # YAML reads 3e-6, which has no dot, as text.
         with suppress(ValueError):
             value = float(value)
-    if not isinstance(value, key.kinds) or (isinstance(value, bool) and bool not in key.kinds):
-        wanted = " or ".join(kind.__name__ for kind in key.kinds)
-        raise LaunchError(f"{path}: {name}: {value!r} is not {wanted}")
+    check_type(f"{path}: {name}", value, key.kinds)
     return key, value
+
+
+def check_type(place: str, value: Any, kinds: tuple[type, ...]) -> None:
+    """Raise LaunchError unless the value has one of these types. A bool is not an int."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise LaunchError(f"{place}: {value!r} is not {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

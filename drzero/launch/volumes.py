@@ -1,4 +1,4 @@
-"""The volumes: their names, mount paths, and folders in a container.
+"""The volumes: their names, mounts, and folders in a container.
 
 | volume | mounted at | holds |
 |---|---|---|
@@ -6,11 +6,9 @@
 | `dr-zero-checkpoints` | `/checkpoints` | `challenger_iter1/`, …, `launches/` |
 | `dr-zero-cache` | `/cache` | hub and package caches |
 
-Next to them is a Dict, `dr-zero-claims`, of the calls that work on them (`drzero.launch.claims`).
-
-With EXPERIMENTER set (in the environment or in `.env`) each name ends in `-EXPERIMENTER-EXPERIMENT_NAME`, so
-that two people, or two experiments of one person, do not share volumes. EXPERIMENT_NAME defaults to
-`default`.
+The Dict `dr-zero-claims` has the calls that work on them. With EXPERIMENTER set (in the environment or in
+`.env`) each name ends in `-EXPERIMENTER-EXPERIMENT_NAME`, so people and experiments do not share volumes.
+EXPERIMENT_NAME defaults to `default`.
 """
 
 import os
@@ -21,14 +19,15 @@ from pathlib import Path
 from drzero.launch.errors import LaunchError
 
 MOUNTS = {"corpus": "/corpus", "checkpoints": "/checkpoints", "cache": "/cache"}
-"""Mount path by kind."""
 LAUNCHES = "launches"
-"""Folder of the checkpoints volume with one folder a launch."""
+"""The folder of the checkpoints volume with one folder for each run's launches."""
+NAMING = ("EXPERIMENTER", "EXPERIMENT_NAME")
+"""The variables that name the volumes."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
-    """The volumes' names by kind; raises LaunchError for a name that Modal would refuse."""
+    """The volumes' names by kind. Raises LaunchError for a name Modal would refuse."""
     who = environment.get("EXPERIMENTER", "").strip()
     what = environment.get("EXPERIMENT_NAME", "").strip()
     if what and not who:
@@ -52,12 +51,12 @@ def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def claims_name(names: Mapping[str, str]) -> str:
-    """Name of the Dict with the claims of the runs on these volumes."""
+    """The Dict with the claims on these volumes."""
     return _next_to(names, "claims")
 
 
 def search_name(names: Mapping[str, str]) -> str:
-    """Name of the app that serves the index of these volumes (`modal_search.py`)."""
+    """The app that serves the index on these volumes (`modal_search.py`)."""
     return _next_to(names, "search")
 
 
@@ -66,10 +65,15 @@ def _next_to(names: Mapping[str, str], what: str) -> str:
 
 
 def place(kind: str) -> Path:
-    """The volume's folder in this container; DRZERO_MOUNT_CORPUS, for one, sets another."""
+    """The volume's folder in this container. DRZERO_MOUNT_CORPUS and the like set another."""
     return Path(os.environ.get(f"DRZERO_MOUNT_{kind.upper()}") or MOUNTS[kind])
 
 
+def folder_overrides() -> list[str]:
+    """The overrides with which a stage in this container uses the volumes."""
+    return [f"paths.{kind}={place(kind)}" for kind in ("corpus", "checkpoints")]
+
+
 def launch_folder(name: str) -> Path:
-    """Where a container stores request, state, cost and console of a run's launches."""
+    """The folder with request, state, cost and console of a run's launches."""
     return place("checkpoints") / LAUNCHES / name

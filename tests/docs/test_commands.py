@@ -21,7 +21,7 @@ from drzero.cli import COMMANDS
 from drzero.commands.preflight import run_preflight
 from drzero.launch import environments
 from drzero.launch.actions import find_action
-from drzero.launch.arguments import parse, parse_function, words_of_modal_run
+from drzero.launch.arguments import parse_modal_run
 from drzero.launch.known_keys import check_keys
 from drzero.launch.request import Request, resolve
 from drzero.loop.preflight import preflight_stage
@@ -38,10 +38,9 @@ FINISHED = {"state": "finished", "message": "done", "usd": 0.0, "next": None}
 
 
 def request_of(line: Line) -> Request:
-    words = words_of_modal_run(line.words, "modal_train.py")
-    parsed = parse(words) if words is not None else parse_function(line.words, "modal_train.py")
-    assert parsed is not None
-    return resolve(parsed)
+    _, words = parse_modal_run(line.words, "modal_train.py")
+    assert words is not None
+    return resolve(words)
 
 
 def overrides_of(line: Line) -> list[str]:

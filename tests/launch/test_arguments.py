@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drzero.launch.actions import ACTIONS
-from drzero.launch.arguments import parse, parse_function, split_overrides, words_of_modal_run
+from drzero.launch.arguments import parse, parse_modal_run, split_overrides
 from drzero.launch.errors import LaunchError
 
 
@@ -56,20 +56,20 @@ def test_overrides_pass_through_unchanged(action, overrides):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("modal run modal_train.py --action smoke", ["--action", "smoke"]),
-        ("modal run --detach -q ./modal_train.py --action smoke", ["--action", "smoke"]),
-        ("modal run modal_train.py::main --action smoke", ["--action", "smoke"]),
-        ("modal run modal_train.py::train --env demo", None),
-        ("modal deploy modal_train.py", None),
-        ("pytest modal_train.py", None),
+        ("modal run modal_train.py --action smoke", ("main", parse(["--action", "smoke"]))),
+        ("modal run --detach -q ./modal_train.py --action smoke", ("main", parse(["--action", "smoke"]))),
+        ("modal run modal_train.py::main --action smoke", ("main", parse(["--action", "smoke"]))),
+        ("modal run modal_train.py::other", ("", None)),
+        ("modal deploy modal_train.py", ("", None)),
+        ("pytest modal_train.py", ("", None)),
     ],
 )
-def test_the_words_of_a_modal_run_are_read_at_import(argv, words):
-    assert words_of_modal_run(argv.split(), "modal_train.py") == words
+def test_only_modal_run_of_the_file_is_parsed(argv, words):
+    assert parse_modal_run(argv.split(), "modal_train.py") == words
 
 
 def function_words(line):
-    return parse_function(f"modal run modal_train.py::{line}".split(), "modal_train.py")
+    return parse_modal_run(f"modal run modal_train.py::{line}".split(), "modal_train.py")[1]
 
 
 def test_the_flags_of_an_app_function_are_parsed_before_modal_parses_them():
@@ -110,11 +110,6 @@ def test_help_lists_actions_and_flags(capsys):
     shown = capsys.readouterr().out
     assert ended.value.code == 0
     assert all(f"  {name}" in shown for name in ACTIONS) and "--gpu-type" in shown
-
-
-def test_other_modal_commands_on_the_file_are_not_parsed():
-    assert function_words("main --action smoke") is None
-    assert parse_function(["modal", "deploy", "modal_train.py"], "modal_train.py") is None
 
 
 @pytest.mark.parametrize(

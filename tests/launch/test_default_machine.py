@@ -64,7 +64,7 @@ def test_it_holds_the_model_and_the_next_smaller_one_with_bfloat16_does_not(
 
 def test_larger_models_never_get_a_smaller_machine() -> None:
     for stage in ("evaluate", "challenger"):
-        places = [MACHINES.index(default_machine(stage, f"a/b-{fit.billions}B")[0]) for fit in FITS]
+        places = [MACHINES.index(default_machine(stage, f"a/b-{billions}B")[0]) for billions in FITS]
         assert places == sorted(places)
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from drzero.launch import environments
-from drzero.launch.arguments import parse, parse_function
+from drzero.launch.arguments import parse, parse_modal_run
 from drzero.launch.environments import as_text, check_environment
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ImageExtras, with_packages_of
@@ -50,7 +50,7 @@ GUIDE = [
 
 def function(line: str) -> Request:
     """What `modal run modal_train.py::LINE` launches."""
-    words = parse_function(["modal", "run", *shlex.split(f"modal_train.py::{line}")], "modal_train.py")
+    _, words = parse_modal_run(["modal", "run", *shlex.split(f"modal_train.py::{line}")], "modal_train.py")
     assert words is not None
     return resolve(words)
 

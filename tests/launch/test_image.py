@@ -333,7 +333,8 @@ def test_an_sglang_that_cannot_be_imported_fails_the_check_of_its_image(
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("raise ValueError('a revision must be specified')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(container_check, "_MODULES", ())
+    for modules in ("_LIBRARIES", "_OURS"):
+        monkeypatch.setattr(container_check, modules, ())
     server = "import sglang.srt.entrypoints.http_server"
     line = next(each for each in container_check._results("gpu") if each[1].startswith(server))
     assert line == (True, f"{server}: ValueError: a revision must be specified")

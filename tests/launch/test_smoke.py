@@ -29,9 +29,8 @@ from drzero.launch.container import run_job
 from drzero.launch.request import SMOKE_MAX_USD, Request, resolve
 from drzero.launch.smoke import probe
 from drzero.launch.smoke.evidence import ASLEEP, AWAKE, LARGEST_GAP, Memory, verdicts, weight_syncs
-from drzero.launch.smoke.needs import Needs, needs_of
+from drzero.launch.smoke.needs import Needs, Verdict, needs_of
 from drzero.launch.smoke.probes import Probe, probes_for, try_out
-from drzero.launch.smoke.verdict import Verdict
 from drzero.launch.smoke.witness import Witness
 from drzero.launch.volumes import launch_folder
 from drzero.preflight.run import preflight

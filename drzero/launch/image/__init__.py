@@ -1,4 +1,1 @@
-"""The two images: pinned versions, layers, and the checks of both.
-
-One table of versions, the layers built from it, and what is checked before a build and in a container.
-"""
+"""The two images: pinned versions, layers, and checks before a build and in a container."""

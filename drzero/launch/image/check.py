@@ -1,13 +1,12 @@
-"""Do the images' versions agree with what the packages declare? uv answers, on a CPU, before a build.
+"""Do the images' versions agree with what the packages declare? uv answers on a CPU, before a build.
 
     python -m drzero.launch.image.check                  # asks the package index; installs nothing
-    python -m drzero.launch.image.check --installed gpu  # in a container: checks what is there (or cpu)
+    python -m drzero.launch.image.check --installed gpu  # in a container (gpu or cpu): checks its packages
 
-The first form resolves the pins of drzero/launch/image/pins.py together with this project's dependencies,
-for the images' Python and platform. The CPU image must resolve as it is; the GPU image, which has SGLang,
-with the stated overrides. What a resolution contains beyond the pins must come with SGLang's image:
-anything else would be missing, because the images install with `--no-deps`. The versions that SGLang's
-image has of its own packages are known only inside it; the second form checks them, with `uv pip check`.
+The first form resolves the pins (drzero/launch/image/pins.py) and this project's dependencies for the images'
+Python and platform. Everything it resolves must be pinned or come with SGLang's image, since the images
+install with `--no-deps`. The second form runs `uv pip check`, because only a container knows the versions of
+SGLang's own packages.
 
 Exit code 0: all agrees. 1: something does not. 2: the package index cannot be reached.
 """
@@ -43,35 +42,31 @@ from drzero.ops.versions import normalised
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 _PLATFORM = "x86_64-manylinux_2_39"
 _UV_IN_IMAGE = Path("/.uv/uv")
-"""Where Modal puts the uv that installs an image's packages."""
 _CUDA = re.compile(r"nvidia-|cuda-|triton")
-"""What torch's CUDA build requires and its CPU build does not."""
+"""Only torch's CUDA build requires these."""
 _INCOMPATIBLE = re.compile(r"The package `(?P<package>.+?)` requires `?(?P<wants>.+?)`?, but (?P<has>.+)")
-"""A line of `uv pip check`."""
 
 
 class VersionConflict(RunFailed):
-    """Pinned versions contradict each other; the message has the resolver's explanation."""
+    """Pinned versions contradict each other. The message has the resolver's explanation."""
 
 
 def resolve(
     pins: Mapping[str, str], overrides: Mapping[str, str] | None = None, project: Path | None = PROJECT
 ) -> dict[str, str]:
-    """Versions of the pins, of the project's dependencies and of all that they require, by package.
+    """The version of each pin, project dependency and transitive requirement.
 
-    An override replaces every requirement on its package. Raises VersionConflict, or UserError if the package
+    An override replaces all requirements on its package. Raises VersionConflict, or UserError if the package
     index cannot be reached.
     """
     with tempfile.TemporaryDirectory() as folder:
         override = Path(folder) / "overrides.txt"
         override.write_text(_lines(overrides or {}), encoding="utf-8")
-        command = [
-            *(*_uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
-            # uv would download the images' Python, which a resolution does not need.
-            *("--python", sys.executable),
-            *("--python-version", SGLANG_IMAGE.python, "--python-platform", _PLATFORM),
-            *("--override", str(override), "-", *([str(project)] if project else [])),
-        ]
+        command = [*_uv(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+        # Without --python, uv would download the images' Python.
+        command += ["--python", sys.executable]
+        command += ["--python-version", SGLANG_IMAGE.python, "--python-platform", _PLATFORM]
+        command += ["--override", str(override), "-", *([str(project)] if project else [])]
         done = subprocess.run(command, input=_lines(pins), capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip()
@@ -91,10 +86,9 @@ def _uv() -> list[str]:
 
 
 def check_cpu_pins(pins: Mapping[str, str] = CPU_PINS, project: Path | None = PROJECT) -> list[str]:
-    """What is wrong with the CPU image's pins; raises as `resolve` does.
+    """The faults of the CPU image's pins. Raises as `resolve` does.
 
-    No override applies here, so this also checks the demands of every package but SGLang on those packages
-    that an override replaces.
+    Without SGLang no override applies, so this also checks all other demands on the overridden packages.
     """
     wanted = _without_data_only(pins)
     missing = resolve(wanted, project=project).keys() - wanted.keys()
@@ -102,7 +96,7 @@ def check_cpu_pins(pins: Mapping[str, str] = CPU_PINS, project: Path | None = PR
 
 
 def check_gpu_pins(pins: Mapping[str, str] = GPU_PINS, project: Path | None = PROJECT) -> list[str]:
-    """What is wrong with the GPU image's pins and the stated overrides; raises as `resolve` does."""
+    """The faults of the GPU image's pins and the stated overrides. Raises as `resolve` does."""
     by_sglang = resolve({"sglang": pins["sglang"]}, project=None)
     problems = [
         f"stated override of {each.by}'s {each.package}{each.instead_of}: {each.by} no longer requires that"
@@ -128,7 +122,7 @@ def _missing(image: str, names: Iterable[str]) -> list[str]:
 
 
 def check_installed(image: str) -> list[str]:
-    """What is wrong with the packages installed here, in the container of that image (`gpu` or `cpu`)."""
+    """The faults of the packages in this container, whose image is `gpu` or `cpu`."""
     from verl_ext.sglang.compat import refusal
 
     pins = GPU_PINS if image == "gpu" else CPU_PINS
@@ -153,7 +147,7 @@ def check_installed(image: str) -> list[str]:
 
 
 def imported_versions(path: Sequence[str] = sys.path) -> dict[str, str]:
-    """By package the version that Python imports: of several on the path the first."""
+    """The version of each package that Python imports, which is the first on the path."""
     versions: dict[str, str] = {}
     for each in metadata.distributions(path=list(path)):
         versions.setdefault(normalised(each.metadata["Name"] or ""), each.version)
@@ -161,7 +155,7 @@ def imported_versions(path: Sequence[str] = sys.path) -> dict[str, str]:
 
 
 def overwritten(package: str, path: Sequence[str] = sys.path) -> list[str]:
-    """One line if files of a package are not those that it came with; another package has brought its own."""
+    """One line if another package has overwritten files of this one."""
     found = next(iter(metadata.distributions(name=package, path=list(path))), None)
     if found is None:
         return [f"{package} is not installed"]
@@ -175,27 +169,24 @@ def overwritten(package: str, path: Sequence[str] = sys.path) -> list[str]:
 
 
 def _sha256(file: metadata.PackagePath) -> str:
-    """As a RECORD has it; empty for a file that is gone."""
+    """As in a RECORD. Empty for a missing file."""
     if not (path := Path(str(file.locate()))).is_file():
         return ""
     return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
 
 
 def incompatible(lines: Iterable[str], versions: Mapping[str, str]) -> list[str]:
-    """The lines of `uv pip check` that are about our packages and not accepted, for what is installed."""
+    """The lines of `uv pip check` about our packages that are not accepted."""
     found = (match for line in lines if (match := _INCOMPATIBLE.match(line)))
-    return [
-        match[0]
-        for match in found
-        if match["package"] in {*GPU_PINS, *CPU_PINS} and not _is_accepted(match, versions)
-    ]
+    ours = [match for match in found if match["package"] in {*GPU_PINS, *CPU_PINS}]
+    return [match[0] for match in ours if not _is_accepted(match, versions)]
 
 
 def _is_accepted(match: re.Match[str], versions: Mapping[str, str]) -> bool:
     package = match["package"]
     if match["wants"].startswith("Python"):
         return False
-    if package in DATA_ONLY:  # nothing is imported of it that needs them
+    if package in DATA_ONLY:  # nothing we import of it needs them
         return True
     wants = Requirement(match["wants"])
     name = normalised(wants.name)
@@ -203,9 +194,9 @@ def _is_accepted(match: re.Match[str], versions: Mapping[str, str]) -> bool:
     if stated in {(each.by, each.package, each.instead_of, each.version) for each in OVERRIDES}:
         return True
     if name not in versions:
-        # What SGLang needs for itself is in its image or not needed.
+        # SGLang's image has what SGLang needs.
         return package in SGLANG_IMAGE.packages
-    # Versions that SGLang's own image combines, and that we did not change.
+    # Combinations of SGLang's own image that we did not change.
     return package in SGLANG_IMAGE.packages and name not in (*ADDED, *GPU_ONLY)
 
 

@@ -1,11 +1,10 @@
-"""The CPU half of the smoke test: what would make the GPU half fail and can be checked without a GPU.
+"""The CPU half of the smoke test: everything that would fail the GPU half and can be checked without a GPU.
 
-    python -m drzero.launch.image.container_check gpu     # the image it runs in: gpu or cpu
+    python -m drzero.launch.image.container_check gpu     # in the image gpu, or cpu
 
-Checks imports, installed versions against the pins, SGLang against what a run needs of it, every stage's
-config, write access to the volumes, and which secrets are set (never their values). One line each; exit code
-1 if something is wrong. The GPU image is checked on a machine without a GPU, SGLang's servers with a stand-in
-for the driver's library (drzero/launch/image/cuda_stand_in.py).
+Checks imports, versions against the pins, SGLang's API, every stage's config, write access to the volumes,
+and which secrets are set (never their values). Prints a line each. Exit code 1 if anything is wrong. SGLang's
+servers are imported with a stand-in for the driver's library (drzero/launch/image/cuda_stand_in.py).
 """
 
 import importlib
@@ -21,22 +20,28 @@ from drzero.launch.image.cuda_stand_in import load_stand_in
 from drzero.launch.secrets import NAMED
 from drzero.launch.volumes import MOUNTS, place
 
-_MODULES = (
-    *("verl", "torch", "transformers", "ray", "chromadb", "sentence_transformers", "hydra", "wandb"),
-    *("verl_ext.plugin", "verl_ext.trainer.trainers", "verl_ext.rewards", "verl_ext.sglang.compat"),
-    *("search.server", "drzero.stages.training", "data.parquet_io", "drzero.ops.services.services"),
+_LIBRARIES = ("verl", "torch", "transformers", "ray", "chromadb", "sentence_transformers", "hydra", "wandb")
+_OURS = (
+    "verl_ext.plugin",
+    "verl_ext.trainer.trainers",
+    "verl_ext.rewards",
+    "verl_ext.sglang.compat",
+    "search.server",
+    "drzero.stages.training",
+    "data.parquet_io",
+    "drzero.ops.services.services",
 )
 _OF_GPU_IMAGE = (
     "sglang.srt.entrypoints.http_server",
     "verl.workers.rollout.sglang_rollout.async_sglang_server",
 )
-"""The solver's server, and the rollout's."""
+"""The solver's server and the rollout's."""
 _STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate")
 
 
 def main(image: str) -> int:
-    """Print a line for each check; 1 if one has failed."""
-    # Prints its own lines, with what SGLang lacks.
+    """Print a line for each check. Returns 1 if one failed."""
+    # Prints its own lines.
     failed = int(bool(check_versions(["--installed", image])))
     for problem, line in _results(image):
         failed += problem
@@ -46,10 +51,10 @@ def main(image: str) -> int:
 
 
 def _results(image: str) -> Iterator[tuple[bool, str]]:
-    """Whether a check has failed, and its line, of each check."""
+    """Whether it failed and its line, for each check."""
     from drzero.recipe.compose import compose_stage
 
-    yield from map(_import, _MODULES)
+    yield from map(_import, (*_LIBRARIES, *_OURS))
     if image == "gpu":
         problem = _problem(load_stand_in)
         yield problem is not None, f"libcuda.so.1, or a stand-in{f': {problem}' if problem else ''}"
@@ -80,9 +85,9 @@ def _import(name: str) -> tuple[bool, str]:
 
 
 def _problem(attempt: Callable[[], object]) -> str | None:
-    """The error in one line; any exception counts, since an import may raise anything."""
     try:
         attempt()
+    # An import may raise anything.
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return None

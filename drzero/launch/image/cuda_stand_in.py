@@ -1,7 +1,7 @@
-"""A stand-in for NVIDIA's driver library, with which SGLang can be imported on a machine without a GPU.
+"""A stand-in for NVIDIA's driver library, to import SGLang on a machine without a GPU.
 
-SGLang's kernels are linked against libcuda.so.1, which comes with a driver and is in no image. The stand-in
-has the functions that the installed kernels ask for; each fails as it does without a device.
+SGLang's kernels are linked against libcuda.so.1, which comes with a driver, not with an image. The stand-in
+has the functions that the installed kernels need. Each reports that there is no device.
 """
 
 import ctypes
@@ -15,14 +15,13 @@ from drzero.ops.errors import RunFailed
 
 _LIBRARY = "libcuda.so.1"
 _KERNELS = ("sglang-kernel", "torch-memory-saver")
-_NO_DEVICE = 100
-"""CUDA_ERROR_NO_DEVICE."""
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def load_stand_in() -> int:
-    """Load the stand-in unless there is a driver; returns the number of its functions, else 0.
+    """Load the stand-in unless there is a driver. Returns the number of its functions, or 0.
 
-    Raises RunFailed if it cannot be made, PackageNotFoundError without SGLang's kernels.
+    Raises RunFailed if it cannot be compiled, PackageNotFoundError without SGLang's kernels.
     """
     try:
         ctypes.CDLL(_LIBRARY)
@@ -32,11 +31,9 @@ def load_stand_in() -> int:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / _LIBRARY
         source = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names)
-        _run(
-            *("cc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{_LIBRARY}", "-o", str(library)),
-            source=source,
-        )
-        # What is loaded later and asks for a library of that name gets this one.
+        compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", f"-Wl,-soname,{_LIBRARY}"]
+        _run(*compiler, "-o", str(library), source=source)
+        # Libraries loaded later that need this name get this one.
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     return len(names)
 

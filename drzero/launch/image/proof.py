@@ -1,11 +1,10 @@
-"""Is what the GPU image is made of importable together? Proven without Docker, a GPU or an account.
+"""Can everything in the GPU image be imported together? Tested without Docker, a GPU or an account.
 
     make image-proof                                  # ARGS="--python PATH" if uv finds no such Python itself
 
-Makes an environment with the images' Python, installs SGLang of the pinned version and then, with
-`--no-deps`, what the image adds (drzero/launch/image/pins.py), and runs in it the check that a container
-runs. SGLang's own packages are today's, not those of the day its image was made, and flash-attn's wheel is
-left out. 9 GB are downloaded into a temporary folder, which is removed at the end.
+Installs the pinned SGLang and then, with `--no-deps`, our additions (drzero/launch/image/pins.py) into a new
+environment with the images' Python, and runs a container's check in it. Two things differ from the image:
+SGLang's own packages are today's, and flash-attn's wheel is left out. Downloads 9 GB into a temporary folder.
 """
 
 import argparse
@@ -21,8 +20,8 @@ from drzero.launch.volumes import MOUNTS
 
 
 def main(arguments: list[str]) -> int:
-    """Make the environment, check it, remove it; returns the check's exit code, or uv's if that fails."""
-    parser = argparse.ArgumentParser(description="Is what the GPU image is made of importable together?")
+    """Make the environment, check it, remove it. Returns the exit code of the check, or of a failed uv."""
+    parser = argparse.ArgumentParser(description="Can everything in the GPU image be imported together?")
     parser.add_argument("--python", default=SGLANG_IMAGE.python, help="the images' Python, or where it is")
     python = parser.parse_args(arguments).python
     with tempfile.TemporaryDirectory(prefix="drzero-image-") as folder:
@@ -31,22 +30,20 @@ def main(arguments: list[str]) -> int:
 
 def _prove(folder: Path, python: str) -> int:
     environment = os.environ | {
-        **{f"DRZERO_MOUNT_{kind.upper()}": str(folder / kind) for kind in MOUNTS},
-        **{
-            "PYTHONPATH": str(PROJECT.parent),
-            "PYTHONWARNINGS": "ignore",
-            "UV_CACHE_DIR": str(folder / "uv"),
-            "TMPDIR": str(folder),
-        },
+        "PYTHONPATH": str(PROJECT.parent),
+        "PYTHONWARNINGS": "ignore",
+        "UV_CACHE_DIR": str(folder / "uv"),
+        "TMPDIR": str(folder),
     }
     for kind in MOUNTS:
         (folder / kind).mkdir()
+        environment[f"DRZERO_MOUNT_{kind.upper()}"] = str(folder / kind)
     inside = folder / "environment" / "bin" / "python"
     uv, install = (sys.executable, "-m", "uv"), ("pip", "install", "--quiet", "--python", str(inside))
     steps = (
         (*uv, "venv", "--quiet", "--python", python, str(folder / "environment")),
         (*uv, *install, *requirements(("sglang",))),
-        # And uv itself, which Modal puts into an image.
+        # Modal puts uv into an image.
         (*uv, *install, "--no-deps", *requirements((*ADDED, *GPU_ONLY, *DATA_ONLY, "uv"))),
         (*uv, *install, "--target", str(folder / "modal"), *requirements(("modal",))),
         (str(inside), "-c", _BEHIND, str(folder / "modal")),
@@ -60,7 +57,7 @@ def _prove(folder: Path, python: str) -> int:
     return 0
 
 
-# A container gets Modal's client behind its own packages.
+# In a container Modal's client comes after the image's own packages.
 _BEHIND = "import sys, sysconfig; open(sysconfig.get_path('purelib') + '/modal.pth', 'w').write(sys.argv[1])"
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The smoke test on its machine: probes first, then a short challenger run, then what that run has proven.
+"""The smoke test on its machine: probes, a short challenger run, and what that run has proven.
 
-On GPUs it is to touch whatever `hardware=8xh100` adds to one GPU; no recipe logic here.
+On GPUs it exercises everything `hardware=8xh100` adds to one GPU. No recipe logic here.
 """

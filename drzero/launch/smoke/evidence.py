@@ -1,7 +1,7 @@
-"""What a finished run has proven, by what was seen of it and what it left: one verdict a mechanism.
+"""What a finished run has proven, from its processes, log and metrics: one verdict a mechanism.
 
-Memory comes from lines that veRL 0.9.1 logs at each weight sync with VERL_LOGGING_LEVEL=DEBUG
-(workers/engine_workers.py:770, 824): what torch has allocated in rank 0, and what is used of its GPU.
+With VERL_LOGGING_LEVEL=DEBUG, veRL 0.9.1 logs memory at each weight sync
+(workers/engine_workers.py:770, 824): torch's allocations in rank 0, and the use of its GPU.
 """
 
 import re
@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from drzero.launch.smoke.needs import Needs
-from drzero.launch.smoke.verdict import Verdict
+from drzero.launch.smoke.needs import Needs, Verdict
 from drzero.launch.smoke.witness import Witness
 from drzero.recipe.metrics import Steps
 
 ASLEEP, AWAKE = "Before resume weights", "After resume kv_cache"
 LARGEST_GAP = 0.1
-"""Between the log-probabilities of the rollout engine and the actor's: bfloat16 gives thousandths, an engine
-with random weights several units."""
+"""The largest allowed gap between log-probabilities of rollout engine and actor. bfloat16 gives thousandths,
+random weights several units."""
 _LINE = re.compile(
     rf"({ASLEEP}|{AWAKE}), memory allocated \(GB\): ([\d.]+), memory reserved \(GB\): ([\d.]+), "
     r"device memory used/total \(GB\): ([\d.]+)/([\d.]+)"
@@ -26,24 +25,23 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Memory:
-    """GiB of one GPU at one moment."""
+    """Use of one GPU at one moment, in GiB."""
 
     allocated: float
     """By the training rank."""
     reserved: float
-    """By the training rank, with what it keeps for later."""
+    """By the training rank, including torch's cache."""
     used: float
-    """By all processes."""
     total: float
 
     @property
     def of_others(self) -> float:
-        """What the other processes use."""
+        """Used by other processes."""
         return self.used - self.reserved
 
 
 def weight_syncs(log: str) -> list[tuple[Memory, Memory]]:
-    """The complete weight syncs of a trainer's log: memory while the engine sleeps, and once it is awake."""
+    """The complete weight syncs in a trainer's log: memory while the engine sleeps, and once it is awake."""
     syncs, asleep = [], None
     for moment, *numbers in _LINE.findall(log):
         memory = Memory(*map(float, numbers))
@@ -56,7 +54,7 @@ def weight_syncs(log: str) -> list[tuple[Memory, Memory]]:
 
 
 def verdicts(needs: Needs, seen: Witness, log: str, steps: Steps) -> Iterator[Verdict]:
-    """The verdicts on a run that has come to its end; `steps` are its training steps."""
+    """The verdicts on a finished run with these training steps."""
     syncs = weight_syncs(log)
     if needs.schedulers:
         yield _parallel(needs, seen)
@@ -77,7 +75,7 @@ def verdicts(needs: Needs, seen: Witness, log: str, steps: Steps) -> Iterator[Ve
 
 
 def _parallel(needs: Needs, seen: Witness) -> Verdict:
-    """SGLang's schedulers of each tensor-parallel rank, of both engines."""
+    """Both engines had a scheduler for each tensor-parallel rank."""
     ranks = Counter(
         int(found[1]) if (found := re.search(r"_TP(\d+)", title)) else 0 for title in seen.schedulers.values()
     )
@@ -87,12 +85,12 @@ def _parallel(needs: Needs, seen: Witness) -> Verdict:
 
 
 def _weights(needs: Needs, steps: Steps) -> Verdict:
-    """The engine samples from the trained weights, which it did not start with."""
+    """The engine samples from the trained weights, and did not start with them."""
     mechanism, key = "weight sync", "actor/rollout_corr/kl"
     gaps = [abs(step[key]) for step in steps.values() if key in step]
     if not gaps or len(gaps) < len(steps):
         return Verdict(mechanism, False, f"{len(gaps)} of {len(steps)} steps compared engine and actor")
-    # Not `max` alone, which may pass over a number that is none.
+    # `max` alone may skip a NaN.
     worst = next((gap for gap in gaps if not gap <= LARGEST_GAP), max(gaps))
     found = f"log-probabilities of engine and actor differ by {worst:.2g} at most in {len(gaps)} steps"
     if not needs.dummy_weights:
@@ -101,28 +99,24 @@ def _weights(needs: Needs, steps: Steps) -> Verdict:
 
 
 def _sleep(needs: Needs, syncs: list[tuple[Memory, Memory]], steps: int) -> Verdict:
-    """Asleep, the engine had given back at least half of what its share is."""
-    freed = [
-        awake.of_others - asleep.of_others
-        for asleep, awake in syncs
-        if awake.of_others - asleep.of_others >= needs.share / 2 * (asleep.total - asleep.used)
-    ]
+    """Asleep, the engine had freed at least half of its share."""
+    gaps = [(awake.of_others - asleep.of_others, asleep.total - asleep.used) for asleep, awake in syncs]
+    freed = [gap for gap, free in gaps if gap >= needs.share / 2 * free]
     if len(freed) < max(steps, 1):
         return Verdict("sleep and wake", False, f"seen in {len(freed)} of {steps} steps")
     return Verdict("sleep and wake", True, f"{len(freed)} times, {min(freed):.1f} GiB of a GPU each or more")
 
 
 def _offload(needs: Needs, syncs: list[tuple[Memory, Memory]]) -> Verdict:
-    """After an update the training rank has neither weights nor Adam states, twice as large, on its GPU.
+    """After an update, the training rank has neither weights nor the Adam states, twice as large, on its GPU.
 
-    The first sync comes before any update. Later in one, tensors that were sent may still be held.
+    The first sync comes before any update. Late in a sync, tensors already sent may still be held.
     """
     left = max((asleep.allocated for asleep, _ in syncs[1:]), default=None)
-    if left is None or needs.weights_gib is None:
-        missing = (
-            "no weight sync was logged after an update" if left is None else "the model's sizes are unknown"
-        )
-        return Verdict("offload", False, missing)
+    if left is None:
+        return Verdict("offload", False, "no weight sync was logged after an update")
+    if needs.weights_gib is None:
+        return Verdict("offload", False, "the model's sizes are unknown")
     found = f"after an update {left:.2f} GiB in a rank whose part of the weights is {needs.weights_gib:.2f}"
     return Verdict("offload", left < needs.weights_gib / 2, found)
 

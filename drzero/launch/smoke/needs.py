@@ -1,4 +1,4 @@
-"""Which mechanisms a training run needs of its machine, by its resolved config."""
+"""The mechanisms a training run needs from its machine, and a verdict on one of them."""
 
 from dataclasses import dataclass
 
@@ -10,32 +10,52 @@ from drzero.preflight.model_shape import load_shape
 
 @dataclass(frozen=True)
 class Needs:
-    """A challenger's run, as far as its machine can fail it."""
+    """The ways a machine can fail a challenger's run."""
 
     has_gpus: bool
     ranks: int
-    """Processes that train, one a GPU."""
     sglang: bool
-    """Whether SGLang samples, so that weights go from process to process on each GPU."""
+    """Whether SGLang samples. Weights then go from process to process on each GPU."""
     schedulers: dict[int, int]
-    """By tensor-parallel rank, how many processes SGLang's engines have, the rollout's and the solver's."""
+    """SGLang's processes by tensor-parallel rank, rollout and solver together."""
     sleeps: bool
-    """Whether the rollout engine gives its memory back for the update."""
+    """Whether the rollout engine frees its memory for the update."""
     share: float
-    """Of the memory that is free, the rollout engine's."""
+    """The rollout engine's share of the free memory."""
     offloads: bool
     """Whether weights and Adam states wait in host memory."""
     weights_gib: float | None
-    """Each rank's part of the trained model; None if the model's sizes are not known."""
+    """Each rank's part of the trained model, or None if its sizes are unknown."""
     flash_attention: bool
     dummy_weights: bool
-    """Whether the rollout engine starts with random weights, so that all of its weights come by the sync."""
+    """Whether the rollout engine starts with random weights, which only a sync can replace."""
     shared_memory: int
     """Bytes of Ray's object store in /dev/shm."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the smoke test."""
+
+    mechanism: str
+    proven: bool
+    why: str
+    """What was seen, or what was wrong or missing."""
+    needed: bool = True
+    """Whether the run needs it."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it fails the smoke test."""
+        return self.needed and not self.proven
+
+    def __str__(self) -> str:
+        spared = "" if self.proven or self.needed else " (the run does without it)"
+        return f"{'proven' if self.proven else 'not proven':<12}{self.mechanism}: {self.why}{spared}"
+
+
 def needs_of(config: DictConfig) -> Needs:
-    """What the run of this config needs."""
+    """The needs of a run with this config."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     rollout, solver, gpus = config.actor_rollout_ref.rollout, config.solver, config.machine.gpus
     sglang = rollout.name == "sglang"

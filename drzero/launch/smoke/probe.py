@@ -2,9 +2,8 @@
 
     python -m drzero.launch.smoke.probe ipc cuda
 
-Each runs in a process of its own, since a mechanism may crash it or hang (`drzero.launch.smoke.probes`).
-`device` is `cuda` or, for the tests, `cpu`: all but the device is the same there. Written for SGLang
-0.5.12, veRL 0.9.1, torch_memory_saver 0.0.10 and flash-attn 2.8.3.
+Each runs in its own process, since a mechanism may crash or hang. `device` is `cuda`, or `cpu` in the tests.
+Written for SGLang 0.5.12, veRL 0.9.1, torch_memory_saver 0.0.10 and flash-attn 2.8.3.
 """
 
 import os
@@ -25,13 +24,13 @@ from drzero.ops.process.isolated import last_line
 
 _MIB = 2**20
 _NUMBERS = 1 << 20
-"""Float32 numbers of a tensor that is shared or reduced."""
+"""Float32 numbers in a shared or reduced tensor."""
 _SAVED_MIB = {"weights": 256, "kv_cache": 1024}
-"""What is put to sleep, by SGLang's tags."""
+"""Memory put to sleep, by SGLang's tags."""
 
 
 def fifo(folder: str) -> str:
-    """A named pipe can be made in a folder, and a byte goes through it."""
+    """The folder takes a named pipe, and a byte goes through it."""
     path = Path(folder) / f".fifo-{uuid.uuid4().hex}"
     try:
         os.mkfifo(path)
@@ -51,7 +50,7 @@ def fifo(folder: str) -> str:
 
 
 def shared_memory(wanted: str) -> str:
-    """/dev/shm has room for so many bytes."""
+    """/dev/shm has room for this many bytes."""
     from drzero.preflight.ray_cluster import shm_free
 
     free = shm_free()
@@ -62,7 +61,7 @@ def shared_memory(wanted: str) -> str:
 
 
 def bfloat16(device: str) -> str:
-    """Every GPU multiplies matrices in bfloat16 by itself, and right."""
+    """Every GPU multiplies matrices in bfloat16 natively and correctly."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -78,12 +77,12 @@ def bfloat16(device: str) -> str:
 
 
 def ipc(device: str) -> str:
-    """A tensor on each GPU is read and written by another process, in the way of SGLang's weight sync."""
+    """Another process reads and writes a tensor on each GPU, as in SGLang's weight sync."""
     import torch
     import torch.multiprocessing
 
     if device == "cpu":
-        # By default torch passes file descriptors, which do not go through a pipe.
+        # By default torch passes file descriptors, which cannot go through a pipe.
         torch.multiprocessing.set_sharing_strategy("file_system")
     for place in _places(device):
         shared = torch.arange(_NUMBERS, dtype=torch.float32, device=place)
@@ -94,7 +93,7 @@ def ipc(device: str) -> str:
 
 
 def take_shared() -> str:
-    """The other process of `ipc`: open the tensor whose handle comes by stdin, check it, write to it."""
+    """The other process of `ipc`: open the tensor whose handle is on stdin, check it, write to it."""
     import torch
     import torch.multiprocessing
 
@@ -108,10 +107,10 @@ def take_shared() -> str:
 
 
 def sleep_and_wake() -> str:
-    """Memory of a GPU is given back and taken again at the same addresses, as SGLang's schedulers do."""
+    """GPU memory is freed and taken again at the same addresses, as SGLang's schedulers do."""
     import torch_memory_saver
 
-    # Its library must be loaded before CUDA's: SGLang starts its schedulers with this LD_PRELOAD.
+    # Its library must load before CUDA's. SGLang starts its schedulers with this LD_PRELOAD.
     with torch_memory_saver.configure_subprocess():
         return _in_other_process("sleep_once")
 
@@ -146,7 +145,7 @@ def sleep_once() -> str:
 
 
 def all_reduce(device: str, ranks: str) -> str:
-    """As many processes as ranks sum a tensor: by NCCL on GPUs, by gloo without."""
+    """A process for each rank sums a tensor, by NCCL on GPUs and by gloo on a CPU."""
     with tempfile.TemporaryDirectory(prefix="drzero-probe-") as folder, ExitStack() as began:
         processes = []
         for rank in range(int(ranks)):
@@ -159,7 +158,7 @@ def all_reduce(device: str, ranks: str) -> str:
             began.callback(process.wait)
             began.callback(process.kill)
             processes.append((process, said))
-        # One that has failed leaves the others waiting.
+        # If one fails, the others wait forever.
         while not any(process.poll() for process, _ in processes):
             if all(process.poll() == 0 for process, _ in processes):
                 return f"{ranks} ranks by {'nccl' if device == 'cuda' else 'gloo'}"
@@ -194,7 +193,7 @@ def reduce(device: str, rank: str, ranks: str, store: str) -> str:
 
 
 def flash_attention() -> str:
-    """flash-attn's attention and cross-entropy, which the actor uses, forward and backward as torch's own."""
+    """flash-attn's attention and cross-entropy agree with torch's own, forward and backward."""
     import torch
     from flash_attn import flash_attn_func
     from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
@@ -225,7 +224,7 @@ def flash_attention() -> str:
 
 
 def _places(device: str) -> list[str]:
-    """The torch devices to try: each GPU."""
+    """The torch device of each GPU."""
     import torch
 
     if device != "cuda":
@@ -236,7 +235,7 @@ def _places(device: str) -> list[str]:
 
 
 def _in_other_process(name: str, *words: str, stdin: bytes = b"") -> str:
-    """What a function of this file returns in a process of its own; raises RunFailed with the reason."""
+    """Run a function of this file in another process. Raises RunFailed with the reason."""
     done = subprocess.run(_command(name, *words), input=stdin, capture_output=True, check=False)
     if done.returncode:
         raise RunFailed(f"in the other process: {_reason(done.returncode, done.stderr)}")
@@ -251,20 +250,16 @@ def _reason(code: int, stderr: bytes) -> str:
     return last_line(stderr) if code > 0 and stderr.strip() else describe_exit(code)
 
 
-FUNCTIONS: dict[str, Callable[..., str]] = {
-    function.__name__: function
-    for function in (
-        *(fifo, shared_memory, bfloat16, ipc, sleep_and_wake, all_reduce, flash_attention),
-        *(take_shared, sleep_once, reduce),
-    )
-}
+_PROBES = (fifo, shared_memory, bfloat16, ipc, sleep_and_wake, all_reduce, flash_attention)
+_OTHER_PROCESSES = (take_shared, sleep_once, reduce)
+FUNCTIONS: dict[str, Callable[..., str]] = {each.__name__: each for each in (*_PROBES, *_OTHER_PROCESSES)}
 
 
 def main(name: str, *words: str) -> int:
-    """Print what the probe saw; 1 and the reason as the last line of stderr if it fails."""
+    """Print what the probe saw. Returns 1 if it failed, with the reason as the last line of stderr."""
     try:
         print(FUNCTIONS[name](*words))
-    # A mechanism may raise anything, and the reason is a line.
+    # A mechanism may raise anything.
     except Exception as error:
         kind = "" if isinstance(error, RunFailed) else f"{type(error).__name__}: "
         print(f"{kind}{' '.join(str(error).split())}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""The probes of a machine with GPUs, before anything is started on it: one verdict a mechanism.
+"""The probes of a machine with GPUs, before a run starts on it: one verdict a mechanism.
 
     verdicts = [try_out(probe) for probe in probes_for(needs, run_dir)]
 
-Each takes seconds, and runs in a process of its own with a time limit: an error, a crash and a hang are each
+Each takes seconds and runs in its own process with a time limit, so an error, a crash and a hang all become
 the reason of a verdict.
 """
 
@@ -11,17 +11,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from drzero.launch.smoke.needs import Needs
-from drzero.launch.smoke.verdict import Verdict
+from drzero.launch.smoke.needs import Needs, Verdict
 from drzero.ops.process.isolated import last_line, run_isolated
 
 LIMIT_S = 120.0
-"""Seconds of one probe; the first one that imports torch may have to fetch it from the image."""
+"""Seconds for one probe. The first import of torch may have to fetch it from the image."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A mechanism and the command that tries it."""
+    """A mechanism, and the command that tries it."""
 
     mechanism: str
     command: tuple[str, ...]
@@ -29,17 +28,17 @@ class Probe:
 
 
 def probes_for(needs: Needs, run_dir: Path) -> list[Probe]:
-    """The probes of a machine with GPUs for such a run, the cheapest first."""
+    """The probes for such a run, the cheapest first."""
 
     def probe(mechanism: str, *words: str, needed: bool = True) -> Probe:
         return Probe(mechanism, (sys.executable, "-m", "drzero.launch.smoke.probe", *words), needed)
 
     ranks, store = str(needs.ranks), str(needs.shared_memory)
     return [
-        # Without pipes the ranks dump their collectives on a time-out only.
+        # Without pipes, ranks dump their collectives only on a time-out.
         probe("a FIFO for the recorder", "fifo", tempfile.gettempdir(), needed=False),
         probe("a FIFO on the volume", "fifo", str(run_dir.parent), needed=False),
-        # With less, Ray's object store is a file.
+        # With less, Ray keeps its object store in a file.
         probe("/dev/shm", "shared_memory", store, needed=False),
         probe("bfloat16", "bfloat16", "cuda"),
         probe("CUDA IPC", "ipc", "cuda", needed=needs.sglang),
@@ -50,7 +49,7 @@ def probes_for(needs: Needs, run_dir: Path) -> list[Probe]:
 
 
 def try_out(probe: Probe, limit_s: float = LIMIT_S) -> Verdict:
-    """Run a probe; whatever becomes of its process, the verdict has the reason."""
+    """Run a probe. Its verdict has the reason, however its process ends."""
     ended = run_isolated(probe.command, limit_s)
     why = last_line(ended.out.encode()) if ended.fault is None else ended.fault
     return Verdict(probe.mechanism, ended.fault is None, why, probe.needed)

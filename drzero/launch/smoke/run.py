@@ -1,10 +1,9 @@
-"""The smoke test on its machine, in place of a plain `drzero challenger`.
+"""The smoke test on its machine, instead of a plain `drzero challenger`.
 
     python -m drzero.launch.smoke.run challenger compute=2xa10g solver.tp_size=2 …
 
-Where there are GPUs, probes first (`drzero.launch.smoke.probes`): if one fails that the run needs, nothing
-is started. At the end a verdict on each mechanism (`drzero.launch.smoke.evidence`). Exit code 1 if one is
-not proven.
+On GPUs the probes come first (`probes`), and nothing starts if one the run needs fails. After the run, each
+mechanism gets a verdict (`evidence`). Exit code 1 if one is not proven.
 """
 
 import sys
@@ -13,9 +12,8 @@ from pathlib import Path
 
 from drzero.cli import main as drzero
 from drzero.launch.smoke.evidence import verdicts
-from drzero.launch.smoke.needs import Needs, needs_of
+from drzero.launch.smoke.needs import Verdict, needs_of
 from drzero.launch.smoke.probes import probes_for, try_out
-from drzero.launch.smoke.verdict import Verdict
 from drzero.launch.smoke.witness import Witness
 from drzero.ops.errors import UserError
 from drzero.recipe.compose import compose_stage, resolve
@@ -24,7 +22,7 @@ from drzero.stages.flight_recorder import recorder_folder
 
 
 def main(stage: str, *overrides: str) -> int:
-    """Probe, run, judge; returns the run's exit code, or 1 if a mechanism that it needs is not proven."""
+    """Probe, run, judge. Returns the run's exit code, or 1 if a needed mechanism is not proven."""
     try:
         config = resolve(compose_stage(stage, overrides))
     except UserError as refused:
@@ -40,17 +38,13 @@ def main(stage: str, *overrides: str) -> int:
         code = drzero([stage, *overrides])
     if code:
         return code
-    return 1 if _failed("run", _proven_by(needs, seen, run_dir, log, before)) else 0
-
-
-def _proven_by(needs: Needs, seen: Witness, run_dir: Path, log: Path, before: int) -> Iterable[Verdict]:
-    """The verdicts on the run, whose part of the log begins at `before`."""
     steps = {number: step for number, step in read_metrics(run_dir).items() if is_training(step)}
-    return verdicts(needs, seen, log.read_bytes()[before:].decode(errors="replace"), steps)
+    text = log.read_bytes()[before:].decode(errors="replace")
+    return 1 if _failed("run", verdicts(needs, seen, text, steps)) else 0
 
 
 def _failed(when: str, judged: Iterable[Verdict]) -> bool:
-    """Print each verdict as it is reached; whether the smoke test fails by one."""
+    """Print each verdict. Returns whether one fails the smoke test."""
     fails = False
     for verdict in judged:
         print(f"[{when}] {verdict}", flush=True)

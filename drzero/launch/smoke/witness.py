@@ -1,8 +1,8 @@
-"""What is seen of a run while it goes: SGLang's schedulers, the ranks' libraries, the recorder's pipes.
+"""Watches a run's processes: SGLang's schedulers, the ranks' libraries, the recorder's pipes.
 
 with Witness(recorder_folder(run_dir)) as seen:
-    …                                          # the run, below this process
-seen.schedulers                                # {4711: "sglang::scheduler_TP0", …}
+    …                                      # the run, below this process
+seen.schedulers                            # {4711: "sglang::scheduler_TP0", …}
 """
 
 import os
@@ -18,24 +18,21 @@ from drzero.stages.watch import LANDMARKS
 EVERY_S = 1.0
 _SCHEDULER = re.compile(r"sglang::scheduler\S*")
 FLASH_ATTENTION = "flash_attn_2_cuda"
-"""flash-attn's library."""
 
 
 class Witness:
-    """Looks at the processes below this one, and at a folder, once a second."""
+    """Looks at the processes below this one and at a folder, once a second."""
 
     def __init__(self, recorder: Path) -> None:
         self._recorder = recorder
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="witness", daemon=True)
         self.schedulers: dict[int, str] = {}
-        """SGLang's, by pid: their titles say which tensor-parallel rank they are."""
+        """SGLang's, by pid. A title has the tensor-parallel rank."""
         self.ranks: set[int] = set()
-        """The pids of the processes that train."""
         self.with_flash_attention: set[int] = set()
-        """Those of them that have flash-attn's library loaded."""
+        """The ranks that have loaded flash-attn's library."""
         self.pipes: set[str] = set()
-        """The names of the recorder's FIFOs."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -56,7 +53,7 @@ class Witness:
                 self.schedulers[process.pid] = found[0]
             elif re.match(LANDMARKS.ranks, process.title):
                 self.ranks.add(process.pid)
-                with suppress(OSError):  # it may end meanwhile
+                with suppress(OSError):  # the process may have ended
                     if FLASH_ATTENTION in Path(f"/proc/{process.pid}/maps").read_text():
                         self.with_flash_attention.add(process.pid)
         with suppress(OSError):
