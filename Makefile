@@ -6,12 +6,17 @@ BIN := $(VENV)/bin
 # Overrides in Hydra's grammar, e.g. make challenger ARGS="trainer.total_training_steps=24"
 ARGS ?=
 
+# Verbs that only run `drzero VERB`.
+COMMANDS := smoke prepare-data challenger synthesize solver merge evaluate preflight check-services flow-test \
+	compare-rollouts status report top stacks diagnose serve-search serve-model agent-bench
+
 .DEFAULT_GOAL := help
-.PHONY: help setup train wordle test test-slow test-all lint smoke prepare-data challenger synthesize solver merge evaluate evolve preflight \
-        check-services flow-test compare-rollouts status report top stacks diagnose chaos chaos-ops compat image-proof serve-search serve-model agent-bench clean rehearse-sglang test-sglang docs
+.PHONY: help setup train wordle test test-slow test-all lint evolve chaos chaos-ops compat image-proof clean rehearse-sglang \
+	test-sglang docs $(COMMANDS)
 
 help: ## Show these verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@echo 'COMMAND         Any command of `drzero --help`: make challenger ARGS="model=qwen2.5-3b"'
 
 setup: $(VENV)/.ready ## Make the environment in .venv
 
@@ -48,10 +53,10 @@ train: setup ## Rehearse the recipe here: demo corpus, small model, a real short
 	$(BIN)/drzero demo $(ARGS)
 
 # A run of the trainer keeps one core busy, and two of them need some 16 GB: whole runs go to two workers, in lanes of
-# similar length (tests/conftest.py). In the first tier a third has the files that mostly wait. tests/README.md lists
-# what is in which tier.
-PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
-# Python images often set it. Hundreds of processes would then compile the same modules, each again.
+# similar length (tests/conftest.py). In the first tier a third worker has the files that mostly wait. A worker that
+# crashes is not replaced: a new one would start its lane again.
+PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# Python images often set this. Hundreds of processes would then compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 test: setup ## Test every behaviour once
@@ -72,59 +77,14 @@ lint: setup ## Check style, format, types and which room imports which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-smoke: setup ## One step of the demo, to see that everything starts
-	$(BIN)/drzero smoke $(ARGS)
-
-prepare-data: setup ## Challenger prompts from your corpus: ARGS="source=papers.jsonl"
-	$(BIN)/drzero prepare-data $(ARGS)
-
 wordle: setup ## GRPO on Wordle with a small model: warm start, held-out words, 20 steps, held-out words again
 	$(BIN)/python examples/grpo/train_wordle.py $(ARGS)
-
-challenger: setup ## Train the challenger: ARGS="hardware=single_gpu model=qwen2.5-3b"
-	$(BIN)/drzero challenger $(ARGS)
 
 evolve: setup ## The whole loop, resumable, small and on the demo world; yours: ARGS="loop=full model=qwen2.5-3b"
 	$(BIN)/drzero evolve loop=demo $(ARGS)
 
-synthesize: setup ## A trained challenger's questions, gated, as solver data: ARGS="iteration=1 model=qwen2.5-3b"
-	$(BIN)/drzero synthesize $(ARGS)
-
-solver: setup ## Train the solver on them
-	$(BIN)/drzero solver $(ARGS)
-
-merge: setup ## Its last checkpoint as a model folder, checked
-	$(BIN)/drzero merge $(ARGS)
-
-evaluate: setup ## Exact match of a model on benchmark questions: ARGS="iteration=0" for the base model
-	$(BIN)/drzero evaluate $(ARGS)
-
-preflight: setup ## What would go wrong, before anything is paid for: ARGS="challenger hardware=8xh100 model=qwen2.5-7b"
-	$(BIN)/drzero preflight $(ARGS)
-
-check-services: setup ## One question through a stage's services, each hop timed: ARGS="challenger model=qwen2.5-3b"
-	$(BIN)/drzero check-services $(ARGS)
-
-flow-test: setup ## Made-up samples through the trainer's real queues: ARGS="--seconds 30"
-	$(BIN)/drzero flow-test $(ARGS)
-
-compare-rollouts: setup ## Whether an engine computes what Transformers computes: ARGS="model=demo-policy n=8"
-	$(BIN)/drzero compare-rollouts $(ARGS)
-
-status: setup ## How far the loop is
-	$(BIN)/drzero status $(ARGS)
-
-report: setup ## A run's page, report.html in its folder: ARGS="outputs/checkpoints/demo"
-	$(BIN)/drzero report $(ARGS)
-
-top: setup ## A run's progress, parts and resources, live: ARGS="outputs/checkpoints/challenger_iter1"
-	$(BIN)/drzero top $(ARGS)
-
-stacks: setup ## Where all processes of a live run stand now: ARGS="outputs/checkpoints/challenger_iter1"
-	$(BIN)/drzero stacks $(ARGS)
-
-diagnose: setup ## What ended or stalled a run, from its folder: ARGS="outputs/checkpoints/challenger_iter1"
-	$(BIN)/drzero diagnose $(ARGS)
+$(COMMANDS): setup
+	$(BIN)/drzero $@ $(ARGS)
 
 chaos: setup ## Kill the loop at every stage, again and again, and check that it recovers (an hour)
 	PYTHONPATH=tests/parts $(BIN)/python tests/chaos.py $(ARGS)
@@ -139,15 +99,6 @@ compat: setup ## The pinned SGLang, Inspect AI's log format, a report in Chromiu
 
 image-proof: setup ## The GPU image's packages, installed and imported without a GPU (9 GB): ARGS="--python PATH"
 	$(BIN)/python -m drzero.launch.image.proof $(ARGS)
-
-serve-search: setup ## The retrieval service alone: ARGS="chroma.path=my/chromadb"
-	$(BIN)/drzero serve-search $(ARGS)
-
-serve-model: setup ## A model alone, for OpenAI's client: ARGS="model=smollm2-135m port=8080"
-	$(BIN)/drzero serve-model $(ARGS)
-
-agent-bench: setup ## An agent of your own before it trains: ARGS="my_agent.py:MyAgent mode=concurrent"
-	$(BIN)/drzero agent-bench $(ARGS)
 
 # The pages are laid out as in the checkout, so that their links hold in both; an environment of its own, as nothing else
 # needs the generator.
