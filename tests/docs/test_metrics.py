@@ -88,7 +88,7 @@ def test_every_name_that_the_code_spells_out_is_documented() -> None:
         name
         for room in ("verl_ext", "drzero")
         for path in (ROOT / room).rglob("*.py")
-        for name in re.findall(r'"drzero/([a-z]\w*/\w+)"', path.read_text(encoding="utf-8"))
+        for name in re.findall(r'"drzero/((?!policies/)[a-z]\w*/\w+)"', path.read_text(encoding="utf-8"))
     }
     assert len(spelt) > 20
     assert {name for name in spelt if not any(m.fullmatch(name) for m in DOCUMENTED.values())} == set()

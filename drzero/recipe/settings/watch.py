@@ -23,7 +23,7 @@ class Flow:
 
 @dataclass
 class Watchdog:
-    """The watchdog: it detects that the run stalls and names the culprit (docs/debugging.md).
+    """The watchdog: it detects that the run stalls and names the culprit (docs/failures.md).
 
     What may stand still is a phase of the trainer (RUN_DIR/heartbeats.jsonl) or a queue on the way of the
     samples; these limits hold for both.
