@@ -63,12 +63,12 @@ def gates_for(clean: Clean, embed: Embed, cosine: float | None = None) -> Gates:
 
 def count_caught(gates: Gates, gate: str, pairs: Sequence[Pair], before: Sequence[Pair]) -> int:
     """How many of `pairs` the gate refuses; `before` are the accepted ones."""
-    if gate in gates.alone:
-        return sum(gates.alone[gate](pair) is not None for pair in pairs)
+    if gate in gates.per_pair:
+        return sum(gates.per_pair[gate](pair) is not None for pair in pairs)
     accepted = gates.accepted([*before, *pairs])
     for pair in before:
         accepted.add(pair)
-    return sum(gates.among[gate](pair, accepted) is not None for pair in pairs)
+    return sum(gates.across_pairs[gate](pair, accepted) is not None for pair in pairs)
 
 
 def measure_fault(fault: Fault, clean: Clean, gates: Gates, seed: int) -> Measured:
@@ -115,11 +115,11 @@ def measure_pairing(clean: Clean, folder: Path, trials: int, seed: int) -> tuple
 
 def false_alarms(clean: Clean, gates: Gates, foreign: Gates) -> dict[str, int]:
     """Clean pairs that each gate refuses; the benchmark of `foreign` holds questions of another world."""
-    alarms = {name: count_caught(foreign, name, clean.pairs, []) for name in foreign.alone}
-    for name in gates.among:
+    alarms = {name: count_caught(foreign, name, clean.pairs, []) for name in foreign.per_pair}
+    for name in gates.across_pairs:
         accepted, refused = gates.accepted(clean.pairs), 0
         for pair in clean.pairs:
-            refused += gates.among[name](pair, accepted) is not None
+            refused += gates.across_pairs[name](pair, accepted) is not None
             accepted.add(pair)
         alarms[name] = refused
     return alarms
@@ -127,7 +127,7 @@ def false_alarms(clean: Clean, gates: Gates, foreign: Gates) -> dict[str, int]:
 
 def refused_ordinary(clean: Clean, gates: Gates) -> list[str]:
     """The questions of `ORDINARY` that the gate integrity refuses."""
-    gate = gates.alone["integrity"]
+    gate = gates.per_pair["integrity"]
     pairs = [replace(clean.pairs[0], question=question, answer=answer) for question, answer in ORDINARY]
     return [pair.question for pair in pairs if gate(pair)]
 
@@ -167,7 +167,7 @@ def measure(per_hop: int, trials: int, seed: int) -> str:
     gates = gates_for(clean, embedder.encode_queries)
     world = generate_world(seed, "run", chains_per_hop=per_hop)
     foreign = Gates(GateSettings(near_duplicates=False), benchmark_questions=benchmark(world.chains))
-    order = [*gates.alone, *gates.among]
+    order = [*gates.per_pair, *gates.across_pairs]
     by_gate = sorted(ALL_FAULTS, key=lambda fault: order.index(fault.gate))
     lines = [measure_fault(fault, clean, gates, seed) for fault in by_gate]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,12 @@
-"""Benchmark questions with their accepted answers, read from the files of other people and of one's own.
+"""Reads benchmark questions and their accepted answers from published files or your own.
 
     questions = load_benchmark("my_questions.csv")
     questions = load_benchmark("exam=~/data/questions.jsonl", FieldNames(question="prompt", answers="labels"))
     questions = load_benchmark("hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet")
 
 A file is a table of records: csv, tsv, jsonl, json or parquet (`data.question_rows` knows the fields). It is
-one benchmark, named as in `NAME=PATH`, else by the file; where it has a column `data_source`, one per value
-of that; the demo world's `chains.jsonl` is one per hop count (`demo_1hop`, …).
+one benchmark, named by `NAME=PATH` or the file. With a column `data_source` it is one per value, and the demo
+world's `chains.jsonl` is one per hop count (`demo_1hop`, …).
 """
 
 import functools
@@ -22,21 +22,20 @@ import pyarrow.parquet as pq
 
 from data.errors import DataError
 from data.parquet_io import arrow_faults
-from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, Row, has, plain, read_row
+from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, QuestionRow, has, plain, read_row
 from drzero.ops.hub import hub_fault
 from search.sources.files import SourceFile
 from search.sources.records import READERS, Bad
 
 HUB_PREFIX = "hf://"
-CHAINS = "chains.jsonl"
-"""The demo world's questions."""
+CHAINS = "chains.jsonl"  # the demo world's questions
 _HUB_URL = re.compile(
     r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?"
     r"/(?P<file>.+\.(parquet|jsonl|json|csv|tsv)(\.(gz|zst|bz2))?)"
 )
 _NAMED = re.compile(r"(?P<name>[^=/:~]+)=(?P<place>.+)", re.DOTALL)
 _SUFFIX = re.compile(r"(\.[a-z]+)(\.(gz|zst|bz2))?$")
-# A file of a folder of splits says less than the folder.
+# The name of a split says less than its folder.
 _SPLIT = re.compile(r"(train|test|dev|val|valid|validation)(-\d+-of-\d+)?")
 _ADVICE = (
     "a benchmark is a csv, tsv, jsonl, json or parquet file with a question and its answer, or a list of "
@@ -50,15 +49,11 @@ class BenchmarkQuestion:
     """One question of a benchmark."""
 
     benchmark: str
-    id: str
-    """Unique within the benchmark."""
+    id: str  # unique within the benchmark
     question: str
-    targets: tuple[str, ...]
-    """The accepted answers, at least one."""
-    hop: int | None
-    """Number of facts that the answer takes; None if unknown."""
-    doc_ids: tuple[str, ...] = ()
-    """The documents that hold these facts; empty if unknown."""
+    targets: tuple[str, ...]  # the accepted answers, at least one
+    hop: int | None  # number of facts that the answer needs, if known
+    doc_ids: tuple[str, ...] = ()  # the documents with these facts, if known
 
     @property
     def key(self) -> str:
@@ -67,11 +62,10 @@ class BenchmarkQuestion:
 
 
 def load_benchmark(source: str | Path, names: FieldNames | None = None) -> list[BenchmarkQuestion]:
-    """Read the questions of one file, in its order; `source` is as for `benchmark_file`, maybe after `NAME=`.
+    """Read the questions of one file in order. `source` is as for `benchmark_file`, or `NAME=` that.
 
-    Raises:
-        DataError: the file is missing or cannot be downloaded, is no table, or holds no question; or a record
-            cannot be asked or scored: the message has all of them, by line or row.
+    Raises DataError if the file is missing, cannot be downloaded or is no table, or if any record cannot be
+    asked or scored. The message lists all of these by line or row.
     """
     path = benchmark_file(source)
     stat = path.stat()
@@ -85,7 +79,7 @@ def load_benchmark(source: str | Path, names: FieldNames | None = None) -> list[
 
 
 def split_name(source: str | Path) -> tuple[str | None, str]:
-    """The name that a source is given (`NAME=PATH`), None without one, and its place."""
+    """Split `NAME=PATH` into name (or None) and path."""
     match = _NAMED.fullmatch(str(source))
     if match is None or Path(source).is_file():  # a path may have = in it
         return None, str(source)
@@ -93,9 +87,9 @@ def split_name(source: str | Path) -> tuple[str | None, str]:
 
 
 def benchmark_file(source: str | Path) -> Path:
-    """Return the local file of a source: a path, or `hf://datasets/OWNER/NAME[@REVISION]/FILE` on the hub.
+    """Return the local file of a path or `hf://datasets/OWNER/NAME[@REVISION]/FILE`.
 
-    A hub file is downloaded once, into the hub's own cache. Raises DataError if the file does not exist.
+    Downloads a hub file once, into the hub's own cache. Raises DataError if it does not exist.
     """
     source = split_name(source)[1]
     if not source.startswith(HUB_PREFIX):
@@ -109,7 +103,7 @@ def benchmark_file(source: str | Path) -> Path:
             f"{source} names no file on the hub: write hf://datasets/OWNER/NAME/FILE, for example "
             "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
         )
-    # Imported here because most uses need no hub.
+    # Most uses need no hub.
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -134,10 +128,10 @@ def benchmark_file(source: str | Path) -> Path:
 def choose_questions(
     questions: Iterable[BenchmarkQuestion], per_benchmark: int | None, seed: int
 ) -> list[BenchmarkQuestion]:
-    """Draw at most `per_benchmark` questions of each benchmark, kept in their order; None takes all.
+    """Draw at most `per_benchmark` questions of each benchmark, in their order. None takes all.
 
-    A smaller draw is a subset of a larger one with the same seed, so answers stay valid when more questions
-    are wanted later.
+    A smaller draw with the same seed is a subset of a larger one, so answers stay valid if you want more
+    later.
     """
     questions = list(questions)
     if per_benchmark is None:
@@ -154,7 +148,7 @@ def choose_questions(
 
 
 def _title(source: str | Path) -> str:
-    """What a file is called in tables: its own name, or that of its folder for the split of a data set."""
+    """A file's name in tables: its own, or its folder's if it is a split of a data set."""
     place = split_name(source)[1]
     hub = _HUB_URL.fullmatch(place)
     path = PurePosixPath(f"{hub['repo']}/{hub['file']}" if hub else Path(place).expanduser().absolute())
@@ -193,15 +187,15 @@ def _read(
     return tuple(questions)
 
 
-def _fault(row: Row) -> str | None:
-    """Why a row cannot be asked or scored; None if it can."""
+def _fault(row: QuestionRow) -> str | None:
+    """Why a row cannot be asked or scored, or None."""
     lacks = [what for what, is_there in (("question", row.question), ("answer", row.answers)) if not is_there]
     if lacks:
         return f"no {' and no '.join(lacks)}"
     return "no data_source, which other rows have" if row.source == "" else None
 
 
-def _question(row: Row, file: str, title: str, number: int) -> BenchmarkQuestion:
+def _question(row: QuestionRow, file: str, title: str, number: int) -> BenchmarkQuestion:
     benchmark = title if row.source is None else row.source.removeprefix("searchR1_")
     if file == CHAINS and row.source is None:
         benchmark = f"demo_{row.hop}hop"
@@ -219,7 +213,7 @@ def _question(row: Row, file: str, title: str, number: int) -> BenchmarkQuestion
 def _refusal(
     path: Path, faults: list[str], first: dict[str, Any] | None, good: int, names: FieldNames
 ) -> str:
-    """The message for a file with faults: a field that no record has, else every faulty record."""
+    """The message for a file with faults: a field that no record has, else all faulty records."""
     if first is not None and good == 0:
         wanted = {
             "question": (names.question,) if names.question else QUESTION,
@@ -229,7 +223,7 @@ def _refusal(
             if not any(has(first, name) for name in known):
                 fields = ", ".join(map(str, list(first)[:20]))
                 return (
-                    f"{path} has no field {' or '.join(known)}, but {fields}: name the one with the {role} "
+                    f"{path} has no field {' or '.join(known)}, but {fields}: name the field with the {role} "
                     f"by question_fields.{role}=FIELD"
                 )
     listed = "; ".join(faults[:_FAULTS_SHOWN])
@@ -237,7 +231,7 @@ def _refusal(
     only = (
         ""
         if good
-        else ". A test split is often published without its answers, and prompts of a challenger have none"
+        else ". A test split is often published without answers, and a challenger's prompts have none"
     )
     return (
         f"{path}: {len(faults):,} of {len(faults) + good:,} records cannot be asked and scored: {listed}"
@@ -246,7 +240,7 @@ def _refusal(
 
 
 def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, Any]]:
-    """The numbered records of a file; raises DataError for a file that cannot be read on."""
+    """The numbered records of a file. Raises DataError for an unreadable file."""
     if kind == ".parquet":
         with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
             columns, before = _columns(file.schema_arrow, names), 0
@@ -262,9 +256,9 @@ def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, An
 
 
 def _columns(schema: pa.Schema, names: FieldNames) -> list[str]:
-    """The columns that have a known field, so that conversations and contexts are left unread.
+    """The columns with known fields, so that conversations and contexts stay unread.
 
-    Where none has a question, or none an answer, all: a message then says what there is.
+    Without a question or answer column it returns all, so that a message can list them.
     """
     wanted = {plain(name) for name in (*KNOWN, names.question, names.answers, names.documents) if name}
     found = [path for path in _paths(schema) if plain(path) in wanted]
@@ -272,7 +266,7 @@ def _columns(schema: pa.Schema, names: FieldNames) -> list[str]:
     for known in (names.question or QUESTION, names.answers or ANSWERS):
         if there.isdisjoint(plain(name) for name in ((known,) if isinstance(known, str) else known)):
             return list(schema.names)
-    # A struct as a whole brings its parts.
+    # A whole struct includes its parts.
     return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
 
 

@@ -1,14 +1,14 @@
-"""Challenger prompts from a corpus: the challenger's training file and its held-out split.
+"""Makes the challenger's training file and its held-out split from a corpus.
 
     drzero prepare-data source=papers.jsonl
 
 Each row asks for one question of h hops that starts from one document. Documents are a uniform sample of
-those that say enough to ask about, drawn in one pass, so the corpus may be larger than memory; from a large
-index they come in random order, and no more of them are read than are needed. Hop counts
-keep the configured ratio exactly (paper: 4:3:2:1) and come in random order, unless the corpus is known
-to carry fewer: then no document is asked for more hops than a chain of documents from it has, and what the
-corpus cannot carry is asked with fewer hops. The same documents, tokenizer, settings and seed give the same
-bytes.
+the usable ones, drawn in one pass, so the corpus may exceed memory. A large index yields them in random
+order and is read only as far as needed.
+
+Hop counts keep the configured ratio exactly (paper: 4:3:2:1), unless links show that the corpus carries
+fewer: then no document gets more hops than its longest chain. Equal documents, tokenizer, settings and seed
+give equal bytes.
 """
 
 import random
@@ -30,13 +30,12 @@ from verl_ext.method.prompts import MAX_TURNS, PromptForm, challenger_messages
 
 Document = tuple[str, str, str]  # id, title, text
 _EXAMPLES = 5
-_CHARACTERS = 16
-"""Characters per token: of a text only so many are tokenized."""
+_CHARACTERS = 16  # characters per token. Only this much of a text is tokenized
 
 
 @dataclass
 class LeftOut:
-    """Entries of the index that no prompt shows, and examples of them."""
+    """Index entries that no prompt shows, with examples."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -50,10 +49,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What `prepare_challenger_prompts` wrote, of `corpus_documents` of which `read_documents` were read.
+    """What `prepare_challenger_prompts` wrote.
 
-    `cycles` is training rows per training document (1.0 or less: no document is used twice); `wanted_hops` is
-    what the ratio alone would have given.
+    `cycles` is training rows per training document (up to 1.0, no document repeats). `wanted_hops` are the
+    exact counts of the ratio.
     """
 
     train_path: Path
@@ -72,7 +71,7 @@ class PrepareReport:
     heldout_is_disjoint: bool
 
     def summary(self) -> str:
-        """One line for the console."""
+        """Return one line for the console."""
         parts = [
             f"{sum(self.hop_counts.values())} ({in_words(self.hop_counts)}) about {self.train_documents} of "
             f"{self.corpus_documents} documents in {self.train_path}"
@@ -80,14 +79,14 @@ class PrepareReport:
         if self.heldout_path:
             parts.append(f"{self.heldout_documents} held-out documents in {self.heldout_path.name}")
         if self.cycles > 1:
-            parts.append(f"the corpus is smaller than the rows asked for: cycled {self.cycles:.2f} times")
+            parts.append(f"the corpus has fewer documents than rows: cycled {self.cycles:.2f} times")
         if not self.heldout_is_disjoint:
-            parts.append("the corpus is too small for held-out documents of its own: they are trained on too")
+            parts.append("the corpus is too small for separate held-out documents: they are trained on too")
         return "; ".join(parts)
 
 
 def in_words(hops: Mapping[int, int]) -> str:
-    """The rows of each hop count."""
+    """Return the rows of each hop count in words."""
     return ", ".join(f"{count} of {hop} hop{'s' * (hop != 1)}" for hop, count in hops.items())
 
 
@@ -109,21 +108,21 @@ def prepare_challenger_prompts(
     out_dir: Path,
     drawn_from: int | None = None,
 ) -> PrepareReport:
-    """Write `zero_ratio4321.parquet` and `zero_ratio4321_heldout.parquet` (the ratio in the name).
+    """Write `zero_ratio4321.parquet` and `zero_ratio4321_heldout.parquet` (with the ratio in the name).
 
-    `hop_ratio[i]` is the weight of i + 1 hops. A document is title and text; `tokenizer` is the one that its
-    corpus was split with, so that a chunk is shown whole, but for a last line that only introduces what the
-    next chunk has. One below `min_document_tokens`, with less than `min_prose` of it in sentences, or with
-    the words of another, is not asked about; one above `max_document_tokens` is cut after a sentence.
-    `chains` says of each document how many a chain from it has (`data.links`); without it the ratio is kept
-    in any case.
-    `drawn_from` is the size of a corpus whose documents come in random order: the first that are fit are
-    taken, and the others are not read.
-    Held-out documents are not trained on, unless they would be more than half of the corpus. With
-    `heldout_rows` 0 there is no held-out file.
+    - `hop_ratio[i]` is the weight of i + 1 hops.
+    - `tokenizer` is the one that split the corpus, so that a chunk is shown whole, except a last line that
+      only introduces the next chunk.
+    - `min_document_tokens`, `min_prose`: shorter documents, and those with a smaller share of sentences, are
+      skipped. So are repeated documents.
+    - `max_document_tokens`: longer documents are cut after a sentence.
+    - `chains` has the longest chain from each document (`data.links`). None keeps the ratio in any case.
+    - `drawn_from` is the size of a corpus in random order: the first suitable documents are taken and the
+      rest is not read.
+    - `heldout_rows`: 0 writes no held-out file. Held-out documents are not trained on unless they would be
+      more than half of the corpus.
 
-    Raises:
-        DataError: no document is long enough, or the ratio is invalid; nothing is written then.
+    Raises DataError, before writing, if no document is long enough or the ratio is invalid.
     """
     hop_counts = largest_remainder(rows, hop_ratio)
     drawn = _Drawn(tokenizer, min_document_tokens, min_prose, random.Random(f"{seed}/documents"))
@@ -167,13 +166,13 @@ def prepare_challenger_prompts(
 
 
 def cut_to_tokens(text: str, tokenizer: Tokenizer, limit: int) -> str:
-    """A beginning of `text` of at most `limit` tokens, without special ones: as many whole sentences as fit.
+    """Return a beginning of `text` of at most `limit` tokens (without special ones), cut after a sentence.
 
-    Where not even one does, it ends between words or, at worst, characters.
+    If not even one sentence fits, it ends between words or, at worst, characters.
     """
     if limit < 1:
         return ""
-    # Enough text for the limit, so that a book is not tokenized for its first page.
+    # Do not tokenize a whole book for its first page.
     most = min(len(text), limit * _CHARACTERS)
     offsets = tokenizer.encode(text[:most], add_special_tokens=False).offsets
     if most == len(text) and len(offsets) <= limit:
@@ -182,7 +181,7 @@ def cut_to_tokens(text: str, tokenizer: Tokenizer, limit: int) -> str:
     end = offsets[limit][0] if limit < len(offsets) else most
     while end > 0:
         end = boundaries.cut(0, end, lambda part: False).place if end > 1 else end
-        # A beginning may have more tokens than it had within the text, because its last word is cut.
+        # Cutting a word may give the beginning more tokens than it had within the text.
         if len(tokenizer.encode(text[:end], add_special_tokens=False).ids) <= limit:
             return text[:end].rstrip()
         end -= 1
@@ -190,7 +189,7 @@ def cut_to_tokens(text: str, tokenizer: Tokenizer, limit: int) -> str:
 
 
 class _Drawn:
-    """A uniform sample of the documents that can be asked about, and what was passed over."""
+    """A uniform sample of suitable documents, and counts of the others."""
 
     def __init__(self, tokenizer: Tokenizer, least: int, prose: float, rng: random.Random) -> None:
         self._tokenizer, self._least, self._prose, self._rng = tokenizer, least, prose, rng
@@ -198,7 +197,7 @@ class _Drawn:
         self.short, self.unsaid, self.repeated = LeftOut(), LeftOut(), LeftOut()
 
     def sample(self, documents: Iterable[Document], size: int, in_random_order: bool) -> list[Document]:
-        """Draw, in random order: the first of those that come in one, else by reservoir sampling."""
+        """Draw in random order: the first of documents in random order, else by reservoir sampling."""
         fit = self._fit(documents)
         if in_random_order:
             return list(islice(self._unlike(fit), size))
@@ -221,7 +220,7 @@ class _Drawn:
     def _is_fit(self, document: Document) -> bool:
         _, title, text = document
         shown = f"{title}\n{text}".strip()
-        # A token has a letter at least: of most documents the length alone says that they are long enough.
+        # Each token has a letter, so length alone shows that most documents are long enough.
         tokens = self._least
         if not text.strip():
             tokens = -1
@@ -236,7 +235,7 @@ class _Drawn:
         return True
 
     def _unlike(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Those whose words no earlier one has."""
+        """Skip documents with the same words as an earlier one."""
         known: set[str] = set()
         for document in documents:
             words = " ".join(document[2].split())
@@ -248,7 +247,7 @@ class _Drawn:
 
 
 class _RowMaker:
-    """Turns documents into training rows; `cut` are the documents that were too long."""
+    """Turns documents into training rows. `cut` counts documents that were too long."""
 
     def __init__(
         self,
@@ -265,7 +264,7 @@ class _RowMaker:
         self.cut = LeftOut()
 
     def rows(self, documents: list[Document], hop_counts: list[int], split: str) -> list[dict[str, Any]]:
-        """`hop_counts[i]` rows of i + 1 hops; documents are cycled, in a new order each time."""
+        """Return `hop_counts[i]` rows of i + 1 hops. Documents repeat in a new order each time."""
         hops = [hop for hop, count in enumerate(hop_counts, start=1) for _ in range(count)]
         random.Random(f"{self.seed}/{split}/hops").shuffle(hops)
         shown = []

@@ -1,7 +1,7 @@
-"""Overlap with benchmark questions: training on a copy of one would invalidate that benchmark's score.
+"""Overlap with benchmark questions, which would invalidate a benchmark's score.
 
-Words are compared in SQuAD's normal form, so case, punctuation and articles make no difference. A benchmark's
-fact in other words is recognised by its answer together with the names of its question.
+Words are compared in SQuAD's normal form, ignoring case, punctuation and articles. A rephrased benchmark fact
+is found by its answer together with the names in its question.
 """
 
 from collections import defaultdict
@@ -14,20 +14,22 @@ from data.wording import names_of
 from verl_ext.method.answers import normalize_answer
 
 DEFAULT_NGRAM = 8
-"""Words in a row that count as copied, as in GPT-2's report. Questions are short (those of the seven
-benchmarks have about 9 to 18 words), so GPT-3's 13 would let a lightly edited copy pass."""
+"""Words in a row that count as copied, as in GPT-2's report. GPT-3's 13 would let a lightly edited copy pass,
+because questions of the seven benchmarks have about 9 to 18 words.
+"""
 _COMMON_SHARE = 100
-"""A word of more than one benchmark question in so many, and of more than `_COMMON_QUESTIONS`, is common.
-A run of common words alone ("what instrument does person married to mayor of") is no copy: on the demo world,
-whose questions share a few phrasings, it flagged one unrelated question in ten."""
+"""A word is common if more than one benchmark question in this many has it, and more than `_COMMON_QUESTIONS`
+have it. A run of common words ("what instrument does person married to mayor of") is no copy: on the demo
+world, whose questions share a few phrasings, it flagged one unrelated question in ten.
+"""
 _COMMON_QUESTIONS = 5
 
 
 class OverlapIndex:
-    """The runs of `ngram` words of benchmark questions, and their facts."""
+    """The runs of `ngram` words in benchmark questions, and their facts."""
 
     def __init__(self, questions: Iterable[BenchmarkQuestion], ngram: int = DEFAULT_NGRAM) -> None:
-        """Index the questions; `ngram` is at least 2, as one word in common proves nothing."""
+        """Index the questions. `ngram` is at least 2, because one shared word proves nothing."""
         self.ngram = ngram
         questions = list(questions)
         self._normal = sorted({normalize_answer(question.question) for question in questions} - {""})
@@ -52,10 +54,10 @@ class OverlapIndex:
         return len(self._normal)
 
     def overlap(self, question: str) -> str | None:
-        """The words that the question shares with a benchmark question, in normal form, or None.
+        """Return the words that the question shares with a benchmark question, in normal form, or None.
 
-        At least one of them is not common, unless one of the questions is contained in the other. A question
-        of fewer than `ngram` words, on either side, overlaps only as a whole.
+        At least one must be uncommon, unless one question contains the other. Questions of fewer than `ngram`
+        words overlap only as a whole.
         """
         words = normalize_answer(question).split()
         for run in _runs(words, self.ngram):
@@ -72,7 +74,7 @@ class OverlapIndex:
         return whole if any(f" {whole} " in f" {self._normal[number]} " for number in rarest) else None
 
     def same_fact(self, question: str, answer: str) -> str | None:
-        """The benchmark question with this answer whose names all occur in the question, or None."""
+        """Return the benchmark question with this answer whose names all occur in the question, or None."""
         words = set(words_of(question))
         facts = self._facts.get(normalize_answer(answer), [])
         return next((known for names, known in facts if names and names <= words), None)
@@ -88,7 +90,7 @@ class OverlapIndex:
 
 
 def contamination(pair: Pair, benchmarks: OverlapIndex) -> str | None:
-    """Gate: neither words nor fact are those of a benchmark question; None passes, else the reason."""
+    """Gate: the question shares neither words nor fact with a benchmark. Returns the reason, or None."""
     if shared := benchmarks.overlap(pair.question):
         return f"contamination: a benchmark question has {shared!r} too"
     known = benchmarks.same_fact(pair.question, pair.answer)

@@ -1,15 +1,14 @@
-"""The demo world: an invented country whose every fact is known.
+"""The demo world: an invented country with known facts.
 
-People, towns, firms, works, rivers and regions get names made of syllables, so no language model has seen
-them. Each fact is functional (one object per subject and relation), so a chain of facts has exactly one right
-answer, and evidence, difficulty and leakage can be measured exactly:
+Names consist of syllables, so no language model has seen them. Each subject and relation has one object, so a
+chain of facts has exactly one right answer, and evidence, difficulty and leakage can be measured exactly:
 
     The Zolvan Lamp --written_by--> Krando Vilmesh --born_in--> Drosken --on_river--> Galmir
 
-The passage of an entity states that entity's own facts and no others. The splits `run` (corpus and
-evaluation) and `warmstart` (demonstrations) share no invented word and no two relations in a row: a model
-that was shown `written_by→taught_by` has yet to work out `written_by→born_in`. A hash decides which split may
-use a word or a pair of relations. The same seed, split and sizes give the same bytes.
+The passage of an entity states only that entity's facts. The splits `run` (corpus and evaluation) and
+`warmstart` (demonstrations) share no invented word and no two relations in a row, so a model that learned
+`written_by→taught_by` must still work out `written_by→born_in`. A hash decides which split may use a word or
+a pair of relations. Equal seed, split and sizes give equal bytes.
 """
 
 import random
@@ -38,14 +37,13 @@ from verl_ext.method.answers import contains_answer
 Split = Literal["run", "warmstart"]
 HOPS = (1, 2, 3, 4)
 KIND_WEIGHTS = {"person": 90, "town": 40, "firm": 42, "work": 48, "river": 12, "region": 8}
-"""Passages of each kind in a world of 240; other sizes keep the ratio."""
-MIN_PASSAGES = 60
-"""With fewer, rivers and regions are too few for chains of four hops without a shortcut."""
+"""Passages of each kind in a world of 240. Other sizes keep the ratio."""
+MIN_PASSAGES = 60  # smaller worlds have too few rivers and regions for chains of four hops without a shortcut
 
 
 @dataclass(frozen=True)
 class Entity:
-    """A thing with a name; `id` is also the id of its passage."""
+    """A named thing. Its passage has the same `id`."""
 
     id: str
     kind: str
@@ -53,7 +51,7 @@ class Entity:
 
 
 @dataclass(frozen=True)
-class Passage:
+class DemoPassage:
     """A corpus document: the facts of one entity."""
 
     id: str
@@ -63,9 +61,9 @@ class Passage:
 
 @dataclass(frozen=True)
 class Chain:
-    """A question of `hop` facts `entities[i] --relations[i]--> entities[i + 1]`; the last is the answer.
+    """A question of `hop` facts `entities[i] --relations[i]--> entities[i + 1]`, the last being the answer.
 
-    Fact i is stated in the passage `doc_ids[i]`; `entities` holds names and is one longer than `doc_ids`.
+    The passage `doc_ids[i]` states fact i. `entities` holds names and has one more item than `doc_ids`.
     """
 
     id: str
@@ -88,20 +86,20 @@ class World:
     split: Split
     entities: dict[str, Entity] = field(default_factory=dict)
     facts: dict[tuple[str, str], str] = field(default_factory=dict)
-    passages: dict[str, Passage] = field(default_factory=dict)
+    passages: dict[str, DemoPassage] = field(default_factory=dict)
     chains: list[Chain] = field(default_factory=list)
 
     def name(self, thing: str) -> str:
-        """The name of an entity id; a plain value is its own name."""
+        """Return the name of an entity id. A plain value is its own name."""
         return self.entities[thing].name if thing in self.entities else thing
 
     def of_kind(self, kind: str) -> list[str]:
-        """Ids of all entities of a kind, in order of creation."""
+        """Return the ids of all entities of a kind, in order of creation."""
         return [entity.id for entity in self.entities.values() if entity.kind == kind]
 
 
 def split_of(word: str) -> Split:
-    """The one split that may use an invented word, or a pair of relations such as "written_by→born_in"."""
+    """Return the split that may use an invented word or a pair of relations ("written_by→born_in")."""
     return "warmstart" if sha256(word.lower().encode()).digest()[0] % 2 else "run"
 
 
@@ -115,11 +113,10 @@ def generate_world(
 ) -> World:
     """Build the world of one seed and split.
 
-    All chains are drawn in a land of its own with a share `chain_share` of the passages, in (0, 1]: no other
-    passage names one of its entities. The others can be trained on when the chains are the evaluation.
+    All chains stay within a land that has a share `chain_share` of the passages, in (0, 1]. No other passage
+    names one of its entities, so the others can be trained on when the chains are the evaluation.
 
-    Raises:
-        DataError: fewer than `MIN_PASSAGES` passages in a land, or too few for `chains_per_hop` chains.
+    Raises DataError if a land has fewer than `MIN_PASSAGES` passages, or too few for `chains_per_hop` chains.
     """
     lands = [share * passages for share in (chain_share, 1 - chain_share) if share]
     if min(lands) < MIN_PASSAGES:
@@ -134,14 +131,14 @@ def generate_world(
     for part in (land, world.entities.keys() - land):
         _draw_facts(world, part, rng)
     for entity in world.entities.values():
-        world.passages[entity.id] = Passage(entity.id, entity.name, _passage_text(world, entity, rng))
+        world.passages[entity.id] = DemoPassage(entity.id, entity.name, _passage_text(world, entity, rng))
     for hop in HOPS:
         world.chains += _draw_chains(world, hop, chains_per_hop, land, rng)
     return world
 
 
 def chain_leaks(chain: Chain, world: World) -> bool:
-    """Whether the answer occurs in the question or in a passage before the last one: a shortcut."""
+    """Whether the answer occurs in the question or in a passage before the last one."""
     early = [f"{world.passages[doc].title}\n{world.passages[doc].text}" for doc in chain.doc_ids[:-1]]
     return any(contains_answer(text, chain.answer) for text in (chain.question, *early))
 
@@ -175,7 +172,7 @@ def _name_entities(world: World, passages: int, rng: random.Random) -> None:
 
 
 def _draw_facts(world: World, land: Set[str], rng: random.Random) -> None:
-    """Facts about the entities of one land; their objects are among them, too."""
+    """Facts about the entities of one land, with objects from that land."""
 
     def of_kind(kind: str) -> list[str]:
         return [entity for entity in world.of_kind(kind) if entity in land]
@@ -205,7 +202,7 @@ def _draw_facts(world: World, land: Set[str], rng: random.Random) -> None:
 
 
 def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
-    """Sentences of one or two clauses; the first says what the thing is, the others are in random order."""
+    """Sentences of one or two clauses. The first defines the thing, the others come in random order."""
     relations = [name for name in RELATIONS if (entity.id, name) in world.facts]
     relations[1:] = rng.sample(relations[1:], len(relations) - 1)
     clauses = [say(rng, name, world.name(world.facts[entity.id, name])) for name in relations]
@@ -216,7 +213,7 @@ def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
 
 
 def _draw_chains(world: World, hop: int, count: int, land: Set[str], rng: random.Random) -> list[Chain]:
-    """`count` chains without a shortcut, spread as evenly as possible over their first documents."""
+    """`count` chains without a shortcut, spread evenly over their first documents."""
     chains: list[Chain] = []
     walks = [
         (things, relations)
@@ -234,8 +231,8 @@ def _draw_chains(world: World, hop: int, count: int, land: Set[str], rng: random
             chains.append(chain)
     if len(chains) < count:
         raise DataError(
-            f"{len(land)} passages have {len(chains)} chains of {hop} hops without a shortcut, {count} were"
-            " asked for: ask for fewer chains or more passages"
+            f"{len(land)} passages have {len(chains)} chains of {hop} hops without a shortcut, not {count}: "
+            "ask for fewer chains or more passages"
         )
     return chains
 
@@ -263,7 +260,7 @@ def _walks(world: World, hop: int) -> Iterator[Walk]:
 
 
 def _spread(walks: list[Walk], rng: random.Random) -> list[Walk]:
-    """Shuffle, then order in rounds: one walk from every first document, then a second of each, and so on."""
+    """Shuffle, then take one walk from every first document, then a second from each, and so on."""
     rng.shuffle(walks)
     seen: Counter[str] = Counter()
     rounds: list[int] = []
@@ -274,7 +271,7 @@ def _spread(walks: list[Walk], rng: random.Random) -> list[Walk]:
 
 
 def compose_question(start: str, relations: tuple[str, ...], rng: random.Random) -> str:
-    """The question for the end of a walk from the name `start`, with a random phrasing of each relation."""
+    """Return the question for the end of a walk from the name `start`, with random phrasings."""
     phrase = start
     for relation in relations[:-1]:
         phrase = rng.choice(RELATIONS[relation].means).format(x=phrase)

@@ -1,10 +1,10 @@
-"""Duplicates among accepted questions: the same words, or the same question in other words.
+"""Duplicates among accepted questions: the same words, or the same meaning.
 
-Near-duplicates have similar question embeddings, by the embedder that the run searches with, and the same
-answer or the same document: two questions of one document that are very similar, but have different answers,
-give one of them a wrong one. The threshold depends on the embedder (E5 puts any two questions above 0.7), so
-`measured_cosine` measures it on the demo world, where two questions from one chain of facts are known to be
-the same question.
+Near-duplicates have similar question embeddings (by the run's own embedder) and share the answer or the
+document. Two very similar questions about one document with different answers mean that one answer is wrong.
+
+The threshold depends on the embedder, since E5 puts any two questions above 0.7. `measured_cosine` measures
+it on rephrased questions of the demo world.
 """
 
 import random
@@ -18,24 +18,24 @@ from data.pairs import Pair
 from verl_ext.method.answers import normalize_answer
 
 Embed = Callable[[Sequence[str]], np.ndarray]
-"""Unit vectors of the texts, shape (texts, dimension), such as `search.embedders.Embedder.encode_queries`."""
 
 CAUGHT_SHARE = 0.9
-"""Share of rephrasings that the measured cosine catches. Over six demo worlds with packaged-minilm, 0.9 gives
-a cosine of 0.86 to 0.87, reached by 0.1 % of the pairs of different questions with one answer. 0.95 doubles
-these false alarms and the spread between worlds; 0.8 (cosine 0.90) avoids few more. A false alarm costs one
-pair, and another sample of its prompt may replace it."""
+"""Share of rephrasings that the measured cosine catches.
+
+Over six demo worlds with packaged-minilm, 0.9 gives a cosine of 0.86 to 0.87, which 0.1 % of the pairs of
+different questions with one answer reach. 0.95 doubles these false alarms, and 0.8 (cosine 0.90) avoids few.
+A false alarm costs one pair, which another sample may replace.
+"""
 
 
 class AcceptedQuestions:
     """The questions accepted so far, against which the next one is judged.
 
-    Candidates are embedded at construction, in one batch; only those whose answer or document a candidate of
-    another prompt shares, as no others can be near-duplicates.
+    Embeds candidates in one batch, but only if a candidate of another prompt shares their answer or document.
     """
 
     def __init__(self, candidates: Sequence[Pair], embed: Embed | None, cosine: float) -> None:
-        """Prepare for these candidates; without `embed` nothing is a near-duplicate."""
+        """Prepare for these candidates. Without `embed` nothing is a near-duplicate."""
         self._cosine = cosine
         self._by_words: dict[str, Pair] = {}
         self._sharing: dict[Hashable, list[Pair]] = defaultdict(list)  # by answer and by document
@@ -48,15 +48,14 @@ class AcceptedQuestions:
         self._vectors = dict(zip(map(_key, shared), vectors, strict=False))
 
     def same_words(self, pair: Pair) -> Pair | None:
-        """The accepted pair whose question has the same normal form, or None."""
+        """Return the accepted pair whose question has the same normal form, or None."""
         return self._by_words.get(normalize_answer(pair.question))
 
     def same_meaning(self, pair: Pair) -> tuple[Pair, float] | None:
-        """The accepted pair with the closest question of those close enough, or None.
+        """Return the accepted pair with the closest question, if it is close enough, and the cosine.
 
-        Where the answers have nothing in common, a cosine halfway from the threshold to 1 is close enough:
-        on the demo world 1 in 200 of the different questions about one document reach it, and 6 in 10 of
-        the rephrased ones.
+        If the answers have no word in common, the cosine must be halfway from the threshold to 1. On the demo
+        world, 1 in 200 pairs of different questions about one document reach that, and 6 in 10 rephrasings.
         """
         others = [other for key in _shares(pair) for other in self._sharing[key]]
         if not others:
@@ -75,15 +74,15 @@ class AcceptedQuestions:
 
 
 def duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
-    """Gate: no accepted question has the same words, whatever its answer; None passes, else the reason."""
+    """Gate: no accepted question has the same words, whatever its answer. Returns the reason, or None."""
     other = accepted.same_words(pair)
     return f"duplicates: prompt {other.prompt_index} asks the same" if other else None
 
 
 def near_duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
-    """Gate: no accepted question asks the same in other words; None passes, else the reason.
+    """Gate: no accepted question has the same meaning. Returns the reason, or None.
 
-    `pair` must be one of the candidates that `accepted` was constructed with.
+    `pair` must be one of the candidates of `accepted`.
     """
     found = accepted.same_meaning(pair)
     if found is None:
@@ -93,9 +92,9 @@ def near_duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
 
 
 def measured_cosine(embed: Embed, *, seed: int = 0, chains_per_hop: int = 100) -> float:
-    """The cosine that `CAUGHT_SHARE` of rephrased questions reach with an embedder.
+    """Return the cosine that `CAUGHT_SHARE` of rephrased questions reach with an embedder.
 
-    Measured on questions of 1 to 4 hops of a demo world of this seed, two phrasings each (about 800 texts).
+    Uses questions of 1 to 4 hops from a demo world of this seed, two phrasings each (about 800 texts).
     """
     world = generate_world(seed, chains_per_hop=chains_per_hop)
     rng = random.Random(f"{seed}/phrasings")
@@ -113,11 +112,11 @@ def _key(pair: Pair) -> Hashable:
 
 
 def _shares(pair: Pair) -> tuple[Hashable, Hashable]:
-    """What two near-duplicates have in common: the answer or the text of the document."""
+    """What two near-duplicates have in common: the answer or the document."""
     return ("answer", normalize_answer(pair.answer)), ("document", pair.document)
 
 
 def _akin(pair: Pair, other: Pair) -> bool:
-    """Whether one answer has all words of the other, as a surname has of a name."""
+    """Whether one answer has all words of the other, like a name and its surname."""
     ours, theirs = (set(normalize_answer(each.answer).split()) for each in (pair, other))
     return ours <= theirs or theirs <= ours

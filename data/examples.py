@@ -1,10 +1,9 @@
-"""Questions worth showing to a person: a few that were accepted, a few that were not, each with why.
+"""A few accepted and rejected questions for a person to read, each with its reason.
 
     shown = of_selection(selection, records_by_key)
     shown.accepted[0].evidence, shown.rejected[0].reason
 
-Rates say how many; whether the questions mean anything is seen by reading them. The choice is the same for
-the same data, and spread over hops, or over the reasons of refusal.
+The choice is deterministic and spread over hops, or over reasons for refusal.
 """
 
 from collections import defaultdict
@@ -18,10 +17,8 @@ from verl_ext.method.answers import contains_answer, normalize_answer
 from verl_ext.method.format_score import retrieved_passages
 from verl_ext.method.trajectory import Trajectory
 
-SHOWN = 3
-"""Questions of each kind."""
-_AROUND = 160
-"""Characters of a text shown on each side of the answer."""
+SHOWN = 3  # questions of each kind
+_AROUND = 160  # characters of a text shown on each side of the answer
 
 Item = TypeVar("Item")
 
@@ -34,26 +31,24 @@ class Example:
     doc_id: str
     question: str | None
     answer: str | None
-    reason: str
-    """Why it was refused, or what speaks for it."""
-    evidence: str
-    """The place that has the answer, or how the document begins."""
+    reason: str  # why it was refused, or what supports it
+    evidence: str  # the text around the answer, or the document's beginning
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Both kinds, at most SHOWN of each."""
+    """Up to SHOWN of each kind."""
 
     accepted: list[Example]
     rejected: list[Example]
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Examples":
-        """Rebuild them from their JSON form; what is missing is empty."""
+        """Read the JSON form. Missing kinds are empty."""
         kinds = (data.get(kind) or [] for kind in ("accepted", "rejected"))
         return cls(*([Example(**one) for one in kind] for kind in kinds))
 
@@ -64,9 +59,9 @@ def of_selection(
     records: Iterable[Mapping[str, Any]],
     speaks_for: Callable[[Pair], str] | None = None,
 ) -> Examples:
-    """Examples of a selection among samples; `prompts` are its rows by index.
+    """Return examples of a selection. `prompts` are its rows by index.
 
-    `speaks_for` says what a reader should know of an accepted pair, besides that it passed every gate.
+    `speaks_for` says more about an accepted pair than that it passed every gate.
     """
     by_key = {(record["prompt_index"], record["sample"]): record for record in records}
     accepted = [
@@ -95,7 +90,7 @@ def of_selection(
 
 
 def spread(items: Iterable[Item], kind: Callable[[Item], Hashable], count: int = SHOWN) -> list[Item]:
-    """The first of each kind, then the second of each, … until there are `count`; in the order given."""
+    """Return the first of each kind, then the second of each, and so on, up to `count`."""
     by_kind: dict[Hashable, list[Item]] = defaultdict(list)
     for item in items:
         by_kind[kind(item)].append(item)
@@ -106,7 +101,9 @@ def spread(items: Iterable[Item], kind: Callable[[Item], Hashable], count: int =
 
 
 def evidence(answer: str | None, document: str, trajectory: Trajectory) -> str:
-    """The text around the answer, in the document or in a retrieved passage; else the document's start."""
+    """Return the text around the answer in the document or a retrieved passage, else the document's
+    beginning.
+    """
     if answer and normalize_answer(answer):
         for name, text in (("document", document), *(("found", t) for t in retrieved_passages(trajectory))):
             if contains_answer(text, answer):

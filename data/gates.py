@@ -1,22 +1,21 @@
 """The gates between a synthesized pair and the solver's training data.
 
     gates = Gates(GateSettings(), embed=embedder.encode_queries, benchmark_questions=questions)
-    reasons = gates.judge(pair)        # {} passes; else {"evidence": "evidence: the answer …"}
+    reasons = gates.judge(pair)        # {} passes, else {"evidence": "evidence: the answer …"}
 
-Each gate is a function over one pair that returns None (passes) or a short reason that begins with its name:
+Each gate returns None (passes) or a short reason that begins with its name:
 
-    evidence         the answer, and what the question names, occur in the document or in retrieved passages
-    hops             enough searches for the hops, and an answer beyond the document that the hops start from
-    integrity        one clear question (data/wording.py) that does not give its answer away (data/leaks.py)
+    evidence         the document or retrieved passages contain the answer and the question's names
+    hops             enough searches for the hops, and an answer beyond the first document
+    integrity        one clear question (data/wording.py) that hides its answer (data/leaks.py)
     contamination    no run of words or fact shared with a benchmark question (data/contamination.py)
-    open_book        the solver gives the answer from what the challenger read (off by default; its verdicts
-                     come from the synthesize stage)
+    open_book        the solver finds the answer in the challenger's texts (off by default)
     duplicates       no accepted question has the same words (data/duplicates.py)
-    near_duplicates  no accepted question asks the same in other words (data/duplicates.py)
+    near_duplicates  no accepted question has the same meaning (data/duplicates.py)
 
-The first five judge a pair alone; the last two judge pairs that passed them against those accepted before.
-The last gate, pairing, judges the written file (data/pairing.py). bench/gates.py measures what each gate
-catches and what it refuses wrongly.
+The first five judge one pair. The last two compare pairs that passed them with those accepted before. A last
+gate, pairing, judges the written file (data/pairing.py). bench/gates.py measures each gate's hits and false
+alarms.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,37 +35,37 @@ from verl_ext.method.format_score import hop_fault, retrieved_passages
 
 @dataclass(frozen=True)
 class GateSettings:
-    """Which gates are on, and their thresholds: the config's `gates`, whose ranges drzero/settings has."""
+    """Which gates are on, and their thresholds. `drzero/recipe/settings` declares their ranges."""
 
     evidence: bool = True
     hops: bool = True
     integrity: bool = True
     max_answer_words: int = 10
-    """Words of an answer in normal form; the format score gives no points for longer ones."""
+    """Words of an answer in normal form. The format score gives no points for longer ones."""
     duplicates: bool = True
     near_duplicates: bool = True
     near_duplicate_cosine: float | None = None
-    """Least cosine of two questions with one answer that are the same; None measures it for the embedder."""
+    """Least cosine of two equal questions with one answer. None measures it for the embedder."""
     contamination: bool = True
     contamination_ngram: int = DEFAULT_NGRAM
-    """Words in a row that a question may not share with a benchmark question."""
+    """Words in a row that a question must not share with a benchmark question."""
     pairing: bool = True
     open_book: bool = False
 
 
 def evidence(pair: Pair) -> str | None:
-    """Gate: the answer can be found, and the question is about something that was read.
+    """Gate: the answer can be found, and the question concerns something that was read.
 
-    Yes and no occur in no text: all names of their question must. The query that is repeated above its
-    passages, as the model wrote it, is no evidence.
+    No text contains yes or no, so then all names of the question must occur. The query above retrieved
+    passages is the model's own and no evidence.
     """
     retrieved = retrieved_passages(pair.trajectory)
     named = share_of_names(pair.question, "\n".join([pair.document, *retrieved]))
     if named == 0:
-        return "evidence: nothing that the question names is in the document or in a retrieved passage"
+        return "evidence: neither the document nor a retrieved passage has anything that the question names"
     if normalize_answer(pair.answer) in ("yes", "no"):
         return (
-            None if named == 1 else "evidence: a name of the question is in no text, so yes or no is a guess"
+            None if named == 1 else "evidence: no text has some name of the question, so yes or no is a guess"
         )
     if any(contains_answer(text, pair.answer) for text in (pair.document, *retrieved)):
         return None
@@ -74,16 +73,16 @@ def evidence(pair: Pair) -> str | None:
 
 
 def hops(pair: Pair) -> str | None:
-    """Gate: a search in a turn of its own for each hop after the first, and an answer that they lead to.
+    """Gate: a search in a separate turn for each hop after the first, and an answer that they lead to.
 
-    One search for words of the question may not show that answer.
+    One search with words of the question must not find that answer.
     """
     fault = hop_fault(pair.trajectory, pair.document, pair.hop, pair.question, pair.answer)
     return f"hops: {fault}" if fault else None
 
 
 def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:
-    """Gate: one clear question that does not give its answer away, a short answer, and no template text."""
+    """Gate: one clear question that hides its answer, a short answer, and no template text."""
     if not words_of(pair.question) or not words_of(pair.answer):
         return "integrity: question or answer has no words"
     if way := given_away(pair.question, pair.answer):
@@ -104,19 +103,15 @@ def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:
 
 
 class Gates:
-    """The gates that are on, with the embedder and the benchmark questions that they need."""
+    """The active gates with the embedder and benchmark questions they need."""
 
-    alone: dict[str, Callable[[Pair], str | None]]
-    """By name, the gates that judge a pair alone."""
-    among: dict[str, Callable[[Pair, AcceptedQuestions], str | None]]
-    """By name, the gates that judge a pair against those accepted before it."""
-    idle: dict[str, str]
-    """By name, the gates that are on but cannot judge, and what they lack."""
-    near_duplicate_cosine: float | None
-    """The cosine that this gate uses, configured or measured; None when it is off."""
+    per_pair: dict[str, Callable[[Pair], str | None]]  # by name, the gates that judge one pair
+    across_pairs: dict[str, Callable[[Pair, AcceptedQuestions], str | None]]
+    """By name, the gates that compare a pair with those accepted before it."""
+    idle: dict[str, str]  # by name, gates that are on but cannot judge, with what they lack
+    near_duplicate_cosine: float | None  # the cosine in use, configured or measured. None if that gate is off
     verdicts: dict[tuple[int, int], str | None]
-    """By prompt and sample, the reason of the gate open_book against each pair that the solver was asked;
-    empty until it was."""
+    """By prompt and sample, the reason of the gate open_book, once the solver was asked."""
 
     def __init__(
         self,
@@ -125,10 +120,9 @@ class Gates:
         embed: Embed | None = None,
         benchmark_questions: Iterable[BenchmarkQuestion] = (),
     ) -> None:
-        """Prepare the gates; `embed` gives unit vectors of questions.
+        """Prepare the gates. `embed` returns unit vectors of questions.
 
-        Raises:
-            DataError: near_duplicates is on and there is no embedder.
+        Raises DataError if near_duplicates is on without an embedder.
         """
         if settings.near_duplicates and embed is None:
             raise DataError("the gate near_duplicates needs an embedder: give one, or switch the gate off")
@@ -138,7 +132,7 @@ class Gates:
         if self._embed and self.near_duplicate_cosine is None:
             self.near_duplicate_cosine = measured_cosine(self._embed)
         benchmarks = OverlapIndex(benchmark_questions, settings.contamination_ngram)
-        self.alone = {
+        self.per_pair = {
             "evidence": evidence,
             "hops": hops,
             "integrity": partial(integrity, max_answer_words=settings.max_answer_words),
@@ -146,25 +140,25 @@ class Gates:
             "open_book": lambda pair: self.verdicts.get((pair.prompt_index, pair.sample)),
         }
         self.verdicts = {}
-        self.among = {"duplicates": duplicates, "near_duplicates": near_duplicates}
+        self.across_pairs = {"duplicates": duplicates, "near_duplicates": near_duplicates}
         has_nothing = settings.contamination and not len(benchmarks)
         self.idle = {"contamination": "no benchmark given"} if has_nothing else {}
-        off = [name for name in (*self.alone, *self.among) if not getattr(settings, name)]
+        off = [name for name in (*self.per_pair, *self.across_pairs) if not getattr(settings, name)]
         for name in (*off, *self.idle):
-            self.alone.pop(name, None)
-            self.among.pop(name, None)
+            self.per_pair.pop(name, None)
+            self.across_pairs.pop(name, None)
 
     def judge(self, pair: Pair) -> dict[str, str]:
-        """The reasons, by gate, against a pair alone."""
-        return _refusals({name: gate(pair) for name, gate in self.alone.items()})
+        """Return the reasons against one pair, by gate."""
+        return _refusals({name: gate(pair) for name, gate in self.per_pair.items()})
 
     def accepted(self, candidates: Sequence[Pair]) -> AcceptedQuestions:
-        """An empty collection of accepted questions that can judge these candidates."""
+        """Return an empty collection of accepted questions for these candidates."""
         return AcceptedQuestions(candidates, self._embed, self.near_duplicate_cosine or 1.0)
 
-    def judge_among(self, pair: Pair, accepted: AcceptedQuestions) -> dict[str, str]:
-        """The reasons, by gate, against a pair, given those accepted before it."""
-        return _refusals({name: gate(pair, accepted) for name, gate in self.among.items()})
+    def judge_across(self, pair: Pair, accepted: AcceptedQuestions) -> dict[str, str]:
+        """Return the reasons against a pair given those accepted before it, by gate."""
+        return _refusals({name: gate(pair, accepted) for name, gate in self.across_pairs.items()})
 
 
 def _refusals(reasons: Mapping[str, str | None]) -> dict[str, str]:

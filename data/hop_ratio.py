@@ -1,4 +1,4 @@
-"""The ratio of questions of 1, 2, 3, … hops: its exact shares, who gets which, and the file that it names."""
+"""The ratio of questions of 1, 2, 3, … hops: exact counts, their assignment to rows, and the file name."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from data.errors import DataError
 
 
 def prompts_file(hop_ratio: Sequence[int]) -> str:
-    """The file of prompts in this ratio: `zero_ratio4321.parquet` for 4:3:2:1.
+    """Return the name of the prompts file: `zero_ratio4321.parquet` for 4:3:2:1.
 
     Weights of several digits are separated, as in `zero_ratio10-3-1.parquet`.
     """
@@ -19,11 +19,9 @@ def prompts_file(hop_ratio: Sequence[int]) -> str:
 def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
     """Split `total` into whole counts in the ratio `weights` (Hamilton's method).
 
-    Each count is its exact share rounded down; the rest goes to the largest remainders, earlier ones first.
-    The counts sum to `total`, and each is less than 1 away from its exact share.
+    Rounds each exact share down and gives the rest to the largest remainders, earlier ones first.
 
-    Raises:
-        DataError: `total` is negative, a weight is negative or all weights are 0.
+    Raises DataError if `total` or a weight is negative, or all weights are 0.
     """
     if total < 0 or min(weights, default=-1) < 0 or sum(weights) == 0:
         raise DataError(
@@ -39,11 +37,12 @@ def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def assign_hops(hops: Sequence[int], carried: Sequence[int], rng: random.Random) -> list[int]:
-    """The hop count of each row: at most what its document carries, and as many of each as `hops` has.
+    """Return each row's hop count: at most what its document carries, in the numbers of `hops` as far as
+    possible.
 
-    `hops` are the wanted counts in any order; `carried` is of at least as many rows, and those beyond are not
-    used. Where too few rows carry several hops, the counts share them in their ratio, and what is left over
-    becomes a question of fewer hops. Rows that carry all of them keep the order of `hops`.
+    `hops` are the wanted counts in any order. `carried` has at least as many rows. The rest is unused. If too
+    few rows carry several hops, the counts share them in their ratio, and the rest become questions of fewer
+    hops. If all rows carry all hops, the order of `hops` is kept.
     """
     carried = carried[: len(hops)]
     if not hops or min(carried) >= max(hops):
@@ -53,7 +52,7 @@ def assign_hops(hops: Sequence[int], carried: Sequence[int], rng: random.Random)
     for hop in range(max(hops), 1, -1):
         wanted = list(hops).count(hop) + missing
         able = [row for row, most in enumerate(carried) if given[row] == 1 and most >= hop]
-        # What fewer hops want of these rows, besides the rows that carry only fewer.
+        # Smaller hop counts compete for these rows once their own rows are used up.
         others = sum(2 <= most < hop for most in carried)
         rivals = max(sum(2 <= fewer < hop for fewer in hops) - others, 0)
         share = len(able) * wanted // (wanted + rivals) if wanted else 0

@@ -1,12 +1,11 @@
-"""A journal of long work: one JSON line per finished piece, so that a kill loses only the pieces in progress.
+"""A journal of long work: one JSON line per finished piece, so that a kill loses only pieces in progress.
 
     with Journal(path, identity={"model": …, "prompts": …}) as journal:
         done = {record["key"] for record in journal.records}
         journal.append({"key": …, …})
 
-The first line is the work's `identity`: a journal of another model or prompts file is refused, so that
-results never mix. A line counts once its newline is on disk; an incomplete last line, left by a killed
-writer, is cut off when the journal is opened.
+The first line is the work's `identity`. A journal of another model or prompts file is refused, so results
+never mix. A line counts once its newline is on disk. Opening the journal cuts off an incomplete last line.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ class Journal:
     """An append-only file of JSON records with one writer."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Open the journal at `path`, or create it; `records` are those of earlier starts.
+        """Open or create the journal at `path`. `records` come from earlier starts.
 
-        Raises:
-            DataError: the file is of other work (the message lists the keys that differ) or is damaged.
+        Raises DataError if the file is damaged or belongs to other work (the message lists the differences).
         """
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,9 +57,9 @@ class Journal:
             self._write({"identity": dict(identity)})
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record; it is on disk when this returns.
+        """Add one record, which is on disk when this returns.
 
-        Raises OSError with the file's name if it cannot be written; earlier records stay readable.
+        Raises OSError with the file's name if it cannot be written. Earlier records stay readable.
         """
         self._write(record)
         self.records.append(dict(record))
@@ -77,7 +75,7 @@ class Journal:
     def _write(self, record: Mapping[str, Any]) -> None:
         left = memoryview(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         try:
-            while left:  # an almost full disk accepts a part and refuses the rest
+            while left:  # an almost full disk accepts only a part
                 left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -85,7 +83,7 @@ class Journal:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a journal that nobody writes to; raises DataError if it is damaged."""
+    """Return the records of a journal without a writer. Raises DataError if it is damaged."""
     return [_parse(path, line) for line in path.read_bytes().splitlines()[1:]]
 
 

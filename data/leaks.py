@@ -1,11 +1,10 @@
-"""Whether a question gives its answer away, in plain words or in disguise.
+"""Whether a question gives its answer away, openly or in disguise.
 
     given_away("Who leads Oslo, Mayor V e l l?", "Vell")    # "spelt letter by letter"
 
-Texts are compared as they look: compatibility forms (full width), accents, invisible characters and the Greek
-and Cyrillic letters that look Latin make no difference. The table of look-alikes is the part of Unicode's
-confusables.txt (UTS 39) for these two alphabets and the Latin one; packages for it bring all 6,000 entries,
-most of them for other uses, and no comparison of words.
+Texts are compared by appearance: full-width forms, accents, invisible characters, and Greek and Cyrillic
+letters that look Latin make no difference. The table of look-alikes is the part of Unicode's confusables.txt
+(UTS 39) for these alphabets.
 """
 
 import re
@@ -23,9 +22,8 @@ _LOOK_ALIKES = str.maketrans(
 _ARTICLES = frozenset(("a", "an", "the"))
 _PLURAL = re.compile(r"(?<=..)(?:ies|(?<=[sxz])es|(?<=[cs]h)es|(?<![su])s)$")
 _STEM_LETTERS = 5
-"""Letters of an answer that is given away by a longer word that begins with it, as Paris is by Parisian."""
-_PART_LETTERS = 4
-"""Letters of a part of a name that gives the name away."""
+"""A longer word that begins with an answer of this length gives it away, as Parisian does Paris."""
+_PART_LETTERS = 4  # a part of a name gives the name away from this length on
 _UNITS = (
     *("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
@@ -41,7 +39,7 @@ _ROMAN = (
 
 
 def words_of(text: str, *, articles: bool = False) -> list[str]:
-    """The words of a text as they look, in small letters, by default without articles.
+    """Return the words of a text by appearance, in small letters, by default without articles.
 
     Each character of a script without spaces is a word.
     """
@@ -57,9 +55,9 @@ def words_of(text: str, *, articles: bool = False) -> list[str]:
 
 
 def given_away(question: str, answer: str) -> str | None:
-    """How the question gives its answer away, or None.
+    """Return how the question gives its answer away, or None.
 
-    An answer of fewer than five letters must occur as a whole word: "art" is not in "starting".
+    An answer below five letters must occur as a whole word: "art" is not in "starting".
     """
     asked, answered = words_of(question), words_of(answer)
     if not answered:
@@ -89,7 +87,7 @@ def _singular(words: Sequence[str]) -> list[str]:
 
 
 def _begins_a_word(asked: Sequence[str], answered: Sequence[str], answer: str) -> bool:
-    """Whether an answer that is a name of one word begins a word of the question."""
+    """Whether a one-word name begins a word of the question."""
     is_name = len(answered) == 1 and answer.strip()[:1].isupper() and len(answered[0]) >= _STEM_LETTERS
     return is_name and any(word.startswith(answered[0]) for word in asked)
 
@@ -108,9 +106,9 @@ def _has_reversed(asked: Sequence[str], answered: Sequence[str]) -> bool:
 
 
 def _has_part(question: str, answer: str) -> bool:
-    """Whether the question names a person or thing by one word of a name of two to four.
+    """Whether the question has one word of a name of two to four, standing alone.
 
-    The word stands alone: "Bill Clinton" does not give Hillary Clinton away.
+    "Bill Clinton" does not give Hillary Clinton away.
     """
     name = answer.split()
     parts = {
@@ -124,7 +122,7 @@ def _has_part(question: str, answer: str) -> bool:
     capital = [token[0][0].isupper() for token in tokens]
     adjacent = [tokens[i].end() + 1 == tokens[i + 1].start() for i in range(len(tokens) - 1)]
     for i, token in enumerate(tokens):
-        named_before = i > 1 and adjacent[i - 1] and capital[i - 1]  # the first word is a capital in any case
+        named_before = i > 1 and adjacent[i - 1] and capital[i - 1]  # the first word is always capitalised
         named_after = i < len(adjacent) and adjacent[i] and capital[i + 1]
         if capital[i] and not (named_before or named_after) and "".join(words_of(token[0])) in parts:
             return True
@@ -142,6 +140,6 @@ def _has_year(asked: Sequence[str], year: str) -> bool:
 
 
 def _in_words(number: int) -> list[str]:
-    """A number below 100 as its words, none for 0."""
+    """A number below 100 as words, none for 0."""
     pair = [_UNITS[number]] if number < 20 else [_TENS[number // 10], _UNITS[number % 10]]
     return [word for word in pair if word]

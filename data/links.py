@@ -1,13 +1,13 @@
-"""How many hops the documents of a corpus can carry: which of them lead to which others.
+"""Estimates how many hops the documents of a corpus can carry, from which documents name others.
 
-    chains = chain_lengths(entries)        # by entry: how many documents the longest chain from it has
+    chains = chain_lengths(entries)        # by entry: documents in the longest chain from it
 
-A question of h hops goes from document to document, so one of 4 hops needs a chain of 4. A document leads to
-those whose names its text contains: their titles, or the names of their files, which links in Markdown have;
-a file's name that is a plain word, as that of functional.html, counts with its suffix alone. That is an
-estimate: names that a twentieth of the documents contain, and words in small letters that one in two hundred
-does ("memory", in a dictionary), lead nowhere in particular, and count as none; what is only paraphrased is
-not seen. In a script without spaces a name is no word of its own: there links are not counted at all.
+A question of h hops needs a chain of h documents. A document leads to those whose title or file name its text
+contains. A file name that is a plain word (functional.html) counts only with its suffix.
+
+The estimate ignores names that a twentieth of the documents contain, small-letter words that one in two
+hundred contains ("memory" in a dictionary), and paraphrases. It does not count links in scripts without
+spaces.
 """
 
 import re
@@ -17,31 +17,28 @@ from pathlib import PurePosixPath
 
 from search.indexing.chunking import document_of
 
-Entry = tuple[str, str, str]
-"""Id, title and text of an entry of the index: a document or a chunk of one."""
+Entry = tuple[str, str, str]  # id, title and text of an index entry: a document or a chunk of one
 
-LONGEST = 4
-"""Documents of a chain that is followed."""
+LONGEST = 4  # longest chain that is followed
 MEASURED = 50_000
-"""Entries of the largest corpus whose links are counted: its texts are in memory, each word is looked up."""
+"""Largest corpus whose links are counted, in entries. Its texts are in memory and each word is looked up."""
 _LONGEST_NAME = 6  # words
 _COMMON = 0.05
 _COMMON_WORD = 0.005
-_FEW = 20
-"""Entries that may contain any name, in a small corpus."""
+_FEW = 20  # in a small corpus, any name may occur in this many entries
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
 
 
 def can_be_counted(entries: Sequence[Entry]) -> bool:
-    """Whether the links of a corpus can be counted: most of its letters are of a script with spaces."""
+    """Whether most letters of a corpus belong to scripts with spaces."""
     letters = sum(sum(map(str.isalpha, text)) for _, _, text in entries)
     return 2 * sum(len(_UNSPACED.findall(text)) for _, _, text in entries) <= letters
 
 
 def chain_lengths(entries: Sequence[Entry]) -> dict[str, int]:
-    """By an entry's id, how many documents the longest chain from it has, it included; at most `LONGEST`."""
+    """Return, by entry id, the documents in the longest chain from it, including itself, up to `LONGEST`."""
     links = _links(entries)
     onward: dict[str, set[str]] = defaultdict(set)
     for entry, documents in links.items():
@@ -50,7 +47,7 @@ def chain_lengths(entries: Sequence[Entry]) -> dict[str, int]:
 
 
 def _longest(chain: tuple[str, ...], further: Iterable[str], onward: Mapping[str, set[str]]) -> int:
-    """How many documents a chain reaches, none of them twice; the first of full length ends the search."""
+    """Documents that a chain can reach without repetition. Stops at the first of full length."""
     longest = len(chain)
     for document in further if longest < LONGEST else ():
         if document not in chain:
@@ -61,9 +58,9 @@ def _longest(chain: tuple[str, ...], further: Iterable[str], onward: Mapping[str
 
 
 def _links(entries: Sequence[Entry]) -> dict[str, set[str]]:
-    """By entry, the documents that its text names, without its own and those whose names are everywhere."""
+    """By entry, the documents that its text names, except its own and those with common names."""
     names = _names(entries)
-    # By the first word: of most words no name begins.
+    # Look names up by first word, because most words begin no name.
     first: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for name in names:
         first[name[0].casefold()].append(name)
@@ -86,7 +83,7 @@ def _links(entries: Sequence[Entry]) -> dict[str, set[str]]:
 
 
 def _names(entries: Sequence[Entry]) -> dict[tuple[str, ...], set[str]]:
-    """The documents of each name: a title, or a file's name, of at least four letters."""
+    """By name, its documents: titles and file names of at least four letters."""
     names: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for entry, title, _ in entries:
         document = document_of(entry)
@@ -101,10 +98,10 @@ def _names(entries: Sequence[Entry]) -> dict[tuple[str, ...], set[str]]:
 
 
 def _common(name: tuple[str, ...]) -> float:
-    """The share of the entries that may contain a name."""
+    """Share of entries that may contain a name."""
     return _COMMON_WORD if len(name) == 1 and name[0].islower() else _COMMON
 
 
 def _is_here(name: tuple[str, ...], words: list[str], folded: list[str]) -> bool:
-    """Whether these words are a name: one word to the letter, as "Reply" is not "reply"; more in any case."""
+    """Whether these words are a name. One word must match in case too ("Reply" is not "reply")."""
     return list(name) == words if len(name) == 1 else [word.casefold() for word in name] == folded

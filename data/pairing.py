@@ -1,9 +1,8 @@
-"""Pairing: each row of a written solver file is read back, and its fields are checked to belong together.
+"""Reads each row of a written solver file back and checks that its fields belong together.
 
-The writer is not trusted: question, answer and prompt must follow from the row's own trajectory, the document
-must be that of the challenger prompt with the row's index and match its hash, and the trajectory must be the
-one accepted for that prompt. The fields that are the same in all rows are checked too. A mismatch is an
-error; published code for this step has written new answers next to old prompts.
+Question, answer and prompt must follow from the row's own trajectory, the document from the challenger prompt
+with the row's index, and the trajectory must be the accepted one. Published code for this step has written
+new answers next to old prompts, so a mismatch is an error.
 """
 
 import json
@@ -19,7 +18,6 @@ from verl_ext.method.prompts import Message
 from verl_ext.method.trajectory import Trajectory
 
 Ask = Callable[[str], list[Message]]
-"""The solver's prompt for a question."""
 _NOT_KEPT = "The file is not kept; this is a bug or a damaged disk, so do not train on what was written"
 
 
@@ -34,14 +32,12 @@ def check_pairing(
     generator_checkpoint: str,
     shown_as: Path | None = None,
 ) -> int:
-    """Read the file back and check every row; returns the number of rows checked.
+    """Read the file back, check every row, and return their number.
 
-    `pairs` are those that the file should hold, in any order; `prompts` are challenger prompt rows by index.
-    Every row has the same `source` (its `data_source`), `split` and `generator_checkpoint`. `shown_as` is the
-    name to use in errors while the file still has a temporary name.
+    `pairs` are the expected ones in any order, `prompts` the challenger rows by index. `source`, `split` and
+    `generator_checkpoint` are the same in every row. `shown_as` is the file's final name for errors.
 
-    Raises:
-        PairingError: a row's fields do not belong together, or a pair is missing or occurs twice.
+    Raises PairingError if fields do not belong together, or a pair is missing or occurs twice.
     """
     name = shown_as or path
     awaited = {pair.prompt_index: pair for pair in pairs}
@@ -79,7 +75,7 @@ def _fault(
     ask: Ask,
     same: Mapping[str, Any],
 ) -> str | None:
-    """The first field that does not belong to the others, as a message, or None."""
+    """The first field that does not belong to the others, or None."""
     extra, metadata = row["extra_info"], row["metadata"]
     source, source_metadata = prompt_row["extra_info"], prompt_row["metadata"]
     try:

@@ -1,11 +1,11 @@
-"""A synthesized question with its answer, its document and its conversation.
+"""A synthesized question with its answer, document and conversation.
 
 A *sample record* is what synthesis journals for each finished conversation:
 
     {"prompt_index": 7, "sample": 2, "seed": 91, "trajectory": Trajectory.to_dict(), "tokens_in": …, …}
 
-`pair_of` joins it with its prompt, a row of the challenger parquet. Whether the pair is good enough to train
-on is decided by the gates (`data/gates.py`).
+`pair_of` joins it with its prompt, a row of the challenger parquet. The gates (`data/gates.py`) judge the
+pair.
 """
 
 from collections.abc import Mapping
@@ -20,37 +20,30 @@ from verl_ext.method.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Pair:
-    """One synthesized question with its answer, its document and the conversation it comes from."""
+    """One synthesized question with its source."""
 
-    prompt_index: int
-    """`extra_info.index` of the challenger prompt."""
-    sample: int
-    """Number of the conversation among those of the same prompt."""
-    seed: int
-    """The sampling seed of the conversation."""
+    prompt_index: int  # `extra_info.index` of the challenger prompt
+    sample: int  # number of the conversation among the prompt's
+    seed: int  # sampling seed of the conversation
     hop: int
     doc_id: str
-    document: str
-    """The text as the challenger's prompt has it."""
+    document: str  # as shown in the challenger's prompt
     question: str
     answer: str
     trajectory: Trajectory
-    format_score: float
-    """In [1/4, 1]; see verl_ext.method.format_score."""
+    format_score: float  # in [1/4, 1], see verl_ext.method.format_score
 
 
 def question_and_answer(trajectory: Trajectory) -> tuple[str | None, str | None]:
-    """The question of a conversation, on one line, and its answer; either is None if missing or blank."""
+    """Return a conversation's question, on one line, and its answer. Missing or blank ones are None."""
     question, answer = extract_pair(trajectory)
     return " ".join((question or "").split()) or None, answer or None
 
 
 def pair_of(record: Mapping[str, Any], prompt_row: Mapping[str, Any]) -> Pair | str:
-    """The pair of a sample record and its prompt, or the reason why there is none (begins with `pair:`).
+    """Return the pair of a sample record and its prompt, or the reason against one (begins with `pair:`).
 
-    Raises:
-        PairingError: the record is of another prompt.
-        DataError: the record lacks a field or is damaged.
+    Raises PairingError for a record of another prompt, DataError for a damaged record.
     """
     extra = prompt_row["extra_info"]
     trajectory = trajectory_of(record)
@@ -80,7 +73,7 @@ def pair_of(record: Mapping[str, Any], prompt_row: Mapping[str, Any]) -> Pair | 
 
 
 def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
-    """The conversation of a sample record; raises DataError when the record lacks a field."""
+    """Return the conversation of a sample record. Raises DataError if it is damaged."""
     if missing := [key for key in ("prompt_index", "sample", "seed", "trajectory") if key not in record]:
         raise DataError(f"a sample record lacks {', '.join(missing)}: the journal is damaged, sample again")
     try:

@@ -1,8 +1,7 @@
-"""Training rows as parquet files: schema, checks, reading and atomic writing.
+"""Training rows as parquet: schema, checks, reading and atomic writing.
 
-The schema is written out, not inferred: a column that is null in every row (the target of a challenger
-prompt) would get parquet's null type, and files with and without targets could not be read together. No
-struct is empty, because parquet cannot store one.
+The schema is explicit, because a column of nulls (the target of challenger prompts) would get parquet's null
+type, and files with and without targets could not be read together. Parquet cannot store an empty struct.
 """
 
 import re
@@ -67,7 +66,7 @@ def training_row(
     extra: Mapping[str, Any],
     metadata: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A row of TRAINING_SCHEMA; `extra` and `metadata` lack the fields that are the same for every row."""
+    """Return a row of TRAINING_SCHEMA. `extra` and `metadata` lack the constant fields."""
     return {
         "data_source": source,
         "prompt": prompt,
@@ -86,12 +85,11 @@ def training_row(
 def write_training_rows(
     path: Path, rows: Sequence[Mapping[str, Any]], check: Callable[[Path], object] | None = None
 ) -> None:
-    """Check `rows` against the contract and write them atomically; the same rows give the same bytes.
+    """Check `rows` and write them atomically. Equal rows give equal bytes.
 
-    `check` is called with the written file before it gets its final name; if it raises, the file is removed.
+    `check` gets the written file before it has its final name. If it raises, the file is removed.
 
-    Raises:
-        DataError: there is no row, or one breaks the contract (see `check_training_rows`).
+    Raises DataError without rows, or if one breaks the contract (`check_training_rows`).
     """
     if not rows:
         raise DataError(f"no rows to write to {path}: veRL cannot train on an empty file")
@@ -104,14 +102,11 @@ def write_training_rows(
 
 
 def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.names)) -> pa.Table:
-    """Read `columns` of a training file (by default all of them).
+    """Read `columns` of a training file (all by default) and check nested fields.
 
-    Nested fields are checked too, so that callers need not check each row: every struct of TRAINING_SCHEMA is
-    present in every row, with values of the right type or null.
+    Every struct of TRAINING_SCHEMA is present in every returned row, with values of the right type or null.
 
-    Raises:
-        FileNotFoundError: the file is missing.
-        DataError: the file is not parquet, is damaged, or lacks a column or a field of one.
+    Raises FileNotFoundError, or DataError if the file is no parquet, is damaged, or lacks a column or field.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no parquet file at {path}: prepare the data first or correct the path")
@@ -130,7 +125,7 @@ def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.name
             faults = [fault for field in wanted for fault in _null_faults(table[field.name], field)]
     if faults:
         raise DataError(
-            f"{path} is no file of training rows, although it has their columns: {'; '.join(faults)}. "
+            f"{path} has the columns of training rows but not their contents: {'; '.join(faults)}. "
             "Prepare the data again or point to a file of this project"
         )
     return table
@@ -147,7 +142,7 @@ def arrow_faults(path: Path, advice: str) -> Iterator[None]:
 
 
 def _type_faults(found: pa.DataType, wanted: pa.Field, prefix: str = "") -> Iterator[str]:
-    """Where a column's type differs from the schema; a nested fault is named by its dotted path."""
+    """Where a column's type differs from the schema, by dotted path."""
     name, kind = prefix + wanted.name, wanted.type
     if pa.types.is_struct(kind) and pa.types.is_struct(found):
         for inner in kind:
@@ -158,7 +153,7 @@ def _type_faults(found: pa.DataType, wanted: pa.Field, prefix: str = "") -> Iter
                 yield from _type_faults(found.field(place).type, inner, f"{name}.")
     elif pa.types.is_list(kind) and (pa.types.is_list(found) or pa.types.is_large_list(found)):
         yield from _type_faults(found.value_type, kind.value_field, f"{name}.")
-    # Other libraries write the same values in wider or narrower types, and only nulls in one of their own.
+    # Other libraries write wider or narrower types, and a null type for a column of nulls.
     elif not (
         found == kind
         or (pa.types.is_integer(kind) and pa.types.is_integer(found))
@@ -181,7 +176,7 @@ def _null_faults(column: pa.ChunkedArray, wanted: pa.Field, prefix: str = "") ->
 
 
 def check_training_rows(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raise DataError at the first row that breaks the contract of training rows, naming row and field."""
+    """Raise DataError at the first row that breaks the contract, naming row and field."""
     for number, row in enumerate(rows):
         if fault := _fault(row):
             raise DataError(f"training row {number}: {fault}")
@@ -220,7 +215,7 @@ def _fault(row: Mapping[str, Any]) -> str | None:
 
 
 def _missing_fields(row: Any, fields: Iterable[pa.Field], prefix: str = "") -> list[str]:
-    """Schema fields that a row lacks, at any depth; a null value counts as present, unless it is a struct."""
+    """Schema fields that a row lacks, at any depth. A null is present unless it should be a struct."""
     missing = []
     for field in fields:
         name = prefix + field.name

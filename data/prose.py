@@ -1,12 +1,11 @@
-"""What of a text can be asked about: its sentences, and not code, tables, or lists of links.
+"""Which parts of a text can be asked about: sentences, but not code, tables or lists of links.
 
     prose_share("| `'B'` | `unsigned_char(bitwise=True)` |")    # 0.0
     without_lead_in("It has two parts. The output is:")         # "It has two parts."
 
-A chunk of a long document may be the middle of a listing, or end with the line that introduces one. Both are
-found by searching all the same; as a prompt, the first has nothing that a question could be about, and the
-second asks about what is not shown. What a fence has is code, also where a cut has torn the fence; and so are
-the comments in code, of which a torn part may consist, and headings, which begin as Python's comments do.
+A chunk may be the middle of a listing, or end with the line that introduces one. Search finds both, but the
+first gives no question and the second asks about hidden text. Fenced text is code even if a cut tore the
+fence. Comments in code and headings, which look like Python comments, do not count either.
 """
 
 import re
@@ -16,23 +15,22 @@ from itertools import groupby
 from search.indexing.boundaries import SENTENCE_END
 
 _RUN = 5
-"""Words in a row, numbers aside, that make a sentence: less is a label, a cell, or a call's arguments."""
-_UNSPACED = 10
-"""Letters in a row that do, of a script without spaces."""
+"""Words in a row, without numbers, that make a sentence. Fewer are a label, a cell or a call's arguments."""
+_UNSPACED = 10  # letters in a row that make a sentence in a script without spaces
 _WORD = re.compile(
     r"[(\[{<\"'“‘«„*_`¿¡]*"
     r"(?:[^\W\d_]+(?:[-'’/\u00ad][^\W\d_]+)*|\d[\d.,]*\w?)"
     r"[)\]}>\"'”’»*_`,;:.!?…।،؛؟]*"
 )
 _FENCE = re.compile(r"^[ \t>]*(?:`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
-"""And the language, which only the line that opens a fence has."""
+"""Also captures the language, which only an opening fence has."""
 _COMMENT = re.compile(r"(?:^|(?<=\s))(?://+|/\*+|#{1,6})[ \t][^\n]*", re.MULTILINE)
 _LEADS_ON = re.compile(r"(?:[:：][\"'”’)*_`]*|(?:\A|\n)#{1,6} [^\n]+)\Z")
-"""At the end of a text: a colon, or a heading."""
+"""A colon or a heading at the end of a text."""
 
 
 def prose_share(text: str, enough: float = 1.0) -> float:
-    """The share of a text's characters, without white space, that is in sentences; counts up to `enough`."""
+    """Return the share of a text's characters, without white space, in sentences. Counts up to `enough`."""
     total = sum(map(len, text.split()))
     if not total:
         return 0.0
@@ -41,7 +39,7 @@ def prose_share(text: str, enough: float = 1.0) -> float:
 
 
 def _outside_fences(text: str) -> list[str]:
-    """What no fence has; of a text that may as well begin inside of one, both readings."""
+    """The text outside fences. If the text may begin inside a fence, both readings."""
     parts = _FENCE.split(text)
     texts, languages = parts[0::2], parts[1::2]
     readings = [" | ".join(texts[0::2]), " | ".join(texts[1::2])]
@@ -50,7 +48,7 @@ def _outside_fences(text: str) -> list[str]:
 
 
 def _sentences(text: str, enough: float) -> int:
-    """The characters of a text that are in sentences, without white space; counts up to `enough`."""
+    """Count the characters in sentences, without white space, up to `enough`."""
     prose = 0
     for is_word, run in groupby(text.split(), _is_word):
         some = list(run)
@@ -62,7 +60,7 @@ def _sentences(text: str, enough: float) -> int:
 
 
 def _is_word(text: str) -> bool:
-    # Vowel signs, as of Hindi, and accents apart from their letters are no letters to a regular expression.
+    # To a regular expression, Hindi vowel signs and separate accents are no letters.
     letters = text if text.isascii() else "".join(c for c in text if unicodedata.category(c)[0] != "M")
     return _WORD.fullmatch(letters) is not None
 
@@ -72,15 +70,15 @@ def _is_unspaced(word: str) -> bool:
 
 
 def without_lead_in(text: str) -> str:
-    """The text without a last sentence or heading that only introduces what comes next.
+    """Return the text without a last sentence or heading that only introduces the next part.
 
-    A text that is nothing else stays as it is.
+    A text that is nothing else stays unchanged.
     """
     shown = text.rstrip()
     while _LEADS_ON.search(shown):
         last = shown.rfind("\n\n") + 1
         ends = [end for match in SENTENCE_END.finditer(shown[last:-1]) if (end := match.end())]
-        # A beginning of the text as it is: the prompts are compared with the index.
+        # Keep an exact beginning of the text, because prompts are compared with the index.
         shown = shown[: last + (ends[-1] if ends else 0)].rstrip()
         if not shown:
             return text

@@ -1,9 +1,7 @@
-"""How fit a corpus is to be asked about: what was read and left out, and how many hops it carries.
+"""Reports how well a corpus suits questions: its used and skipped entries, and the hops it carries.
 
-    report = quality(prompts, chains, index)
-    write_quality(Path("data/quality.json"), report)
-
-It is printed by prepare-data and stands next to the prompts, so that a preview and a person read the same.
+report = quality(prompts, chains, index)
+write_quality(Path("data/quality.json"), report)
 """
 
 import json
@@ -22,7 +20,7 @@ FILE = "quality.json"
 def quality(
     prompts: PrepareReport, chains: Mapping[str, int] | None, index: IndexReport | None
 ) -> dict[str, Any]:
-    """Return the report; `index` is None for one that was there before, `chains` where none were counted."""
+    """Return the report. `index` is None if it existed before, `chains` is None if links were not counted."""
     report: dict[str, Any] = {}
     if index is not None:
         survey = index.survey
@@ -62,7 +60,7 @@ def write_quality(path: Path, report: Mapping[str, Any]) -> None:
 def quality_lines(
     prompts: PrepareReport, chains: Mapping[str, int] | None, index: IndexReport | None
 ) -> Iterator[str]:
-    """Yield what a person has to know before the prompts are paid for, one thing a line."""
+    """Yield what you must know before you pay for the prompts, one thing per line."""
     if index is not None:
         yield from index.survey.reading.lines()
         if index.survey.duplicates:
@@ -71,12 +69,12 @@ def quality_lines(
     if prompts.read_documents < prompts.corpus_documents:
         yield (
             f"{prompts.read_documents:,} of {prompts.corpus_documents:,} entries were drawn at random, as "
-            "many as the prompts needed; what was left out is counted among these"
+            "many as needed. The counts below refer to them"
         )
     yield from _left_out(prompts.short, prompts, "too short to ask about")
     yield from _left_out(prompts.unsaid, prompts, "with hardly a sentence to ask about")
-    yield from _left_out(prompts.repeated, prompts, "with the words of another")
-    yield from _left_out(prompts.cut_documents, prompts, "cut after a sentence, as they are long")
+    yield from _left_out(prompts.repeated, prompts, "with the words of another entry")
+    yield from _left_out(prompts.cut_documents, prompts, "too long and cut after a sentence")
     if chains is None:
         why = "a large corpus, a script without spaces, or fit_hops=false"
         yield f"links of documents were not counted ({why}): the hop ratio is kept"
@@ -84,13 +82,13 @@ def quality_lines(
     lengths = Counter(chains.values())
     two, three, four = (sum(lengths[more] for more in lengths if more >= hop) for hop in (2, 3, 4))
     yield (
-        f"of {len(chains)} entries {two} begin a chain of 2 documents that name one another, {three} of 3, "
+        f"of {len(chains)} entries {two} begin a chain of 2 documents that name each other, {three} of 3, "
         f"{four} of 4"
     )
     if prompts.hop_counts != prompts.wanted_hops:
         yield (
-            f"the hop ratio is adapted, as too few documents lead to others: {in_words(prompts.hop_counts)}, "
-            f"not {in_words(prompts.wanted_hops)}"
+            f"the hop ratio is adapted because too few documents lead to others: "
+            f"{in_words(prompts.hop_counts)}, not {in_words(prompts.wanted_hops)}"
         )
 
 

@@ -1,11 +1,10 @@
-"""The question of one record of a file, whatever its fields are called.
+"""Finds the question of a record, whatever its fields are called.
 
     row = read_row({"Question": "Who founded Orrin?", "Answer": "Vell"}, FieldNames())
     row.question, row.answers                             # "Who founded Orrin?", ("Vell",)
 
-The names known here are those of the seven benchmarks as they were published, of their copies in the layouts
-of Search-R1 and FlashRAG, and of this project's own files; case, spaces and hyphens in names do not count.
-Others are given by `FieldNames`.
+Knows the field names of the seven published benchmarks, of their copies in Search-R1 and FlashRAG, and of
+this project's files. Ignores case, spaces and hyphens. `FieldNames` adds others.
 """
 
 import ast
@@ -21,27 +20,25 @@ ANSWERS = (
     *("reward_model.ground_truth.target", "golden_answers", "possible_answers", "answers", "answer"),
     *("targets", "target", "gold_answers", "gold_answer", "ground_truth"),
 )
-ALIASES = ("answer_aliases",)
-"""Accepted besides the answer (MuSiQue)."""
+ALIASES = ("answer_aliases",)  # accepted besides the answer (MuSiQue)
 IDS = ("id", "_id", "qid", "question_id", "questionid")
 HOP = ("hop", "extra_info.hop")
 DOCUMENTS = ("doc_ids", "extra_info.doc_id")
-SOURCE = "data_source"
-"""Names the benchmark of a row where a file holds several."""
+SOURCE = "data_source"  # names the benchmark of a row in a file with several
 KNOWN = (*QUESTION, *ANSWERS, *ALIASES, *IDS, *HOP, *DOCUMENTS, SOURCE)
 
-# Where an answer is an object: TriviaQA's, and SQuAD's.
+# Answers are objects in TriviaQA and SQuAD.
 _PARTS = ("value", "aliases", "normalized_aliases", "normalizedaliases", "text")
 _QUOTED = r"'[^']*'|\"[^\"]*\""
-# As numpy prints an array of texts, which is what pandas writes into a csv: no commas.
+# pandas writes an array of texts into a csv as numpy prints it, without commas.
 _PRINTED_ARRAY = re.compile(rf"\[\s*(?:{_QUOTED})(?:\s+(?:{_QUOTED}))+\s*\]")
-# MuSiQue has the number of hops in its ids alone: 2hop__…, 3hop1__….
+# MuSiQue has the number of hops only in its ids: 2hop__…, 3hop1__….
 _HOPS_IN_ID = re.compile(r"([1-9])hop\d?__.+")
 
 
 @dataclass(frozen=True)
 class FieldNames:
-    """The fields of question, answers and documents, where they are not among the known ones."""
+    """The fields of question, answers and documents, if they have unknown names."""
 
     question: str | None = None
     answers: str | None = None
@@ -49,25 +46,24 @@ class FieldNames:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a record says; empty where it says nothing."""
+class QuestionRow:
+    """The contents of a record, empty where it has none."""
 
     question: str
     answers: tuple[str, ...]
     id: str
     hop: int | None
     documents: tuple[str, ...]
-    source: str | None
-    """None without the field; empty where it is there and has no text."""
+    source: str | None  # None without the field, empty if it has no text
 
 
-def read_row(record: Mapping[str, Any], names: FieldNames) -> Row:
-    """Read one record; what is missing in it is for the caller to judge."""
+def read_row(record: Mapping[str, Any], names: FieldNames) -> QuestionRow:
+    """Read one record. The caller judges missing parts."""
     question = _first(record, (names.question,) if names.question else QUESTION)
     answers = texts(_first(record, (names.answers,) if names.answers else ANSWERS))
     documents = texts(_first(record, (names.documents,) if names.documents else DOCUMENTS))
     own_id = " ".join(texts(_first(record, IDS))[:1])
-    return Row(
+    return QuestionRow(
         question=question.strip() if isinstance(question, str) else "",
         answers=tuple(dict.fromkeys((*answers, *texts(_first(record, ALIASES))))) if answers else (),
         id=own_id,
@@ -78,7 +74,7 @@ def read_row(record: Mapping[str, Any], names: FieldNames) -> Row:
 
 
 def find(record: Any, name: str) -> Any:
-    """The value of a field, `a.b` within an object; None without it."""
+    """Return the value of a field (`a.b` within an object), or None."""
     found = list(_found(record, name))
     return found[0] if found else None
 
@@ -89,7 +85,7 @@ def has(record: Any, name: str) -> bool:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """The texts that a field gives: one, a list, such a list written as text, or an object with them."""
+    """Return the texts in a field: a text, a list, a list printed as text, or an object with texts."""
     if isinstance(value, str):
         if (listed := _listed(value)) is not None:
             return texts(listed)
@@ -97,7 +93,7 @@ def texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, bool) or value is None:
         return ()
     if isinstance(value, int | float):
-        # A column of whole numbers with a gap in it comes as 1914.0.
+        # A column of whole numbers with a gap arrives as 1914.0.
         whole = isinstance(value, float) and value.is_integer()
         return (
             () if isinstance(value, float) and math.isnan(value) else (str(int(value) if whole else value),)
@@ -110,12 +106,12 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def plain(name: str) -> str:
-    """A field's name without what people write differently."""
+    """Normalise a field name's case, spaces and hyphens."""
     return re.sub(r"[\s-]+", "_", name.strip()).lower()
 
 
 def _first(record: Any, names: Sequence[str]) -> Any:
-    """The first of these fields that has something in it."""
+    """The first of these fields that is not empty."""
     return next((value for name in names if (value := find(record, name)) not in (None, "", [])), None)
 
 
@@ -133,7 +129,7 @@ def _found(record: Any, name: str) -> Iterator[Any]:
 
 
 def _listed(text: str) -> list[Any] | None:
-    """A list that was written as text, as JSON or as Python or numpy print it; None for other text."""
+    """A list printed as text by JSON, Python or numpy. None for other text."""
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")):
         return None

@@ -1,11 +1,9 @@
-"""The search of a corpus as an environment: the solver's task, its tool and its reward, as `env=search`.
+"""Search of a corpus as an environment: the solver's task, tool and reward as `env=search`.
 
     drzero train env=search hardware=cpu model=demo-policy +environment.options.train=QUESTIONS.parquet
 
-A row is a question with its answers, from any file that `data.benchmarks` reads: synthesized pairs, a
-benchmark, the demo world's chains. The same prompt, calls, passages and reward as in the solver stage, whose
-agent loop has the accounts of searches by hop besides. A search that the service fails to answer spoils the
-episode.
+A row is a question with its answers from any file that `data.benchmarks` reads. Prompt, calls, passages and
+reward are the solver stage's. A search that the service fails to answer spoils the episode.
 """
 
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, 
 
 
 class SearchTaskset(Taskset):
-    """Questions to be answered by searching."""
+    """Questions that the model answers by searching."""
 
     needs_retrieval = True
     filters_groups = True
@@ -49,12 +47,12 @@ class SearchTaskset(Taskset):
     ) -> None:
         self._files: dict[str, str] = {"train": train, "eval": eval}
         self.client = SearchClient(url, topk=topk, deadline_s=deadline_s)
-        """One for all episodes; its connections are those of the event loop that it is used in."""
+        """Shared by all episodes. Its connections belong to the event loop that uses it."""
         self.response_limit, self.form, self.max_turns = response_limit, form, turns
         self.timeout_s = 2 * deadline_s
 
     def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
-        """The questions of the split's file, in an order of the seed's."""
+        """Return questions of the split's file, shuffled by the seed."""
         questions = load_benchmark(Path(self._files[split]))
         Random(seed).shuffle(questions)
         return [
@@ -63,36 +61,36 @@ class SearchTaskset(Taskset):
         ]
 
     def episode(self, row: Row) -> "SearchEpisode":
-        """One question."""
+        """Return the episode of one question."""
         return SearchEpisode(self, str(row.data["question"]), list(row.data["targets"]))
 
 
 class SearchEpisode(Episode):
-    """One question, answered by the model after as many searches as it likes."""
+    """One question, answered after any number of searches."""
 
     def __init__(self, taskset: SearchTaskset, question: str, targets: Sequence[str]) -> None:
         self._taskset, self._question, self._targets = taskset, question, targets
         self._turns: list[method.Turn] = []
 
     def messages(self) -> Sequence[Message]:
-        """The solver's prompt."""
+        """Return the solver's prompt."""
         return solver_messages(self._question, self._taskset.form, self._taskset.max_turns)
 
     def tools(self) -> Sequence[dict[str, Any]]:
-        """The search tool."""
+        """Return the search tool."""
         return [SEARCH_TOOL_SCHEMA]
 
     async def respond(self, turn: Turn) -> Sequence[Message] | None:  # type: ignore[override]
-        """The passages of the turn's searches; no search ends the episode."""
+        """Return the passages of the turn's searches. A turn without a search ends the episode."""
         calls = tuple(parse_tool_calls(turn.text))
         self._turns.append(method.Turn(turn.text, calls, turn.truncated))
-        # The passages of a call in the last turn would not be read.
+        # The model would not read the passages of a call in its last turn.
         if not calls or len(self._turns) == self._taskset.max_turns:
             return None
         return [tool_message(await self._answer(call)) for call in calls[:MAX_CALLS_PER_TURN]]
 
     async def _answer(self, call: method.SearchCall) -> str:
-        """What a call is answered; raises SearchUnavailable, which spoils the episode."""
+        """The response to a call. Raises SearchUnavailable, which spoils the episode."""
         if call.queries is None:
             return invalid_call_response(call)
         try:
@@ -102,11 +100,11 @@ class SearchEpisode(Episode):
         return format_passages(call.queries, results, self._taskset.response_limit)
 
     def score(self) -> Score:
-        """Exact match with an answer."""
+        """Score by exact match with an answer."""
         scored = solver_reward(method.Trajectory(tuple(self._turns)), self._targets)
         return Score(scored.score, bool(scored.score), {"exact": scored.score, "f1": scored.f1})
 
 
 def load(**options: Any) -> SearchTaskset:
-    """The taskset; config/environment/search.yaml has its options."""
+    """Return the taskset. config/environment/search.yaml has its options."""
     return SearchTaskset(**options)

@@ -1,8 +1,9 @@
-"""Selection: from the samples of each prompt to one accepted pair, or a rejection with its reasons.
+"""Chooses one accepted pair from the samples of each prompt, or rejects the prompt with reasons.
 
-For each prompt, in index order, the sample with the best format score among those that pass all gates is
-taken; ties go to the lower sample number. Duplicates are judged against the pairs of earlier prompts. The
-result depends on the samples only, not on the order in which they finished.
+In index order, each prompt gets the sample with the best format score that
+passes all gates. Ties
+go to the lower sample number. Duplicates are judged against the pairs of earlier prompts, so the order in
+which samples finished does not matter.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ Record = Mapping[str, Any]  # a sample record, see data/pairs.py
 
 @dataclass(frozen=True)
 class RefusedSample:
-    """A refused sample, and every reason found against it."""
+    """A refused sample with every reason."""
 
     sample: int
     question: str | None
@@ -30,7 +31,7 @@ class RefusedSample:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A prompt without a pair; `samples` may be empty."""
+    """A prompt without a pair. `samples` may be empty."""
 
     prompt_index: int
     hop: int
@@ -39,38 +40,39 @@ class Rejection:
 
     @property
     def reason(self) -> str:
-        """Why there is no pair, in one phrase; the samples have their own reasons."""
+        """Why there is no pair, in one phrase."""
         return "every sample was refused" if self.samples else "no sample: services failed"
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, a line of the rejects file: the fields and the reason."""
+        """Return a line of the rejects file."""
         return asdict(self) | {"reason": self.reason}
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Accepted pairs and rejected prompts, each in index order; every prompt is in exactly one of them."""
+    """Accepted pairs and rejected prompts in index order. Each prompt is in exactly one list."""
 
     accepted: list[Pair]
     rejected: list[Rejection]
     counts: dict[str, Any]
-    """`prompts`, `samples`, `pairs`, `accepted`, `rejected`, and `gates`: for each gate that is on, the
-    number of pairs it judged and refused, and for an idle one a `note` with the reason."""
+    """`prompts`, `samples`, `pairs`, `accepted`, `rejected`, and `gates`: the pairs that each gate judged and
+    refused, with a `note` for an idle gate.
+    """
 
 
 @dataclass
 class _Candidates:
-    """The samples of one prompt: pairs that passed the gates that judge them alone, and refused samples."""
+    """One prompt's samples: pairs that passed every per-pair gate, and refused samples."""
 
     index: int
     hop: int
     doc_id: str
     pairs: list[Pair] = field(default_factory=list)
     refused: list[RefusedSample] = field(default_factory=list)
-    alone: list[dict[str, str]] = field(default_factory=list)
-    """The reasons, by gate, against each pair alone; {} where it passed."""
-    among: list[dict[str, str]] = field(default_factory=list)
-    """The same against each of `pairs`, given those accepted before it."""
+    per_pair: list[dict[str, str]] = field(default_factory=list)
+    """Reasons against each pair from the per-pair gates, by gate."""
+    across_pairs: list[dict[str, str]] = field(default_factory=list)
+    """Reasons against each of `pairs`, given those accepted before it."""
 
 
 def select(
@@ -78,20 +80,19 @@ def select(
 ) -> Selection:
     """Choose a pair for each of `prompts`, rows of the challenger parquet.
 
-    Raises:
-        DataError: a prompt or a record occurs twice, or a record is of another prompt or is damaged.
+    Raises DataError if a prompt or record occurs twice, or a record is damaged or belongs to another prompt.
     """
     rows = prompts_by_index(prompts)
     if strange := sorted(set(records_by_prompt) - set(rows)):
         raise DataError(
-            f"there are samples of prompt {strange[0]}, which is not among the {len(rows)} prompts to select "
-            "for: the journal and the prompts file do not belong together"
+            f"there are samples of prompt {strange[0]}, which is not among the {len(rows)} prompts: "
+            "the journal and the prompts file do not belong together"
         )
     candidates = [_candidates(rows[index], records_by_prompt.get(index, ()), gates) for index in sorted(rows)]
     accepted, rejected = _choose(candidates, gates)
-    alone = [reasons for found in candidates for reasons in found.alone]
-    among = [reasons for found in candidates for reasons in found.among]
-    judged = dict.fromkeys(gates.alone, alone) | dict.fromkeys(gates.among, among)
+    alone = [reasons for found in candidates for reasons in found.per_pair]
+    across = [reasons for found in candidates for reasons in found.across_pairs]
+    judged = dict.fromkeys(gates.per_pair, alone) | dict.fromkeys(gates.across_pairs, across)
     refused = {name: sum(name in reasons for reasons in all_of) for name, all_of in judged.items()}
     counts = {
         "prompts": len(rows),
@@ -108,7 +109,7 @@ def select(
 
 
 def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """The prompt rows by `extra_info.index`; raises DataError when two have the same."""
+    """Return the prompt rows by `extra_info.index`. Raises DataError if two share one."""
     numbers = Counter(row["extra_info"]["index"] for row in prompts)
     if twice := [index for index, count in numbers.items() if count > 1]:
         raise DataError(
@@ -118,7 +119,7 @@ def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[
 
 
 def _candidates(row: Mapping[str, Any], records: Sequence[Record], gates: Gates) -> _Candidates:
-    """Judge each sample of one prompt alone."""
+    """Judge each sample of one prompt by the per-pair gates."""
     extra = row["extra_info"]
     found = _Candidates(extra["index"], extra["hop"], extra["doc_id"])
     ordered = sorted(records, key=lambda record: record["sample"])
@@ -135,7 +136,7 @@ def _candidates(row: Mapping[str, Any], records: Sequence[Record], gates: Gates)
             found.refused.append(RefusedSample(record["sample"], question, answer, (pair,)))
             continue
         reasons = gates.judge(pair)
-        found.alone.append(reasons)
+        found.per_pair.append(reasons)
         if reasons:
             found.refused.append(_refused(pair, reasons))
         else:
@@ -144,15 +145,15 @@ def _candidates(row: Mapping[str, Any], records: Sequence[Record], gates: Gates)
 
 
 def _choose(candidates: Sequence[_Candidates], gates: Gates) -> tuple[list[Pair], list[Rejection]]:
-    """Take the best of each prompt's pairs that duplicates none of those already accepted."""
+    """Take the best of each prompt's pairs that duplicates no accepted one."""
     before = gates.accepted([pair for found in candidates for pair in found.pairs])
     accepted: list[Pair] = []
     rejected: list[Rejection] = []
     for found in candidates:
         passed = []
         for pair in found.pairs:
-            reasons = gates.judge_among(pair, before)
-            found.among.append(reasons)
+            reasons = gates.judge_across(pair, before)
+            found.across_pairs.append(reasons)
             if reasons:
                 found.refused.append(_refused(pair, reasons))
             else:

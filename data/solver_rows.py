@@ -1,9 +1,7 @@
 """The solver's training data: accepted pairs as parquet rows, and the file of rejected prompts.
 
-`train.parquet` and `val.parquet` share no document, so validation questions are about documents that training
-does not see. A hash of document and seed decides which documents are held out. Each file is read back and
-checked (data/pairing.py) before it gets its final name; at the end `check_partition` reads all three files
-and checks that each prompt is in exactly one of them.
+`train.parquet` and `val.parquet` share no document. A hash of document and seed decides which documents are
+held out. Each file is read back and checked (data/pairing.py) before it gets its final name.
 """
 
 import json
@@ -32,14 +30,12 @@ class SolverSplitReport:
     """What `write_solver_split` wrote."""
 
     train_path: Path
-    val_path: Path | None
-    """None when all pairs are about one document, which cannot be in both files."""
+    val_path: Path | None  # None if all pairs share one document, which cannot be in both files
     train_rows: int
     val_rows: int
     train_documents: int
     val_documents: int
-    pairing_checked: int
-    """Rows read back and checked; 0 when the gate `pairing` is off."""
+    pairing_checked: int  # rows read back and checked, 0 if the gate `pairing` is off
 
 
 def write_solver_split(
@@ -55,19 +51,17 @@ def write_solver_split(
     max_val_rows: int = 1200,
     pairing: bool = True,
 ) -> SolverSplitReport:
-    """Write `train.parquet` and `val.parquet`, in the order of the prompts.
+    """Write `train.parquet` and `val.parquet` in the order of the prompts.
 
-    `prompts` are the challenger rows of the pairs; `generator_checkpoint` names the challenger that wrote
-    them. Validation gets at most `val_share` of the rows and at most `max_val_rows`, but at least one
-    document.
+    `prompts` are the pairs' challenger rows. `generator_checkpoint` names the challenger that wrote them.
+    Validation gets at most `val_share` of the rows and `max_val_rows`, but at least one document.
 
-    Raises:
-        DataError: there is no accepted pair.
-        PairingError: the fields of a row read back do not belong together; the file is not kept.
+    Raises DataError without accepted pairs, PairingError if a row read back is inconsistent (the file is
+    removed).
     """
     if not accepted:
         raise DataError(
-            f"no pair was accepted of {len(prompts)} prompts, so the solver has nothing to train on: see "
+            f"no pair was accepted from {len(prompts)} prompts, so the solver has nothing to train on: see "
             f"{out_dir / REJECTS} for the reasons, then train the challenger longer or loosen the gates"
         )
     rows = prompts_by_index(prompts)
@@ -82,7 +76,7 @@ def write_solver_split(
     for split, pairs in parts.items():
         path = paths[split]
         if not pairs:
-            path.unlink(missing_ok=True)  # an earlier run may have written one
+            path.unlink(missing_ok=True)  # of an earlier run
             continue
         check = partial(
             check_pairing,
@@ -117,7 +111,7 @@ def _solver_row(
     prompt: Mapping[str, Any],
     generator_checkpoint: str,
 ) -> dict[str, Any]:
-    """One row of the solver's file: the conversation that asks, the answer, and where both come from."""
+    """One row: the prompt, the answer, and their source."""
     extra_info = {
         "index": pair.prompt_index,
         "split": split,
@@ -136,12 +130,12 @@ def _solver_row(
 
 
 def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
-    """Write `rejects.jsonl`: a line for each prompt without a pair.
+    """Write `rejects.jsonl`, a line for each prompt without a pair.
 
         {"prompt_index": 7, "hop": 2, "doc_id": "…", "samples": […], "reason": "every sample was refused"}
 
-    Each of `samples` has its number, its question and answer, and every reason against it. The list is empty
-    when services failed for all samples, and `reason` says so.
+    Each sample has its number, question, answer and every reason against it. `samples` is empty if services
+    failed for all.
     """
     path = out_dir / REJECTS
     write_jsonl(path, (rejection.to_dict() for rejection in rejected))
@@ -151,8 +145,7 @@ def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
 def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None:
     """Read the three written files and check that each prompt is in exactly one of them, once.
 
-    Raises:
-        DataError: a prompt is missing, occurs twice, or is none of `prompts`.
+    Raises DataError if a prompt is missing, repeated or unknown.
     """
     places: Counter[int] = Counter()
     for path in (out_dir / TRAIN, out_dir / VAL):
@@ -176,9 +169,10 @@ def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None
 
 
 def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
-    """The documents to hold out, with at most `rows` rows together; the same for the same documents and seed.
+    """Return the documents to hold out, with at most `rows` rows together. Deterministic for documents and
+    seed.
 
-    If every document has more rows than that, the smallest is held out; a single document is never held out.
+    If every document has more rows, the smallest is held out. A single document never is.
     """
     sizes = Counter(_document_key(pair) for pair in pairs)
     if len(sizes) < 2:
@@ -194,5 +188,5 @@ def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
 
 
 def _document_key(pair: Pair) -> str:
-    """A hash of the text, not the id: a corpus may hold one text under several ids."""
+    """A hash of the text, because a corpus may hold one text under several ids."""
     return sha256(pair.document.encode()).hexdigest()

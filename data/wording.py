@@ -1,6 +1,6 @@
-"""What a question looks like: whether it asks, once, for something it names, and shows no template.
+"""Whether a text is one clear question without template text.
 
-The patterns for words are English; a question in another language is judged by its marks alone.
+The word patterns are English. A question in another language is judged only by its punctuation.
 """
 
 import re
@@ -10,15 +10,15 @@ from data.leaks import words_of
 from verl_ext.method.answers import space_characters
 
 MAX_QUESTION_WORDS = 50
-"""A longer question is refused. The published recipe cuts it, after which it need not ask for anything."""
+"""Longer questions are refused. The published recipe cuts them, after which they may ask for nothing."""
 
 _ASKING = "who|whom|whose|what|which|when|where|why|how"
-# "Will" and "May" begin names too, so without a question mark they prove nothing.
+# "Will" and "May" also begin names, so they prove nothing without a question mark.
 _AUXILIARY = "is|are|was|were|do|does|did|has|have|had|can|could"
 _PREPOSITION = (
     "in|on|at|to|from|of|by|for|with|under|over|near|during|after|before|into|through|about|besides|since"
 )
-# "Name", "state" and "list" are nouns too, so the thing they ask for must follow.
+# "Name", "state" and "list" are also nouns, so what they ask for must follow.
 _IMPERATIVE = "name|list|identify|give|tell|find|determine|specify|state"
 _ASKED_FOR = rf"the|an?|all|any|both|one|two|three|me|us|its|his|her|their|every|each|{_ASKING}|\S+['’]s?"
 _BEGINS_AS_QUESTION = re.compile(
@@ -27,7 +27,7 @@ _BEGINS_AS_QUESTION = re.compile(
 )
 # Arabic ؟ and Ethiopic ፧, the interrobang, and Japanese か; NFKC turns the other forms of "?" into it.
 _ENDS_AS_QUESTION = re.compile(r"(?:[?؟፧‽]|か。?)$")
-# The Armenian mark stands within the word that it asks about. The Greek one looks like a semicolon.
+# The Armenian mark stands inside a word. The Greek one looks like a semicolon.
 _ASKS_WITHIN = re.compile(r"՞|[\u0370-\u03ff\u1f00-\u1fff]\W*;$")
 _EXCLAIMS = re.compile(r"(?:what an?|how)\b[^?]*!$", re.IGNORECASE)
 _AROUND = " \t\"'“”‘’«»「」『』()*_"
@@ -47,7 +47,7 @@ _LEFTOVERS = {
         rf"|\b(?:{_COUNT})[\s-]hops?\s*(?:question\b|:)",
         re.IGNORECASE,
     ),
-    # The solver never sees the source: "the text of the treaty" says which one is meant, "the text" does not.
+    # The solver never sees the source. "The text of the treaty" is clear without it, "the text" is not.
     "a mention of the source": re.compile(
         rf"\b(?:this|above|given|provided|following|preceding)\s+(?:{_SOURCE}|context)s?\b"
         rf"|\b(?:{_SOURCE})s?\s+(?:above|below|given|provided)\b"
@@ -89,12 +89,11 @@ _DANGLING = re.compile(
 _ASKS_YES_NO = re.compile(rf"(?:^|,\s*)(?:{_AUXILIARY}|will|would|should|might|must)\s", re.IGNORECASE)
 _OTHER = "the|that|this|its|his|her|their|and|or|not|than|will|would|should|might|must"
 _COMMON = frozenset("|".join((_ASKING, _AUXILIARY, _PREPOSITION, _IMPERATIVE, _OTHER)).split("|"))
-_SAME_LETTERS = 4
-"""Names that begin with the same letters are taken for one: Norway, Norwegian."""
+_SAME_LETTERS = 4  # names that share this many first letters count as one: Norway, Norwegian
 
 
 def is_question(text: str) -> bool:
-    """Whether the text asks: three or more words that end with a question mark or open as questions do.
+    """Whether the text asks: three or more words that end with a question mark or open like a question.
 
     Such openings are "Which …", "In which …", "Does …" and "Name the …". In scripts without spaces each
     character counts as a word.
@@ -106,7 +105,7 @@ def is_question(text: str) -> bool:
 
 
 def unclear(question: str) -> str | None:
-    """What keeps the question from being one clear question: "asks twice", …; None if nothing does."""
+    """Return why the question is unclear ("asks twice", …), or None."""
     bare = unicodedata.normalize("NFKC", question).strip(_AROUND)
     if _SECOND.search(bare) or (_BEGINS_AS_QUESTION.match(bare) and _JOINED.search(bare)):
         return "asks twice"
@@ -124,9 +123,9 @@ def asks_yes_no(question: str) -> bool:
 
 
 def names_of(question: str) -> set[str]:
-    """The words of the question's names, which are recognised by their capitals, and its numbers.
+    """Return the words of the question's names, recognised by capitals, and its numbers.
 
-    Without a name, all its words of more than three letters but the common ones, and its numbers.
+    Without a name, returns its uncommon words of more than three letters, and its numbers.
     """
     tokens = re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", question))
     names = {word for token in tokens if token[0].isupper() for word in words_of(token)} - _COMMON
@@ -135,14 +134,14 @@ def names_of(question: str) -> set[str]:
 
 
 def share_of_names(question: str, text: str) -> float:
-    """The share of the question's names that occur in the text; 1 for a question without any."""
+    """Return the share of the question's names that occur in the text, or 1 if it has none."""
     names = names_of(question)
     there = {word[:_SAME_LETTERS] for word in words_of(text)}
     return sum(name[:_SAME_LETTERS] in there for name in names) / len(names) if names else 1.0
 
 
 def template_leftover(text: str) -> str | None:
-    """The kind of template text that is left ("a tag", "a placeholder", …) and the match itself, or None."""
+    """Return the kind of leftover template text ("a tag", "a placeholder", …) and the match, or None."""
     for kind, pattern in _LEFTOVERS.items():
         if found := pattern.search(text):
             return f"{kind} ({found[0]!r})"

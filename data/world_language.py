@@ -1,8 +1,8 @@
 """The words of the demo world: invented names, and each relation as statement, noun phrase and question.
 
-Every entry of `RELATIONS` is one functional relation. `says` are clauses of a passage ("was born in {y}"),
-`means` are noun phrases for its object given its subject ("the birthplace of {x}"; empty where the object is
-a plain value, at which a walk ends), `asks` are the questions whose answer is the object.
+In `RELATIONS`, `says` are clauses of a passage ("was born in {y}"), `means` are noun phrases for the object
+("the birthplace of {x}", empty for a plain value, which ends a walk), `asks` are questions whose answer is
+the object.
 """
 
 import random
@@ -28,7 +28,7 @@ PRONOUNS = {
     "river": ("It", "The river"),
     "region": ("It", "The region"),
 }
-# A closing sentence without any fact, for passages that have few.
+# A closing sentence without a fact, for passages with few facts.
 COLOUR = {
     "person": (
         "Neighbours speak well of this quiet person.",
@@ -65,7 +65,7 @@ COLOUR = {
 
 @dataclass(frozen=True)
 class Relation:
-    """One functional relation: the kind of its subject, the kind or plain values of its object, its words."""
+    """One functional relation: kind of its subject, kind or plain values of its object, phrasings."""
 
     subject: str
     object: str | tuple[str, ...]
@@ -88,10 +88,10 @@ _VALUES = {
     "year": tuple(str(year) for year in range(1640, 1960)),
     "length": tuple(f"{length} km" for length in range(60, 800, 7)),
 }
-"""The objects that are plain values."""
+"""Objects that are plain values."""
 
-# Subject, name and object of each relation, then what it says, means (no line for a plain value) and asks.
-# The first relation of each kind says what the thing is: it opens the passage.
+# Subject, name and object of each relation, then the phrasings: says, means (not for a plain value), asks.
+# The first relation of each kind defines the thing and opens its passage.
 _TABLE = """
 person trade trade
     is a {y} | is a {y} by trade
@@ -182,7 +182,7 @@ region emblem emblem
 
 
 def _relations() -> Iterator[tuple[str, Relation]]:
-    """The relations of the table by name."""
+    """The relations of the table, by name."""
     for entry in re.split(r"\n(?=\S)", _TABLE.strip()):
         first, *lines = entry.splitlines()
         subject, name, thing = first.split()
@@ -196,10 +196,10 @@ RELATIONS = dict(_relations())
 
 
 def invented_word(rng: random.Random) -> str:
-    """A capitalised word of two syllables such as "Zolvan"; about 160,000 are possible."""
+    """Return a capitalised word of two syllables such as "Zolvan", out of about 160,000."""
     return "".join(rng.choice(part.split()) for part in _SYLLABLES).capitalize()
 
 
 def say(rng: random.Random, relation: str, thing: str) -> str:
-    """A clause that states a relation, without its subject: "was born in Drosken"."""
+    """Return a clause without a subject, such as "was born in Drosken"."""
     return rng.choice(RELATIONS[relation].says).format(y=thing)

@@ -71,7 +71,7 @@ def test_yes_and_no_need_every_name_of_their_question_in_a_text(answer: str) -> 
     "question", ["What is the capital of France?", "Xbar qux blorf zindle?", "which queen wrote poems?"]
 )
 def test_a_question_about_nothing_that_was_read_has_no_evidence(question: str) -> None:
-    assert "nothing that the question names" in (evidence(pair(question)) or "")
+    assert "anything that the question names" in (evidence(pair(question)) or "")
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_a_gate_that_is_off_judges_nothing(name: str) -> None:
     settings = replace(GateSettings(near_duplicate_cosine=0.9), **{name: False})
     gates = Gates(settings, embed=letters, benchmark_questions=[benchmark_question("Who?")])
     others = {"evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"} - {name}
-    assert {*gates.alone, *gates.among} == others
+    assert {*gates.per_pair, *gates.across_pairs} == others
 
 
 def test_every_reason_begins_with_the_name_of_its_gate() -> None:
@@ -367,8 +367,8 @@ def test_every_reason_begins_with_the_name_of_its_gate() -> None:
     gates = Gates(GateSettings(near_duplicate_cosine=0.1), embed=letters, benchmark_questions=known)
     accepted = gates.accepted([bad, replace(bad, prompt_index=2)])
     accepted.add(replace(bad, prompt_index=2))
-    reasons = gates.judge(bad) | gates.judge_among(bad, accepted)
-    assert list(reasons) == [*gates.alone, *gates.among]
+    reasons = gates.judge(bad) | gates.judge_across(bad, accepted)
+    assert list(reasons) == [*gates.per_pair, *gates.across_pairs]
     assert all(reason.startswith(f"{name}: ") for name, reason in reasons.items())
 
 
@@ -382,7 +382,7 @@ def test_judging_twice_changes_nothing(question: str, answer: str, hop: int) -> 
     one = pair(question, answer, search(), hop=hop)
     accepted = gates.accepted([one])
     assert gates.judge(one) == gates.judge(one)
-    assert gates.judge_among(one, accepted) == gates.judge_among(one, accepted) == {}
+    assert gates.judge_across(one, accepted) == gates.judge_across(one, accepted) == {}
 
 
 # --- planted faults ----------------------------------------------------------------------------------------

@@ -352,7 +352,7 @@ def test_no_document_is_asked_for_more_hops_than_its_chain_has(prepare: Prepare)
     assert report.hop_counts == {1: 16, 2: 12, 3: 12, 4: 0}
     told = list(quality_lines(report, chains, None))
     assert told[0].startswith(
-        "of 20 entries 13 begin a chain of 2 documents that name one another, 6 of 3, 0 "
+        "of 20 entries 13 begin a chain of 2 documents that name each other, 6 of 3, 0 "
     )
     assert "the hop ratio is adapted" in told[1] and "not 16 of 1 hop, 12 of 2 hops, 8 of 3" in told[1]
 
@@ -588,7 +588,10 @@ def test_a_column_of_another_shape_is_refused_with_file_and_field(
     tmp_path: Path, columns: dict[str, pa.Array], message: str
 ) -> None:
     pq.write_table(pa.table(columns), tmp_path / "foreign.parquet")
-    with pytest.raises(DataError, match=rf"foreign\.parquet is no file of training rows.*{message}"):
+    with pytest.raises(
+        DataError,
+        match=rf"foreign\.parquet has the columns of training rows but not their contents.*{message}",
+    ):
         read_parquet(tmp_path / "foreign.parquet", list(columns))
 
 

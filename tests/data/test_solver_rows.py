@@ -127,7 +127,7 @@ def test_the_report_counts_rows_and_documents(write: Write) -> None:
 
 
 def test_no_accepted_pair_is_an_error_that_points_to_the_reasons(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no pair was accepted of 3 prompts.*rejects\.jsonl"):
+    with pytest.raises(DataError, match=r"no pair was accepted from 3 prompts.*rejects\.jsonl"):
         write([], prompts=[prompt(i) for i in range(3)])
     assert not (tmp_path / "out" / "train.parquet").exists()
 

@@ -642,7 +642,7 @@ def test_fewer_samples_can_be_judged_later(finished: Run, config: DictConfig) ->
 
 def test_no_pair_at_all_is_an_error_that_leaves_only_the_reasons(finished: Run, config: DictConfig) -> None:
     config.gates.integrity = True
-    with pytest.raises(DataError, match=r"no pair was accepted of 12 prompts.*rejects\.jsonl"):
+    with pytest.raises(DataError, match=r"no pair was accepted from 12 prompts.*rejects\.jsonl"):
         judge_again(config, finished)
     folder = Path(config.run.dir)
     rejects = [json.loads(line) for line in (folder / "rejects.jsonl").read_text().splitlines()]
