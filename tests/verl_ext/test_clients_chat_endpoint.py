@@ -1,4 +1,4 @@
-"""Conversations over a chat endpoint, against a real server on loopback that plays a script."""
+"""Conversations with a chat endpoint, over a scripted server on loopback."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ class Library:
 def said(
     content: str | None = None, calls: Sequence[Any] = (), finish: str = "", **more: Any
 ) -> dict[str, Any]:
-    """A chat completion; a call is its arguments as text, or a whole function."""
+    """A chat completion. A call is its arguments as text, or a whole function."""
     named = [call if isinstance(call, dict) else {"name": "search", "arguments": call} for call in calls]
     asked = [{"id": f"id{n}", "type": "function", "function": one} for n, one in enumerate(named)]
     message = {"role": "assistant", "content": content, **({"tool_calls": asked} if asked else {}), **more}
@@ -48,7 +48,7 @@ def query(*queries: str) -> str:
 def attempt(
     peer: Peer, endpoint: dict[str, Any] | None = None, times: int = 1, **limits: Any
 ) -> tuple[list[SolverAttempt], ChatEndpoint]:
-    """Play one attempt after another over one endpoint."""
+    """Play attempts one after another over one endpoint."""
 
     async def play() -> tuple[list[SolverAttempt], ChatEndpoint]:
         named = {"model": "a-model", "key_variable": MODEL_KEY, "retries": 2} | (endpoint or {})
@@ -69,9 +69,12 @@ def key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODEL_KEY, KEY)
 
 
+Serve = Callable[..., Peer]
+
+
 @pytest.fixture
-def serve(start_peer: StartPeer) -> Callable[..., Peer]:
-    """Start an endpoint that answers with the given replies in turn, the last one for ever."""
+def serve(start_peer: StartPeer) -> Serve:
+    """Start an endpoint that answers with the given replies in turn, the last one forever."""
 
     def start(*replies: Any) -> Peer:
         def reply(_: dict[str, Any]) -> Any:
@@ -83,7 +86,7 @@ def serve(start_peer: StartPeer) -> Callable[..., Peer]:
     return start
 
 
-def test_a_call_is_answered_and_the_next_turn_sees_the_passages(serve: Callable[..., Peer]) -> None:
+def test_a_call_is_answered_and_the_next_turn_sees_the_passages(serve: Serve) -> None:
     peer = serve(said(None, [query("Ostrel")], reasoning_content="I look it up."), said(ANSWER))
     (played,), _ = attempt(peer)
     assert (played.finished, played.answer, played.searches) == (True, "Kestmoor", 1)
@@ -95,14 +98,11 @@ def test_a_call_is_answered_and_the_next_turn_sees_the_passages(serve: Callable[
     assert one["messages"] == solver_messages("Where is Ostrel?", "full", 5)
     assert (one["model"], one["seed"], one["temperature"], one["max_tokens"]) == ("a-model", 5, 1.0, 50)
     assert [message["role"] for message in two["messages"][2:]] == ["assistant", "tool"]
-    assert two["messages"][-1] == {
-        "role": "tool",
-        "tool_call_id": "id0",
-        "content": "[1] Ostrel: Ostrel is near Kestmoor.",
-    }
+    shown = {"tool_call_id": "id0", "content": "[1] Ostrel: Ostrel is near Kestmoor."}
+    assert two["messages"][-1] == {"role": "tool", **shown}
 
 
-def test_a_server_that_leaves_calls_in_the_text_is_answered_in_text(serve: Callable[..., Peer]) -> None:
+def test_calls_in_the_text_are_answered_in_text(serve: Serve) -> None:
     peer = serve(said(f"<think>So.</think>\n{render_tool_call(['Ostrel'])}"), said(ANSWER))
     (played,), _ = attempt(peer)
     assert played.answer == "Kestmoor" and played.searches == 1
@@ -119,9 +119,7 @@ def test_a_server_that_leaves_calls_in_the_text_is_answered_in_text(serve: Calla
         ('{"query_list": ["a </tool_call> b"]}', "a tag in it"),
     ],
 )
-def test_an_invalid_call_is_judged_as_everywhere_and_explained(
-    serve: Callable[..., Peer], call: Any, fault: str
-) -> None:
+def test_an_invalid_call_is_explained_to_the_model(serve: Serve, call: Any, fault: str) -> None:
     peer = serve(said(None, [call]), said(ANSWER))
     (played,), _ = attempt(peer)
     (found,) = played.trajectory.calls
@@ -129,7 +127,7 @@ def test_an_invalid_call_is_judged_as_everywhere_and_explained(
     assert fault in peer.requests[1]["messages"][-1]["content"]
 
 
-def test_no_more_calls_are_sent_back_than_are_answered(serve: Callable[..., Peer]) -> None:
+def test_calls_beyond_the_limit_are_neither_answered_nor_sent_back(serve: Serve) -> None:
     peer = serve(said(None, [query(f"q{n}") for n in range(7)]), said(ANSWER))
     (played,), _ = attempt(peer)
     assert (len(played.trajectory.calls), played.searches) == (7, 5)
@@ -138,14 +136,14 @@ def test_no_more_calls_are_sent_back_than_are_answered(serve: Callable[..., Peer
     assert answered == [call["id"] for call in sent[2]["tool_calls"]] == [f"id{n}" for n in range(5)]
 
 
-def test_the_conversation_ends_where_its_tokens_end(serve: Callable[..., Peer]) -> None:
+def test_a_conversation_ends_at_its_token_limit(serve: Serve) -> None:
     peer = serve(said(None, [query("Ostrel")]))
     (played,), _ = attempt(peer, max_context_tokens=130)
     assert [request["max_tokens"] for request in peer.requests] == [50, 23, 23, 23, 23]
     assert played.finished and played.answer is None
 
 
-def test_a_turn_that_is_cut_off_is_marked(serve: Callable[..., Peer]) -> None:
+def test_a_cut_off_turn_is_marked(serve: Serve) -> None:
     (played,), _ = attempt(serve(said("<think>So and so and", finish="length")))
     assert played.trajectory.turns[0].truncated and played.answer is None
 
@@ -159,49 +157,40 @@ def test_a_turn_that_is_cut_off_is_marked(serve: Callable[..., Peer]) -> None:
         (400, r"refused a request for 'a-model' \(HTTP 400"),
     ],
 )
-def test_a_first_request_that_is_refused_is_an_error_at_once(
-    serve: Callable[..., Peer], status: int, expected: str
-) -> None:
+def test_a_refused_first_request_is_an_error_at_once(serve: Serve, status: int, expected: str) -> None:
     peer = serve(status)
     with pytest.raises(SolverServerError, match=expected) as refused:
         attempt(peer)
     assert len(peer.requests) == 1 and KEY not in str(refused.value)
 
 
-def test_a_key_that_the_server_repeats_is_not_shown() -> None:
+def test_a_key_repeated_by_the_server_is_not_shown() -> None:
     with scripted_endpoint() as server, pytest.raises(SolverServerError, match="key provided: ") as refused:
         attempt(Peer(server.url.removesuffix("/v1")))
     assert server.keys == {f"Bearer {KEY}"} and KEY not in str(refused.value)
 
 
-def test_failed_requests_are_repeated_and_counted(serve: Callable[..., Peer]) -> None:
+def test_failed_requests_are_retried_and_counted(serve: Serve) -> None:
     (played,), chat = attempt(serve(503, 429, said(ANSWER)))
     assert played.finished and played.answer == "Kestmoor"
     assert (chat.requests, chat.failed_requests) == (3, 2)
-
-
-def test_what_fails_to_the_end_is_unfinished_and_never_wrong(serve: Callable[..., Peer]) -> None:
     (played,), chat = attempt(serve(503))
     assert not played.finished and played.answer is None and "HTTP 503" in str(played.failure)
     assert (chat.requests, chat.failed_requests) == (3, 3)
 
 
-def test_once_it_has_answered_a_refused_request_is_that_conversations_alone(
-    serve: Callable[..., Peer],
-) -> None:
+def test_a_later_refusal_ends_only_its_own_conversation(serve: Serve) -> None:
     played, _ = attempt(serve(said(ANSWER), 400, said(ANSWER)), times=3)
     assert [one.finished for one in played] == [True, False, True]
     assert "refuses the conversation (HTTP 400" in str(played[1].failure)
 
 
-def test_a_filtered_answer_is_unfinished(serve: Callable[..., Peer]) -> None:
+def test_a_filtered_answer_is_unfinished(serve: Serve) -> None:
     (played,), _ = attempt(serve(said("", finish="content_filter")))
     assert not played.finished and "filter" in str(played.failure)
 
 
-def test_a_parameter_that_the_model_does_not_take_is_renamed_or_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rejected_parameter_is_renamed_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MODEL_KEY, SCRIPTED_KEY)
     with scripted_endpoint(picky=True) as server:
         peer = Peer(server.url.removesuffix("/v1"))
@@ -211,6 +200,6 @@ def test_a_parameter_that_the_model_does_not_take_is_renamed_or_left_out(
     assert "max_completion_tokens" in server.requests[-1] and "max_tokens" not in server.requests[-1]
 
 
-def test_a_server_of_another_kind_is_named() -> None:
+def test_another_kind_of_server_is_named() -> None:
     with scripted_endpoint() as server, pytest.raises(SolverServerError, match=r"does not have the model"):
         attempt(Peer(server.url.removesuffix("/v1") + "/elsewhere"))

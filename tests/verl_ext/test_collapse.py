@@ -1,6 +1,7 @@
-"""Collapse metrics by hand and by their bounds, and when each alarm is raised."""
+"""Collapse metrics by hand and within their bounds, and when each alarm is raised."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,21 +33,17 @@ def collapse(rows: list[StepRow], log_probs: list[list[float]] | None = None) ->
     return {name.removeprefix("drzero/collapse/"): value for name, value in metrics.items()}
 
 
-def test_the_share_of_groups_without_variance_is_of_those_that_have_something_to_compare() -> None:
+def test_groups_without_variance_are_counted_among_those_with_several_rows() -> None:
     rows = [row(1.0, "a_0_0"), row(1.0, "a_1_0"), row(0.0, "b_0_0"), row(1.0, "b_1_0"), row(1.0, "c_0_0")]
     assert collapse(rows)["zero_variance_share"] == 0.5
 
 
-def test_a_row_that_does_not_count_is_in_no_metric() -> None:
-    good = [row(1.0, "a_0_0"), row(1.0, "a_1_0")]
-    spoiled = row(0.0, "a_2_0", valid=False)
-    with_it = collapse([*good, spoiled], [[-1.0], [-2.0, -3.0], [-9.0] * 50])
-    assert with_it == collapse(good, [[-1.0], [-2.0, -3.0]])
-
-
-def test_entropy_and_length_are_of_the_sampled_tokens() -> None:
-    metrics = collapse([row(1.0), row(0.0)], [[-1.0, -2.0], [-3.0, -4.0, -5.0, -6.0]])
+def test_entropy_and_length_are_of_sampled_tokens_in_rows_that_count() -> None:
+    good = [row(1.0, "a_0_0"), row(0.0, "a_1_0")]
+    metrics = collapse(good, [[-1.0, -2.0], [-3.0, -4.0, -5.0, -6.0]])
     assert (metrics["entropy"], metrics["response_tokens"]) == (3.5, 3.0)
+    spoiled = row(0.0, "a_2_0", valid=False)
+    assert collapse([*good, spoiled], [[-1.0, -2.0], [-3.0, -4.0, -5.0, -6.0], [-9.0] * 50]) == metrics
 
 
 def test_a_solvers_step_has_no_metrics_of_questions() -> None:
@@ -54,7 +51,7 @@ def test_a_solvers_step_has_no_metrics_of_questions() -> None:
     assert set(collapse([row(1.0)])) == of_any
 
 
-def test_one_hop_needs_no_search_and_is_in_no_share_of_those_that_do() -> None:
+def test_one_hop_rows_are_not_in_the_share_that_searches() -> None:
     searched = Trajectory((Turn("t", (SearchCall("r", ("q",), response="p"),)),))
     hops = [row(1.0, f"p_{hop}_0", hop=hop) for hop in (1, 1, 2, 3, 4)]
     hops[3] = replace(hops[3], trajectory=searched)
@@ -62,15 +59,11 @@ def test_one_hop_needs_no_search_and_is_in_no_share_of_those_that_do() -> None:
     assert "searched_share" not in collapse(hops[:2])
 
 
-def test_answer_types_by_hand() -> None:
+def test_question_metrics_are_as_computed_by_hand() -> None:
     metrics = question_metrics(["q"] * 5, ["Yes.", "no", "1999", "12 %", "the Vell"])
     assert (metrics["yes_no_share"], metrics["number_share"]) == (0.4, 0.4)
-
-
-def test_similar_and_equal_questions_by_hand() -> None:
-    asked = ["Who founded Orrin?", "who founded the Orrin", "Where is Vell"]
-    metrics = question_metrics(asked, [])
-    # The first two are equal in normal form; the third shares no pair of words with them.
+    metrics = question_metrics(["Who founded Orrin?", "who founded the Orrin", "Where is Vell"], [])
+    # The first two are equal after normalization. The third shares no pair of words with them.
     assert metrics["self_similarity"] == pytest.approx(2 / 3)
     assert metrics["duplicate_share"] == pytest.approx(1 / 3)
 
@@ -89,32 +82,25 @@ def test_question_metrics_are_shares(questions: list[str], answers: list[str]) -
     st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from("ab"), st.booleans()), max_size=8),
     st.lists(st.floats(-9, 0), max_size=5),
 )
-def test_a_steps_metrics_are_within_their_bounds(
-    rows: list[tuple[float, str, bool]], log_probs: list[float]
-) -> None:
+def test_a_steps_metrics_are_in_bounds(rows: list[tuple[float, str, bool]], log_probs: list[float]) -> None:
     made = [row(score, f"{prompt}_0_0", valid) for score, prompt, valid in rows]
     metrics = collapse(made, [log_probs] * len(made))
     assert 0 <= metrics["zero_variance_share"] <= 1
     assert metrics["entropy"] >= 0 and metrics["response_tokens"] >= 0
 
 
-HEALTHY = {
-    "zero_variance_share": 0.3,
-    "entropy": 0.4,
-    "response_tokens": 100.0,
-    "searched_share": 0.6,
-    "format": 0.7,
-    "difficulty": 0.4,
-    "yes_no_share": 0.1,
-    "number_share": 0.2,
-    "self_similarity": 0.3,
-    "duplicate_share": 0.0,
-}
+HEALTHY = {"zero_variance_share": 0.3, "entropy": 0.4, "response_tokens": 100.0, "searched_share": 0.6}
+HEALTHY |= {"format": 0.7, "difficulty": 0.4, "yes_no_share": 0.1, "number_share": 0.2}
+HEALTHY |= {"self_similarity": 0.3, "duplicate_share": 0.0}
 
 
 def add_steps(watch: CollapseWatch, steps: int = WINDOW, **changes: float) -> list[str]:
     """Alarms raised over some equal steps."""
-    metrics = {f"drzero/collapse/{name}": value for name, value in (HEALTHY | changes).items()}
+    return add(watch, HEALTHY | changes, steps)
+
+
+def add(watch: CollapseWatch, step: Mapping[str, float], steps: int = WINDOW) -> list[str]:
+    metrics = {f"drzero/collapse/{name}": value for name, value in step.items()}
     return [str(alarm) for _ in range(steps) for alarm in watch.add_step(metrics)]
 
 
@@ -140,25 +126,19 @@ def name(alarm: str) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_an_alarm_is_raised_once_while_its_limit_stays_crossed(
-    changes: dict[str, float], expected: str
-) -> None:
+def test_an_alarm_is_raised_once_while_its_limit_is_crossed(changes: dict[str, float], expected: str) -> None:
     watch = CollapseWatch()
     assert add_steps(watch) == []
     assert [name(alarm) for alarm in add_steps(watch, 3 * WINDOW, **changes)] == [expected]
     assert set(watch.active) == {expected}
 
 
-def test_an_alarm_gives_the_measured_value_and_advice() -> None:
-    (alarm,) = add_steps(CollapseWatch(), yes_no_share=0.83)
+def test_an_alarm_has_value_and_advice_and_is_raised_again_after_a_clear_window() -> None:
+    watch = CollapseWatch()
+    (alarm,), none, again = (add_steps(watch, yes_no_share=share) for share in (0.83, 0.1, 0.9))
     assert alarm.startswith("collapse alarm [answer-types]: 83 % of the answers are yes or no (limit 50 %): ")
     assert "read the questions in the rollout dumps" in alarm
-
-
-def test_an_alarm_is_raised_again_after_its_limit_was_clear_in_between() -> None:
-    watch = CollapseWatch()
-    crossed = [add_steps(watch, yes_no_share=share) for share in (0.9, 0.1, 0.9)]
-    assert [len(alarms) for alarms in crossed] == [1, 0, 1]
+    assert none == [] and len(again) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,30 +158,21 @@ def test_metrics_within_the_limits_raise_no_alarm(changes: dict[str, float]) -> 
     assert add_steps(watch, 2 * WINDOW, **changes) == []
 
 
-@pytest.mark.parametrize("steps", [WINDOW - 1, WINDOW])
-def test_no_alarm_is_raised_before_a_full_window(steps: int) -> None:
+def test_no_alarm_is_raised_before_a_full_window_or_by_one_bad_step() -> None:
     watch = CollapseWatch()
-    add_steps(watch, steps)
-    assert watch.window_full == (steps == WINDOW)
-
-
-def test_one_bad_step_raises_no_alarm() -> None:
-    watch = CollapseWatch()
-    add_steps(watch)
+    add_steps(watch, WINDOW - 1)
+    assert not watch.window_full
+    add_steps(watch, 1)
+    assert watch.window_full
     assert add_steps(watch, 1, yes_no_share=1.0, duplicate_share=0.9) == []
 
 
 def test_a_solvers_steps_can_raise_alarms_too() -> None:
-    watch = CollapseWatch()
-    metrics = {"zero_variance_share": 1.0, "entropy": 0.3, "response_tokens": 20.0}
-    step = {f"drzero/collapse/{key}": value for key, value in metrics.items()}
-    alarms = [str(alarm) for _ in range(WINDOW) for alarm in watch.add_step(step)]
-    assert [name(alarm) for alarm in alarms] == ["zero-variance"]
+    step = {"zero_variance_share": 1.0, "entropy": 0.3, "response_tokens": 20.0}
+    assert [name(alarm) for alarm in add(CollapseWatch(), step)] == ["zero-variance"]
 
 
-def test_a_first_window_without_questions_is_no_measure_of_difficulty() -> None:
+def test_a_first_window_without_questions_does_not_measure_difficulty() -> None:
     watch = CollapseWatch()
-    step = {"zero_variance_share": 0.0, "entropy": 0.3, "response_tokens": 100.0}
-    for _ in range(WINDOW):
-        assert watch.add_step({f"drzero/collapse/{key}": value for key, value in step.items()}) == []
+    assert add(watch, {"zero_variance_share": 0.0, "entropy": 0.3, "response_tokens": 100.0}) == []
     assert add_steps(watch, 2 * WINDOW, format=0.99, difficulty=0.1, response_tokens=100.0) == []

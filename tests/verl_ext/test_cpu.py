@@ -1,4 +1,4 @@
-"""The CPU as a veRL platform, and what the plugin registers."""
+"""The CPU as a veRL platform, and the plugin's registrations."""
 
 import inspect
 import subprocess
@@ -22,7 +22,7 @@ from verl_ext.rollout.cpu import CpuPlatform
 from verl_ext.rollout.cuda import CudaPlatform
 from verl_ext.trainer import trainers
 
-# One process for both, as veRL takes nine seconds to import. The worker is the first import, as in a run.
+# The worker is the first import, as in a run.
 _IN_A_RUN = """
 from verl_ext.rollout import cpu_worker
 from verl.plugin.platform import get_platform
@@ -30,44 +30,30 @@ print(cpu_worker.CpuActorRolloutRefWorker.__name__, get_platform().device_name)
 """
 
 
-@pytest.fixture(scope="module")
-def in_a_run() -> list[str]:
-    """What a process prints that has a run's variables, and none of this one's imports and environment."""
-    run = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin"}
-    done = subprocess.run(
-        [sys.executable, "-c", _IN_A_RUN],
-        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), **run},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_verl_uses_the_platform_in_a_run_and_can_import_the_worker() -> None:
+    environment = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin", "PATH": ""}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    command = [sys.executable, "-c", _IN_A_RUN]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1].split()
+    assert done.stdout.strip().splitlines()[-1].split() == ["CpuActorRolloutRefWorker", "cpu"]
 
 
-def test_the_platform_is_registered_as_cpu() -> None:
+def test_verl_never_detects_the_cpu_by_itself() -> None:
     assert PlatformRegistry.get("cpu") is CpuPlatform
+    assert not CpuPlatform().is_platform_available(use_smi_check=True)
+    assert not CpuPlatform().is_platform_available()
 
 
-def test_verl_uses_it_when_it_is_selected_by_name(in_a_run: list[str]) -> None:
-    assert in_a_run[1] == "cpu"
-
-
-def test_the_worker_can_be_imported_in_a_run_as_the_platform_is_registered_by_then(
-    in_a_run: list[str],
-) -> None:
-    assert in_a_run[0] == "CpuActorRolloutRefWorker"
-
-
-def test_verl_detects_our_cuda_platform_and_registers_its_own_under_that_name() -> None:
-    """A veRL that renames it would start engines with the trainer's recorder again."""
+def test_verl_detects_our_cuda_platform_under_its_own_name() -> None:
+    """If veRL renamed it, engines would start with the trainer's recorder again."""
     assert PlatformRegistry.get("nvidia") is CudaPlatform
     own = CudaPlatform.__mro__[1]
     assert (own.__module__, own.__name__) == ("verl.plugin.platform.platform_cuda", "PlatformCUDA")
 
 
 @pytest.mark.parametrize("platform", [CpuPlatform(), CudaPlatform()])
-def test_engines_have_what_verl_gives_them_and_none_of_the_trainers_recorder(platform: Any) -> None:
+def test_engines_do_not_get_the_trainers_recorder(platform: Any) -> None:
     recorded = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/rank_"}
     environment = recorded | platform.rollout_env_vars()
     assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == ""
@@ -76,22 +62,13 @@ def test_engines_have_what_verl_gives_them_and_none_of_the_trainers_recorder(pla
     assert stock.items() <= environment.items()
 
 
-def test_verl_never_detects_it_by_itself() -> None:
-    assert not CpuPlatform().is_platform_available(use_smi_check=True)
-    assert not CpuPlatform().is_platform_available()
-
-
-def test_the_device_module_reports_memory() -> None:
+def test_the_device_module_has_memory_random_state_and_torch_cpu() -> None:
     module = CpuPlatform().device_module
     free, total = module.mem_get_info()
     assert 0 < free <= total
     assert 1 << 20 < module.memory_allocated() <= total
     assert module.max_memory_allocated() >= module.memory_allocated() // 2
     assert module.memory_reserved() > 0 and module.max_memory_reserved() > 0
-
-
-def test_the_device_module_keeps_and_restores_the_random_state() -> None:
-    module = CpuPlatform().device_module
     state = module.get_rng_state()
     first = torch.rand(3)
     module.set_rng_state(state)
@@ -100,17 +77,14 @@ def test_the_device_module_keeps_and_restores_the_random_state() -> None:
     again = torch.rand(3)
     module.manual_seed_all(5)
     assert torch.equal(torch.rand(3), again)
-
-
-def test_the_device_module_passes_everything_else_to_torch_cpu() -> None:
-    module = CpuPlatform().device_module
+    # Everything else is torch.cpu's.
     assert module.is_available() and module.get_device_name() == "cpu"
     assert module.device_count is torch.cpu.device_count
     with pytest.raises(AttributeError):
         _ = module.no_such_call
 
 
-def test_every_abstract_call_of_a_platform_exists_and_does_nothing() -> None:
+def test_every_call_of_a_platform_exists_and_does_nothing() -> None:
     platform = CpuPlatform()
     platform.set_device(0)
     platform.synchronize()
@@ -123,18 +97,13 @@ def test_every_abstract_call_of_a_platform_exists_and_does_nothing() -> None:
     assert not platform.is_ipc_supported()
 
 
-@pytest.mark.parametrize(
-    ("mode", "base"),
-    [
-        ("sync", PPOTrainerSync),
-        ("colocate_async", PPOTrainerColocateAsync),
-        ("separate_async", PPOTrainerSeparateAsync),
-    ],
-)
+MODES = {"sync": PPOTrainerSync, "colocate_async": PPOTrainerColocateAsync}
+MODES["separate_async"] = PPOTrainerSeparateAsync
+
+
+@pytest.mark.parametrize(("mode", "base"), MODES.items(), ids=MODES)
 @pytest.mark.parametrize("method", [trainers.HRPO, trainers.GRPO], ids=lambda method: method.name)
-def test_a_trainer_is_registered_by_its_method_and_mode(
-    method: trainers.Method, mode: str, base: type
-) -> None:
+def test_a_trainer_is_registered_by_method_and_mode(method: trainers.Method, mode: str, base: type) -> None:
     trainer: Any = get_trainer_cls(f"drzero_{method.name}_{mode}")
     assert issubclass(trainer, trainers.GroupRelativeTrainer) and issubclass(trainer, base)
     assert (trainer.method, trainer.base_mode) == (method, mode)

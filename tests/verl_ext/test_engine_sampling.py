@@ -21,7 +21,7 @@ def draw_one(row: list[float], params: SamplingParams, uniform: float) -> tuple[
 
 
 @given(logits_rows, uniforms)
-def test_temperature_zero_and_top_k_one_take_the_largest_logit(row: list[float], uniform: float) -> None:
+def test_greedy_and_top_one_take_the_largest_logit(row: list[float], uniform: float) -> None:
     greedy, _ = draw_one(row, SamplingParams(temperature=0), uniform)
     top_one, _ = draw_one(row, SamplingParams(top_k=1), uniform)
     assert row[greedy] == row[top_one] == max(row)
@@ -34,17 +34,15 @@ def test_top_k_draws_only_among_the_k_largest(row: list[float], uniform: float, 
 
 
 @given(logits_rows, uniforms, st.floats(0.05, 1))
-def test_top_p_draws_only_from_the_smallest_set_reaching_p(
-    row: list[float], uniform: float, top_p: float
-) -> None:
+def test_top_p_draws_from_the_smallest_set(row: list[float], uniform: float, top_p: float) -> None:
     drawn, _ = draw_one(row, SamplingParams(top_p=top_p), uniform)
     probs = torch.tensor(row).double().softmax(0)
-    larger = probs > probs[drawn] * (1 + 1e-5)  # what float32 cannot tell apart may come in any order
+    larger = probs > probs[drawn] * (1 + 1e-5)  # float32 cannot order closer ones
     assert probs[larger].sum() < top_p + 1e-5
 
 
 @given(logits_rows, uniforms, st.floats(0.2, 3), st.integers(0, 5), st.floats(0.3, 1))
-def test_recorded_log_prob_is_that_of_the_full_distribution_at_the_temperature(
+def test_the_log_prob_is_of_the_full_tempered_distribution(
     row: list[float], uniform: float, temperature: float, top_k: int, top_p: float
 ) -> None:
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -53,22 +51,19 @@ def test_recorded_log_prob_is_that_of_the_full_distribution_at_the_temperature(
     assert log_prob == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_logits_that_differ_by_less_than_their_probabilities_show_are_still_ordered() -> None:
+def test_logits_with_equal_probabilities_are_still_ordered() -> None:
     row = [0.0] * (VOCABULARY - 1) + [1.5e-19]
     for params in (SamplingParams(temperature=0), SamplingParams(top_k=1)):
         assert draw_one(row, params, 0.0)[0] == VOCABULARY - 1
 
 
-def test_greedy_log_prob_is_that_of_the_raw_logits() -> None:
+def test_a_greedy_log_prob_is_of_the_raw_logits() -> None:
     _, log_prob = draw_one([1.0, 3.0, 2.0], SamplingParams(temperature=0), 0.5)
     assert log_prob == pytest.approx(float(torch.tensor([1.0, 3.0, 2.0]).log_softmax(0)[1]), abs=1e-6)
 
 
-temperatures = st.floats(LEAST, 1 / LEAST)
-
-
-@given(logits_rows, uniforms, temperatures, st.integers(-1, 2**31 - 1), st.floats(LEAST, 1))
-def test_every_permitted_request_draws_an_id_with_a_probability_above_zero(
+@given(logits_rows, uniforms, st.floats(LEAST, 1 / LEAST), st.integers(-1, 2**31 - 1), st.floats(LEAST, 1))
+def test_every_permitted_request_draws_a_possible_id(
     row: list[float], uniform: float, temperature: float, top_k: int, top_p: float
 ) -> None:
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -103,33 +98,19 @@ def test_frequencies_follow_the_temperature(temperature: float) -> None:
 
 def test_rows_with_different_parameters_do_not_affect_each_other() -> None:
     logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(2))
-    params = [
-        SamplingParams(temperature=0),
-        SamplingParams(),
-        SamplingParams(temperature=0.7, top_k=3),
-        SamplingParams(top_p=0.6),
-    ]
+    mixed = [{"temperature": 0}, {}, {"temperature": 0.7, "top_k": 3}, {"top_p": 0.6}]
+    params = [SamplingParams(**one) for one in mixed]  # type: ignore[arg-type]
     together, _ = sample(logits, params, [0.1, 0.4, 0.8, 0.9])
     alone = [draw_one(logits[i].tolist(), params[i], [0.1, 0.4, 0.8, 0.9][i])[0] for i in range(4)]
     assert together.tolist() == alone
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("max_tokens", 0),
-        ("temperature", -1),
-        ("temperature", 1e-45),  # a float32 holds it, and no logit divided by it
-        ("temperature", 1e-300),
-        ("temperature", 1e300),
-        ("temperature", math.nan),
-        ("top_p", 0),
-        ("top_p", 1e-300),
-        ("top_p", 1.5),
-        ("top_k", -2),
-        ("top_k", 2**70),
-    ],
-)
+FAR = [("temperature", 1e-45), ("temperature", 1e-300), ("temperature", 1e300), ("top_p", 1e-300)]
+BAD = [("max_tokens", 0), ("temperature", -1), ("temperature", math.nan), ("top_p", 0), ("top_p", 1.5)]
+BAD += [("top_k", -2), ("top_k", 2**70)]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD + FAR)
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: float) -> None:
     arguments: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=field):

@@ -1,4 +1,4 @@
-"""Rows of an environment in the trainer: metrics by hand, branches of a rollout, failures that count."""
+"""An environment's rows in the trainer: metrics by hand, branches of a rollout, and failures."""
 
 import json
 import math
@@ -26,7 +26,7 @@ INVENTED = Call("raw", "fly", {}, "there is no tool 'fly'; the tools are walk", 
 
 
 def row(key: str, score: float | None, success: bool = False, **parts: float) -> StepRow:
-    """One branch of a rollout; without a score, one that its environment has spoiled."""
+    """One branch of a rollout, spoiled by its environment if it has no score."""
     reward: dict[str, Any] = {
         "score": score or 0.0,
         "valid": score is not None,
@@ -50,38 +50,30 @@ STEP = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("reward/score", 0.5),
-        ("reward/success", 1 / 3),
-        ("reward/part/exact", 0.5),
-        ("reward/part/near", 0.4),  # of the one episode that has it
-        ("reward/groups_with_variance", 1.0),  # q has one rollout that counts: it is no group
-        ("environment/undeclared_calls", 3),
-        ("environment/cut_off_share", 0.0),
-    ],
-)
-def test_a_metric_of_the_step_by_hand(name: str, value: float) -> None:
-    assert environment_metrics(STEP)[f"drzero/{name}"] == pytest.approx(value)
+def test_a_steps_metrics_are_as_computed_by_hand() -> None:
+    expected = {"reward/score": 0.5, "reward/success": 1 / 3, "reward/part/exact": 0.5}
+    expected |= {"reward/part/near": 0.4}  # one episode has it
+    expected |= {"reward/groups_with_variance": 1.0}  # q has only one rollout that counts
+    expected |= {"environment/undeclared_calls": 3, "environment/cut_off_share": 0.0}
+    metrics = environment_metrics(STEP)
+    assert {name: metrics[f"drzero/{name}"] for name in expected} == pytest.approx(expected)
+    assert "reward 0.50, solved tasks 0.33" in progress_line(metrics, 1, 2)
 
 
-def test_failures_are_counted_in_rollouts_and_touch_no_mean() -> None:
+def test_failures_are_counted_in_rollouts_and_not_in_means() -> None:
     metrics = rollout_metrics(STEP, expected=5)
-    failures = {
-        name: metrics[f"drzero/failures/{name}"] for name in ("rollouts_lost", "rows_invalid", "share")
-    }
-    assert failures == {"rollouts_lost": 1, "rows_invalid": 1, "share": 2 / 5}
+    expected = {"rollouts_lost": 1, "rows_invalid": 1, "share": 2 / 5}
+    assert {name: metrics[f"drzero/failures/{name}"] for name in expected} == expected
     assert metrics["drzero/rollout/rows"] == 4 and metrics["drzero/rollout/tool_calls_invalid"] == 4
 
 
-def test_without_search_there_is_no_alarm_for_it() -> None:
+def test_without_search_no_alarm_is_about_it() -> None:
     metrics = collapse_metrics(STEP, [each.prompt for each in STEP], [[-1.0]] * len(STEP))
     assert "drzero/collapse/searched_share" not in metrics
-    assert metrics["drzero/collapse/zero_variance_share"] == 0.5  # q's branches are alike
+    assert metrics["drzero/collapse/zero_variance_share"] == 0.5  # q's branches are equal
 
 
-def test_the_branches_of_a_rollout_have_its_one_advantage() -> None:
+def test_the_branches_of_a_rollout_share_one_advantage() -> None:
     trainers = pytest.importorskip("verl_ext.trainer.trainers")
     compared = partial(trainers.GroupRelativeTrainer._compared, SimpleNamespace(method=trainers.ENVIRONMENT))
     rewards = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
@@ -96,7 +88,7 @@ def test_the_branches_of_a_rollout_have_its_one_advantage() -> None:
     assert compared(rewards, [each.prompt for each in rows], spoiled)[2:4].tolist() == [0.0, 0.0]
 
 
-def test_a_dump_has_the_parts_and_what_the_environment_said(tmp_path: Path) -> None:
+def test_a_dump_has_parts_and_observations(tmp_path: Path) -> None:
     dump_rows(STEP, 3, tmp_path / "step_0003.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "step_0003.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines] == sorted(each.key for each in STEP)
@@ -107,19 +99,11 @@ def test_a_dump_has_the_parts_and_what_the_environment_said(tmp_path: Path) -> N
     assert not spoiled["reward"]["valid"] and "KeyError" in spoiled["reward"]["reason_invalid"]
 
 
-def test_a_validation_leaves_out_what_failed() -> None:
+def test_a_validation_leaves_out_failures() -> None:
     good = [each for each in STEP if each.key.endswith("_0")]
     infos = {name: [each.reward[name] for each in good] for name in good[0].reward}
     metrics = environment_validation(infos, expected=5)
-    assert {name: metrics[f"drzero/val/{name}"] for name in ("rows", "failed", "success", "score")} == {
-        "rows": 3,
-        "failed": 2,
-        "success": pytest.approx(1 / 3),
-        "score": 0.5,
-    }
+    expected = {"rows": 3, "failed": 2, "success": pytest.approx(1 / 3), "score": 0.5}
+    assert {name: metrics[f"drzero/val/{name}"] for name in expected} == expected
     assert metrics["drzero/val/part/exact"] == 0.5
     assert "solved tasks 0.33, reward 0.50, questions 3, failed 2" in validation_line(metrics, 4)
-
-
-def test_the_progress_line_has_reward_and_solved_tasks() -> None:
-    assert "reward 0.50, solved tasks 0.33" in progress_line(environment_metrics(STEP), 1, 2)

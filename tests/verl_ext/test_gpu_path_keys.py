@@ -1,6 +1,6 @@
-"""Every key in which 8×H100 differs from the rehearsal on a CPU: the test that drives it, or why none does.
+"""Every key in which 8×H100 differs from the CPU rehearsal, and the test that drives it.
 
-A key that is added to the profile, or to a group that it pulls in, fails here until it is written down.
+A new key in the profile fails here until it is listed.
 """
 
 import re
@@ -16,7 +16,7 @@ _PATH, _UPDATE = "rehearsal/test_gpu_path.py", "verl_ext/test_gpu_update.py"
 DRIVEN = {
     (_PATH, "test_verl_accepts_the_config_and_makes_the_trainer_of_the_stage"): (
         "machine.device machine.gpus trainer.device trainer.n_gpus_per_node data.train_batch_size "
-        # Neither is made.
+        # Neither of the two is created.
         "critic.ppo_mini_batch_size distillation.teacher_models.teacher_model.inference.dtype"
     ),
     (_PATH, "test_weights_and_optimizer_come_to_the_gpu_for_a_step_and_leave_it"): (
@@ -26,7 +26,7 @@ DRIVEN = {
     (_PATH, "test_it_computes_in_bfloat16_over_weights_in_float32_with_flash_attention"): (
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile"
     ),
-    (_UPDATE, "test_the_packed_update_in_bfloat16_moves_the_weights_as_the_plain_one_does"): (
+    (_UPDATE, "test_the_packed_bfloat16_update_moves_weights_alike"): (
         "actor_rollout_ref.model.override_config actor_rollout_ref.model.enable_gradient_checkpointing"
     ),
     (_PATH, "test_optimizer_batches_and_checkpoints_are_those_of_the_config"): (
@@ -57,20 +57,20 @@ AMOUNTS = (
     "ray_kwargs.ray_init.object_store_memory run.min_free_gb trainer.max_actor_ckpt_to_keep "
     "trainer.save_freq watchdog.factor"
 )
-"""More or less of what hardware=cpu runs with; no other code."""
+"""These differ from hardware=cpu only in amount."""
 ELSEWHERE = {
     "machine.gpu": "the name of the GPU, for preflight alone",
     "retrieval.device": "an embedder in CUDA's memory",
     "retrieval.embedder": "1.3 GB of the hub",
-    "solver.max_batch_size": "not of SGLang on CUDA, which takes what fits",
+    "solver.max_batch_size": "SGLang on CUDA takes as many as fit",
 }
-"""No test of the suite can drive them, or there is nothing to drive."""
+"""No test of the suite can drive these."""
 
 
-def test_every_key_in_which_the_gpus_differ_is_driven_or_accounted_for() -> None:
+def test_every_key_that_differs_on_gpus_is_listed() -> None:
     def keys(*hardware: str) -> dict[str, object]:
         overrides = [*hardware, "model=qwen2.5-7b", "solver.port=8001", "retrieval.port=8000"]
-        config = resolve(compose_stage("challenger", overrides))  # the solver has the same, but for some
+        config = resolve(compose_stage("challenger", overrides))  # the solver's are mostly the same
         return dict(leaf_values("", OmegaConf.to_container(config)))
 
     here, gpus = keys("hardware=cpu", "rollout=sglang"), keys("hardware=8xh100")
@@ -78,12 +78,12 @@ def test_every_key_in_which_the_gpus_differ_is_driven_or_accounted_for() -> None
     assert differ == {*" ".join((*DRIVEN.values(), AMOUNTS)).split(), *ELSEWHERE}
 
 
-def test_the_tests_named_are_there() -> None:
+def test_the_listed_tests_exist() -> None:
     here = Path(__file__).parents[1]
     for file, name in DRIVEN:
         assert re.search(rf"^def {name}\(", (here / file).read_text(encoding="utf-8"), re.MULTILINE), name
 
 
-def test_the_stand_in_for_flash_attn_has_the_pinned_version() -> None:
+def test_the_flash_attn_stand_in_has_the_pinned_version() -> None:
     folder = f"flash_attn-{pinned('flash-attn', gpu=True)}.dist-info"
     assert (Path(__file__).parents[1] / "rehearsal" / "flash_attn_stand_in" / folder / "METADATA").is_file()

@@ -1,7 +1,7 @@
-"""The actor's update as 8×H100 has it, with numbers: packed rows in bfloat16 by flash-attention.
+"""The actor's update as on 8×H100, with numbers: packed rows in bfloat16 by flash-attention.
 
-veRL's own engine and Transformers' own way to flash-attention; its functions themselves are stand-ins in
-plain PyTorch (`rehearsal/flash_attn_stand_in`), which refuse what the kernels refuse.
+flash-attention's functions are stand-ins in plain PyTorch (`rehearsal/flash_attn_stand_in`), which refuse
+what the kernels refuse. veRL's and Transformers' code around them is real.
 """
 
 import os
@@ -20,7 +20,7 @@ HERE = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow("two more updates by veRL's worker; `test_policy_loss.py` makes one")
 START = """
 import runpy, sys
-# Transformers takes flash-attention where there is a GPU.
+# Transformers uses flash-attention if there is a GPU.
 from transformers.utils import import_utils
 import_utils.is_torch_cuda_available = lambda: True
 sys.argv = sys.argv[1:]
@@ -39,19 +39,16 @@ def moved(folder: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def gpu_config(model: Path, plain: dict[str, Any]) -> dict[str, Any]:
-    """The same update on 8×H100; by plain gradient steps as well."""
-    config = resolve(
-        compose_plain("challenger", ["hardware=8xh100", f"base_model={model}"])
-    ).actor_rollout_ref
+    """The same update on 8×H100, also by plain gradient steps."""
+    overrides = ["hardware=8xh100", f"base_model={model}"]
+    config = resolve(compose_plain("challenger", overrides)).actor_rollout_ref
     config.actor.optim = plain["actor"]["optim"]
     made = OmegaConf.to_container(config)
     assert isinstance(made, dict)
     return {str(key): value for key, value in made.items()}
 
 
-def test_the_packed_update_in_bfloat16_moves_the_weights_as_the_plain_one_does(
-    tmp_path: Path, smollm2_tokenizer: Any
-) -> None:
+def test_the_packed_bfloat16_update_moves_weights_alike(tmp_path: Path, smollm2_tokenizer: Any) -> None:
     model = save_tiny_model(tmp_path / "model", tokenizer=smollm2_tokenizer)
     plain = actor_config(model)
     config = gpu_config(model, plain)
@@ -59,5 +56,5 @@ def test_the_packed_update_in_bfloat16_moves_the_weights_as_the_plain_one_does(
     assert "attn_implementation" not in config["model"]["override_config"]  # veRL's default: flash-attention
     expected, found = moved(tmp_path / "plain", plain), moved(tmp_path / "gpu", config)
     for name, step in expected.items():
-        # bfloat16 has eight bits: a few thousandths in each of some ten operations.
+        # bfloat16 has eight bits: a few thousandths in each of about ten operations.
         assert (found[name] - step).norm() < 0.05 * step.norm(), name

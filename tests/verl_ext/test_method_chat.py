@@ -1,6 +1,7 @@
 """Token ids of conversations, against veRL's own builder and the whole conversation rendered at once."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def tokenizer(smollm2_tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def qwen_like(tokenizer: Any) -> Any:
-    """The same tokenizer under a template that gathers tool responses in one user turn, as Qwen's does."""
+    """The same tokenizer with a template that gathers tool responses in one user turn, like Qwen's."""
     other = copy.deepcopy(tokenizer)
     other.chat_template = GATHERING_TEMPLATE
     return other
@@ -50,7 +51,7 @@ THINKING_TEMPLATE = GATHERING_TEMPLATE.replace(
 
 @pytest.fixture(scope="module")
 def qwen3_like(tokenizer: Any) -> Any:
-    """A template that gives the last turn, and only it, a think block of its own, as Qwen3's does."""
+    """A template that gives only the last turn a think block, like Qwen3's."""
     other = copy.deepcopy(tokenizer)
     other.chat_template = THINKING_TEMPLATE
     return other
@@ -75,14 +76,13 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 @pytest.mark.parametrize("form", ["short", "full"])
 def test_the_first_prompt_is_verls(any_tokenizer: Any, verl_builder: Any, form: Any, tools: Any) -> None:
     messages = challenger_messages("A document.", 2, form)
-    assert render_prompt_ids(any_tokenizer, messages, tools) == verl_builder.build_initial_tokens(
-        messages, tools=tools
-    )
+    expected = verl_builder.build_initial_tokens(messages, tools=tools)
+    assert render_prompt_ids(any_tokenizer, messages, tools) == expected
 
 
 @pytest.mark.parametrize("responses", [["one"], ["one", "two\nlines"], [""], ["x <think> é </tool_call>"]])
 @pytest.mark.parametrize("ending", ["<|im_end|>", "<|im_end|>\n", "", " cut o"])
-def test_a_tool_turn_adds_what_verl_adds(
+def test_a_tool_turn_adds_verls_ids(
     any_tokenizer: Any, verl_builder: Any, responses: list[str], ending: str
 ) -> None:
     messages = solver_messages("Who?", "short")
@@ -94,7 +94,7 @@ def test_a_tool_turn_adds_what_verl_adds(
     assert so_far + tool_turn_ids(any_tokenizer, assistant_ids, responses) == merged.token_ids
 
 
-def test_growing_turn_by_turn_gives_the_ids_of_the_whole_conversation(tokenizer: Any) -> None:
+def test_turns_add_up_to_the_ids_of_the_whole_conversation(tokenizer: Any) -> None:
     messages: list[dict[str, str]] = [*solver_messages("Who?", "short")]
     ids = render_prompt_ids(tokenizer, messages, TOOLS)
     for response in ("[1] Oslo: a city.", "[1] Rome: a city.\n[2] Ténès: another."):
@@ -104,34 +104,25 @@ def test_growing_turn_by_turn_gives_the_ids_of_the_whole_conversation(tokenizer:
     assert ids == render_prompt_ids(tokenizer, messages, TOOLS)
 
 
-def test_structured_tool_calls_render_as_the_text_protocol(tokenizer: Any) -> None:
-    arguments = {"query_list": ["Ostrel lighthouse", "é"]}
-    structured = {
-        "role": "assistant",
-        "content": "<think>Look it up.</think>",
-        "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "search", "arguments": arguments}}
-        ],
-    }
-    as_text = {"role": "assistant", "content": CALL_TEXT}
-    user = {"role": "user", "content": "Who?"}
-    assert render_prompt_ids(tokenizer, [user, structured], TOOLS) == render_prompt_ids(
-        tokenizer, [user, as_text], TOOLS
-    )
+def test_structured_tool_calls_render_as_text_does(tokenizer: Any) -> None:
+    function = {"name": "search", "arguments": {"query_list": ["Ostrel lighthouse", "é"]}}
+    structured: dict[str, Any] = {"role": "assistant", "content": "<think>Look it up.</think>"}
+    structured["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
+    user, as_text = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": CALL_TEXT}
+    expected = render_prompt_ids(tokenizer, [user, as_text], TOOLS)
+    assert render_prompt_ids(tokenizer, [user, structured], TOOLS) == expected
 
 
-def test_the_tools_are_named_with_their_arguments(tokenizer: Any) -> None:
-    prompt = tokenizer.decode(render_prompt_ids(tokenizer, [{"role": "user", "content": "hi"}], TOOLS))
+def test_the_prompt_names_tools_and_arguments(tokenizer: Any) -> None:
+    hello = [{"role": "user", "content": "hi"}]
+    prompt = tokenizer.decode(render_prompt_ids(tokenizer, hello, TOOLS))
+    asked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.startswith("<|im_start|>system\nTools: search(query_list)\nCall: <tool_call>")
-    assert prompt.endswith("<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert prompt.endswith(f"<|im_end|>\n{asked}")
+    assert tokenizer.decode(render_prompt_ids(tokenizer, hello, None)) == asked
 
 
-def test_without_tools_and_system_message_there_is_no_system_turn(tokenizer: Any) -> None:
-    prompt = tokenizer.decode(render_prompt_ids(tokenizer, [{"role": "user", "content": "hi"}], None))
-    assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_the_short_challenger_prompt_takes_under_sixty_tokens_next_to_its_document(tokenizer: Any) -> None:
+def test_the_short_challenger_prompt_adds_under_sixty_tokens(tokenizer: Any) -> None:
     assert len(render_prompt_ids(tokenizer, challenger_messages("", 4, "short"), TOOLS)) < 60
 
 
@@ -139,16 +130,7 @@ def test_the_turn_end_is_one_token(tokenizer: Any) -> None:
     assert encode(tokenizer, "<|im_end|>") == [turn_end_id(tokenizer)]
 
 
-class NoChatML:
-    """A tokenizer of another family."""
-
-    name_or_path = "other"
-    unk_token_id = 0
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        return self.unk_token_id
-
-
 def test_a_tokenizer_without_chatml_is_refused_by_name() -> None:
+    other = SimpleNamespace(name_or_path="other", unk_token_id=0, convert_tokens_to_ids=lambda token: 0)
     with pytest.raises(ValueError, match=r"'other' has no <\|im_end\|>"):
-        turn_end_id(NoChatML())
+        turn_end_id(other)

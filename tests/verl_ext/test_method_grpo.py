@@ -1,4 +1,4 @@
-"""GRPO advantages: equal to veRL's where every row counts, and their invariants where some do not."""
+"""GRPO advantages: veRL's where every row counts, and their invariants elsewhere."""
 
 import math
 from random import Random
@@ -13,7 +13,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 from verl_ext.method.grpo import group_advantages, hop_balanced
 
 Row = tuple[float, str, bool]
-# Eighths are exact in veRL's float32, so equal rewards have a deviation of exactly 0 there too.
+# Eighths are exact in float32, so equal rewards have a deviation of exactly 0 in veRL too.
 REWARDS = st.integers(0, 8).map(lambda eighths: eighths / 8)
 GROUPS = st.lists(st.lists(REWARDS, min_size=2, max_size=6), min_size=1, max_size=6)
 ROWS = st.lists(st.tuples(REWARDS, st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=30)
@@ -48,7 +48,7 @@ def test_each_group_has_mean_zero_and_sample_variance_one_or_zero(rows: list[Row
 
 
 @given(ROWS, st.sampled_from([math.nan, math.inf, -1e30, 7.0]))
-def test_rows_that_do_not_count_get_nothing_and_influence_nothing(rows: list[Row], garbage: float) -> None:
+def test_invalid_rows_get_nothing_and_influence_nothing(rows: list[Row], garbage: float) -> None:
     poisoned = [row if row[2] else (garbage, row[1], False) for row in rows]
     result = advantages(poisoned)
     np.testing.assert_array_equal(result, advantages(rows))
@@ -62,19 +62,15 @@ def test_the_order_of_rows_does_not_matter(rows: list[Row], random: Random) -> N
     np.testing.assert_allclose(advantages([rows[i] for i in order]), advantages(rows)[order], atol=1e-9)
 
 
-def test_a_group_with_one_row_that_counts_has_advantage_zero() -> None:
+def test_one_row_and_equal_rewards_have_advantage_zero() -> None:
     assert advantages([(1.0, "a", True), (0.0, "a", False), (1.0, "b", True), (0.0, "b", True)])[0] == 0
-
-
-def test_equal_rewards_have_advantage_exactly_zero() -> None:
-    """A third is not exact in floating point: mean and deviation of equal ones are not either."""
+    # A third is not exact in floating point, and neither are mean and deviation of equal ones.
     np.testing.assert_array_equal(group_advantages([1 / 3] * 7, ["a"] * 7, [True] * 7), 0)
 
 
 def test_the_deviation_is_the_samples() -> None:
-    np.testing.assert_allclose(
-        group_advantages([0, 1], ["a", "a"], [True, True]), [-(0.5**0.5), 0.5**0.5], atol=1e-5
-    )
+    result = group_advantages([0, 1], ["a", "a"], [True, True])
+    np.testing.assert_allclose(result, [-(0.5**0.5), 0.5**0.5], atol=1e-5)
 
 
 def test_a_reward_that_is_not_finite_is_refused_by_row() -> None:
@@ -82,26 +78,22 @@ def test_a_reward_that_is_not_finite_is_refused_by_row() -> None:
         group_advantages([0.0, math.nan], ["a", "a"], [True, True])
 
 
-BALANCED = st.lists(
-    st.tuples(st.integers(-8, 8).map(lambda eighths: eighths / 8), st.sampled_from([1, 2, 3]))
-)
+EIGHTHS = st.integers(-8, 8).map(lambda eighths: eighths / 8)
 
 
-@given(BALANCED)
-def test_balanced_hop_counts_have_the_same_share_of_an_update_as_large_as_before(
-    rows: list[tuple[float, int]],
-) -> None:
+@given(st.lists(st.tuples(EIGHTHS, st.sampled_from([1, 2, 3]))))
+def test_hop_counts_share_an_update_equally(rows: list[tuple[float, int]]) -> None:
     given_sizes = np.array([advantage for advantage, _ in rows])
     hops = np.array([hop for _, hop in rows])
     result = hop_balanced(given_sizes, hops)
     totals = {hop: np.abs(given_sizes[hops == hop]).sum() for hop in set(hops.tolist())}
-    taking_part = [hop for hop, total in totals.items() if total]
-    for hop in taking_part:
-        share = np.abs(given_sizes).sum() / len(taking_part)
-        assert np.abs(result[hops == hop]).sum() == pytest.approx(share)
+    shares = [hop for hop, total in totals.items() if total]
+    for hop in shares:
+        own = np.abs(result[hops == hop]).sum()
+        assert own == pytest.approx(np.abs(given_sizes).sum() / len(shares))
     np.testing.assert_array_equal(np.sign(result), np.sign(given_sizes))
 
 
 @given(st.lists(REWARDS, min_size=1))
-def test_one_hop_count_alone_is_left_as_it_is(values: list[float]) -> None:
+def test_a_single_hop_count_is_left_alone(values: list[float]) -> None:
     np.testing.assert_allclose(hop_balanced(np.array(values), [2] * len(values)), values)

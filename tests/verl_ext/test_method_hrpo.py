@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from verl_ext.method.hrpo import DELTA, hop_advantages
 
 Row = tuple[float, int, bool]
-rows = st.lists(
-    st.tuples(st.floats(-2, 2, allow_subnormal=False), st.integers(1, 4), st.booleans()),
-    min_size=1,
-    max_size=30,
-)
+REWARDS = st.floats(-2, 2, allow_subnormal=False)
+rows = st.lists(st.tuples(REWARDS, st.integers(1, 4), st.booleans()), min_size=1, max_size=30)
 
 
 def advantages(batch: list[Row]) -> np.ndarray:
@@ -73,30 +70,22 @@ def test_a_common_shift_of_a_hop_group_changes_nothing(batch: list[Row], shift: 
     np.testing.assert_allclose(advantages(shifted), advantages(batch), atol=1e-6)
 
 
-def test_scaling_rewards_leaves_advantages_when_the_variance_is_large_against_delta() -> None:
+def test_scaling_large_rewards_leaves_advantages() -> None:
     rewards = np.array([0.0, 100.0, 50.0, 30.0])
     ones = np.ones(4, dtype=int)
     scaled = hop_advantages(rewards * 3, ones, ones)
     np.testing.assert_allclose(scaled, hop_advantages(rewards, ones, ones), rtol=1e-6)
 
 
-def test_the_deviation_is_the_populations() -> None:
+def test_small_groups_are_as_computed_by_hand() -> None:
+    # The population's deviation, a lone row, and equal rewards.
     np.testing.assert_allclose(hop_advantages([0, 1], [1, 1], [True, True], delta=0), [-1, 1])
-
-
-def test_a_lone_row_of_its_hop_has_advantage_zero() -> None:
     assert hop_advantages([0.9, 0.1, 0.7], [4, 1, 1], [True] * 3)[0] == 0
-
-
-def test_equal_rewards_have_advantage_zero() -> None:
     np.testing.assert_array_equal(hop_advantages([0.3] * 3, [2] * 3, [True] * 3), 0)
 
 
-def test_a_valid_reward_that_is_not_finite_is_refused_by_row() -> None:
+def test_bad_rewards_and_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         hop_advantages([0.0, math.nan], [1, 1], [True, True])
-
-
-def test_unequal_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="one shape"):
         hop_advantages([0.0, 1.0], [1], [True, True])

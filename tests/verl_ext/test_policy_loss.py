@@ -1,4 +1,4 @@
-"""A training step by veRL's worker with rows that do not count: it learns from the others alone."""
+"""A training step by veRL's worker learns only from rows that count."""
 
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,12 @@ from verl_ext.trainer.policy_loss import bypass_mode_loss
 
 ENTROPY, KL = 0.01, 0.1
 MOST_WEIGHT = 0.015
-"""Between the ratios of these rows, which the sampler found some 80 times as likely as the policy does."""
+"""Between the ratios of these rows, which the sampler found about 80 times as likely as the policy does."""
+WEIGHTED = {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": MOST_WEIGHT}
 LOSSES: dict[str, dict[str, Any]] = {
     "reinforce": {"policy_loss": {"rollout_correction": {"loss_type": "reinforce"}}},
     "ppo_clip": {"policy_loss": {"rollout_correction": {"loss_type": "ppo_clip"}}},
-    "reinforce, weighted": {
-        "policy_loss": {
-            "rollout_correction": {
-                "loss_type": "reinforce",
-                "rollout_is": "token",
-                "rollout_is_threshold": MOST_WEIGHT,
-            }
-        }
-    },
+    "reinforce, weighted": {"policy_loss": {"rollout_correction": WEIGHTED}},
     "entropy and KL": {
         "policy_loss": {"rollout_correction": {"loss_type": "reinforce"}},
         "entropy_coeff": ENTROPY,
@@ -41,7 +34,7 @@ CASES = {(loss, size): {"actor": LOSSES[loss], "micro_batch": size} for loss in 
 
 
 def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor]:
-    """The gradient by hand, from the rows that count alone: the mean over their tokens."""
+    """The gradient by hand: the mean over the tokens of rows that count."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     total, tokens = torch.zeros(()), 0
     for row in rows:
@@ -57,7 +50,7 @@ def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor
         else:
             gain_R = log_prob_R * row["advantages"]
         if loss == "reinforce, weighted":
-            # Of the policy over the sampler, not differentiated, and cut from above.
+            # The policy's probability over the sampler's, not differentiated, and cut.
             gain_R = gain_R * (log_prob_R - row["old_log_probs"]).exp().detach().clamp(max=MOST_WEIGHT)
         if loss == "entropy and KL":
             gain_R = gain_R + ENTROPY * distribution.entropy() - KL * (log_prob_R - row["ref_log_prob"])
@@ -78,7 +71,7 @@ def ranks(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
     folder = save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", tokenizer=smollm2_tokenizer)
-    # No row has a later token, and a step takes as long as its logits.
+    # No row has a later token, and each logit takes time.
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     policy.resize_token_embeddings(TOKENS)
     policy.save_pretrained(folder)
@@ -102,7 +95,7 @@ def expected(model: Path, loss: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 8])
-def test_a_step_with_spoiled_and_padding_rows_moves_the_weights_by_the_gradient_of_the_others(
+def test_spoiled_and_padding_rows_do_not_move_the_weights(
     steps: dict[Any, Any], loss: str, expected: dict[str, torch.Tensor], micro_batch: int
 ) -> None:
     moved = steps[loss, micro_batch]["moved"]

@@ -1,4 +1,4 @@
-"""A Ray of eight logical GPUs as veRL starts it for hardware=8xh100: its CPUs, what its engines inherit."""
+"""A Ray of eight logical GPUs as for hardware=8xh100: its CPUs, and the environment of its engines."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ def config() -> DictConfig:
 
 @pytest.fixture(scope="module")
 def cluster(config: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ray and the transfer queue, with the trainer's environment."""
+    """Ray and the transfer queue with the trainer's environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in recorder_env(tmp_path_factory.mktemp("recorder")).items():
             patch.setenv(name, value)
@@ -45,12 +45,12 @@ def cluster(config: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.mark.timeout(300)
 def test_verl_gets_its_placement_group_and_a_few_cpus_are_left(cluster: None, config: DictConfig) -> None:
-    """With fewer CPUs veRL would wait here for ever; with many more, Ray would start needless workers."""
+    """With fewer CPUs veRL would wait here forever. With many more, Ray would start needless workers."""
     trainer = config.trainer
     pools = ResourcePoolManager({"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}, mapping={})
     pools.create_resource_pool()
     pools.resource_pool_dict["global_pool"].get_placement_groups(device_name="cuda")
-    # Ray's books follow by a second or two.
+    # Ray's accounting lags by a second or two.
     while ray.available_resources().get("GPU", 0) > 0:
         time.sleep(0.2)
     assert ray.available_resources()["CPU"] == 4
@@ -58,14 +58,14 @@ def test_verl_gets_its_placement_group_and_a_few_cpus_are_left(cluster: None, co
 
 @ray.remote
 class Server:
-    """Starts processes as SGLang starts its schedulers."""
+    """Starts processes like SGLang's schedulers."""
 
     def in_a_scheduler(self, names: list[str]) -> dict[str, str | None]:
         with multiprocessing.get_context("spawn").Pool(1) as scheduler:
             return dict(zip(names, scheduler.map(os.getenv, names), strict=True))
 
 
-def test_an_engines_schedulers_do_not_record_as_the_trainers_ranks_do(cluster: None) -> None:
+def test_an_engines_schedulers_do_not_record(cluster: None) -> None:
     names = ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
     rank, engine = (
         # As in SGLangReplica.launch_servers.

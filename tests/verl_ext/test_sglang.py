@@ -1,14 +1,15 @@
-"""What a run needs of SGLang: the list against veRL's and our own code, and packages read without an import.
+"""The list of SGLang's names that a run needs, against veRL's and our own code, and packages on disk.
 
-tests/compat/test_sglang_wheel.py compares the list with the published wheel of the pinned version.
+tests/compat/test_sglang_wheel.py compares the list with the published wheel.
 """
 
 import ast
 import asyncio
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from verl_ext.sglang.compat import (
 )
 from verl_ext.sglang.source import Source
 
-# What veRL imports only for what no recipe switches on: adapters served as such, delta checkpoints, metrics
-# of the rollout engine, the replay of expert routing.
+# veRL imports these for features that no recipe uses: adapters served as such, delta checkpoints, metrics of
+# the rollout engine, the replay of expert routing.
 OTHER_USES = {
     "sglang.srt.managers.io_struct:LoadLoRAAdapterFromTensorsReqInput",
     "sglang.srt.utils.patch_torch:monkey_patch_torch_reductions",
@@ -41,7 +42,7 @@ OTHER_USES = {
     "sglang.srt.utils.common:add_prometheus_middleware",
     "sglang.srt.layers.moe.routed_experts_capturer:extract_routed_experts_from_meta_info",
 }
-# What veRL imports only from versions before 0.5.10.
+# veRL imports this from versions before 0.5.10 only.
 FOR_OLDER_VERSIONS = {"sglang.srt.entrypoints.http_server:_launch_subprocesses"}
 
 
@@ -80,19 +81,16 @@ def used_by(part: str, kind: str) -> set[str]:
     return {need.name for need in NEEDS if (need.by, need.kind) == (part, kind)}
 
 
-# The list against the code that uses SGLang ----------------------------------------------------------------
+def test_the_list_has_the_names_that_verl_imports() -> None:
+    # A need may name an attribute of an import.
+    listed = {re.sub(r"(:[^.]*)\..*", r"\1", name) for name in used_by(ROLLOUT, "symbol")}
+    uses = set(verl_uses())
+    assert listed == uses - OTHER_USES - FOR_OLDER_VERSIONS
+    # These broke older recipes.
+    assert not {use.partition(":")[2] for use in uses} & {"get_ip", "maybe_set_triton_cache_manager"}
 
 
-def test_the_list_has_exactly_the_names_that_verl_imports() -> None:
-    # A need may name an attribute of what is imported.
-    listed = {
-        name.partition(":")[0] + ":" + name.partition(":")[2].split(".")[0]
-        for name in used_by(ROLLOUT, "symbol")
-    }
-    assert listed == set(verl_uses()) - OTHER_USES - FOR_OLDER_VERSIONS
-
-
-def test_the_list_has_exactly_the_arguments_that_verl_passes(gpu_config: Any) -> None:
+def test_the_list_has_the_arguments_that_verl_passes(gpu_config: Any) -> None:
     ours = gpu_config.actor_rollout_ref.rollout.engine_kwargs.sglang
     assert used_by(ROLLOUT, "argument") == verl_server_arguments() | set(ours)
 
@@ -102,8 +100,8 @@ def test_idle_schedulers_leave_their_cores_to_the_update(gpu_config: Any) -> Non
     assert "--sleep-on-idle" in solver_spec(gpu_config).command
 
 
-def test_verl_starts_its_server_with_the_environment_of_the_platform() -> None:
-    """By which ours keeps the trainer's recorder out of the engine (verl_ext/rollout/cuda.py)."""
+def test_verl_starts_its_server_with_the_platforms_environment() -> None:
+    """So verl_ext/rollout/cuda.py keeps the trainer's recorder out of the engine."""
     environments = {
         ast.unparse(keyword.value)
         for tree in verl_modules()
@@ -115,27 +113,17 @@ def test_verl_starts_its_server_with_the_environment_of_the_platform() -> None:
     assert any("**get_platform().rollout_env_vars()" in environment for environment in environments)
 
 
-def test_verl_no_longer_uses_the_names_that_broke_older_recipes() -> None:
-    names = {use.partition(":")[2] for use in verl_uses()}
-    assert not names & {"get_ip", "maybe_set_triton_cache_manager"}
-
-
-def test_the_list_has_exactly_the_arguments_of_the_solvers_command_line(gpu_config: Any) -> None:
+def test_the_list_has_the_solvers_arguments_routes_and_metric(gpu_config: Any) -> None:
     command = solver_spec(gpu_config).command
     assert set(as_words(SOLVER_ARGUMENTS, sglang_arguments())) <= set(command)
     flags = {word.removeprefix("--").replace("-", "_") for word in command if word.startswith("--")}
     assert flags == used_by(SERVER, "argument")
-
-
-def test_the_solvers_health_checks_use_routes_and_a_metric_of_the_list(gpu_config: Any) -> None:
     spec = solver_spec(gpu_config)
-    assert {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.liveness.url)} == used_by(
-        SERVER, "route"
-    )
-    assert set(spec.liveness.work) == used_by(SERVER, "metric")
+    routes = {"/" + url.rpartition("/")[2] for url in (spec.health_url, spec.liveness.url)}
+    assert routes == used_by(SERVER, "route") and set(spec.liveness.work) == used_by(SERVER, "metric")
 
 
-def test_the_list_has_exactly_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:
+def test_the_list_has_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:
     from transformers import AutoTokenizer
 
     peer = start_peer("/v1/completions", lambda _: {"choices": [{"text": "a", "finish_reason": "stop"}]})
@@ -153,12 +141,12 @@ def test_the_list_has_exactly_the_fields_that_an_attempt_sends(start_peer: Any, 
 
     asyncio.run(ask())
     listed = {name.rpartition(".")[2] for name in used_by(CLIENT, "symbol")}
-    # SGLang ignores it before 0.5.17; an answer without token ids is encoded again.
+    # SGLang ignores this before 0.5.17, and an answer without token ids is encoded again.
     assert set(peer.requests[0]) == listed | {"return_token_ids"}
 
 
-def test_the_solver_gets_the_attention_kernels_that_verl_gives_its_own_server() -> None:
-    """When veRL drops its rule for the pinned version, ours can go too."""
+def test_the_solver_gets_the_attention_kernels_of_verls_server() -> None:
+    """When veRL drops its rule, ours can go too."""
     (rule,) = {
         ast.unparse(node.test)
         for tree in verl_modules()
@@ -170,9 +158,6 @@ def test_the_solver_gets_the_attention_kernels_that_verl_gives_its_own_server() 
     assert rule == "version.parse(sglang.__version__) >= version.parse('0.5.12')"
     assert Version(PINNED) >= Version("0.5.12")
     assert SOLVER_ARGUMENTS["attention_backend"] == "flashinfer"
-
-
-# Packages on disk -------------------------------------------------------------------------------------------
 
 
 def package(folder: Path, files: dict[str, str]) -> Path:
@@ -197,18 +182,18 @@ def package(folder: Path, files: dict[str, str]) -> Path:
         "\ufeffwanted = 1",
     ],
 )
-def test_a_name_is_found_however_it_is_given(tmp_path: Path, text: str) -> None:
+def test_a_name_is_found_in_any_statement(tmp_path: Path, text: str) -> None:
     assert Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
 
 
 @pytest.mark.parametrize(
     "text", ["def f():\n    wanted = 1", "# wanted", "x = 'wanted'", "import wanted_too"]
 )
-def test_a_name_that_a_module_does_not_have_is_not_found(tmp_path: Path, text: str) -> None:
+def test_a_missing_name_is_not_found(tmp_path: Path, text: str) -> None:
     assert not Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
 
 
-def test_a_name_is_followed_through_star_imports_and_a_class_to_where_it_is_defined(tmp_path: Path) -> None:
+def test_a_name_is_followed_through_star_imports_and_classes(tmp_path: Path) -> None:
     modules = {
         "srt/utils/common": "class Thing:\n    tags: list = None\n    def run(self): ...",
         "srt/utils/__init__": "from sglang.srt.utils.common import *",
@@ -229,9 +214,7 @@ def test_a_name_is_followed_through_star_imports_and_a_class_to_where_it_is_defi
         {"srt/server_args": "", "srt/arg_groups/fields/parallel": "class Fields:\n    tp_size: int = 1"},
     ],
 )
-def test_an_argument_is_found_in_each_way_that_sglang_has_declared_them(
-    tmp_path: Path, files: dict[str, str]
-) -> None:
+def test_an_argument_is_found_in_every_way_to_declare_it(tmp_path: Path, files: dict[str, str]) -> None:
     source = Source(package(tmp_path, files))
     assert source.argument("tp_size") and not source.argument("dp_size")
 
@@ -243,23 +226,20 @@ def test_an_installed_sglang_is_refused_in_one_line_and_never_imported(tmp_path:
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.12\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "verl_ext.sglang.compat"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(environment, "-m", "verl_ext.sglang.compat")
     (line,) = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")
-    assert line.startswith(
-        "SGLang 0.5.12 does not fit veRL 0.9.1: it lacks symbol sglang.srt.entrypoints.EngineBase"
-    )
+    lacks = "it lacks symbol sglang.srt.entrypoints.EngineBase"
+    assert line.startswith(f"SGLang 0.5.12 does not fit veRL 0.9.1: {lacks}")
     assert line.endswith("install sglang==0.5.12")
 
 
+def run(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 def test_a_package_that_has_everything_lacks_nothing(tmp_path: Path) -> None:
-    """One made of the list itself."""
     modules: dict[str, list[str]] = {}
     for need in NEEDS:
         if need.kind != "symbol":
@@ -284,7 +264,4 @@ def test_a_package_that_has_everything_lacks_nothing(tmp_path: Path) -> None:
 
 def test_the_list_is_read_without_sglang_verl_or_torch() -> None:
     script = "import sys, verl_ext.sglang.compat; print({'sglang', 'verl', 'torch'} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-        == "set()\n"
-    )
+    assert run(os.environ, "-c", script).stdout == "set()\n"

@@ -1,7 +1,4 @@
-"""SGLang on a CPU: what is composed, what is started, and what is refused. No SGLang is needed here.
-
-tests/rehearsal/ runs it.
-"""
+"""SGLang on a CPU: what is composed, started and refused, without SGLang. tests/rehearsal/ runs it."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +24,7 @@ def composed(stage: str, *overrides: str) -> Any:
 
 @pytest.fixture(scope="module")
 def challenger() -> Any:
-    """On a CPU, with two ranks."""
+    """With two ranks."""
     return composed("challenger", "hardware=cpu", "rollout=sglang", "machine.gpus=2")
 
 
@@ -45,18 +42,14 @@ def test_the_hardware_picks_the_engine_unless_it_is_chosen(overrides: Sequence[s
     assert composed("evaluate", *overrides).solver.engine == engine
 
 
-def test_one_group_picks_the_engine_of_rollouts_and_solver_which_sleeps(challenger: Any) -> None:
+def test_one_group_picks_the_engine_of_rollouts_and_solver(challenger: Any) -> None:
     rollout = challenger.actor_rollout_ref.rollout
     assert rollout.name == challenger.solver.engine == "sglang" and rollout.free_cache_engine
-
-
-def test_two_ranks_on_a_cpu_are_two_devices_for_ray(challenger: Any) -> None:
+    # Two ranks are two devices for Ray.
     assert challenger.ray_kwargs.ray_init.num_gpus == challenger.trainer.n_gpus_per_node == 2
 
 
-def test_the_solvers_server_gets_the_arguments_of_the_rollout_engine_that_replace_cuda(
-    challenger: Any,
-) -> None:
+def test_the_solvers_server_gets_the_rollout_engines_arguments(challenger: Any) -> None:
     given = challenger.actor_rollout_ref.rollout.engine_kwargs.sglang
     spec = solver_spec(challenger)
     command = list(spec.command)
@@ -66,21 +59,18 @@ def test_the_solvers_server_gets_the_arguments_of_the_rollout_engine_that_replac
     assert given.disable_overlap_schedule and given.sleep_on_idle
     assert "flashinfer" not in command
     assert spec.env["SGLANG_USE_CPU_ENGINE"] == "1"
-    # Next to a working rollout engine: a thread each.
+    # One thread next to each rollout engine.
     assert spec.env["OMP_NUM_THREADS"] == str(challenger.solver.threads)
 
 
-def test_on_a_gpu_nothing_of_it_is_set() -> None:
+def test_on_a_gpu_none_of_it_is_set() -> None:
     spec = solver_spec(composed("evaluate", "hardware=8xh100"))
     assert "torch_native" not in spec.command and not any(name.startswith("SGLANG") for name in spec.env)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 5])
-def test_each_rank_of_an_engine_has_a_core_named_for_it(tp: int) -> None:
+def test_each_rank_of_an_engine_has_a_core(tp: int) -> None:
     assert environment(tp)["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == tp - 1
-
-
-# Refusals --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -99,21 +89,21 @@ def install(folder: Path, name: str, version: str) -> None:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def test_another_sglang_than_the_stand_ins_are_made_for_is_refused(packages: Path) -> None:
+def test_another_sglang_version_is_refused(packages: Path) -> None:
     install(packages, "sglang", "0.5.11")
     reason = refusal_on_cpu() or ""
     assert PINNED in reason and "0.5.11 is installed" in reason
 
 
-@pytest.mark.parametrize("kernels", [False, True], ids=["no kernels", "the kernels for CUDA"])
-def test_an_environment_that_was_made_for_cuda_is_refused(packages: Path, kernels: bool) -> None:
+@pytest.mark.parametrize("kernels", [False, True], ids=["no kernels", "CUDA kernels"])
+def test_an_environment_for_cuda_is_refused(packages: Path, kernels: bool) -> None:
     install(packages, "sglang", PINNED)
     if kernels:
         install(packages, "sgl_kernel", "0.4.3")
     assert "no stand-in for SGLang's kernels" in (refusal_on_cpu() or "")
 
 
-def test_an_sglang_that_lacks_what_a_run_needs_is_refused(
+def test_an_incomplete_sglang_and_another_processor_are_refused(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(packages, "sglang", PINNED)
@@ -121,11 +111,6 @@ def test_an_sglang_that_lacks_what_a_run_needs_is_refused(
     (packages / "sglang" / "srt" / "server_args.py").write_text("")
     monkeypatch.syspath_prepend(str(STAND_INS))
     assert "it lacks" in (refusal_on_cpu() or "")
-
-
-def test_another_processor_is_refused(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(packages, "sglang", PINNED)
-    monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert "on aarch64" in (refusal_on_cpu() or "")
 
@@ -137,10 +122,7 @@ def test_preflight_refuses_it_in_one_line(packages: Path) -> None:
     assert len(found) == 1 and "rollout=reference" in str(found[0])
 
 
-# The environment that `make rehearse-sglang` makes ----------------------------------------------------------
-
-
-def test_its_packages_are_the_pinned_sglang_and_pinned_twice_only_where_verifiers_wants_newer() -> None:
+def test_the_rehearsals_requirements_repeat_a_pin_only_for_verifiers() -> None:
     lines = (ROOT / "requirements-sglang-cpu.txt").read_text().splitlines()
     listed = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert listed["sglang"] == PINNED == GPU_PINS["sglang"]

@@ -1,4 +1,4 @@
-"""What the dump of a step says about its rows."""
+"""The dump of a step, and its page."""
 
 import json
 import re
@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "dumps.md").read_text(encoding="utf
     [(None, "Who leads Orrin?", "Who leads Orrin?"), ("Who is it?", None, "Who is it?"), (None, None, None)],
     ids=["challenger", "solver", "challenger without a question"],
 )
-def test_a_dump_has_the_question_of_the_row_at_its_top(
+def test_a_dump_has_the_rows_question(
     tmp_path: Path, given: str | None, written: str | None, shown: str | None
 ) -> None:
     reward = {"score": 0.0} | ({"question": written} if given is None else {})
@@ -29,7 +29,7 @@ def test_a_dump_has_the_question_of_the_row_at_its_top(
     assert json.loads((tmp_path / "step_0001.jsonl").read_text())["question"] == shown
 
 
-def test_the_page_of_the_format_has_every_field_of_a_line_and_no_other(tmp_path: Path) -> None:
+def test_the_page_lists_every_field_of_a_line(tmp_path: Path) -> None:
     row = StepRow("p_0_0", False, "search_zero", {}, {"score": 0.0}, Trajectory(), 0)
     dump_rows([row], 1, tmp_path / "dump.jsonl")
     record = json.loads((tmp_path / "dump.jsonl").read_text())
@@ -37,7 +37,7 @@ def test_the_page_of_the_format_has_every_field_of_a_line_and_no_other(tmp_path:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(record)
 
 
-def test_the_page_of_the_format_names_every_part_of_a_reward_and_of_a_conversation() -> None:
+def test_the_page_names_every_part_of_a_reward_and_a_conversation() -> None:
     section = PAGE.partition("A **trajectory**")[2].partition("## Samples")[0]
     named = set(re.findall(r"`(\w+)`", section))
     kinds = (ChallengerScore, SolverScore, Turn, SearchCall)

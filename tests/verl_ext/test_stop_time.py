@@ -1,4 +1,4 @@
-"""When a run must end: the decision as a formula, the variable, and the note that a trainer leaves."""
+"""When a run must end: the decision, the variable, and the note that a trainer leaves."""
 
 import math
 import time
@@ -28,35 +28,20 @@ SECONDS = st.floats(0, 1e6)
 LEFT = st.floats(-1e6, 1e7)
 
 
-@given(LEFT, SECONDS, SECONDS, SECONDS)
-def test_a_run_that_continues_has_room_for_its_longest_step_and_save(
-    left: float, step: float, save: float, validation: float
-) -> None:
-    if not is_time_to_stop(left, step, save, validation):
-        assert validation + step + save < left
-
-
-@given(LEFT, SECONDS, SECONDS, SECONDS)
-def test_a_run_with_room_for_a_step_a_fifth_longer_a_save_and_its_shutdown_continues(
-    left: float, step: float, save: float, validation: float
-) -> None:
-    if left > (validation + STEP_FACTOR * step + save + CLOSING_S) * (1 + 1e-9):
-        assert not is_time_to_stop(left, step, save, validation)
-
-
 @given(LEFT, SECONDS, SECONDS, SECONDS, SECONDS)
-def test_less_time_or_longer_work_never_lets_a_run_continue_that_would_have_stopped(
+def test_a_run_continues_with_room_for_a_step_and_a_save(
     left: float, step: float, save: float, validation: float, more: float
 ) -> None:
-    if is_time_to_stop(left, step, save, validation):
+    stops = is_time_to_stop(left, step, save, validation)
+    if not stops:
+        assert validation + step + save < left
+    if left > (validation + STEP_FACTOR * step + save + CLOSING_S) * (1 + 1e-9):
+        assert not stops
+    if stops:  # and would with less time or longer work
         assert is_time_to_stop(left - more, step, save, validation)
         assert is_time_to_stop(left, step + more, save, validation)
         assert is_time_to_stop(left, step, save + more, validation)
         assert is_time_to_stop(left, step, save, validation + more)
-
-
-@given(SECONDS, SECONDS)
-def test_without_a_stop_time_a_run_never_stops(step: float, save: float) -> None:
     assert not is_time_to_stop(math.inf, step, save)
 
 
@@ -69,7 +54,7 @@ def test_an_unset_variable_is_no_stop_time(monkeypatch: pytest.MonkeyPatch, text
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "nan", "inf", "2026-01-01", "1e999"])
-def test_a_variable_that_holds_no_time_is_refused_before_anything_starts(
+def test_a_bad_stop_time_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     monkeypatch.setenv(STOP_VARIABLE, text)
@@ -79,14 +64,12 @@ def test_a_variable_that_holds_no_time_is_refused_before_anything_starts(
     assert f"{STOP_VARIABLE}='{text}' is not a time: give Unix seconds" in capsys.readouterr().err
 
 
-STAGES = (
-    *("prepare-data", "challenger", "synthesize", "solver", "merge", "evaluate", "evolve"),
-    *("demo", "demo-data", "smoke"),
-)
+STAGES = ["prepare-data", "challenger", "synthesize", "solver", "merge", "evaluate", "evolve"]
+STAGES += ["demo", "demo-data", "smoke"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stop_time_that_is_past_ends_a_stage_at_once_with_75_and_one_line(
+def test_a_past_stop_time_ends_a_stage_at_once_with_75(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str
 ) -> None:
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 5))
@@ -103,80 +86,55 @@ def test_a_command_that_only_reads_is_not_stopped(monkeypatch: pytest.MonkeyPatc
     assert main(["diagnose", str(tmp_path / "none")]) == 2
 
 
-def test_a_stage_that_needs_more_time_than_is_left_reports_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_without_enough_time_reports_its_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
     require_time("the export", 60)
     with pytest.raises(OutOfTime, match="the export takes 200 s at least; rerun with more time to resume"):
         require_time("the export", 200)
 
 
-class Clock:
-    """One that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def paced(*parts: tuple[str, float]) -> Pace:
     """A start that has spent these seconds on these parts, in this order."""
-    clock = Clock()
-    pace = Pace(clock)
+    now = [1000.0]
+    pace = Pace(lambda: now[0])
     for part, seconds in parts:
+        if part in ("save", "validation"):
+            with pace.apart(part):
+                now[0] += seconds
+            continue
+        now[0] += seconds
         if part == "step":
-            clock.now += seconds
             pace.end_step()
         else:
-            with pace.apart(part):
-                clock.now += seconds
+            pace.begin_step()
     return pace
 
 
-def test_the_longest_step_and_save_are_what_has_to_fit() -> None:
-    pace = paced(("step", 40), ("save", 9), ("step", 50), ("save", 5), ("step", 30))
-    needed = STEP_FACTOR * 50 + 9 + CLOSING_S
-    assert pace.reason_to_stop(needed, validates=False) is None
-    reason = pace.reason_to_stop(needed - 1, validates=False)
+STEP, SAVE, VALIDATION = ("step", 20.0), ("save", 1.0), ("validation", 300.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "validates", "needed"),
+    [
+        ([("step", 40), ("save", 9), ("step", 50), ("save", 5), ("step", 30)], False, STEP_FACTOR * 50 + 9),
+        ([("validation", 7000), ("save", 10), STEP], False, STEP_FACTOR * 20 + 10),
+        ([("before", 5000), ("step", 10)], False, STEP_FACTOR * 10 + FIRST_SAVE_S),
+        ([VALIDATION, STEP, SAVE], True, STEP_FACTOR * 20 + 1 + 300),
+        ([STEP, SAVE], True, STEP_FACTOR * 20 + 1 + 20),
+    ],
+    ids=["longest step and save", "parts are apart", "untimed save", "a validation", "untimed validation"],
+)
+def test_the_next_step_must_fit(parts: list[tuple[str, float]], validates: bool, needed: float) -> None:
+    pace = paced(*parts)
+    assert pace.reason_to_stop(needed + CLOSING_S, validates=validates) is None
+    assert pace.reason_to_stop(needed + CLOSING_S - 1, validates=validates)
+
+
+def test_the_reason_to_stop_names_the_times() -> None:
+    reason = paced(("step", 50), ("save", 9)).reason_to_stop(98, validates=False)
     assert reason == (
         "another step may take 60 s and its save 9 s, and the stop time (DRZERO_STOP_AT) is 98 s ahead"
     )
-
-
-def test_saves_and_validations_are_not_part_of_the_step_around_them() -> None:
-    pace = paced(("validation", 7000), ("save", 10), ("step", 20))
-    assert pace.reason_to_stop(STEP_FACTOR * 20 + 10 + CLOSING_S, validates=False) is None
-
-
-def test_time_before_the_first_step_is_not_part_of_it() -> None:
-    clock = Clock()
-    pace = Pace(clock)
-    clock.now += 5000
-    pace.begin_step()
-    clock.now += 10
-    pace.end_step()
-    assert pace.reason_to_stop(STEP_FACTOR * 10 + FIRST_SAVE_S + CLOSING_S, validates=False) is None
-
-
-def test_before_a_save_has_been_timed_the_default_time_is_kept_for_one() -> None:
-    pace, needed = paced(("step", 10)), STEP_FACTOR * 10 + FIRST_SAVE_S + CLOSING_S
-    assert pace.reason_to_stop(needed, validates=False) is None
-    assert pace.reason_to_stop(needed - 1, validates=False)
-
-
-def test_a_validation_that_is_due_has_to_fit_too() -> None:
-    pace = paced(("validation", 300), ("step", 20), ("save", 1))
-    left = STEP_FACTOR * 20 + 1 + CLOSING_S + 300
-    assert pace.reason_to_stop(left, validates=True) is None
-    assert pace.reason_to_stop(left - 1, validates=True)
-
-
-def test_a_validation_that_was_never_timed_is_assumed_to_take_as_long_as_a_step() -> None:
-    pace = paced(("step", 20), ("save", 1))
-    left = STEP_FACTOR * 20 + 1 + CLOSING_S + 20
-    assert pace.reason_to_stop(left, validates=True) is None
-    assert pace.reason_to_stop(left - 1, validates=True)
 
 
 @pytest.mark.parametrize("collapsed", [False, True])

@@ -1,4 +1,4 @@
-"""The token account of a rollout: what is trained on is what was sampled, and turns only ever grow."""
+"""Token drift: a rollout trains on the ids that were sampled, and turns only grow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Rollout:
 
 
 def play(prompt: list[int], turns: list[tuple[list[int], list[int]]], length: int = 10_000) -> Rollout:
-    """A rollout that keeps the rules: per turn the ids sampled and those of the tool's answer."""
+    """A rollout that keeps the rules. Each turn has the ids sampled and the tool's ids."""
     context, sampled, mask = list(prompt), [], []
     for drawn, answer in turns:
         sampled.append((list(context), list(drawn)))
@@ -42,26 +42,18 @@ def play(prompt: list[int], turns: list[tuple[list[int], list[int]]], length: in
     return Rollout(list(prompt), context[len(prompt) :][:length], mask[:length], sampled)
 
 
+Turns = list[tuple[list[int], list[int]]]
 TURNS = st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4)
 
 
-@given(IDS, TURNS)
-def test_a_rollout_that_only_grows_has_none(
-    prompt: list[int], turns: list[tuple[list[int], list[int]]]
-) -> None:
-    assert play(prompt, turns).drift() == 0
-
-
 @given(IDS, TURNS, st.integers(1, 12))
-def test_a_response_cut_at_its_limit_has_none(
-    prompt: list[int], turns: list[tuple[list[int], list[int]]], length: int
-) -> None:
-    assert play(prompt, turns, length).drift() == 0
+def test_a_rollout_that_only_grows_has_no_drift(prompt: list[int], turns: Turns, length: int) -> None:
+    assert play(prompt, turns).drift() == play(prompt, turns, length).drift() == 0
 
 
 @given(IDS, TURNS, st.data())
-def test_any_trained_id_that_was_not_sampled_is_drift(
-    prompt: list[int], turns: list[tuple[list[int], list[int]]], data: st.DataObject
+def test_a_trained_id_that_was_not_sampled_is_drift(
+    prompt: list[int], turns: Turns, data: st.DataObject
 ) -> None:
     rollout = play(prompt, turns)
     place = data.draw(st.sampled_from([i for i, kept in enumerate(rollout.mask) if kept]))
@@ -70,9 +62,7 @@ def test_any_trained_id_that_was_not_sampled_is_drift(
 
 
 @given(IDS, st.lists(st.tuples(IDS, IDS), min_size=2, max_size=4), st.data())
-def test_any_changed_id_in_a_later_turns_input_is_drift(
-    prompt: list[int], turns: list[tuple[list[int], list[int]]], data: st.DataObject
-) -> None:
+def test_a_changed_id_in_a_later_input_is_drift(prompt: list[int], turns: Turns, data: st.DataObject) -> None:
     rollout = play(prompt, turns)
     turn = data.draw(st.integers(1, len(turns) - 1))
     known = len(rollout.sampled[turn - 1][0]) + len(rollout.sampled[turn - 1][1])
@@ -81,9 +71,7 @@ def test_any_changed_id_in_a_later_turns_input_is_drift(
 
 
 @given(IDS, TURNS, st.data())
-def test_training_on_a_tools_answer_is_drift(
-    prompt: list[int], turns: list[tuple[list[int], list[int]]], data: st.DataObject
-) -> None:
+def test_training_on_a_tools_answer_is_drift(prompt: list[int], turns: Turns, data: st.DataObject) -> None:
     rollout = play(prompt, turns)
     place = data.draw(st.sampled_from([i for i, kept in enumerate(rollout.mask) if not kept]))
     rollout.mask[place] = 1
@@ -100,7 +88,7 @@ SPOIL: dict[str, Callable[[Rollout], None]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOIL.values(), ids=SPOIL)
-def test_a_row_that_does_not_belong_to_its_samples_is_drift(spoil: Callable[[Rollout], None]) -> None:
+def test_a_row_with_other_samples_is_drift(spoil: Callable[[Rollout], None]) -> None:
     rollout = play([1, 2], [([3], [4]), ([5], [])])
     spoil(rollout)
     assert rollout.drift() == 1

@@ -1,4 +1,4 @@
-"""What the trainers write over a real TransferQueue, when they stop, and what they log and dump."""
+"""The trainers over a real TransferQueue: advantages, logs, dumps, and ends in time."""
 
 import asyncio
 import json
@@ -134,18 +134,6 @@ def write_advantages(partition: str, kind: type[GroupRelativeTrainer]) -> dict[s
     return {name: list(data[name].unbind()) for name in names} | {"metrics": [metrics]}
 
 
-@pytest.fixture(scope="module")
-def written(queue: None) -> dict[str, list[torch.Tensor]]:
-    """What HRPO writes."""
-    return write_advantages("advantages", HrpoSync)
-
-
-@pytest.fixture(scope="module")
-def written_by_grpo(queue: None) -> dict[str, list[torch.Tensor]]:
-    """What GRPO writes."""
-    return write_advantages("grpo", GrpoSync)
-
-
 def by_hand(row: int) -> float:
     """(r - mean of the hop) / sqrt(population variance of the hop + 1e-6), over rows that count."""
     hop, reward, valid, padding = STEP[row]
@@ -156,41 +144,35 @@ def by_hand(row: int) -> float:
     return (reward - mean) / (sum((r - mean) ** 2 for r in group) / len(group) + 1e-6) ** 0.5
 
 
-@pytest.mark.parametrize("row", range(len(STEP)))
-def test_a_rows_advantage_is_its_hop_groups_on_every_own_token(
-    written: dict[str, list[torch.Tensor]], row: int
-) -> None:
-    expected = torch.full((LENGTHS[row],), by_hand(row))
-    if row == 3:
-        expected[1] = 0.0
-    assert torch.allclose(written["advantages"][row], expected, atol=1e-5)
-    assert torch.equal(written["advantages"][row], written["returns"][row])
-
-
-def test_a_lone_row_has_no_advantage_and_keeps_its_place_in_the_loss(
-    written: dict[str, list[torch.Tensor]],
-) -> None:
-    assert written["advantages"][3].abs().sum() == 0
-    assert written["loss_mask"][3].tolist() == [1, 0, 1, 1]
-
-
-@pytest.mark.parametrize("row", [4, 7], ids=["invalid", "padding"])
-def test_a_row_that_does_not_count_is_masked_out_of_the_loss(
-    written: dict[str, list[torch.Tensor]], row: int
-) -> None:
-    assert written["loss_mask"][row].sum() == written["response_mask"][row].sum() == 0
-
-
-def test_rows_that_count_keep_their_masks(written: dict[str, list[torch.Tensor]]) -> None:
+def test_hrpo_compares_rows_of_one_hop_count(queue: None) -> None:
+    written = write_advantages("advantages", HrpoSync)
+    for row, length in enumerate(LENGTHS):
+        own = torch.full((length,), by_hand(row)) * written["loss_mask"][row]
+        assert torch.allclose(written["advantages"][row], own, atol=1e-5)
+        assert torch.equal(written["advantages"][row], written["returns"][row])
+    for row in (4, 7):  # invalid, and padding
+        assert written["loss_mask"][row].sum() == written["response_mask"][row].sum() == 0
     for row in (0, 1, 2, 5, 6):
         assert written["loss_mask"][row].tolist() == [1] * LENGTHS[row]
-
-
-def test_lone_groups_and_the_size_of_advantages_are_logged(written: dict[str, Any]) -> None:
+    # A lone row has no advantage, keeps its place in the loss, and masks out the tool's token.
+    assert written["loss_mask"][3].tolist() == [1, 0, 1, 1] and by_hand(3) == 0
     (metrics,) = written["metrics"]
     assert metrics["drzero/hrpo/lone_groups"] == 1
     counted = [abs(by_hand(row)) for row in (0, 1, 2, 3, 5, 6)]
     assert metrics["drzero/hrpo/advantage_abs_mean"] == pytest.approx(sum(counted) / 6, abs=1e-5)
+
+
+def test_grpo_compares_answers_to_one_prompt(queue: None) -> None:
+    """Rows 0, 2, 5 and 6 answer prompt a and count: rewards 0, 1, 0.5, 0.5, sample deviation sqrt(1/6)."""
+    written = write_advantages("grpo", GrpoSync)
+    deviation = (1 / 6) ** 0.5 + 1e-6
+    expected = {0: -0.5 / deviation, 2: 0.5 / deviation}
+    for row in range(len(STEP)):
+        own = written["loss_mask"][row] * expected.get(row, 0.0)
+        assert torch.allclose(written["advantages"][row], own, atol=1e-5)
+    for row in (4, 7):
+        assert written["loss_mask"][row].sum() == written["response_mask"][row].sum() == 0
+    assert written["metrics"][0]["drzero/grpo/lone_groups"] == 2
 
 
 def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
@@ -216,35 +198,13 @@ def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> No
     assert "1 are invalid, the first because: ['down']" in message
 
 
-def test_a_step_without_a_rollout_that_counts_is_stopped_whatever_the_limit(
-    queue: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_without_a_row_that_counts_is_stopped(queue: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("test_trainers.STEP", [(1, 9.0, False, False)] * 8)
     with pytest.raises(TooManyFailures, match="step 3: no rollout is left to learn from"):
         trainer(limit=1.0)._compute_advantage(put_step("none"), {})
 
 
-def test_a_solvers_row_is_compared_with_the_other_answers_to_its_prompt(
-    written_by_grpo: dict[str, list[torch.Tensor]],
-) -> None:
-    """Rows 0, 2, 5 and 6 answer prompt a and count: rewards 0, 1, 0.5, 0.5, sample deviation sqrt(1/6)."""
-    deviation = (1 / 6) ** 0.5 + 1e-6
-    expected = {0: -0.5 / deviation, 2: 0.5 / deviation, 5: 0.0, 6: 0.0, 1: 0.0, 3: 0.0, 4: 0.0, 7: 0.0}
-    for row, value in expected.items():
-        own = written_by_grpo["loss_mask"][row] * value
-        assert torch.allclose(written_by_grpo["advantages"][row], own, atol=1e-5)
-
-
-@pytest.mark.parametrize("row", [4, 7], ids=["invalid", "padding"])
-def test_a_solvers_row_that_does_not_count_is_masked_out_of_the_loss(
-    written_by_grpo: dict[str, list[torch.Tensor]], row: int
-) -> None:
-    assert written_by_grpo["loss_mask"][row].sum() == written_by_grpo["response_mask"][row].sum() == 0
-
-
-def test_every_hop_count_has_the_same_share_of_a_solvers_update_where_the_config_asks_for_it(
-    queue: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hop_counts_can_share_an_update_equally(queue: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One question of one hop, two of two hops."""
     hops, rewards = (1, 2, 1, 2, 2, 2, 2, 1), (0, 0, 1, 1, 0, 1, 1, 1)
     step = [(hop, float(reward), True, False) for hop, reward in zip(hops, rewards, strict=True)]
@@ -261,11 +221,7 @@ def test_every_hop_count_has_the_same_share_of_a_solvers_update_where_the_config
     assert one > 0
 
 
-def test_a_prompt_with_one_answer_that_counts_is_logged(written_by_grpo: dict[str, Any]) -> None:
-    assert written_by_grpo["metrics"][0]["drzero/grpo/lone_groups"] == 2
-
-
-def test_log_probs_are_of_the_policys_own_tokens_in_rows_that_count(queue: None) -> None:
+def test_log_probs_leave_out_tool_tokens_and_rows_that_do_not_count(queue: None) -> None:
     batch = put_step("log-probs")
     read = read_log_probs(batch, read_rows(batch))
     assert read[3] == [-1.0, -3.0, -4.0]  # the second token is the tool's
@@ -303,7 +259,7 @@ def validate(infos: dict[str, list[Any]], expected: int = 4, limit: float = 0.5)
     )
 
 
-def test_validation_leaves_out_the_rows_that_a_service_spoiled_and_counts_them() -> None:
+def test_validation_counts_spoiled_rows_apart() -> None:
     metrics = validate(VALIDATED)
     assert metrics["drzero/val/em"] == metrics["val-core/search_zero/reward/mean@1"] == 0.5
     assert (metrics["drzero/val/f1"], metrics["val-aux/search_zero/f1/mean@1"]) == (0.75, 0.75)
@@ -320,7 +276,7 @@ def test_a_validation_with_many_failures_is_stopped_with_its_causes() -> None:
     assert "1 are invalid, the first because: ['down']" in message
 
 
-def test_a_validation_of_failures_alone_has_counts_and_no_score() -> None:
+def test_a_validation_without_valid_rows_has_no_score() -> None:
     metrics = validate(VALIDATED | {"valid": [False] * 3}, limit=1.0)
     assert metrics == {"drzero/val/rows": 0, "drzero/val/failed": 4}
 
@@ -331,14 +287,11 @@ def test_kl_in_the_reward_is_refused(kind: type[GroupRelativeTrainer]) -> None:
         kind(OmegaConf.create({"algorithm": {"use_kl_in_reward": True}}))
 
 
-# veRL's own loop and its own saving, with the work of its workers scripted ----------------------------------
-
-
 class Rehearsed(PPOTrainerSync):
-    """A run of `fit` without models: a step takes no time, and what workers would save are small files."""
+    """A run of `fit` without models: steps take no time, and workers save small files."""
 
     def begin(self, saved: int, steps: int, at: dict[int, Callable[[], None]], files: int) -> None:
-        """Set up what `init` would have; `at` is what happens in a step, `files` the files a save writes."""
+        """Set up as `init` would. `at` has calls by step, `files` the number of files that a save writes."""
         self.global_steps, self.total_training_steps, self.steps_per_epoch = saved, steps, 100
         self.at, self.files = at, files
         self.validated: list[int] = []
@@ -354,9 +307,7 @@ class Rehearsed(PPOTrainerSync):
         return {"drzero/val/em": 0.5}
 
     def _compute_metrics(self, *arguments: Any, **named: Any) -> None:
-        """Nothing: they are of tensors that no worker has computed."""
-
-    # What stands in for the workers, the data loader and the rollout engine.
+        """Nothing, because no worker has computed anything."""
 
     def save_checkpoint(self, folder: str, *arguments: Any, **named: Any) -> None:
         actors = len(FILES) - 1
@@ -380,43 +331,42 @@ class Timed(GroupRelativeTrainer, Rehearsed):
     method = replace(GRPO, metrics=lambda rows: {})
 
 
+Stop = tuple[int, float]
 Rehearse = Callable[..., tuple[Timed, list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
 def composed() -> DictConfig:
-    """A solver's config; composing takes a second."""
+    """A solver's config. Composing takes a second."""
     overrides = ["hardware=cpu", "trainer.logger=[file]", "trainer.val_before_train=false"]
     return resolve(compose_plain("solver", overrides))
 
 
 @pytest.fixture
 def rehearse(queue: None, composed: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
-    """Run veRL's loop to its end; returns the trainer and what it logged."""
+    """Run veRL's loop to its end. Returns the trainer and its logged lines."""
     monkeypatch.delenv(STOP_VARIABLE, raising=False)
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
 
+    def stop_in(seconds: float) -> None:
+        monkeypatch.setenv(STOP_VARIABLE, str(time.time() + seconds))
+
     def run(
-        *overrides: str,
-        steps: int = 3,
-        saved: int = 0,
-        at: dict[int, Callable[[], None]] | None = None,
-        files: int = len(FILES),
+        *overrides: str, steps: int = 3, saved: int = 0, stop: Stop = (-1, 0), files: int = len(FILES)
     ) -> tuple[Timed, list[dict[str, Any]]]:
+        """`stop`: in which step (0: before the first) a stop time so many seconds ahead is set."""
         places = [f"run.dir={tmp_path}", f"trainer.default_local_dir={tmp_path}"]
         changes = OmegaConf.from_dotlist([*places, *overrides])
         made = Timed(cast(DictConfig, OmegaConf.merge(composed, changes)))
-        made.begin(saved, steps, at or {}, files)
+        if stop[0] == 0:
+            stop_in(stop[1])
+        made.begin(saved, steps, {stop[0]: lambda: stop_in(stop[1])}, files)
         made.fit(None)
-        return made, [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        log = tmp_path / "metrics.jsonl"
+        return made, [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
 
     return run
-
-
-def stop_in(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Callable[[], None]:
-    """Set the stop time so many seconds ahead, as a launcher does."""
-    return lambda: monkeypatch.setenv(STOP_VARIABLE, str(time.time() + seconds))
 
 
 def phases(folder: Path) -> list[tuple[int, str]]:
@@ -425,12 +375,8 @@ def phases(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("freq", [1, 2, 10, -1])
-def test_a_run_that_is_out_of_time_ends_after_a_step_that_is_saved_and_logged(
-    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freq: int
-) -> None:
-    _, logged = rehearse(
-        f"trainer.save_freq={freq}", "trainer.test_freq=-1", at={2: stop_in(monkeypatch, 20)}
-    )
+def test_a_run_out_of_time_saves_and_logs_a_last_step(rehearse: Rehearse, tmp_path: Path, freq: int) -> None:
+    _, logged = rehearse(f"trainer.save_freq={freq}", "trainer.test_freq=-1", stop=(2, 20))
     assert [line["step"] for line in logged] == [1, 2]
     assert saved_step(tmp_path) == 2 and is_whole(step_folder(tmp_path, 2))
     note = read_note(tmp_path)
@@ -442,57 +388,41 @@ def test_a_run_that_is_out_of_time_ends_after_a_step_that_is_saved_and_logged(
     assert last == f"checkpoint of step 2: {step_folder(tmp_path, 2)}"
 
 
-def test_a_run_with_enough_time_runs_to_its_end(
-    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, logged = rehearse(at={1: stop_in(monkeypatch, 3600)})
+def test_a_run_with_enough_time_ends_normally(rehearse: Rehearse, tmp_path: Path) -> None:
+    _, logged = rehearse(stop=(1, 3600))
     assert [line["step"] for line in logged] == [1, 2, 3]
     assert saved_step(tmp_path) == 3 and read_note(tmp_path) is None
 
 
-def test_a_run_in_its_last_step_is_finished_and_not_out_of_time(
-    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, _ = rehearse("trainer.test_freq=3", at={3: stop_in(monkeypatch, -5)})
+def test_a_run_in_its_last_step_is_not_out_of_time(rehearse: Rehearse, tmp_path: Path) -> None:
+    trainer, _ = rehearse("trainer.test_freq=3", stop=(3, -5))
     assert saved_step(tmp_path) == 3 and trainer.validated[-1] == 3
     assert read_note(tmp_path) is None and phases(tmp_path)[-1] == (4, "done")
 
 
-def test_a_validation_after_the_last_step_in_time_is_left_to_the_next_start(
-    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = ("trainer.test_freq=1", "trainer.val_before_train=true")
-    trainer, logged = rehearse(*overrides, at={2: stop_in(monkeypatch, 20)})
+def test_a_late_validation_is_left_to_the_next_start(rehearse: Rehearse, tmp_path: Path) -> None:
+    trainer, logged = rehearse("trainer.test_freq=1", "trainer.val_before_train=true", stop=(2, 20))
     assert trainer.validated == [0, 1]
     assert ["drzero/val/em" in line["data"] for line in logged] == [True, True, False]
     assert (2, "validation") not in phases(tmp_path)
 
 
 @pytest.mark.parametrize("saved", [0, 2])
-def test_a_start_after_the_stop_time_begins_no_step(
-    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: int
-) -> None:
-    monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 1))
-    rehearse(saved=saved)
+def test_no_step_begins_after_the_stop_time(rehearse: Rehearse, tmp_path: Path, saved: int) -> None:
+    rehearse(saved=saved, stop=(0, -1))
     assert phases(tmp_path) == [(0, "start-up"), (saved, "out-of-time"), (saved + 1, "done")]
     assert not list(tmp_path.glob("global_step_*"))
     note = read_note(tmp_path)
     assert note and note.step == saved and note.why.endswith("when the first step was to begin")
 
 
-def test_the_first_step_always_runs_however_little_time_is_left(
-    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that is restarted again and again must make progress."""
-    monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
-    _, logged = rehearse("trainer.save_freq=10")
+def test_the_first_step_runs_however_little_time_is_left(rehearse: Rehearse, tmp_path: Path) -> None:
+    _, logged = rehearse("trainer.save_freq=10", stop=(0, 100))
     assert [line["step"] for line in logged] == [1] and saved_step(tmp_path) == 1
 
 
 @pytest.mark.parametrize("freq", [1, 10])
-def test_a_collapsed_run_ends_after_a_step_that_is_saved_validated_and_logged(
-    rehearse: Rehearse, tmp_path: Path, freq: int
-) -> None:
+def test_a_collapsed_run_saves_its_last_step(rehearse: Rehearse, tmp_path: Path, freq: int) -> None:
     overrides = (f"trainer.save_freq={freq}", "trainer.test_freq=5", "collapse.policy=stop")
     trainer, logged = rehearse(*overrides, steps=3 * WINDOW)  # no rollout of its steps searches
     assert [line["step"] for line in logged] == list(range(1, WINDOW + 1)) == [1, 2, 3, 4, 5]
@@ -509,7 +439,7 @@ def test_a_collapsed_run_ends_after_a_step_that_is_saved_validated_and_logged(
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("warn", WINDOW + 1), ("stop", WINDOW)])
-def test_a_collapse_ends_no_run_that_only_warns_or_is_in_its_last_step(
+def test_a_collapse_only_warns_or_comes_too_late_to_stop(
     rehearse: Rehearse, tmp_path: Path, policy: str, steps: int
 ) -> None:
     _, logged = rehearse(f"collapse.policy={policy}", steps=steps)
@@ -518,7 +448,7 @@ def test_a_collapse_ends_no_run_that_only_warns_or_is_in_its_last_step(
 
 
 def answered(group: str, step: int, *turns: Turn) -> None:
-    """A question's finished answers, as veRL's rollout leaves them: scored, and none taken yet."""
+    """Add a question's finished and scored answers to the queue."""
     answers = [Trajectory((turn,)).to_dict() for turn in turns]
     scored = [
         {"reward_extra_info": asyncio.run(solver_score("nq", "", {"target": ["Vell"]}, {"trajectory": one}))}
@@ -532,20 +462,17 @@ def answered(group: str, step: int, *turns: Turn) -> None:
     tq.kv_put(key=group, partition_id="train", tag=finished)
 
 
-def test_questions_answered_alike_are_replaced_before_the_update_but_none_that_a_failure_spoiled(
+def test_groups_with_equal_scores_are_replaced_but_not_spoiled_ones(
     queue: None, composed: DictConfig, tmp_path: Path
 ) -> None:
     chosen = [f"run.dir={tmp_path}", "algorithm.filter_groups.enable=true", "data.train_batch_size=3"]
     config = cast(DictConfig, OmegaConf.merge(composed, OmegaConf.from_dotlist(chosen)))
     buffer = Timed(config).replay_buffer
     right, wrong, lost = Turn("<answer>Vell</answer>"), Turn("<answer>no</answer>"), Turn("c", (FAILED,))
-    for group, turns in {
-        "solved": (right, right),
-        "unsolved": (wrong, wrong),
-        "some": (right, wrong),
-        "lost": (lost, lost),
-    }.items():
-        answered(group, 1, *turns)
+    answered("solved", 1, right, right)
+    answered("unsolved", 1, wrong, wrong)
+    answered("some", 1, right, wrong)
+    answered("lost", 1, lost, lost)
     asked: list[str] = []
 
     def refill(count: int) -> None:
@@ -564,7 +491,7 @@ def test_questions_answered_alike_are_replaced_before_the_update_but_none_that_a
 
 
 @pytest.mark.parametrize("key", ["a" * 40, ""])
-def test_with_a_key_each_steps_trajectories_go_to_wandb_as_a_table(
+def test_with_a_key_trajectories_go_to_wandb_as_a_table(
     rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     for name, value in {"DIR": str(tmp_path), "MODE": "offline", "API_KEY": key, "SILENT": "true"}.items():
@@ -592,17 +519,17 @@ def test_every_saved_step_is_announced_once(rehearse: Rehearse, tmp_path: Path) 
 
 @pytest.mark.parametrize("files", range(len(FILES) + 1))
 def test_a_save_that_breaks_off_is_not_announced(rehearse: Rehearse, tmp_path: Path, files: int) -> None:
-    (tmp_path / TRACKER).mkdir()  # the last of a save, the number, cannot be written either
+    (tmp_path / TRACKER).mkdir()  # the step's number cannot be written either
     with pytest.raises(OSError, match=f"the disk is gone|{TRACKER}"):
         rehearse("trainer.save_freq=1", files=files)
     settle_checkpoints(tmp_path)
-    # The next start resumes from what became whole, and finds nothing else.
+    # The next start finds whole checkpoints only.
     whole = files == len(FILES)
     assert announced(tmp_path) == [] and saved_step(tmp_path) == int(whole)
     assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"] * whole
 
 
-def test_a_dump_is_announced_when_it_has_its_name(
+def test_a_dump_is_announced_under_its_final_name(
     queue: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
