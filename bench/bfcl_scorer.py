@@ -26,7 +26,7 @@ from environments.bfcl import multi_turn, single_turn
 from environments.bfcl.multi_turn import MultiTurn, MultiTurnEpisode
 from environments.bfcl.replay import literal_call
 from environments.bfcl.schema import language_of
-from environments.bfcl.single_turn import SingleTurnEpisode
+from environments.bfcl.single_turn import SingleTurn, SingleTurnEpisode
 from environments.bfcl.source import Task, tasks
 from environments.call import Call, parse_calls
 from environments.conversation import Turn
@@ -91,7 +91,7 @@ def ground_truths(task: Task) -> list[Case]:
 def _by_name(task: Task, text: str) -> dict[str, Any]:
     """A right call of a conversation as a model writes it: every argument by name, as JSON has it."""
     name, positional, named = literal_call(text)
-    episode = MultiTurnEpisode(multi_turn._row(task).data) if positional else None
+    episode = MultiTurnEpisode(MultiTurn().row(task).data) if positional else None
     if episode is not None:
         method = episode._replay._model._methods[name][1]
         named = dict(inspect.signature(method).bind(*positional, **named).arguments)
@@ -278,14 +278,14 @@ def _as_turn(calls: Sequence[dict[str, Any]], tools: Sequence[Any]) -> Turn:
 
 def verdict(task: Task, case: Case) -> bool:
     """Ours, for one turn."""
-    episode = SingleTurnEpisode(single_turn._row(task).data)
+    episode = SingleTurnEpisode(SingleTurn().row(task).data)
     episode.respond(_as_turn(case["calls"], episode.tools()))
     return episode.score().success
 
 
 def verdict_of_several(task: Task, case: Case) -> bool:
     """Ours, for a conversation; each of the user's turns is one turn with calls, and one without."""
-    episode = MultiTurn().episode(multi_turn._row(task))
+    episode = MultiTurn().episode(MultiTurn().row(task))
     for calls in case["turns"]:
         if calls:
             episode.respond(_as_turn(calls, episode.tools()))

@@ -1,11 +1,11 @@
-"""A tool call in a model's text: parsed, and held against the tools that the episode declares.
+"""Tool calls in a model's text: parsed, and checked against the declared tools.
 
     <tool_call>
     {"name": "add", "arguments": {"a": 2, "b": 3}}
     </tool_call>
 
-A call that cannot be made is kept, with its error: the model is told what is wrong, and it is counted. A call
-of a tool that is not declared is `undeclared` besides: a model that invents tools is to be seen doing so.
+An invalid call is kept with its error, which the model is told, and it is counted. A call of a tool that was
+not declared is also marked `undeclared`, so that invented tools show.
 """
 
 import json
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ToolSchema = Mapping[str, Any]
-"""A tool as OpenAI describes a function: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
+"""A tool in OpenAI's form: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
 
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -26,13 +26,13 @@ class Call:
 
     raw: str
     name: str | None = None
-    """The tool, None where the call names none."""
+    """The tool, if the call names one."""
     arguments: Mapping[str, Any] | None = None
-    """Its arguments by name, None where they are no JSON object."""
+    """By name, or None if they are no JSON object."""
     error: str | None = None
-    """Why it cannot be made; None for a call that can."""
+    """Why the call cannot be made, or None."""
     undeclared: bool = False
-    """Whether it calls a tool that the episode does not have."""
+    """Whether the episode has no such tool."""
 
     @property
     def valid(self) -> bool:
@@ -46,7 +46,7 @@ def tool_name(tool: ToolSchema) -> str:
 
 
 def tools_fault(tools: Any) -> str | None:
-    """What is wrong with what an environment declares as its tools; None if nothing is."""
+    """The fault of the tools an environment declares, or None."""
     if isinstance(tools, str) or not isinstance(tools, Sequence):
         return f"tools are a list, not {tools!r:.80}"
     for tool in tools:
@@ -61,8 +61,8 @@ def tools_fault(tools: Any) -> str | None:
 
 
 def badly_typed(tool: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
-    """What of a call's arguments is not as the tool declares it, as one line; None if all is."""
-    import jsonschema  # the launcher imports this module where nothing but its own packages is installed
+    """One line about arguments that break the tool's schema, or None."""
+    import jsonschema  # not installed on a client of the launcher, which imports this module
 
     validator = jsonschema.Draft202012Validator(tool["function"].get("parameters", {}))
     found = jsonschema.exceptions.best_match(validator.iter_errors(dict(arguments)))
@@ -73,16 +73,16 @@ def badly_typed(tool: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
 
 
 def parse_calls(text: str, tools: Sequence[ToolSchema], form: str = "hermes") -> tuple[Call, ...]:
-    """Every call of one turn, in order, valid or not. Never raises for what a model may write.
+    """Every call of one turn in order, valid or not. Raises for no text a model may write.
 
-    `form` is how the model writes calls, a key of `FORMS`.
+    `form` is the model's way to write calls, a key of `FORMS`.
     """
     names = [tool_name(tool) for tool in tools]
     return tuple(_checked(raw, call, names) for raw, call in FORMS[form].calls(text))
 
 
 def outside_calls(text: str, form: str = "hermes") -> str:
-    """A turn's text without its calls, of whatever kind they are."""
+    """A turn's text without its calls, valid or not."""
     return FORMS[form].outside(text)
 
 
@@ -90,7 +90,7 @@ def _checked(raw: str, call: Any, names: Sequence[str]) -> Call:
     if not isinstance(call, dict):
         return Call(raw, error="the call is not a JSON object")
     name, arguments = call.get("name"), call.get("arguments", {})
-    if isinstance(arguments, str):  # some models write the object as text once more
+    if isinstance(arguments, str):  # some models write the object as a text
         arguments = _json(arguments)
     good = arguments if isinstance(arguments, dict) else None
     if not isinstance(name, str):
@@ -104,10 +104,9 @@ def _checked(raw: str, call: Any, names: Sequence[str]) -> Call:
 
 
 def _json(text: str) -> Any:
-    """The value that a text spells; None for none, which no call is."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # the latter from JSON nested deeper than Python's stack
+    except (ValueError, RecursionError):  # RecursionError: nested deeper than Python's stack
         return None
 
 
@@ -116,7 +115,7 @@ def _hermes(text: str) -> list[tuple[str, Any]]:
 
 
 def _xlam(text: str) -> list[tuple[str, Any]]:
-    """One JSON array of calls, and nothing else."""
+    """A turn that is one JSON array of calls."""
     if not (raw := text.strip()).startswith("["):
         return []
     calls = _json(raw)
@@ -125,18 +124,17 @@ def _xlam(text: str) -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Form:
-    """How a model writes calls."""
+    """A way to write calls."""
 
     opening: str
-    """What a call, or the list of them, begins with: text before it can be shown while the turn goes on."""
+    """The beginning of a call, or of their list. Text before it can be streamed."""
     calls: Callable[[str], list[tuple[str, Any]]]
-    """From a turn's text to the raw text and the JSON value of each call."""
+    """From a turn's text to each call's raw text and JSON value."""
     outside: Callable[[str], str]
-    """From a turn's text to what is left of it without the calls."""
+    """From a turn's text to the text without its calls."""
 
 
 FORMS = {
     "hermes": Form("<tool_call>", _hermes, lambda text: _HERMES.sub("", text)),
     "xlam": Form("[", _xlam, lambda text: "" if _xlam(text) else text),
 }
-"""The forms that there are."""

@@ -1,7 +1,6 @@
-"""A conversation as it happened: the model's turns, their calls, and what the environment answered.
+"""A conversation as it happened: the model's turns, their calls, and the environment's answers.
 
-In JSON form it travels through veRL's extra fields into the dumps, with the fields that readers of dumps know
-from search (docs/dumps.md).
+Its JSON form goes through veRL's extra fields into the dumps, with the same fields as search (docs/dumps.md).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from environments.call import Call
 
 Message = Mapping[str, Any]
-"""A message of a chat: `role` (system, user or tool) and `content`, a text."""
+"""`role` (system, user or tool) and `content`, a text."""
 
 
 def tool_message(text: str) -> Message:
@@ -23,24 +22,23 @@ def tool_message(text: str) -> Message:
 
 
 def user_message(text: str) -> Message:
-    """What the environment says."""
+    """A message of the environment."""
     return {"role": "user", "content": text}
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One assistant turn, and what followed it."""
+    """One assistant turn and the environment's reply."""
 
     text: str
-    """As generated, without special tokens."""
+    """Without special tokens."""
     calls: tuple[Call, ...] = ()
     truncated: bool = False
-    """The turn reached its token limit before the model ended it."""
+    """Cut off by the token limit."""
     answers: tuple[Message, ...] = ()
-    """What the environment answered; nothing after the last turn."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: each call with the answer that it got, and what else was said as `observation`."""
+        """The JSON form: each call with its answer, and other messages as `observation`."""
         told = [str(message["content"]) for message in self.answers if message["role"] == "tool"]
         said = [str(message["content"]) for message in self.answers if message["role"] != "tool"]
         return {
@@ -62,7 +60,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The turns of one episode, and the messages that it began with."""
+    """The opening messages and turns of one episode."""
 
     opening: tuple[Message, ...] = ()
     turns: tuple[Turn, ...] = ()
@@ -74,16 +72,16 @@ class Conversation:
 
     @property
     def final_text(self) -> str:
-        """The last turn's text, empty where there was none."""
+        """The last turn's text, or an empty one."""
         return self.turns[-1].text if self.turns else ""
 
     @property
     def searches(self) -> tuple[Call, ...]:
-        """None: an environment's tools are its own. (A search trajectory has its answered searches here.)"""
+        """Empty, as for `failed_calls`. A search trajectory has its answered searches here."""
         return ()
 
     failed_calls = searches
-    """None as well: what fails in an environment spoils the whole episode."""
+    """Empty, since a failure of the environment fails the whole episode."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -95,7 +93,7 @@ class Conversation:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conversation:
-        """Rebuild one from its JSON form; raises KeyError where a field is missing."""
+        """Rebuild it from its JSON form. Raises KeyError for a missing field."""
         return cls(tuple(data["opening"]), tuple(_turn(turn) for turn in data["turns"]))
 
 
@@ -105,9 +103,5 @@ def _turn(data: Mapping[str, Any]) -> Turn:
     if data["observation"] is not None:
         answers.append(user_message(data["observation"]))
     named = ("raw", "name", "arguments", "error", "undeclared")
-    return Turn(
-        data["text"],
-        tuple(Call(**{name: call[name] for name in named}) for call in calls),
-        data["truncated"],
-        tuple(answers),
-    )
+    parsed = tuple(Call(**{name: call[name] for name in named}) for call in calls)
+    return Turn(data["text"], parsed, data["truncated"], tuple(answers))

@@ -1,9 +1,8 @@
-"""An episode: one task, played by one model once. An environment is a class of these and a taskset.
+"""An episode: one task, played once by one model. An environment is a class of these, and a taskset.
 
-Every rollout gets an episode of its own; no state may be shared with another one, which runs at the same
-time. Its methods are called one after the other, never two at once, each in some thread or, if it is an
-`async def`, on the event loop; each has `Taskset.timeout_s` seconds. What they raise spoils the rollout: it
-is counted as a failure and is no zero.
+Every rollout has its own episode, and many run at once, so they must not share state. Methods are called one
+after the other, a plain one in some thread, an `async def` on the event loop, each for at most
+`Taskset.timeout_s` seconds. An exception fails the rollout, which is counted and is not scored as zero.
 """
 
 from abc import ABC, abstractmethod
@@ -16,28 +15,28 @@ from environments.score import Score
 
 
 class Episode(ABC):
-    """One conversation with the environment's side of it."""
+    """The environment's side of one conversation."""
 
     max_calls_per_turn = 16
-    """Calls of one turn that are answered."""
+    """Further calls of a turn get no answer."""
 
     @abstractmethod
     def messages(self) -> Sequence[Message]:
-        """What the conversation begins with."""
+        """The messages the conversation begins with."""
 
     def tools(self) -> Sequence[ToolSchema]:
-        """The tools that the model may call; none by default.
+        """The tools the model may call, by default none.
 
-        Asked again for each turn. The prompt shows those of the first: a message must tell of any that come
-        later.
+        Asked before every turn, but the prompt shows only the first answer. Introduce later ones in a
+        message.
         """
         return ()
 
     def respond(self, turn: Turn) -> Sequence[Message] | None:
-        """The messages that follow the model's turn; None when the episode is over.
+        """The messages after the model's turn, or None at the end of the episode.
 
-        By default the turn's calls are answered by `call`, those that are not as their tool is declared by
-        what is wrong with them (`tools` and `call` are plain functions then); no call ends the episode.
+        By default `call` answers the turn's calls, an invalid one is answered with its error, and a turn
+        without calls ends the episode. `tools` and `call` must then be plain functions.
         """
         if not turn.calls:
             return None
@@ -45,20 +44,19 @@ class Episode(ABC):
         return [tool_message(_answer(self, call, declared)) for call in turn.calls[: self.max_calls_per_turn]]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a declared tool answers; the arguments are a JSON object that its schema allows."""
+        """The answer of a declared tool, to arguments its schema allows."""
         raise NotImplementedError(f"{type(self).__name__} declares tools: it needs a method call or respond")
 
     @abstractmethod
     def score(self) -> Score:
-        """What the episode is worth, once it is over or has reached a limit of turns or tokens."""
+        """The score, at the episode's end or at a limit of turns or tokens."""
 
     def close(self) -> None:  # noqa: B027 - most episodes hold nothing
-        """Give back what the episode holds; called however it ends."""
+        """Release the episode's resources, however it ended."""
 
 
-# No method, whose name a subclass may have for something of its own.
+# A function, since a subclass may use the name of a method.
 def _answer(episode: Episode, call: Call, declared: Mapping[str, ToolSchema]) -> str:
-    """What a call is answered with."""
     if call.name is None or call.arguments is None or call.error is not None:
         return f"Error: {call.error}"
     wrong = badly_typed(declared[call.name], call.arguments)

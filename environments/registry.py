@@ -1,12 +1,12 @@
-"""Where environments are found, by the names that users type.
+"""Finds environments by the names users type.
 
     find("wordle").load()                      # also vf-wordle, vf_wordle
-    find("sums", folder="environments")        # environments/sums/ or sums.py, beside the checkout
+    find("sums", folder="environments")        # environments/sums/ or sums.py, next to the checkout
     find("verifiers:gsm8k").load()
 
-A name is looked for in the user's own folder, among those that come along, among the installed packages that
-declare the entry point group `drzero.environments`, and, where the package `verifiers` is installed, among
-its tasksets. What is found is a module with a function `load(**options)` that returns a `Taskset`.
+The order is: the user's own folder, the built-in ones, installed packages with the entry point group
+`drzero.environments`, and tasksets of the package `verifiers`. Each is a module with a function
+`load(**options)` that returns a `Taskset`.
 """
 
 import importlib
@@ -24,41 +24,38 @@ from environments.fault import EnvironmentUnusable, one_line
 from environments.taskset import Taskset
 
 GROUP = "drzero.environments"
-"""The entry point group of installed packages."""
 BUILT_IN: dict[str, str] = {
     "bfcl-multi-turn": "environments.bfcl.multi_turn",
     "bfcl-single-turn": "environments.bfcl.single_turn",
     "search": "data.search_taskset",
     "wordle": "environments.wordle",
 }
-"""Those that come along, and the module of each."""
+"""The module of each built-in one."""
 ALIASES: dict[str, str] = {"tool-test": "bfcl-single-turn"}
-"""Further names of those that come along."""
 FAMILIES: dict[str, str] = {"verifiers": "environments.verifiers"}
-"""Prefixes of names, and the module whose `load(name, **options)` takes what follows the colon; its `names()`
-says what there is, and nothing where the library it needs is not installed."""
+"""Prefixes of names. Each module has `load(name, **options)`, for the name after the colon, and `names()`,
+which is empty if its library is not installed."""
 
 _HERE = Path(__file__).resolve().parent
 _INTERFACE = ("call", "conversation", "episode", "fault", "registry", "row", "score", "taskset")
-"""The modules of this package that are no environments."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """An environment that has been found, and not yet imported."""
+    """An environment that was found but not yet imported."""
 
     name: str
-    """As it is called in reports, run names and rows."""
+    """As in reports, run names and rows."""
     source: str
-    """Its origin, for the reader."""
+    """For messages."""
     module: Callable[[], ModuleType]
     member: str = "load"
-    """What to call in it."""
+    """The function to call."""
     inner: str | None = None
     """The name within a family."""
 
     def load(self, **options: Any) -> Taskset:
-        """Its taskset; raises EnvironmentUnusable with one line for whatever goes wrong."""
+        """Its taskset. Raises EnvironmentUnusable with one line for anything that goes wrong."""
         try:
             module = self.module()
             load = getattr(module, self.member, None)
@@ -70,7 +67,7 @@ class Found:
             taskset = load(**options) if self.inner is None else load(self.inner, **options)
         except EnvironmentUnusable:
             raise
-        # Its own code, or a library that it needs: any error there is the environment's.
+        # The environment's code and libraries may raise anything.
         except Exception as error:
             raise EnvironmentUnusable(
                 f"the environment {self.name!r} ({self.source}) cannot be loaded: {one_line(error)}"
@@ -87,7 +84,6 @@ class Found:
 
 
 def _limits_fault(taskset: Taskset) -> str | None:
-    """What is wrong with a taskset's own limits; None if nothing is."""
     turns, seconds = taskset.max_turns, taskset.timeout_s
     if not isinstance(turns, int) or turns < 1:
         return f"max_turns is a number of turns, 1 or more, not {turns!r}"
@@ -97,16 +93,16 @@ def _limits_fault(taskset: Taskset) -> str | None:
 
 
 def canonical(name: str) -> str:
-    """A name as it is looked up: `vf_wordle`, `vf-wordle` and `Wordle` are one; a family's names stay."""
+    """A name as it is looked up: `vf_wordle`, `vf-wordle` and `Wordle` are one. A family's names stay."""
     family, colon, inner = name.partition(":")
     plain = family.strip().lower().replace("_", "-").removeprefix("vf-")
     return f"{plain}{colon}{inner}"
 
 
 def find(name: str, folder: str | Path | None = None) -> Found:
-    """The environment of a name; `folder` holds the user's own.
+    """The environment of this name. `folder` has the user's own.
 
-    Raises EnvironmentUnusable, with the names that there are.
+    Raises EnvironmentUnusable with the known names.
     """
     wanted = canonical(name)
     family, colon, inner = wanted.partition(":")
@@ -118,30 +114,30 @@ def find(name: str, folder: str | Path | None = None) -> Found:
         for found in places:
             if found.name == wanted:
                 return found
-    target = ALIASES.get(wanted)
-    if target is not None:
+    if (target := ALIASES.get(wanted)) is not None:
         return find(target, folder)
     for family in FAMILIES:
-        if wanted in map(canonical, _names(family)):
-            return _of_family(family, next(one for one in _names(family) if canonical(one) == wanted))
+        for one in family_names(family):
+            if canonical(one) == wanted:
+                return _of_family(family, one)
     raise _unknown(name, folder)
 
 
 def names(folder: str | Path | None = None) -> list[str]:
-    """Every environment that can be named, each once, those of a family as `family:name`."""
+    """Every environment once. Tasksets of a family are `family:name`."""
     plain = [found.name for places in (_own(folder), _built_in(), _installed()) for found in places]
-    of_families = [f"{family}:{name}" for family in FAMILIES for name in _names(family)]
+    of_families = [f"{family}:{name}" for family in FAMILIES for name in family_names(family)]
     return [*dict.fromkeys([*sorted(plain), *of_families])]
 
 
 def own_names(folder: str | Path) -> list[str]:
-    """The environments of the user's own folder."""
+    """The environments in the user's own folder."""
     return [found.name for found in _own(folder)]
 
 
 def family_names(family: str) -> list[str]:
-    """The environments of a family, by the names that follow its colon; none where its library is missing."""
-    return _names(family)
+    """The names a family has after its colon. Empty without its library."""
+    return list(importlib.import_module(FAMILIES[family]).names())
 
 
 def _unknown(name: str, folder: str | Path | None) -> EnvironmentUnusable:
@@ -164,10 +160,9 @@ def _importing(module: str) -> Callable[[], ModuleType]:
 
 
 def _own(folder: str | Path | None) -> Iterator[Found]:
-    """The user's: a folder with an `__init__.py`, or with a module of its own name, or a single file."""
     if folder is None or not (root := Path(folder).resolve()).is_dir():
         return
-    # In the checkout, the folder is this package: what came along is imported as such.
+    # In the checkout this folder is our package, and the built-in ones are imported as such.
     modules = [module.split(".") for module in (*BUILT_IN.values(), *FAMILIES.values())]
     here = {path[1] for path in modules if path[0] == __package__} | set(_INTERFACE)
     ours = here if root == _HERE else set()
@@ -179,7 +174,7 @@ def _own(folder: str | Path | None) -> Iterator[Found]:
 
 
 def _module_file(path: Path) -> Path | None:
-    """The file to import of an environment's folder, or the file itself; None for what is none."""
+    """The file to import: a single file, a folder's `__init__.py`, or a module with the folder's name."""
     if path.name.startswith(("_", ".")):
         return None
     if path.is_file():
@@ -190,10 +185,9 @@ def _module_file(path: Path) -> Path | None:
 
 
 def _loading(file: Path) -> Callable[[], ModuleType]:
-    """Imports a file under a name of its own, so that it shadows nothing and is shadowed by nothing."""
+    """Imports a file under a name that no other module has."""
 
     def load() -> ModuleType:
-        # A package's folder names it, a file its stem.
         stem = (file.parent.name if file.name == "__init__.py" else file.stem).replace("-", "_")
         name = f"drzero_environment_{stem}"
         known = sys.modules.get(name)
@@ -201,9 +195,9 @@ def _loading(file: Path) -> Callable[[], ModuleType]:
             return known
         places = [str(file.parent)] if file.name == "__init__.py" else None
         spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
-        assert spec is not None and spec.loader is not None  # it is a file that ends in .py
+        assert spec is not None and spec.loader is not None  # a file with the suffix .py has both
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs: its own modules and dataclasses look there
+        sys.modules[name] = module  # first: its dataclasses and submodules look it up
         try:
             spec.loader.exec_module(module)
         except BaseException:
@@ -227,7 +221,3 @@ def _package(entry: EntryPoint) -> str:
 def _of_family(family: str, inner: str) -> Found:
     module = FAMILIES[family]
     return Found(f"{family}:{inner}", module, _importing(module), inner=inner)
-
-
-def _names(family: str) -> list[str]:
-    return list(importlib.import_module(FAMILIES[family]).names())

@@ -1,4 +1,4 @@
-"""The score of an episode: its reward, the parts that it is made of, and whether the task is solved."""
+"""The score of an episode: its reward, the reward's parts, and whether the task is solved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from drzero.ops.text import is_number
 
 @dataclass(frozen=True)
 class Score:
-    """What an episode is worth."""
+    """The score of an episode."""
 
     reward: float
-    """What training maximises: a finite number."""
+    """Finite. Training maximises it."""
     success: bool
-    """Whether the task is solved: what an evaluation counts, and compares between two models."""
+    """Whether the task is solved. Evaluations count this and compare it between models."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """By name, what the reward is made of, and whatever else is worth a curve."""
+    """The reward's parts by name, and anything else worth a curve."""
 
 
 def score_fault(score: Any) -> str | None:
-    """What is wrong with what an environment gave as a score; None if nothing is."""
+    """The fault of an environment's score, or None."""
     if not isinstance(score, Score):
         return f"a score is of the class Score, not {_shown(score)}"
     if not is_number(score.reward):

@@ -1,13 +1,12 @@
-"""Whether calls are those that a task asks for: BFCL's AST match, over the JSON arguments of tool calls.
+"""Whether calls are the right ones: BFCL's AST match, on the JSON arguments of tool calls.
 
     answers = [{"area": {"base": [3], "unit": ["cm", ""]}}]
     calls_fault(documents, [("area", {"base": 3})], answers)      # None: they are right
 
-An answer lists for each argument the values that are right; an empty text among them says that it may be left
-out. Texts are compared without case, spaces and `,./-_*^`. Calls of one turn may come in any order. The rules
-are those of `ast_checker` of bfcl-eval, to the letter where it gives a verdict, so that scores can be
-compared with the leaderboard's; what makes it raise is wrong here. The package's own cannot be imported
-without its vendors' clients.
+An answer lists the right values of each argument. An empty text among them makes the argument optional. Texts
+are compared without case, spaces and `,./-_*^`, and calls of one turn come in any order. The rules follow
+`ast_checker` of bfcl-eval to the letter, so that scores compare with the leaderboard's. Calls that crash it
+are wrong here. The package's own needs its vendors' clients, so it cannot be imported.
 """
 
 import re
@@ -18,7 +17,7 @@ from typing import Any
 from environments.bfcl.schema import Language
 
 Answer = Mapping[str, Mapping[str, Sequence[Any]]]
-"""One function's name, and for each of its arguments the values that are right."""
+"""A function's name, and the right values of each argument."""
 _PYTHON = {
     "string": str,
     "integer": int,
@@ -33,19 +32,19 @@ _PYTHON = {
 }
 _NESTED = ("array", "tuple", "Array", "ArrayList")
 _LONGEST, _MOST_BRACKETS = 1000, 16
-"""Of a text in another language: the package's patterns take time that doubles with every bracket."""
+"""Limits of a text in another language. The time of the package's patterns doubles with every bracket."""
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """The type that a parameter is declared with."""
+    """The declared type of a parameter."""
 
     outer: type
     inner: type | None
-    """Of the elements, where it is a list."""
+    """The elements' type, if it is a list."""
     convert: Callable[[Any], Any]
-    """From the JSON value to the one that is compared; raises ValueError for a value of the wrong type."""
+    """From the JSON value to the compared one. Raises ValueError for a wrong type."""
 
 
 def calls_fault(
@@ -54,9 +53,9 @@ def calls_fault(
     answers: Sequence[Answer],
     language: Language = "Python",
 ) -> str | None:
-    """Why the calls are not those of the answers; None if they are.
+    """Why the calls do not match the answers, or None.
 
-    Each answer in turn takes the first call left that matches it, as the package does.
+    As in the package, each answer takes the first remaining call that matches it.
     """
     if len(calls) != len(answers):
         return f"{len(calls)} calls, not {len(answers)}"
@@ -79,14 +78,12 @@ def calls_fault(
 
 
 def type_fault(document: Mapping[str, Any], language: Language = "Python") -> str | None:
-    """Why no value of a parameter would ever be right: BFCL has no such type; None if it has."""
+    """The fault of a parameter's declared type, or None."""
     try:
         _kind(document, language)
     except (KeyError, TypeError):
         known = f" ({', '.join(_PYTHON)})" if language == "Python" else ""
-        return (
-            f"{document!r:.120} has no type of BFCL's for {language}{known}; a list's items have one as well"
-        )
+        return f"{document!r:.120} has no type of BFCL's for {language}{known}; a list's items need one too"
     return None
 
 
@@ -97,7 +94,6 @@ def _call_fault(
     wanted: Mapping[str, Sequence[Any]],
     language: Language,
 ) -> str | None:
-    """Why one call does not match one answer."""
     if called != document["name"]:
         return f"{called} is called"
     declared = document["parameters"].get("properties", {})
@@ -119,14 +115,13 @@ def _call_fault(
 def _value_fault(
     document: Mapping[str, Any], value: Any, right: Sequence[Any], language: Language
 ) -> str | None:
-    """Why a value is none of those that are right."""
     try:
         kind = _kind(document, language)
         value = kind.convert(value)
-    # Converters of the package meet a model's text here: what they raise says that it spells no such value.
+    # The package's converters may raise anything for a model's text, which then spells no such value.
     except Exception as error:
         return f"is wrong: {error}"
-    # Where the answers are of another type than declared, they are names of variables: compared as they are.
+    # Answers of another type than declared are names of variables, and are compared unchanged.
     given = next((type(one) for one in right if one != ""), None)
     variable = given is not None and given is not kind.outer
     if not (type(value) is kind.outer and (kind.inner is None or _elements_fit(value, kind.inner, right))):
@@ -142,7 +137,7 @@ def _value_fault(
     elif kind.outer is str:
         good = _plain(value) in [_plain(one) for one in right if isinstance(one, str)]
     elif kind.outer is list:
-        # An empty text, which allows the argument to be left out, allows an empty list as well.
+        # An empty text, which makes the argument optional, also allows an empty list.
         good = _plain_all(value) in [_plain_all(one) for one in right if isinstance(one, list | str)]
     else:
         good = value in right
@@ -150,19 +145,19 @@ def _value_fault(
 
 
 def _kind(document: Mapping[str, Any], language: Language) -> _Kind:
-    """The declared type; raises KeyError for one that the language has not."""
+    """The declared type. Raises KeyError if the language does not have it."""
     named = document["type"]
     inner = document["items"]["type"] if named in _NESTED and language == "Python" else None
     if language == "Python":
         outer = _PYTHON[named]
-        # JSON writes 2.0 as 2 where it likes.
+        # JSON may write 2.0 as 2.
         convert = (lambda value: float(value) if type(value) is int else value) if outer is float else _same
         return _Kind(outer, None if inner is None else _PYTHON[inner], convert)
     return _foreign_kind(document, language)
 
 
 def _foreign_kind(document: Mapping[str, Any], language: Language) -> _Kind:
-    """A type of Java or JavaScript: a value is a text in its syntax, converted by the package."""
+    """A type of Java or JavaScript. Its values are texts in that syntax, which the package converts."""
     from bfcl_eval.constants.type_mappings import JAVA_TYPE_CONVERSION, JS_TYPE_CONVERSION
     from bfcl_eval.eval_checker.ast_eval.type_convertor.java_type_converter import java_type_converter
     from bfcl_eval.eval_checker.ast_eval.type_convertor.js_type_converter import js_type_converter
@@ -187,7 +182,7 @@ def _same(value: Any) -> Any:
 
 
 def _elements_fit(value: Any, inner: type, right: Sequence[Any]) -> bool:
-    """Whether the elements are of the declared type, or of that of some right list's first element."""
+    """Whether the elements have the declared type, or the type of a right list's first element."""
 
     def fits(one: Any) -> bool:
         if not isinstance(one, list):
@@ -199,7 +194,7 @@ def _elements_fit(value: Any, inner: type, right: Sequence[Any]) -> bool:
 
 
 def _dict_fits(value: Mapping[str, Any], right: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether every entry is one of those allowed, and those that may not be left out are there."""
+    """Whether every entry is allowed and every required one is there."""
     for name, entry in value.items():
         if name not in right or not isinstance(right[name], list):
             return False
@@ -209,7 +204,7 @@ def _dict_fits(value: Mapping[str, Any], right: Mapping[str, Sequence[Any]]) -> 
 
 
 def _dicts_fit(value: Sequence[Any], right: Any) -> bool:
-    """Whether the dictionaries of a list fit those of a right list, in their order."""
+    """Whether a list's dictionaries fit a right list's, in order."""
     if not isinstance(right, list | str) or len(value) != len(right):
         return False
     pairs = zip(value, right, strict=True)
@@ -217,7 +212,7 @@ def _dicts_fit(value: Sequence[Any], right: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A text without case, spaces and light punctuation; any other value as it is."""
+    """A text without case, spaces and light punctuation. Other values are unchanged."""
     return _IGNORED.sub("", value).lower().replace("'", '"') if isinstance(value, str) else value
 
 

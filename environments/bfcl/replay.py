@@ -1,14 +1,13 @@
-"""A conversation of BFCL, played on the classes of `bfcl-eval`: a fresh set of objects for each rollout.
+"""A conversation of BFCL, run on the classes of `bfcl-eval` with new objects for each rollout.
 
     replay = Replay(classes=["GorillaFileSystem"], config={…}, truth=[["mkdir('a')"]], long_context=False)
-    replay.call("mkdir", {"dir_name": "a"})     # what the tool answers
-    replay.end_turn()                           # None: the state is that of the right calls
+    replay.call("mkdir", {"dir_name": "a"})     # the tool's answer
+    replay.end_turn()                           # None: the state is as after the right calls
 
-The package's own executor evaluates the model's text as Python, and keeps its objects for ever under a name
-that all rollouts of a task share. Here a call is a method's name and JSON arguments, objects live as long as
-their rollout, and nothing is evaluated: the right calls, which the data has as text, are taken apart by `ast`
-and hold literals only. What the comparison of states and answers finds is the package's own (`state_checker`,
-`response_checker`).
+The package's executor evaluates a model's text as Python, and all rollouts of a task share its objects. Here
+a call is a method's name with JSON arguments, and objects live as long as their rollout. The right calls,
+texts in the data, are parsed by `ast` and hold only literals. States and answers are compared by the
+package's own `state_checker` and `response_checker`.
 """
 
 import ast
@@ -36,16 +35,16 @@ CLASSES = (
     "TwitterAPI",
     "VehicleControlAPI",
 )
-"""What the conversations are about. The package's others reach the network, or write files of their own."""
+"""The package's other classes use the network or write files."""
 _WRITES_TO_ITS_MODULE = ("MathAPI", "VehicleControlAPI")
-"""Classes whose methods set what all of the process shares: mpmath's precision, a table of the weather."""
+"""Their methods change state of the whole process: mpmath's precision, a table of the weather."""
 _LOCK = threading.Lock()
 _MOST = {"base": 10**18, "exponent": 1000, "precision": 1000, "decimal_places": 1000}
-"""Numbers that the package would compute with for hours, holding the whole process up."""
+"""The package would compute for hours with larger numbers."""
 
 
 class Replay:
-    """The model's objects, and those on which the right calls are made, turn by turn."""
+    """The model's objects, and a second set for the right calls, turn by turn."""
 
     def __init__(
         self,
@@ -59,26 +58,25 @@ class Replay:
         self._answers: list[str] = []
         self._called = False
         self.turns_done = 0
-        """User turns that have ended, the right ones and a wrong one."""
+        """Finished user turns, right or wrong."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool answers; an error is an answer too. Any JSON object is taken for arguments."""
+        """The tool's answer, which may be an error. Takes any JSON object as arguments."""
         self._called = True
         answer = _refusal(arguments) or self._model.call(name, (), arguments)
         self._answers.append(answer)
         return answer
 
     def refuse(self, why: str) -> str:
-        """Note a call that cannot be made, which is a call all the same, as in the package."""
+        """Count an invalid call, as the package does."""
         self._called = True
         return why
 
     def end_turn(self) -> str | None:
-        """Make the right calls of the user's turn, and compare: what is wrong, or None.
+        """Make the right calls of the user's turn and compare. Returns the fault, or None.
 
-        The package's rules: the objects' states are the same, and the model's calls have had by now every
-        answer that the right ones got. A turn without right calls (the task lacks a tool or a value as yet)
-        is right whatever was called.
+        As in the package, the states must be equal, and the model must have had every answer the right calls
+        got. A turn without right calls, where a tool or value is still missing, is always right.
         """
         from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
 
@@ -91,7 +89,7 @@ class Replay:
             return f"turn {turn + 1}: nothing was called"
         try:
             state = state_checker(self._model.by_class, self._right.by_class)
-        except RecursionError:  # a folder of the model's that contains itself
+        except RecursionError:  # the model made a folder contain itself
             return f"turn {turn + 1}: the state of the model's objects cannot be compared"
         if not state["valid"]:
             return f"turn {turn + 1}: {state['error_message']}"
@@ -100,7 +98,7 @@ class Replay:
 
 
 class _Objects:
-    """One fresh object of each class of a task."""
+    """One new object of each class of a task."""
 
     def __init__(self, classes: Sequence[str], config: Mapping[str, Any], long_context: bool) -> None:
         from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
@@ -111,7 +109,7 @@ class _Objects:
             thing = getattr(import_module(CLASS_FILE_PATH_MAPPING[name]), name)()
             if name not in STATELESS_CLASSES:
                 thing._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long_context)
-                # What it loads of its module's constants, long_context's credit cards, is the process's.
+                # It may load constants of its module, such as long_context's credit cards.
                 thing = copy.deepcopy(thing)
             self.by_class[name] = thing
             for method, bound in inspect.getmembers(thing, predicate=inspect.ismethod):
@@ -119,21 +117,21 @@ class _Objects:
                     self._methods[method] = (name, bound)
 
     def call(self, name: str, positional: Sequence[Any], named: Mapping[str, Any]) -> str:
-        """A method's answer as text, the same as the package's executor has it."""
+        """A method's answer, in the text of the package's executor."""
         if name not in self._methods:
             return f"Error during execution: name '{name}' is not defined"
         owner, method = self._methods[name]
         try:
             with _own_precision(owner):
                 return _as_text(method(*positional, **named))
-        # Whatever a method raises at the arguments it is given is what its caller is told, as in the package.
+        # A method may raise anything, and its caller is told, as in the package.
         except Exception as error:
             return f"Error during execution: {error}"
 
 
 @contextlib.contextmanager
 def _own_precision(owner: str) -> Iterator[None]:
-    """Leave nothing behind in the process that a method sets there, nor let two rollouts set it at once."""
+    """Undo changes of a method to the process, one rollout at a time."""
     if owner not in _WRITES_TO_ITS_MODULE:
         yield
         return
@@ -157,7 +155,7 @@ def _as_text(result: Any) -> str:
 
 
 def _refusal(arguments: Mapping[str, Any]) -> str | None:
-    """Why arguments are not even tried; None if they are."""
+    """Why these arguments are refused, or None."""
     for name, most in _MOST.items():
         value = arguments.get(name)
         if isinstance(value, int | float) and not abs(value) <= most:
@@ -166,7 +164,7 @@ def _refusal(arguments: Mapping[str, Any]) -> str | None:
 
 
 def literal_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """A call of the data, `cd('a')`, taken apart; raises ValueError for any but literal arguments."""
+    """Parse a call of the data, `cd('a')`. Raises ValueError unless all arguments are literals."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -180,7 +178,7 @@ def literal_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def documents(classes: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The function documents of a task's classes, in the package's order; raises MissingPackage."""
+    """The function documents of a task's classes, in the package's order. Raises MissingPackage."""
     folder = package_folder() / "data" / "multi_turn_func_doc"
     from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING as FILES
 

@@ -2,9 +2,9 @@
 
     to_tool({"name": "area", "description": …, "parameters": {"type": "dict", "properties": {…}}})
 
-A document has types of its own (dict, float, tuple) and, for the tasks in Java and JavaScript, those
-languages'. There, as on the leaderboard, every argument is a text in the language's syntax. What a function
-returns is left out: a tool schema has no place for it.
+Documents use types like dict, float and tuple, or Java's and JavaScript's. As on the leaderboard,
+every argument in those languages is a text in their syntax. Return values are left out, since a tool schema
+has no place for them.
 """
 
 import json
@@ -23,7 +23,7 @@ TYPES = {
     "any": "string",
     "bool": "boolean",
 }
-"""Types of the documents that JSON schema calls otherwise."""
+"""JSON schema's names for the documents' types."""
 _JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 _HINTS = {"Java": "Java 8 SDK", "JavaScript": "JavaScript", "Python": "Python 3"}
 
@@ -56,7 +56,7 @@ def to_tool(document: Mapping[str, Any], language: Language = "Python") -> ToolS
 
 
 def _schema(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter, and what is nested in it."""
+    """A parameter with everything nested in it."""
     schema = {name: value for name, value in document.items() if name not in ("optional", "required")}
     named = TYPES.get(schema.get("type", "string"), schema.get("type", "string"))
     schema["type"] = named if named in _JSON_TYPES else "string"
@@ -70,7 +70,7 @@ def _schema(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(document: Mapping[str, Any], language: str) -> dict[str, Any]:
-    """A parameter of another language: a text, and in words what it spells."""
+    """A parameter of another language: a text, with a description of its syntax."""
     kind = document["type"]
     says = [document.get("description", "")]
     if kind == "any":

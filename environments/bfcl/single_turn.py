@@ -2,11 +2,10 @@
 
     taskset = load()                              # trains on the non-live tasks, evaluates on the live ones
     taskset = load(categories=["live_simple"])
-    taskset = load(file="calls.jsonl")            # your own, in the same form
+    taskset = load(file="calls.jsonl")            # your own, in the same format
 
-The reward is 1 where the calls are those of the answer (`match`), else 0: what BFCL counts. Its live
-categories, asked by users, are held out whole: they are a test set, and what is trained on them cannot be
-compared with anything.
+The reward is 1 for exactly the right calls (`match`), as BFCL counts, otherwise 0. The live categories, asked
+by users, are held out whole: they are a test set, and training on them would make scores meaningless.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,12 @@ from typing import Any
 
 from environments.bfcl.match import Answer, calls_fault, type_fault
 from environments.bfcl.schema import language_of, to_tool
-from environments.bfcl.source import Task, chosen, package_folder, question_key, sample, tasks, tasks_of_file
+from environments.bfcl.source import BfclTaskset, Task, package_folder, question_key, tasks
 from environments.call import Call, ToolSchema, badly_typed, tool_name
 from environments.conversation import Message, Turn
 from environments.episode import Episode
 from environments.row import Row, Split
 from environments.score import Score
-from environments.taskset import Taskset
 
 TRAINED = (
     "simple_python",
@@ -41,54 +39,51 @@ HELD_OUT = (
 )
 
 
-class SingleTurn(Taskset):
-    """Rows of the package's categories, or of a file."""
+class SingleTurn(BfclTaskset):
+    """Questions for one turn."""
 
     max_turns = 1
-    filters_groups = True
+    trained, evaluated = TRAINED, HELD_OUT
     held_out = (
         "BFCL's live categories: training sees none of their tasks, and no question of another category that "
         "one of them repeats."
     )
 
-    def __init__(self, categories: Sequence[str] | None = None, file: str | None = None) -> None:
-        self._categories, self._file = categories, file
-
-    def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
-        """Drawn evenly from the tasks of the split's categories."""
-        return [_row(task) for task in sample(self._tasks(split), n, seed)]
-
-    def _tasks(self, split: Split) -> list[Task]:
-        if self._file is not None:
-            return tasks_of_file(self._file, split, _file_fault)
-        found = [task for name in chosen(split, TRAINED, HELD_OUT, self._categories) for task in tasks(name)]
+    def of_split(self, split: Split, found: list[Task]) -> list[Task]:
+        """Without training questions that a held-out task repeats."""
         if split == "eval":
             return found
         held_out = {question_key(task) for name in HELD_OUT for task in tasks(name)}
         return [task for task in found if question_key(task) not in held_out]
 
+    def file_fault(self, task: Task) -> str | None:
+        """The fault of functions and answers, or None."""
+        functions, answers = task.get("function"), task["ground_truth"]
+        if not (isinstance(functions, list) and functions and all(map(_is_document, functions))):
+            return '"function" is a list of documents with "name", "description" and "parameters"'
+        names = {function["name"] for function in functions}
+        for answer in answers:
+            if not (isinstance(answer, dict) and len(answer) == 1 and set(answer) <= names):
+                return f'"ground_truth" calls a function of the task each, by name: {answer!r:.80} does not'
+            (arguments,) = answer.values()
+            if not (
+                isinstance(arguments, dict) and all(isinstance(right, list) for right in arguments.values())
+            ):
+                return f'"ground_truth" lists the right values of each argument: {answer!r:.80} does not'
+        language = language_of(task["id"])
+        if language != "Python":
+            package_folder()  # for the converters of the other languages
+        declared = (one for function in functions for one in function["parameters"]["properties"].values())
+        return next((fault for one in declared if (fault := type_fault(one, language)) is not None), None)
+
+    def row(self, task: Task) -> Row:
+        """The messages, functions and answers."""
+        fields = ("category", "function", "ground_truth")
+        return Row(task["id"], {"messages": task["question"][0], **{name: task[name] for name in fields}})
+
     def episode(self, row: Row) -> Episode:
-        """A question, not yet answered."""
+        """A question without an answer yet."""
         return SingleTurnEpisode(row.data)
-
-
-def _file_fault(task: Task) -> str | None:
-    """What is wrong with a task of the user's; None if nothing is."""
-    functions, answers = task.get("function"), task["ground_truth"]
-    if not (isinstance(functions, list) and functions and all(map(_is_document, functions))):
-        return '"function" is a list of documents with "name", "description" and "parameters"'
-    names = {function["name"] for function in functions}
-    for answer in answers:
-        if not (isinstance(answer, dict) and len(answer) == 1 and set(answer) <= names):
-            return f'"ground_truth" calls a function of the task each, by name: {answer!r:.80} does not'
-        (arguments,) = answer.values()
-        if not (isinstance(arguments, dict) and all(isinstance(right, list) for right in arguments.values())):
-            return f'"ground_truth" lists the right values of each argument: {answer!r:.80} does not'
-    language = language_of(task["id"])
-    if language != "Python":
-        package_folder()  # it has the converters of the other languages
-    declared = (one for function in functions for one in function["parameters"]["properties"].values())
-    return next((fault for one in declared if (fault := type_fault(one, language)) is not None), None)
 
 
 def _is_document(document: Any) -> bool:
@@ -102,13 +97,8 @@ def _is_document(document: Any) -> bool:
     )
 
 
-def _row(task: Task) -> Row:
-    fields = ("category", "function", "ground_truth")
-    return Row(task["id"], {"messages": task["question"][0], **{name: task[name] for name in fields}})
-
-
 class SingleTurnEpisode(Episode):
-    """One question; the first turn answers it."""
+    """One question, which the first turn answers."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._category: str = data["category"]
@@ -120,19 +110,19 @@ class SingleTurnEpisode(Episode):
         self._calls: tuple[Call, ...] = ()
 
     def messages(self) -> Sequence[Message]:
-        """The user's question, with what was said before it."""
+        """The user's question with its context."""
         return self._messages
 
     def tools(self) -> Sequence[ToolSchema]:
-        """The functions that the question comes with."""
+        """The question's functions."""
         return self._tools
 
     def respond(self, turn: Turn) -> None:
-        """Nothing: the calls are compared, not made."""
+        """End the episode: calls are compared, not made."""
         self._calls = turn.calls
 
     def score(self) -> Score:
-        """1 for the right calls; parts besides: `right_tools`, `valid_calls` and the number `badly_typed`."""
+        """1 for the right calls. Further parts: `right_tools`, `valid_calls` and the number `badly_typed`."""
         right = self.fault() is None
         by_name = {tool_name(tool): tool for tool in self._tools}
         typed = [
@@ -149,19 +139,19 @@ class SingleTurnEpisode(Episode):
         return Score(parts["match"], right, parts)
 
     def fault(self) -> str | None:
-        """Why the calls are not the right ones, in words; None if they are."""
+        """Why the calls are wrong, or None."""
         if self._answers is None and "irrelevance" in self._category:
             return None if not self._calls else "no function fits the question, and one is called"
         for call in self._calls:
             if call.error is not None:
                 return call.error
-        if self._answers is None:  # relevance: which calls are right is not known, but that some are
+        if self._answers is None:  # relevance: some call is right, but BFCL does not say which
             return None if self._calls else "no function is called"
         made = [(call.name or "", call.arguments or {}) for call in self._calls]
         return calls_fault(self._functions, made, self._answers, self._language)
 
     def _right_tools(self) -> bool:
-        """Whether the functions called are those of the answer, whatever their arguments."""
+        """Whether the answer's functions were called, with any arguments."""
         if self._answers is None:
             return self.fault() is None
         wanted = sorted(name for answer in self._answers for name in answer)
@@ -169,9 +159,9 @@ class SingleTurnEpisode(Episode):
 
 
 def load(categories: Sequence[str] | None = None, file: str | None = None) -> SingleTurn:
-    """The taskset; `categories` of BFCL (all by default), or a `file` of the user's own instead.
+    """The taskset of BFCL's `categories`, by default all, or of the user's `file`.
 
-    Raises MissingPackage where bfcl-eval is needed and not installed.
+    Raises MissingPackage if it needs bfcl-eval.
     """
     if file is None:
         package_folder()

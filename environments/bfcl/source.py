@@ -1,29 +1,30 @@
-"""BFCL's tasks: as the package `bfcl-eval` has them, or from a file of the user's own in the same form.
+"""BFCL's tasks: from the package `bfcl-eval`, or from the user's file in the same format.
 
     tasks("live_simple")                       # of the package, with their answers
     tasks_of_file("calls.jsonl", "train", check)   # one JSON object a line
 
-The package carries all questions and answers, and is installed without what it depends on: it wants numpy
-1.26.4.
+The package is installed without its dependencies, since it wants numpy 1.26.4.
 """
 
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from drzero.ops.errors import UserError
 from drzero.ops.files import open_regular
 from drzero.ops.versions import pinned
 from environments.fault import EnvironmentUnusable
-from environments.row import Split
+from environments.row import Row, Split
+from environments.taskset import Taskset
 
 Task: TypeAlias = Mapping[str, Any]
-"""A question as BFCL has it (`id`, `question`, `function` or `involved_classes`, …), with its `category` and
-its `ground_truth`, None where its category has none."""
+"""A question in BFCL's form (`id`, `question`, `function` or `involved_classes`, …), with its `category` and
+its `ground_truth`, which is None in categories without one."""
 
 _PREFIX = "BFCL_v4_"
 
@@ -33,7 +34,7 @@ class MissingPackage(EnvironmentUnusable):
 
 
 def package_folder() -> Path:
-    """Where the package is; raises MissingPackage, which says how it is installed."""
+    """The package's folder. Raises MissingPackage with the command that installs it."""
     spec = find_spec("bfcl_eval")
     if spec is None or spec.origin is None:
         raise MissingPackage(
@@ -44,7 +45,7 @@ def package_folder() -> Path:
 
 
 def tasks(category: str) -> list[Task]:
-    """The tasks of a category in the package's order; raises MissingPackage."""
+    """The tasks of a category in the package's order. Raises MissingPackage."""
     data = package_folder() / "data"
     name = f"{_PREFIX}{category}.json"
     questions, answers = read_lines(data / name), data / "possible_answer" / name
@@ -53,16 +54,16 @@ def tasks(category: str) -> list[Task]:
 
 
 def tasks_of_file(path: str | Path, split: Split, check: Callable[[Task], str | None]) -> list[Task]:
-    """The tasks of the user's file that are of the split: those without a field `split` are for training.
+    """The tasks of a split in the user's file. Without a field `split` a task is for training.
 
-    Every line has `id`, `question`, `ground_truth`, and what `check` wants, which says what is wrong.
-    Raises EnvironmentUnusable with the line that is no task, or whose id another one has.
+    Every line has `id`, `question` and `ground_truth`. `check` returns further faults. Raises
+    EnvironmentUnusable for an invalid task or a repeated id.
     """
     found: dict[str, Task] = {}
     for number, task in enumerate(read_lines(Path(path)), 1):
         wrong = _wrong(task) or check(task)
         if wrong is None and task["id"] in found:
-            wrong = f"the id {task['id']!r} is that of an earlier task"
+            wrong = f"an earlier task has the id {task['id']!r} too"
         if wrong is not None:
             raise EnvironmentUnusable(f"{path}, task {number}: {wrong} (docs/environments.md has the form)")
         found[task["id"]] = {**task, "category": task["id"].rpartition("_")[0]}
@@ -70,7 +71,7 @@ def tasks_of_file(path: str | Path, split: Split, check: Callable[[Task], str | 
 
 
 def _wrong(task: Any) -> str | None:
-    """What is wrong with a line of the user's file, whatever environment it is for; None if nothing is."""
+    """The fault of a task in either environment, or None."""
     if not isinstance(task, dict):
         return "a task is a JSON object"
     for name in ("id", "question", "ground_truth"):
@@ -98,7 +99,7 @@ def _is_turn(turn: Any) -> bool:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The JSON values of a file, one a line; raises EnvironmentUnusable with what cannot be read."""
+    """The JSON values of a file, one a line. Raises EnvironmentUnusable for anything else."""
     try:
         with open_regular(path) as file:
             return [_json(path, number, line) for number, line in enumerate(file, 1) if line.strip()]
@@ -113,36 +114,57 @@ def _json(path: Path, number: int, line: bytes) -> Any:
         raise EnvironmentUnusable(f"{path}, line {number}: no JSON ({error})") from error
 
 
-def chosen(
-    split: Split, trained: Sequence[str], held_out: Sequence[str], wanted: Sequence[str] | None
-) -> list[str]:
-    """The categories of a split, only those `wanted` if any are named; raises UserError for any other name.
-
-    It is a test set: none of what is held out is ever trained on, whatever is asked for.
-    """
-    every = trained if split == "train" else held_out
-    if wanted is None:
-        return list(every)
-    if unknown := [name for name in wanted if name not in (*trained, *held_out)]:
-        raise UserError(
-            f"categories: BFCL has no {unknown[0]!r} here; trained on are {', '.join(trained)}; held out for "
-            f"evaluation {', '.join(held_out)}"
-        )
-    mine = [name for name in every if name in wanted]
-    if not mine:
-        use = "training has" if split == "train" else "evaluation has"
-        raise UserError(f"categories: none of {', '.join(wanted)} is for this: {use} {', '.join(every)}")
-    return mine
-
-
 def question_key(task: Task) -> str:
-    """A task's questions without case, spaces and punctuation: equal for two tasks that ask the same."""
+    """A task's questions without case, spaces and punctuation, to find repeated ones."""
     said = " ".join(message["content"] for turn in task["question"] for message in turn)
     return re.sub(r"\W+", " ", said.lower()).strip()
 
 
-def sample(found: Iterable[Task], n: int | None, seed: int) -> list[Task]:
-    """`n` of them, or all, in an order that the seed decides."""
-    shuffled = list(found)
-    random.Random(seed).shuffle(shuffled)
-    return shuffled[:n]
+class BfclTaskset(Taskset):
+    """Rows of the package's categories, or of the user's file."""
+
+    filters_groups = True
+    trained: ClassVar[tuple[str, ...]]
+    evaluated: ClassVar[tuple[str, ...]]
+    """Categories. BFCL is a test set: these are never trained on."""
+
+    def __init__(self, categories: Sequence[str] | None = None, file: str | None = None) -> None:
+        """`categories` narrows the splits. `file` replaces them."""
+        self._categories, self._file = categories, file
+
+    @abstractmethod
+    def file_fault(self, task: Task) -> str | None:
+        """The fault of a task in the user's file, or None."""
+
+    @abstractmethod
+    def of_split(self, split: Split, found: list[Task]) -> list[Task]:
+        """The package's tasks, except any of the other split."""
+
+    @abstractmethod
+    def row(self, task: Task) -> Row:
+        """A task as a row."""
+
+    def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
+        """Tasks of the split, shuffled by the seed."""
+        if self._file is not None:
+            found = tasks_of_file(self._file, split, self.file_fault)
+        else:
+            found = self.of_split(split, [task for name in self._chosen(split) for task in tasks(name)])
+        random.Random(seed).shuffle(found)
+        return [self.row(task) for task in found[:n]]
+
+    def _chosen(self, split: Split) -> list[str]:
+        """The wanted categories of a split. Raises UserError for any other name."""
+        every = self.trained if split == "train" else self.evaluated
+        if self._categories is None:
+            return list(every)
+        if unknown := [name for name in self._categories if name not in (*self.trained, *self.evaluated)]:
+            raise UserError(
+                f"categories: BFCL has no {unknown[0]!r} here; trained on are {', '.join(self.trained)}; "
+                f"held out for evaluation {', '.join(self.evaluated)}"
+            )
+        if mine := [name for name in every if name in self._categories]:
+            return mine
+        use = "training has" if split == "train" else "evaluation has"
+        wanted = ", ".join(self._categories)
+        raise UserError(f"categories: none of {wanted} is for this: {use} {', '.join(every)}")

@@ -1,10 +1,9 @@
-"""TextArena's other games for one player: those that the built-in taskset `textarena` does not list.
+"""TextArena's one-player games that the library's taskset `textarena` does not list.
 
     find("verifiers:textarena").load(game="Mastermind-v0")
 
-The library lists five word games, which fetch word lists when they start. The rest of TextArena's run without
-a network. Everything but the list is the library's: its environment steps the engine, its system prompt
-opens.
+The library lists five word games, which download word lists when they start. The other games run offline.
+Only the list is ours: the library's environment steps the engine and opens with its system prompt.
 """
 
 import copy
@@ -21,16 +20,16 @@ class GameConfig(vf.TasksetConfig):
     """Which game."""
 
     game: str
-    """TextArena's name of it, e.g. `Mastermind-v0`."""
+    """In TextArena, such as `Mastermind-v0`."""
 
 
 class GameTaskset(vf.Taskset[TextArenaTask, GameConfig]):
-    """One seeded game a task, without end."""
+    """An endless taskset with one seeded game a task."""
 
     INFINITE = True
 
     def load(self) -> Iterator[TextArenaTask]:
-        """Tasks as the library's own taskset makes them."""
+        """The tasks, as the library's own taskset makes them."""
         template = textarena.make(env_id=self.config.game)
         for seed in itertools.count():
             random.seed(seed)

@@ -1,9 +1,7 @@
 """The program that plays a seat of the library's environments: a conversation with tools, in this process.
 
-The library's own programs are scripts that it starts as processes, one for each turn of a user. What they do
-is done
-here: ask the model at the library's endpoint, answer the calls from the task's tool servers, until a turn has
-none.
+The library starts a script as a process for each turn of a user. This does the same here: it asks the model
+at the library's endpoint and answers calls with the task's tool servers, until a turn has no calls.
 """
 
 import json
@@ -23,15 +21,15 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
 UNNAMED = "unnamed"
-"""What a call is called that names no tool: the library passes none on without a name."""
+"""The name of a call without one, since the library requires a name."""
 
 
 class InProcessConfig(HarnessConfig):
-    """No settings of its own."""
+    """No settings."""
 
 
 class InProcessHarness(Harness[InProcessConfig]):
-    """Talks and calls tools; never runs what the model writes."""
+    """Talks and calls tools. Never runs code of the model."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -49,7 +47,7 @@ class InProcessHarness(Harness[InProcessConfig]):
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """Play one segment: from the prompt, or the conversation so far, to a turn without calls."""
+        """Play from the prompt, or the conversation so far, to a turn without calls."""
         system, prompt = self.resolve_prompt(data)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -58,20 +56,19 @@ class InProcessHarness(Harness[InProcessConfig]):
             messages += [message_to_wire(message) for message in prompt or []]
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
-            # The proxy of the environment, if any, is not for this machine's own addresses.
+            # Without the environment's proxy, which must not get requests to this machine.
             http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False, timeout=_UNBOUNDED))
             tools = _Tools(*await connect_mcp({"mcpServers": servers}, stack))
-            return await _Conversation(http, f"{endpoint}/chat/completions", secret, ctx.model, tools).play(
-                messages
-            )
+            talk = _Conversation(http, f"{endpoint}/chat/completions", secret, ctx.model, tools)
+            return await talk.play(messages)
 
 
 _UNBOUNDED = aiohttp.ClientTimeout(total=None)
-"""A turn of a loaded engine may take long; what hangs is ended by the player (`verl_ext.verifiers`)."""
+"""A loaded engine may be slow. The player (`verl_ext.verifiers`) ends a hang."""
 
 
 class _Tools:
-    """The tools of a task: what the model is shown, and what answers."""
+    """The schemas and servers of a task's tools."""
 
     def __init__(
         self, schemas: list[dict[str, Any]], dispatch: dict[str, tuple[str, str]], servers: Any
@@ -79,7 +76,7 @@ class _Tools:
         self.schemas, self._dispatch, self._servers = schemas, dispatch, servers
 
     async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The message that answers a call; one that cannot be made is told so."""
+        """The answer to a call, or its fault."""
         name, text = call["function"]["name"], call["function"]["arguments"] or "{}"
         try:
             arguments = json.loads(text)
@@ -100,22 +97,20 @@ class _Tools:
 
 
 class _Conversation:
-    """One segment: the model at its address, and the tools."""
-
     def __init__(self, http: aiohttp.ClientSession, url: str, secret: str, model: str, tools: _Tools) -> None:
         self._http, self._url, self._tools = http, url, tools
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._body: dict[str, Any] = {"model": model} | ({"tools": tools.schemas} if tools.schemas else {})
 
     async def play(self, messages: list[dict[str, Any]]) -> ProgramResult:
-        """Turns until one has no calls, or no room is left; the library records them as they are made."""
+        """Play until a turn has no calls, or the context is full. The library records the turns."""
         while True:
             body = self._body | {"messages": messages}
             async with self._http.post(self._url, json=body, headers=self._headers) as response:
                 text = await response.text()
             if response.status != 200:
-                # A context that is full ends the conversation, as in the library's own programs. Anything
-                # else that the library has noted itself, it reports in place of this exit.
+                # A full context ends the conversation, as in the library's own programs. For other errors
+                # the library reports its own record instead of this exit.
                 full = any(marker in text.casefold() for marker in CONTEXT_OVERFLOW_MARKERS)
                 return ProgramResult(0 if full else 1, "", text)
             message = json.loads(text)["choices"][0]["message"]

@@ -1,10 +1,9 @@
-"""The package `verifiers`: whether it is there, and which tasksets are.
+"""Whether the package `verifiers` is installed, and which tasksets are.
 
     python -c "from environments.verifiers.installed import installed_tasksets as t; print(t())"
 
-A taskset is a module that exports one class derived from `Taskset`. Packages announce it in no way; those
-that depend on `verifiers` are taken to have one, in a module of their own name, which is that library's
-convention.
+A taskset is a module that exports a class derived from `Taskset`. Packages do not announce them: by the
+library's convention, a package that depends on `verifiers` has one in the module with its name.
 """
 
 import functools
@@ -19,14 +18,14 @@ from typing import Any
 from environments.fault import EnvironmentUnusable, one_line
 
 NEEDED = "0.4"
-"""The release that has tasksets, and that the extra pins: those before 0.4 have another interface."""
+"""The release the extra pins. Earlier ones have another interface."""
 INSTALL = 'install the extra: uv pip install -c constraints.txt -e ".[environments]"'
 _REQUIRES_IT = re.compile(r"^verifiers(?![\w.-])")
 _BUILT_IN = "verifiers.v1.tasksets"
 
 
 def library() -> Any:
-    """The module `verifiers.v1`; raises EnvironmentUnusable where it is missing or of another release."""
+    """The module `verifiers.v1`. Raises EnvironmentUnusable without it, or for another release."""
     try:
         found = version("verifiers")
     except PackageNotFoundError:
@@ -44,10 +43,9 @@ def library() -> Any:
 
 
 def taskset_module(name: str) -> ModuleType:
-    """The module of a taskset as users name it: `gsm8k`, `vf-gsm8k`, `owner/gsm8k@1.0`, also for a
-    `gsm8k-v1`.
+    """The module for `gsm8k`, `vf-gsm8k` or `owner/gsm8k@1.0`, which may also be `gsm8k_v1`.
 
-    Raises EnvironmentUnusable where there is none.
+    Raises EnvironmentUnusable for any other name.
     """
     library()
     plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
@@ -66,7 +64,7 @@ def taskset_module(name: str) -> ModuleType:
 def _imported(name: str, path: str) -> ModuleType:
     try:
         module = importlib.import_module(path)
-    # Another project's module: whatever its import raises is its own.
+    # Another project's module may raise anything.
     except Exception as error:
         raise EnvironmentUnusable(
             f"verifiers: the taskset {name!r} cannot be imported: {one_line(error)}"
@@ -83,7 +81,7 @@ def _imported(name: str, path: str) -> ModuleType:
 
 @functools.cache
 def installed_tasksets() -> tuple[str, ...]:
-    """The names of the built-in tasksets and of those in installed packages; none without the library."""
+    """The tasksets of the library, then of installed packages. Empty without the library."""
     try:
         library()
     except EnvironmentUnusable:

@@ -1,11 +1,11 @@
-"""A taskset of the library as an environment: its tasks as rows, its config as options.
+"""A taskset of the library as an environment: its tasks are rows, its config fields are options.
 
-A row carries the whole task, so no rollout worker loads the data set again. What is held out: where the
-options `evaluation` give other values of the taskset's config (`{split: test}`), evaluation has that
-taskset's tasks, all of them; otherwise every tenth task, and of a taskset without end every second one.
+A row carries the whole task, so rollout workers do not load the data set again. With the option `evaluation`,
+such as `{split: test}`, evaluation has all tasks of the taskset with those values. Otherwise every tenth task
+is held out, and every second one of an endless taskset.
 
-The library's default program runs commands of the model in a hosted sandbox. Here an agent talks and calls
-the tools that its task serves, in this process; a taskset that asks for more is refused.
+The library's default program runs a model's commands in a hosted sandbox. Here an agent only talks and calls
+its task's tools, in this process, and a taskset that needs more is refused.
 """
 
 import itertools
@@ -25,9 +25,9 @@ from environments.verifiers.installed import taskset_module
 from environments.verifiers.plugins import GAMES, HARNESS
 
 WITHOUT_END = 256
-"""Rows of a taskset without end, where all are asked for."""
+"""Rows of an endless taskset when all are requested."""
 _TALKS = ("bash", "null")
-"""Programs that ours stands in for: the default of seats that name none, and the plain conversation."""
+"""Programs that ours replaces: the default one, and the plain conversation."""
 
 
 class VerifiersTaskset(Taskset):
@@ -45,7 +45,8 @@ class VerifiersTaskset(Taskset):
         evaluation: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> None:
-        """`solved_at` is the reward from which a task counts as solved; `config` has fields of its config."""
+        """`solved_at` is the least reward of a solved task. `config` has the fields of the taskset's
+        config."""
         self.name = f"verifiers:{name}"
         if not isinstance(solved_at, int | float):
             raise EnvironmentUnusable(f"{self.name}: solved_at is a reward, a number, not {solved_at!r}")
@@ -64,15 +65,15 @@ class VerifiersTaskset(Taskset):
             self.held_out = "every second task"
 
     def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
-        """Tasks of the split; of a bounded taskset in an order by the seed."""
+        """Tasks of the split, shuffled by the seed unless the taskset is endless."""
         try:
             return self._rows(split, n, seed)
-        # Another project's loader: whatever it raises, a file or a network that is missing, is one line.
+        # Another project's loader may raise anything.
         except Exception as error:
             raise EnvironmentUnusable(f"{self.name} gives no tasks: {one_line(error)}") from error
 
     def episode(self, row: Row) -> Episode:
-        """Never called: the player is the library's."""
+        """Never called, since the library plays."""
         raise NotImplementedError(f"{self.name} is played by {self.player}")
 
     def task(self, row: Row) -> Any:
@@ -82,7 +83,7 @@ class VerifiersTaskset(Taskset):
         return kind(kind.data_type().model_validate(row.data["task"]), taskset.config.task)
 
     def environment(self, row: Row) -> Any:
-        """A new environment of the library that plays rows of this split, each seat with our harness."""
+        """A new environment of the library for the row's split, with our harness for every seat."""
         return vf.load_environment(self._environment_config(row.data["split"]))
 
     def _rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
@@ -114,7 +115,7 @@ class VerifiersTaskset(Taskset):
             ) from error
 
     def _require_conversations(self, seats: Mapping[str, Any]) -> None:
-        """Raise EnvironmentUnusable for a seat whose program does more than talk and call tools."""
+        """Raise EnvironmentUnusable if a seat's program does more than talk and call tools."""
         for seat, agent in seats.items():
             program = agent.harness.id if agent.harness is not None else vf.default_harness_id(self._id)
             if program not in _TALKS:
@@ -136,7 +137,7 @@ def _row(split: Split, task: Any) -> Row:
 
 
 def _known_as(name: str, config: Mapping[str, Any]) -> str:
-    """The id by which the library imports the taskset of a name, and of a game that it does not list."""
+    """The id by which the library imports a taskset, or our one for a game it does not list."""
     module = taskset_module(name)
     if module.__name__ != "verifiers.v1.tasksets.textarena":
         return module.__name__.rpartition(".")[2]

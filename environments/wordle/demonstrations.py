@@ -1,10 +1,9 @@
-"""Games of a player that heeds every colour, for the warm start of a small model.
+"""Solved games for the warm start of a small model.
 
     for messages in demonstrations(seed=0, n=1200): …
 
-The player guesses a common word that agrees with all colours so far, whichever; it writes its letters one by
-one first, since a small model knows words as a whole and not how they are spelled. Held-out words are guessed
-like any other, but are never the secret.
+The player guesses any common word that agrees with all colours so far. It first spells the word, since a
+small model does not know its letters. Held-out words are guessed too, but are never the secret.
 """
 
 import random
@@ -12,12 +11,11 @@ from collections.abc import Iterator
 
 from environments.conversation import Message, Turn
 from environments.wordle.game import Game
-from environments.wordle.rules import candidates
-from environments.wordle.words import answers, is_held_out
+from environments.wordle.rules import answers, candidates, is_held_out
 
 
 def demonstrations(seed: int, n: int, turns: int = 6) -> Iterator[list[Message]]:
-    """`n` conversations of solved games, the messages of the player included."""
+    """`n` conversations of solved games, with the player's messages."""
     rng = random.Random(seed)
     secrets = [word for word in answers() if not is_held_out(word)]
     made = 0
@@ -33,10 +31,8 @@ def written(guess: str) -> str:
 
 
 def _game(secret: str, turns: int, rng: random.Random) -> list[Message] | None:
-    """A game's messages; None where the secret was not found."""
     game = Game(secret, turns)
-    messages = list(game.messages())
-    left = list(answers())
+    messages, left = list(game.messages()), list(answers())
     while True:
         guess = rng.choice(left)
         messages.append({"role": "assistant", "content": written(guess)})

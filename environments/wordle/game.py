@@ -1,10 +1,10 @@
-"""A game of Wordle as an episode, its reward, and its rows.
+"""A game of Wordle as an episode, its reward and its rows.
 
-The reward has the parts of the game's published environment (TextArena's Wordle in the library verifiers):
+The reward has the parts of TextArena's Wordle in the library verifiers:
 
-- `exact`: 1 for the secret;
-- `partial`: without it, 0.2 for each green letter of the last guess and 0.1 for each yellow one;
-- `turns`: 1 / turns taken, for the secret: an early one is worth more;
+- `exact`: 1 for finding the secret;
+- `partial`: otherwise 0.2 for each green and 0.1 for each yellow letter of the last guess;
+- `turns`: 1 / turns taken, for finding the secret;
 - `format`: 0.2 times the share of turns with exactly one `<guess>[word]</guess>` of five letters.
 """
 
@@ -17,59 +17,53 @@ from environments.episode import Episode
 from environments.row import Row, Split
 from environments.score import Score
 from environments.taskset import Taskset
-from environments.wordle.rules import GREEN, LENGTH, YELLOW, colours
-from environments.wordle.words import answers, guesses, is_held_out
+from environments.wordle.rules import GREEN, LENGTH, YELLOW, answers, colours, guesses, is_held_out
 
 GREEN_WORTH, YELLOW_WORTH, FORMAT_WORTH = 0.2, 0.1, 0.2
 
 _GUESS = re.compile(r"<guess>\s*\[\s*([A-Za-z]+)\s*\]\s*</guess>")
-_TAG = re.compile(r"<guess>")
-
-
-def opening(turns: int) -> Message:
-    """The rules as the model is told them."""
-    return user_message(
-        f"Play Wordle: find the secret word of {LENGTH} letters in at most {turns} guesses. Write a guess as "
-        "<guess>[word]</guess>. Under the letters of each guess you are shown G for a letter in its place, "
-        "Y for one that is elsewhere in the word, X for one that is not in it."
-    )
 
 
 def read_guess(text: str) -> tuple[str | None, bool]:
-    """The last guess of a turn, after its thinking, in small letters; and whether it keeps the format."""
+    """The last guess after the thinking, in lower case, and whether the turn keeps the format."""
     said = text.rpartition("</think>")[2]
     found = _GUESS.findall(said)
-    guess = found[-1].lower() if found else None
-    keeps = len(found) == 1 and len(_TAG.findall(said)) == 1 and len(found[0]) == LENGTH
-    return guess, keeps
+    keeps = len(found) == 1 and said.count("<guess>") == 1 and len(found[0]) == LENGTH
+    return found[-1].lower() if found else None, keeps
 
 
 class Game(Episode):
-    """One secret, guessed at until it is found or the turns are used up."""
+    """One secret. The game ends when it is found, or after the last turn."""
 
     def __init__(self, secret: str, turns: int) -> None:
         self.secret, self.turns = secret, turns
         self.history: list[tuple[str, str]] = []
-        """The guesses that counted, each with its colours."""
+        """The valid guesses with their colours."""
         self._taken = self._in_format = 0
 
     def messages(self) -> Sequence[Message]:
         """The rules."""
-        return [opening(self.turns)]
+        return [
+            user_message(
+                f"Play Wordle: find the secret word of {LENGTH} letters in at most {self.turns} guesses. "
+                "Write a guess as <guess>[word]</guess>. Under the letters of each guess you are shown G for "
+                "a letter in its place, Y for one that is elsewhere in the word, X for one that is not in it."
+            )
+        ]
 
     def respond(self, turn: Turn) -> Sequence[Message] | None:
-        """The colours of the guess, or what was wrong with it; nothing more after the secret or the last
-        turn."""
+        """The colours of the guess or its fault, or None at the end of the game."""
         guess, keeps = read_guess(turn.text)
         self._taken += 1
         self._in_format += keeps
-        fault = self._fault(guess)
-        if guess is not None and fault is None:
-            self.history.append((guess, colours(guess, self.secret)))
+        shown = self._fault(guess)
+        if guess is not None and shown is None:
+            seen = colours(guess, self.secret)
+            self.history.append((guess, seen))
+            shown = f"{' '.join(guess.upper())}\n{' '.join(seen)}"
         left = self.turns - self._taken
         if self.found or not left:
             return None
-        shown = fault or colours_shown(*self.history[-1])
         return [user_message(f"{shown}\n{left} {'guess' if left == 1 else 'guesses'} left.")]
 
     @property
@@ -78,20 +72,19 @@ class Game(Episode):
         return bool(self.history) and self.history[-1][0] == self.secret
 
     def score(self) -> Score:
-        """The parts of the reward; a game that was cut short is scored as far as it came."""
+        """The reward and its parts, also of an unfinished game."""
         seen = self.history[-1][1] if self.history and not self.found else ""
-        partial = GREEN_WORTH * seen.count(GREEN) + YELLOW_WORTH * seen.count(YELLOW)
         taken = max(self._taken, 1)
         parts = {
             "exact": float(self.found),
-            "partial": partial,
+            "partial": GREEN_WORTH * seen.count(GREEN) + YELLOW_WORTH * seen.count(YELLOW),
             "turns": 1 / taken if self.found else 0.0,
             "format": FORMAT_WORTH * self._in_format / taken,
         }
         return Score(sum(parts.values()), self.found, parts)
 
     def _fault(self, guess: str | None) -> str | None:
-        """Why a guess does not count, as the model is told; it has used up its turn."""
+        """Why a guess does not count. It uses up its turn."""
         if guess is None:
             return f"There was no guess: write <guess>[word]</guess> with a word of {LENGTH} letters."
         if len(guess) != LENGTH:
@@ -101,13 +94,8 @@ class Game(Episode):
         return None if guess in guesses() else f"{guess} is not in the word list."
 
 
-def colours_shown(guess: str, seen: str) -> str:
-    """A guess and its colours, one letter under the other."""
-    return f"{' '.join(guess.upper())}\n{' '.join(seen)}"
-
-
 class Wordle(Taskset):
-    """A row is a secret: the common words of the list, a fifth of them held out."""
+    """A row is a secret: a common word. A fifth of them is held out."""
 
     filters_groups = True
     held_out = "A fifth of the answers, chosen by their hash, are no secret of any training row."
@@ -118,11 +106,11 @@ class Wordle(Taskset):
         self.max_turns = turns
 
     def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
-        """The secrets of a split in an order of the seed's."""
+        """The secrets of a split, shuffled by the seed."""
         words = [word for word in answers() if is_held_out(word) == (split == "eval")]
         random.Random(seed).shuffle(words)
         return [Row(f"{split}-{word}", {"secret": word}) for word in words[:n]]
 
     def episode(self, row: Row) -> Game:
-        """A game about the row's secret."""
+        """A game with the row's secret."""
         return Game(str(row.data["secret"]), self.max_turns)

@@ -1,25 +1,26 @@
-"""The rules: what colours a guess gets, and which words agree with the colours so far.
+"""The colours of a guess, the words that agree with them, and the word lists (words/README.md).
 
     colours("geese", "eerie")     # "XGYXG"
     agrees("eerie", "geese", "XGYXG")
 
-A letter that a guess has more often than the secret is coloured as often as the secret has it: first where it
-stands right, then from left to right.
+A letter that a guess has more often than the secret is coloured only as often as the secret has it: first in
+the right places, then from left to right.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
+from importlib.resources import files
 
 LENGTH = 5
 GREEN, YELLOW, GREY = "G", "Y", "X"
+EVAL_SHARE = 0.2
+"""The share of answers held out."""
 
 
 def colours(guess: str, secret: str) -> str:
-    """A colour for each letter: G in its place, Y in the word elsewhere, X not (or not once more) in the
-    word.
-
-    Raises ValueError for words of different lengths.
-    """
+    """A colour for each letter. Raises ValueError for words of different lengths."""
     pairs = list(zip(guess, secret, strict=True))
     left = Counter(there for here, there in pairs if here != there)
     found = []
@@ -35,7 +36,7 @@ def colours(guess: str, secret: str) -> str:
 
 
 def agrees(word: str, guess: str, seen: str) -> bool:
-    """Whether a word could be the secret of which a guess got the colours `seen`."""
+    """Whether a word could be the secret if the guess got the colours `seen`."""
     return colours(guess, word) == seen
 
 
@@ -43,3 +44,25 @@ def candidates(words: Iterable[str], history: Iterable[tuple[str, str]]) -> list
     """The words that agree with every guess and its colours, in their order."""
     known = list(history)
     return [word for word in words if all(agrees(word, guess, seen) for guess, seen in known)]
+
+
+@cache
+def answers() -> tuple[str, ...]:
+    """The possible secrets."""
+    return _read("answers.txt")
+
+
+@cache
+def guesses() -> frozenset[str]:
+    """The allowed guesses, the answers among them."""
+    return frozenset(_read("guesses.txt"))
+
+
+def is_held_out(word: str) -> bool:
+    """Whether an answer is for evaluation. By its hash, so that a longer list moves no word."""
+    first = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4])
+    return first < EVAL_SHARE * 2**32
+
+
+def _read(name: str) -> tuple[str, ...]:
+    return tuple(files(__package__).joinpath("words", name).read_text(encoding="ascii").split())

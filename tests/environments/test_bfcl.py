@@ -22,10 +22,10 @@ from transformers import AutoTokenizer
 from drzero.ops.errors import UserError
 from environments.bfcl import multi_turn, single_turn, source
 from environments.bfcl.match import calls_fault
-from environments.bfcl.multi_turn import MOST_STEPS, MultiTurnEpisode
+from environments.bfcl.multi_turn import MOST_STEPS, MultiTurn, MultiTurnEpisode
 from environments.bfcl.replay import CLASSES, Replay, literal_call
 from environments.bfcl.schema import language_of, to_tool
-from environments.bfcl.single_turn import SingleTurnEpisode
+from environments.bfcl.single_turn import SingleTurn, SingleTurnEpisode
 from environments.bfcl.source import question_key, tasks
 from environments.call import parse_calls, tool_name
 from environments.conversation import Turn
@@ -142,7 +142,7 @@ class TestSingleTurn:
     def of_category(self) -> dict[str, SingleTurnEpisode]:
         """The first task of some categories; playing one leaves nothing that a score depends on."""
         names = ("simple_python", "parallel", "irrelevance", "live_relevance", "simple_java")
-        return {name: SingleTurnEpisode(single_turn._row(tasks(name)[0]).data) for name in names}
+        return {name: SingleTurnEpisode(SingleTurn().row(tasks(name)[0]).data) for name in names}
 
     def play(self, episode: SingleTurnEpisode, text: str) -> tuple[float, Mapping[str, float], str | None]:
         episode.respond(turn_of(episode, text))
@@ -252,7 +252,7 @@ def _module(class_name: str) -> Any:
 
 def play_right(task: Mapping[str, Any], turns: int | None = None) -> MultiTurnEpisode:
     """An episode whose model makes the right calls, in the first `turns` of the user's turns."""
-    episode = MultiTurnEpisode(multi_turn._row(task).data)
+    episode = MultiTurnEpisode(MultiTurn().row(task).data)
     for calls in task["ground_truth"][:turns]:
         if calls:
             episode.respond(turn_of(episode, calls_of(*truth_calls(task, calls))))
@@ -291,7 +291,7 @@ class TestMultiTurn:
 
     def test_wrong_state_and_missing_lookups_end_the_episode(self) -> None:
         task = the_task("multi_turn_base_0")
-        episode = MultiTurnEpisode(multi_turn._row(task).data)
+        episode = MultiTurnEpisode(MultiTurn().row(task).data)
         answers = episode.respond(turn_of(episode, calls_of(("mkdir", {"dir_name": "tmp"}))))
         assert answers == [{"role": "tool", "content": "None"}]
         assert episode.respond(Turn("Done.")) is None
@@ -301,7 +301,7 @@ class TestMultiTurn:
         )
 
     def test_what_cannot_be_called_is_told_and_counted(self) -> None:
-        episode = MultiTurnEpisode(multi_turn._row(the_task("multi_turn_base_0")).data)
+        episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
         text = (
             calls_of(
                 ("rm_rf", {}),
@@ -321,7 +321,7 @@ class TestMultiTurn:
 
     def test_a_text_of_the_model_is_never_evaluated(self, tmp_path: Path) -> None:
         trap = f"__import__('pathlib').Path({str(tmp_path / 'made')!r}).touch()"
-        episode = MultiTurnEpisode(multi_turn._row(the_task("multi_turn_base_0")).data)
+        episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
         episode.respond(
             turn_of(
                 episode,
@@ -351,7 +351,7 @@ class TestMultiTurn:
         assert replay.call(name, arguments).endswith(" at most")
 
     def test_more_steps_than_the_package_allows_end_the_episode(self) -> None:
-        episode = MultiTurnEpisode(multi_turn._row(the_task("multi_turn_base_0")).data)
+        episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
         look = turn_of(episode, calls_of(("ls", {})))
         for _ in range(MOST_STEPS):
             assert episode.respond(look) is not None
@@ -361,7 +361,7 @@ class TestMultiTurn:
     def test_a_tool_that_comes_late_is_unknown_until_the_user_shows_it(self) -> None:
         task = the_task("multi_turn_miss_func_3")
         ((turn, late),) = task["missed_function"].items()
-        episode = MultiTurnEpisode(multi_turn._row(task).data)
+        episode = MultiTurnEpisode(MultiTurn().row(task).data)
         assert late and not set(late) & set(map(tool_name, episode.tools()))
         for calls in task["ground_truth"][: int(turn)]:
             if calls:
@@ -565,7 +565,7 @@ class TestAFileOfOnesOwn:
         with pytest.raises(EnvironmentUnusable, match=r"none\.jsonl cannot be read: No such file"):
             single_turn.load(file=str(tmp_path / "none.jsonl")).rows("train", None, 0)
         twice = own_file(tmp_path, {"id": "own_0"}, {"id": "own_0"})
-        with pytest.raises(EnvironmentUnusable, match="the id 'own_0' is that of an earlier task"):
+        with pytest.raises(EnvironmentUnusable, match="an earlier task has the id 'own_0' too"):
             single_turn.load(file=str(twice)).rows("train", None, 0)
 
     @pytest.mark.parametrize(

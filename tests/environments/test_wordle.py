@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 from environments.conversation import Turn
 from environments.registry import find
 from environments.wordle.game import Game, read_guess
-from environments.wordle.rules import GREEN, GREY, YELLOW, agrees, candidates, colours
-from environments.wordle.words import answers, guesses, is_held_out
+from environments.wordle.rules import (
+    GREEN,
+    GREY,
+    YELLOW,
+    agrees,
+    answers,
+    candidates,
+    colours,
+    guesses,
+    is_held_out,
+)
 
 # Few letters, so that they repeat.
 WORD = st.text("abc", min_size=5, max_size=5)
