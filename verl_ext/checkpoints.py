@@ -24,8 +24,7 @@ from pathlib import Path
 from drzero.ops.files import atomic_write
 
 TRACKER = "latest_checkpointed_iteration.txt"
-_SAVING = ".saving"
-"""File in a run's folder with the step that is being saved."""
+_SAVING = ".saving"  # file in a run's folder with the step that is being saved
 _SAVED = {"actor", "data.pt", *(f"transfer_queue{part}" for part in ("", ".tmp", ".old"))}
 """What veRL writes into a step's folder without a critic."""
 _REMOVING = ".removing"

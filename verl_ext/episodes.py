@@ -35,11 +35,9 @@ from verl_ext.telemetry import waiting
 class Sampled:
     """One turn as sampled."""
 
-    ids: list[int]
-    """At least one, with the end of the turn if the model wrote it."""
+    ids: list[int]  # at least one, with the end of the turn if the model wrote it
     log_probs: list[float] | None = None
-    truncated: bool = False
-    """Cut off by the token limit."""
+    truncated: bool = False  # cut off by the token limit
 
 
 class Model(Protocol):
@@ -57,13 +55,10 @@ class EpisodeLimits:
     """Limits of one episode."""
 
     prompt_tokens: int
-    response_tokens: int
-    """Everything after the prompt, with the environment's messages."""
+    response_tokens: int  # everything after the prompt, with the environment's messages
     tokens_per_turn: int
-    max_turns: int | None = None
-    """In addition to the taskset's own limit."""
-    call_form: str = "hermes"
-    """How the model writes tool calls, a key of `environments.call.FORMS`."""
+    max_turns: int | None = None  # in addition to the taskset's own limit
+    call_form: str = "hermes"  # how the model writes tool calls, a key of `environments.call.FORMS`
 
 
 Ended = Literal["over", "turns", "tokens", "fault"]
@@ -75,20 +70,14 @@ class Played:
 
     prompt_ids: list[int]
     response_ids: list[int]
-    response_mask: list[int]
-    """1 for sampled ids, 0 for the environment's."""
-    log_probs: list[float] | None
-    """0 for the environment's ids. None if the engine gives none."""
+    response_mask: list[int]  # 1 for sampled ids, 0 for the environment's
+    log_probs: list[float] | None  # 0 for the environment's ids. None if the engine gives none
     conversation: Conversation
-    score: Score | None
-    """None after a fault."""
-    fault: str | None = None
-    """Why there is no score, in one line."""
-    ended: Ended = "over"
-    """By the environment, or by a limit on turns or tokens."""
+    score: Score | None  # None after a fault
+    fault: str | None = None  # why there is no score, in one line
+    ended: Ended = "over"  # by the environment, or by a limit on turns or tokens
     token_drift: int = 0
-    tokens_in: int = 0
-    """Prompt tokens sent, summed over the turns."""
+    tokens_in: int = 0  # prompt tokens sent, summed over the turns
     tokens_out: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     """What the engine reports about its samples, for the trainer."""
@@ -139,7 +128,10 @@ class _Play:
                 kind = type(episode).__name__
                 raise EnvironmentFault(f"{self._taskset.name}: Taskset.episode gave a {kind}, not an Episode")
             await self._converse(episode)
-            played.score = await self._score(episode)
+            score: Score = await ask(self._taskset, "Episode.score", episode.score)
+            if wrong := score_fault(score):
+                raise EnvironmentFault(f"{self._taskset.name}: Episode.score: {wrong}")
+            played.score = score
         except EnvironmentFault as fault:
             played.fault, played.ended = f"{fault} [row {self._row.id}]", "fault"
         finally:
@@ -219,12 +211,6 @@ class _Play:
         if played.log_probs is not None:
             played.log_probs += [0.0] * len(ids)
         return True
-
-    async def _score(self, episode: Episode) -> Score:
-        score: Score = await ask(self._taskset, "Episode.score", episode.score)
-        if wrong := score_fault(score):
-            raise EnvironmentFault(f"{self._taskset.name}: Episode.score: {wrong}")
-        return score
 
     async def _close(self, episode: Episode) -> None:
         try:

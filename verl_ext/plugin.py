@@ -14,8 +14,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl_ext.rollout.cpu import CpuPlatform
 from verl_ext.rollout.cuda import CudaPlatform
 
-REFERENCE_ROLLOUT = "reference"
-"""Value of `actor_rollout_ref.rollout.name`."""
+REFERENCE_ROLLOUT = "reference"  # value of `actor_rollout_ref.rollout.name`
 
 
 def _load_reference_replica() -> type:

@@ -16,12 +16,9 @@ from contextlib import contextmanager
 from drzero.ops.errors import OutOfTime, UserError
 
 STOP_VARIABLE = "DRZERO_STOP_AT"
-STEP_FACTOR = 1.2
-"""Multiplies the longest step so far, as room for a longer one."""
-FIRST_SAVE_S = 120.0
-"""Assumed duration of a save until one has been timed."""
-CLOSING_S = 30.0
-"""Kept after the last save so that Ray and the services can shut down."""
+STEP_FACTOR = 1.2  # multiplies the longest step so far, as room for a longer one
+FIRST_SAVE_S = 120.0  # assumed duration of a save until one has been timed
+CLOSING_S = 30.0  # kept after the last save so that Ray and the services can shut down
 
 
 class BadStopTime(UserError):

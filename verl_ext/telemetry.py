@@ -36,8 +36,7 @@ import psutil
 
 DIRECTORY_VARIABLE = "DRZERO_PROGRESS_DIR"
 _EVERY_S = 1.0
-_KEPT_CAUSES = 50
-"""Distinct exceptions kept for each kind of call."""
+_KEPT_CAUSES = 50  # distinct exceptions kept for each kind of call
 _AT_ONCE_S = 0.1
 """Delay before writing after the last open call ends, because the worker may be killed right after it."""
 

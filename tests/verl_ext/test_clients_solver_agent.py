@@ -1,4 +1,4 @@
-"""The solver agent against a real completions server on loopback that plays a script."""
+"""The solver agent with a scripted completions server on loopback."""
 
 import asyncio
 import json
@@ -34,15 +34,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(
-        [AddedToken(t, special=True) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
-    )
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    core.add_special_tokens([AddedToken(token, special=True) for token in special])
+    ends: dict[str, Any] = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **ends)
     tokenizer.chat_template = demo_chat_template()
     return tokenizer
 
@@ -57,7 +52,7 @@ def encode(text: str) -> list[int]:
 FIRST_PROMPT = render_prompt_ids(TOKENIZER, solver_messages("Where?", "short"), [SEARCH_TOOL_SCHEMA])
 
 Reply = dict[str, Any] | int | None
-"""A choice of a completion, an HTTP error status, or None for no answer at all."""
+"""A choice of a completion, an HTTP status, or None for no answer."""
 
 
 def says(text: str, *, ids: Sequence[int] | None = None, finish: str = "stop") -> dict[str, Any]:
@@ -66,13 +61,9 @@ def says(text: str, *, ids: Sequence[int] | None = None, finish: str = "stop") -
     return {"index": 0, "text": text + end, "finish_reason": finish, "token_ids": token_ids}
 
 
-def says_text_only(text: str) -> dict[str, Any]:
-    return {"index": 0, "text": text, "finish_reason": "stop"}
-
-
 @dataclass
 class Script:
-    """What the server is to answer, and what it has seen."""
+    """The server's answers and the requests that it has seen."""
 
     reply: Callable[[dict[str, Any], int], Reply]
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -102,7 +93,7 @@ Serve = Callable[..., Script]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Start servers that answer with the given replies in turn, the last one for ever."""
+    """Start servers that answer with the given replies in turn, the last one forever."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(*replies: Reply, by: Callable[[dict[str, Any], int], Reply] | None = None) -> Script:
@@ -162,19 +153,17 @@ def test_a_search_and_an_answer(serve: Serve) -> None:
     assert [turn.text for turn in attempt.trajectory.turns] == [SEARCH_TURN, ANSWER_TURN]
     assert [call.response for call in attempt.trajectory.searches] == ["[1] Ostrel: in Kestmoor"]
     assert (attempt.searches, library.asked) == (1, [(("Ostrel",), 3)])
-
-
-def test_each_prompt_extends_the_last_by_sampled_ids_and_responses(serve: Serve) -> None:
-    script = serve(says(SEARCH_TURN), says(ANSWER_TURN))
-    (attempt,) = play(script.url)
+    # Each prompt extends the last one by sampled ids and responses.
     turn = encode(SEARCH_TURN + "<|im_end|>")
     second = FIRST_PROMPT + turn + tool_turn_ids(TOKENIZER, turn, ["[1] Ostrel: in Kestmoor"])
     assert [request["prompt"] for request in script.requests] == [FIRST_PROMPT, second]
     assert attempt.tokens_in == len(FIRST_PROMPT) + len(second)
     assert attempt.tokens_out == len(turn) + len(encode(ANSWER_TURN + "<|im_end|>"))
+    data = json.loads(json.dumps(attempt.trajectory.to_dict()))
+    assert type(attempt.trajectory).from_dict(data) == attempt.trajectory
 
 
-def test_sampled_ids_are_used_as_they_are_and_not_the_tokenizers_own(serve: Serve) -> None:
+def test_sampled_ids_are_kept_as_they_are(serve: Serve) -> None:
     a, b = encode("a")[0], encode("b")[0]
     sampled = [a, b, *encode(SEARCH_TURN + "<|im_end|>")]
     assert sampled != encode("ab" + SEARCH_TURN + "<|im_end|>")
@@ -184,8 +173,11 @@ def test_sampled_ids_are_used_as_they_are_and_not_the_tokenizers_own(serve: Serv
 
 
 @pytest.mark.parametrize("ending", ["", "<|im_end|>"])
-def test_the_text_is_encoded_if_the_server_returns_no_ids(serve: Serve, ending: str) -> None:
-    script = serve(says_text_only(SEARCH_TURN + ending), says_text_only(ANSWER_TURN + ending))
+def test_text_is_encoded_if_the_server_returns_no_ids(serve: Serve, ending: str) -> None:
+    turns = [
+        {"index": 0, "text": text + ending, "finish_reason": "stop"} for text in (SEARCH_TURN, ANSWER_TURN)
+    ]
+    script = serve(*turns)
     (attempt,) = play(script.url)
     turn = encode(SEARCH_TURN + "<|im_end|>")
     assert attempt.answer == "Kestmoor"
@@ -197,39 +189,36 @@ def test_the_request_selects_plain_sampling_with_ids(serve: Serve) -> None:
     play(script.url, seed=7, temperature=0.5, top_p=0.9)
     request = script.requests[0]
     del request["prompt"]
-    assert request == {
+    expected = {
         "model": "solver",
         "max_tokens": 200,
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": -1,
-        "stop_token_ids": [TOKENIZER.eos_token_id],
-        "return_token_ids": True,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
         "seed": 7,
     }
-
-
-def test_attempts_differ_in_their_seeds(serve: Serve) -> None:
-    script = serve(says(ANSWER_TURN))
+    expected |= {"stop_token_ids": [TOKENIZER.eos_token_id], "return_token_ids": True}
+    assert request == expected | {"skip_special_tokens": False, "no_stop_trim": True}
     play(script.url, 3, seed=10)
-    assert sorted(request["seed"] for request in script.requests) == [10, 11, 12]
+    assert sorted(request["seed"] for request in script.requests[1:]) == [10, 11, 12]
 
 
-def test_a_turn_without_answer_and_call_ends_the_attempt_unanswered(serve: Serve) -> None:
+def test_a_turn_without_answer_or_with_a_cut_ends_the_attempt(serve: Serve) -> None:
     (attempt,) = play(serve(says("I give up.")).url)
+    assert (attempt.finished, attempt.answer) == (True, None)
+    (attempt,) = play(serve(says("thinking on", finish="length")).url)
+    assert attempt.trajectory.turns[0].truncated
     assert (attempt.finished, attempt.answer) == (True, None)
 
 
-def test_an_invalid_call_is_explained_to_the_model_and_not_searched(serve: Serve) -> None:
+def test_an_invalid_call_is_explained_and_not_searched(serve: Serve) -> None:
     script, library = serve(says("<tool_call>Ostrel</tool_call>"), says(ANSWER_TURN)), Library()
     (attempt,) = play(script.url, library=library)
     assert "Error: the call is not JSON." in TOKENIZER.decode(script.requests[1]["prompt"])
     assert (attempt.finished, attempt.searches, library.asked) == (True, 0, [])
 
 
-def test_the_turn_limit_ends_an_attempt_with_its_last_call_unanswered(serve: Serve) -> None:
+def test_the_turn_limit_leaves_the_last_call_unanswered(serve: Serve) -> None:
     (attempt,) = play(serve(says(SEARCH_TURN)).url, max_turns=3)
     assert (attempt.finished, attempt.answer, len(attempt.trajectory.turns)) == (True, None, 3)
     assert [call.answered for call in attempt.trajectory.calls] == [True, True, False]
@@ -242,30 +231,22 @@ def test_a_full_context_ends_an_attempt(serve: Serve) -> None:
     assert (attempt.finished, attempt.answer) == (True, None)
 
 
-def test_a_turn_cut_by_its_cap_is_marked_truncated(serve: Serve) -> None:
-    (attempt,) = play(serve(says("thinking on", finish="length")).url)
-    assert attempt.trajectory.turns[0].truncated
-    assert (attempt.finished, attempt.answer) == (True, None)
-
-
 def test_server_errors_are_retried(serve: Serve) -> None:
     script = serve(500, 503, 429, says(ANSWER_TURN))
     (attempt,) = play(script.url)
     assert (attempt.answer, len(script.requests)) == ("Kestmoor", 4)
 
 
-def test_an_aborted_completion_is_retried_and_never_counts_as_an_answer(serve: Serve) -> None:
-    script = serve(says("<answer>wr", finish="abort"))
+@pytest.mark.parametrize(
+    ("reply", "cause"), [(says("<answer>wr", finish="abort"), "'abort'"), (500, "HTTP 500")]
+)
+def test_a_server_that_keeps_failing_leaves_the_attempt_unfinished(
+    serve: Serve, reply: Reply, cause: str
+) -> None:
+    script = serve(reply)
     (attempt,) = play(script.url, retries=1)
     assert (attempt.finished, attempt.answer, len(script.requests)) == (False, None, 2)
-    assert "'abort'" in str(attempt.failure)
-
-
-def test_a_server_that_keeps_failing_leaves_the_attempt_unfinished(serve: Serve) -> None:
-    script = serve(500)
-    (attempt,) = play(script.url, retries=1)
-    assert (attempt.finished, attempt.answer, len(script.requests)) == (False, None, 2)
-    assert script.url in str(attempt.failure) and "HTTP 500" in str(attempt.failure)
+    assert script.url in str(attempt.failure) and cause in str(attempt.failure)
 
 
 def test_a_server_that_never_answers_meets_the_deadline(serve: Serve) -> None:
@@ -282,25 +263,22 @@ def test_a_refused_connection_leaves_the_attempt_unfinished() -> None:
     assert "ConnectError" in str(attempt.failure)
 
 
-def test_a_failed_search_leaves_the_attempt_unfinished_and_marks_the_call(serve: Serve) -> None:
+def test_a_failed_search_leaves_the_attempt_unfinished(serve: Serve) -> None:
     (attempt,) = play(serve(says(SEARCH_TURN)).url, library=Library(down=True))
     assert (attempt.finished, attempt.failure) == (False, "a search failed: scripted outage")
     assert [call.failed for call in attempt.trajectory.calls] == [True]
 
 
-def test_a_refused_request_is_a_configuration_error_and_not_retried(serve: Serve) -> None:
+def test_a_refused_request_is_a_configuration_error(serve: Serve) -> None:
     script = serve(404)
     with pytest.raises(SolverServerError, match="HTTP 404"):
         play(script.url)
     assert len(script.requests) == 1
-
-
-def test_an_answer_that_is_no_completion_is_a_configuration_error(serve: Serve) -> None:
     with pytest.raises(SolverServerError, match="did not answer as an OpenAI completions endpoint"):
         play(serve({"index": 0}).url)
 
 
-def test_no_more_attempts_run_at_once_than_allowed(serve: Serve) -> None:
+def test_concurrency_is_bounded(serve: Serve) -> None:
     script = serve(says(ANSWER_TURN))
     attempts = play(script.url, 9, concurrency=3)
     assert all(attempt.finished for attempt in attempts)
@@ -308,7 +286,7 @@ def test_no_more_attempts_run_at_once_than_allowed(serve: Serve) -> None:
 
 
 def test_attempts_run_side_by_side(serve: Serve) -> None:
-    """The first request is only answered once the second has come in."""
+    """The first request is answered only after the second has arrived."""
     both = threading.Event()
 
     def reply(_: dict[str, Any], number: int) -> Reply:
@@ -324,9 +302,3 @@ def test_one_attempts_failure_does_not_affect_the_others(serve: Serve) -> None:
     script = serve(by=lambda request, _: 500 if request["seed"] == 1 else says(ANSWER_TURN))
     attempts = play(script.url, 3, seed=0, retries=0)
     assert [attempt.finished for attempt in attempts] == [True, False, True]
-
-
-def test_an_attempts_trajectory_survives_json(serve: Serve) -> None:
-    (attempt,) = play(serve(says(SEARCH_TURN), says(ANSWER_TURN)).url)
-    data = json.loads(json.dumps(attempt.trajectory.to_dict()))
-    assert type(attempt.trajectory).from_dict(data) == attempt.trajectory

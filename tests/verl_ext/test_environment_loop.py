@@ -1,4 +1,4 @@
-"""Any environment over veRL's agent loop: ids as sampled, scores by part, and failures that are no zeros."""
+"""Any environment in veRL's agent loop: ids as sampled, scores by part, and faults that are not zeros."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
 
 SUMS = '''
-"""Adds two numbers, with a tool for it; what goes wrong is chosen by the row."""
+"""Adds two numbers with a tool. The row chooses the fault."""
 import time
 from environments.conversation import user_message
 from environments.episode import Episode
@@ -82,7 +82,7 @@ def tokenizer(tiny_model: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's own environments."""
+    """A folder with one environment."""
     place = tmp_path_factory.mktemp("own") / "environments"
     (place / "sums").mkdir(parents=True)
     (place / "sums" / "__init__.py").write_text(SUMS)
@@ -90,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Engine:
-    """Gives scripted replies, one a call, and remembers what it was given."""
+    """Gives scripted replies, one per call, and records inputs and outputs."""
 
     def __init__(self, tokenizer: Any, *turns: str) -> None:
         self._turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
@@ -143,6 +143,9 @@ def roll_out(
     return output, engine
 
 
+TASK = {"a": 2, "b": 3}
+
+
 def add(a: int | str, b: int, name: str = "add") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
 
@@ -151,8 +154,8 @@ def reward(output: AgentLoopOutput) -> dict[str, Any]:
     return dict(output.extra_fields["reward_extra_info"])
 
 
-def test_a_call_is_answered_and_every_trained_id_is_a_sampled_one(tokenizer: Any, folder: Path) -> None:
-    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add(2, 3), "5")
+def test_a_call_is_answered_and_only_sampled_ids_are_trained_on(tokenizer: Any, folder: Path) -> None:
+    output, engine = roll_out(tokenizer, folder, TASK, add(2, 3), "5")
     first, second = engine.inputs
     assert first == render_prompt_ids(tokenizer, [{"role": "user", "content": "2 + 3?"}], [ADD])
     assert second == first + engine.outputs[0] + tool_turn_ids(tokenizer, engine.outputs[0], ["5"])
@@ -164,29 +167,30 @@ def test_a_call_is_answered_and_every_trained_id_is_a_sampled_one(tokenizer: Any
 
 
 def test_the_score_is_the_environments_with_its_parts(tokenizer: Any, folder: Path) -> None:
-    output, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, "5")
+    output, _ = roll_out(tokenizer, folder, TASK, "5")
     assert (output.reward_score, reward(output)["success"]) == (1.0, True)
     assert json.loads(reward(output)["parts"]) == {"exact": 1.0}
-    wrong, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, "6")
+    wrong, _ = roll_out(tokenizer, folder, TASK, "6")
     assert (wrong.reward_score, reward(wrong)["valid"], reward(wrong)["filter_score"]) == (0.0, True, 0.0)
 
 
-def test_a_call_of_an_undeclared_tool_is_told_to_the_model_and_counted(tokenizer: Any, folder: Path) -> None:
-    output, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add(2, 3, "minus"), add(2, 3), "5")
-    assert reward(output) | {"calls": 2, "invalid_calls": 1, "undeclared_calls": 1, "score": 1.0} == reward(
-        output
-    )
-    (call,) = output.extra_fields["conversation"]["turns"][0]["calls"]
-    assert call["response"] == "Error: there is no tool 'minus'; the tools are add"
-
-
-def test_a_call_that_its_schema_does_not_allow_is_the_models_mistake_and_told(
-    tokenizer: Any, folder: Path
+@pytest.mark.parametrize(
+    ("call", "undeclared", "response"),
+    [
+        (add(2, 3, "minus"), 1, "Error: there is no tool 'minus'; the tools are add"),
+        (add('"two"', 3), 0, "Error: a: 'two' is not of type 'integer'"),
+    ],
+    ids=["an unknown tool", "a wrong argument"],
+)
+def test_an_invalid_call_is_explained_to_the_model_and_counted(
+    tokenizer: Any, folder: Path, call: str, undeclared: int, response: str
 ) -> None:
-    output, _ = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add('"two"', 3), add(2, 3), "5")
-    assert reward(output) | {"valid": True, "score": 1.0} == reward(output)
-    (call,) = output.extra_fields["conversation"]["turns"][0]["calls"]
-    assert call["response"] == "Error: a: 'two' is not of type 'integer'"
+    output, _ = roll_out(tokenizer, folder, TASK, call, add(2, 3), "5")
+    counted = {"calls": 2, "undeclared_calls": undeclared, "valid": True, "score": 1.0}
+    counted["invalid_calls"] = undeclared  # wrong arguments are only explained
+    assert reward(output) | counted == reward(output)
+    (made,) = output.extra_fields["conversation"]["turns"][0]["calls"]
+    assert made["response"] == response
 
 
 @pytest.mark.parametrize(
@@ -200,52 +204,42 @@ def test_a_call_that_its_schema_does_not_allow_is_the_models_mistake_and_told(
         ("unknown", "sums: Episode.respond raised"),
     ],
 )
-def test_what_an_environment_does_wrong_is_one_line_and_a_row_that_does_not_count(
+def test_an_environments_fault_is_one_line_and_an_invalid_row(
     tokenizer: Any, folder: Path, wrong: str, said: str
 ) -> None:
     task = {"a": 2, "b": None if wrong == "unknown" else 3, "wrong": wrong}
     output, _ = roll_out(tokenizer, folder, task, add(2, 3) if wrong != "unknown" else "x", "5")
     fields = reward(output)
-    if wrong == "unknown":  # the score adds a number and nothing
+    if wrong == "unknown":  # the score adds a number and None
         said = "sums: Episode.score raised TypeError"
     assert fields["reason_invalid"].startswith(said) and "\n" not in fields["reason_invalid"]
     assert not fields["valid"] and math.isnan(fields["filter_score"])
     assert len(output.response_ids) == len(output.response_mask) > 0
 
 
-def test_a_first_message_longer_than_the_limit_is_a_fault_and_not_cut(tokenizer: Any, folder: Path) -> None:
-    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, "5", prompt_length=10)
+def test_a_too_long_first_message_is_a_fault(tokenizer: Any, folder: Path) -> None:
+    output, engine = roll_out(tokenizer, folder, TASK, "5", prompt_length=10)
     assert "data.max_prompt_length=10" in reward(output)["reason_invalid"]
     assert engine.inputs == [] and sum(output.response_mask) == 0
 
 
-def test_an_episode_ends_where_no_room_is_left_and_is_scored_all_the_same(
-    tokenizer: Any, folder: Path
-) -> None:
+def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer: Any, folder: Path) -> None:
     length = len(tokenizer.encode(add(2, 3), add_special_tokens=False)) + 3
-    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, add(2, 3), "5", response_length=length)
+    output, engine = roll_out(tokenizer, folder, TASK, add(2, 3), "5", response_length=length)
     assert (len(engine.inputs), reward(output)["ended"], reward(output)["valid"]) == (1, "tokens", True)
     assert len(output.response_ids) <= length and output.extra_fields["token_drift"] == 0
 
 
 def test_the_tasksets_turns_are_a_limit(tokenizer: Any, folder: Path) -> None:
-    output, engine = roll_out(tokenizer, folder, {"a": 2, "b": 3}, *[add(2, 3)] * 4)
+    output, engine = roll_out(tokenizer, folder, TASK, *[add(2, 3)] * 4)
     assert (len(engine.inputs), reward(output)["ended"], output.reward_score) == (3, "turns", 0.0)
 
 
-def test_a_turn_after_tools_has_the_ids_of_the_search_loop(tokenizer: Any) -> None:
+def test_a_tool_turn_has_the_ids_of_the_search_loop(tokenizer: Any) -> None:
     for ids in ([5, tokenizer.eos_token_id], [5], []):
         tools = [{"role": "tool", "content": text} for text in ("one", "two\nlines")]
         assert next_turn_ids(tokenizer, ids, tools) == tool_turn_ids(tokenizer, ids, ["one", "two\nlines"])
 
 
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-        },
-    },
-}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}

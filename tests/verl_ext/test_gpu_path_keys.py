@@ -41,7 +41,7 @@ DRIVEN = {
     (_PATH, "test_sglang_accepts_the_command_line_of_the_solvers_server"): (
         "solver.dp_size solver.mem_fraction_static solver.dtype"
     ),
-    ("test_ray.py", "test_verl_gets_its_placement_group_and_a_few_cpus_are_left"): (
+    ("verl_ext/test_ray.py", "test_verl_gets_its_placement_group_and_a_few_cpus_are_left"): (
         "ray_kwargs.ray_init.num_cpus transfer_queue.backend.SimpleStorage.num_data_storage_units"
     ),
     (

@@ -26,12 +26,11 @@ UNANSWERED = SearchCall("raw", ("q",))
 INVALID = SearchCall("raw", None, response="Error", error="the call is not JSON")
 FAILED = SearchCall("raw", ("q",), failed=True, error="HTTP 503")
 
-
 NOTHING_FOUND = SearchCall("raw", ("q",), response="No results.")
 
 
 def searches(*queries: str) -> tuple[SearchCall, ...]:
-    """A call for each query, which finds one passage."""
+    """One call per query, each with one passage."""
     return tuple(SearchCall("raw", (query,), response=f"[1] {query}: a passage.") for query in queries)
 
 
@@ -47,7 +46,7 @@ GOOD = trajectory(ANSWERED, last=ask("Where was the designer of the Ostrel light
 
 
 @given(st.integers(2, 20).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_difficulty_falls_in_equal_steps_from_one_right_attempt_to_all(k_of_n: tuple[int, int]) -> None:
+def test_difficulty_falls_evenly_from_one_right_attempt_to_all(k_of_n: tuple[int, int]) -> None:
     k, n = k_of_n
     expected = Fraction(n - k, n - 1) if k else Fraction(0)
     assert difficulty(k, n) == pytest.approx(float(expected))
@@ -68,7 +67,7 @@ def test_impossible_counts_are_refused(k: int, n: int) -> None:
         ([], 0.0),
     ],
 )
-def test_thinking_counts_where_a_turn_opens_with_a_closed_block(texts: list[str], share: float) -> None:
+def test_thinking_counts_in_turns_that_open_with_it(texts: list[str], share: float) -> None:
     assert think_part(Trajectory(tuple(map(Turn, texts)))) == share
 
 
@@ -91,7 +90,7 @@ def test_thinking_counts_where_a_turn_opens_with_a_closed_block(texts: list[str]
         ((NOTHING_FOUND, ANSWERED), 3, 2 / 3),
     ],
 )
-def test_tool_part_counts_new_queries_that_found_passages_against_hops(
+def test_the_tool_part_counts_queries_that_found_something_new(
     calls: tuple[SearchCall, ...], hop: int, score: float
 ) -> None:
     turns = tuple(Turn("", (call,)) for call in calls)
@@ -103,16 +102,13 @@ def test_calls_and_queries_of_one_turn_are_one_step() -> None:
     several = Turn("", (SearchCall("raw", ("d", "e"), response="d:\n[1] D: d\ne:\n[2] E: e"),))
     assert tool_part(Trajectory((at_once,)), 4) == 0.5
     assert tool_part(Trajectory((at_once, several)), 4) == 0.75
-
-
-def test_only_a_query_that_found_passages_itself_is_new() -> None:
-    """Asked together with a query that finds the same again, one that finds nothing is no step."""
+    # A query without results is no step, even next to one that finds something known.
     again = Turn("", (SearchCall("raw", ("k", "l"), response="k:\n[1] K: k\nl:\nNo results."),))
     assert tool_part(Trajectory((Turn("", searches("k")), again)), 4) == 0.5
 
 
 @given(st.lists(st.lists(st.sampled_from("klm"), max_size=3), max_size=5), st.integers(2, 5))
-def test_no_repetition_of_turns_or_queries_raises_the_tool_part(turns: list[list[str]], hop: int) -> None:
+def test_repetition_never_raises_the_tool_part(turns: list[list[str]], hop: int) -> None:
     made = tuple(Turn("", searches(*queries)) for queries in turns)
     once = tool_part(Trajectory(made), hop)
     assert tool_part(Trajectory((*made, *made)), hop) == once
@@ -131,26 +127,22 @@ def test_no_repetition_of_turns_or_queries_raises_the_tool_part(turns: list[list
         ("the", 0.0),
     ],
 )
-def test_answer_part_wants_few_words_with_evidence(answer: str, score: float) -> None:
+def test_the_answer_part_needs_few_words_with_evidence(answer: str, score: float) -> None:
     assert answer_part(answer, [DOCUMENT]) == score
 
 
 @pytest.mark.parametrize(("words", "score"), [(1, 1.0), (5, 1.0), (6, 0.5), (10, 0.5), (11, 0.0)])
-def test_answer_part_steps_at_five_and_ten_words(words: int, score: float) -> None:
+def test_the_answer_part_falls_after_five_and_ten_words(words: int, score: float) -> None:
     answer = " ".join(f"w{i}" for i in range(words))
     assert answer_part(answer, [f"x {answer} y"]) == score
 
 
-def test_the_answer_is_looked_for_as_it_is_written() -> None:
+def test_evidence_is_one_text_with_the_answer_as_written() -> None:
     assert answer_part("Jean-Paul", ["“Jean-Paul”"]) == 1.0
-
-
-def test_evidence_does_not_reach_across_two_texts() -> None:
     assert answer_part("red fox", ["it is red", "fox hunting"]) == 0.0
 
 
-def test_an_answer_that_only_the_models_own_query_names_is_not_retrieved() -> None:
-    """With several queries each is repeated above its passages; naming the answer there proves nothing."""
+def test_an_answer_in_the_models_own_query_is_not_evidence() -> None:
     shown = format_passages(["Kestmoor", "x"], [[{"title": "Ostrel", "text": "A lighthouse."}], []])
     assert "Kestmoor" in shown
     call = SearchCall("raw", ("Kestmoor", "x"), response=shown)
@@ -159,7 +151,7 @@ def test_an_answer_that_only_the_models_own_query_names_is_not_retrieved() -> No
     assert format_score(GOOD, DOCUMENT, 2, "Kestmoor").answer == 1.0
 
 
-def test_an_answer_in_the_document_earns_nothing_beyond_one_hop() -> None:
+def test_an_answer_in_the_document_counts_for_one_hop_only() -> None:
     there = trajectory(ANSWERED, last=ask("What did Halvorsen design?", "the Ostrel lighthouse"))
     scores = [format_score(there, DOCUMENT, hop, "the Ostrel lighthouse").answer for hop in (1, 2, 4)]
     assert scores == [1.0, 0.0, 0.0]
@@ -177,7 +169,7 @@ def test_an_answer_in_the_document_earns_nothing_beyond_one_hop() -> None:
         ("Which U.S. state?", "us", "answer_in_question"),
     ],
 )
-def test_what_costs_a_question_its_integrity_is_named(
+def test_the_fault_of_a_question_is_named(
     question: str | None, answer: str | None, fault: str | None
 ) -> None:
     assert has_integrity(question, answer) is (fault is None)
@@ -189,9 +181,6 @@ def test_what_costs_a_question_its_integrity_is_named(
 def test_the_pair_comes_from_the_last_turn_after_its_thinking() -> None:
     last = ask("Q2?", "A2", thinking="<think><question>no</question><answer>no</answer></think>")
     assert extract_pair(Trajectory((ask("Q1?", "A1"), last))) == ("Q2?", "A2")
-
-
-def test_a_pair_inside_the_thinking_is_no_pair() -> None:
     thought = Turn("<think><question>Q</question><answer>A</answer></think>")
     assert extract_pair(Trajectory((thought,))) == (None, None)
 
@@ -201,28 +190,29 @@ def test_the_reward_is_difficulty_plus_half_the_format_score() -> None:
     assert score.valid and score.integrity
     assert (score.think, score.tool, score.answer_part, score.format) == (1, 1, 1, 1)
     assert score.score == pytest.approx(3 / 4 + 1 / 2)
+    assert {challenger_reward(GOOD, DOCUMENT, 2, n=5, k=k).score for k in (0, 5)} == {0.5}
 
 
 @given(st.integers(0, 5), st.integers(1, 4))
-def test_the_reward_is_composed_of_its_components(k: int, hop: int) -> None:
+def test_the_reward_adds_up(k: int, hop: int) -> None:
     score = challenger_reward(GOOD, DOCUMENT, hop, n=5, k=k)
     tool = Fraction(min(2, hop), hop) if hop > 1 else Fraction(1)
     expected = (Fraction(5 - k, 4) if 0 < k < 5 else 0) + Fraction(1, 2) * (3 + tool) / 4
     assert score.score == pytest.approx(float(expected))
 
 
-def test_a_question_nobody_or_everybody_answers_keeps_its_format_score() -> None:
-    assert {challenger_reward(GOOD, DOCUMENT, 2, n=5, k=k).score for k in (0, 5)} == {0.5}
-
-
 UNSEARCHED = trajectory(last=ask("What did Halvorsen design?", "the Ostrel lighthouse"))
 
 
-def test_a_refused_question_keeps_its_format_score_and_earns_no_difficulty() -> None:
+def test_a_refused_question_earns_only_its_format_score() -> None:
     plain = challenger_reward(UNSEARCHED, DOCUMENT, 2, n=5, k=1)
     refused = challenger_reward(UNSEARCHED, DOCUMENT, 2, n=5, k=None, refused="hops: none")
     assert (plain.valid, plain.difficulty, refused.valid, refused.difficulty) == (True, 1.0, True, 0.0)
     assert plain.score == 1.0 + refused.score and refused.score == FORMAT_WEIGHT * refused.format
+
+
+DESIGN = trajectory(ANSWERED, last=ask("What did he design?", "the Ostrel lighthouse"))
+BORN = trajectory(NAMED, last=ask("Where was Brann Halvorsen born?", "Kestmoor"))
 
 
 @pytest.mark.parametrize(
@@ -232,43 +222,29 @@ def test_a_refused_question_keeps_its_format_score_and_earns_no_difficulty() -> 
         (GOOD, 3, "1 turn found passages with a new query, 3 hops take 2"),
         (UNSEARCHED, 1, None),
         (UNSEARCHED, 2, "0 turns found passages with a new query, 2 hops take 1"),
-        (
-            trajectory(ANSWERED, last=ask("What did he design?", "the Ostrel lighthouse")),
-            2,
-            "the answer stands in the document that 2 hops should lead away from",
-        ),
-        (
-            trajectory(NAMED, last=ask("Where was Brann Halvorsen born?", "Kestmoor")),
-            2,
-            "one search for the question's own words 'the Halvorsen' shows the answer",
-        ),
+        (DESIGN, 2, "the answer stands in the document that 2 hops should lead away from"),
+        (BORN, 2, "one search for the question's own words 'the Halvorsen' shows the answer"),
     ],
 )
-def test_hops_that_do_not_hold_are_named(made: Trajectory, hop: int, fault: str | None) -> None:
+def test_missing_hops_are_named(made: Trajectory, hop: int, fault: str | None) -> None:
     assert challenger_reward(made, DOCUMENT, hop, n=5, k=0).hop_fault == fault
 
 
-def test_a_question_without_integrity_scores_zero_and_is_valid_data() -> None:
+def test_a_bad_question_scores_zero_and_an_unfinished_one_is_invalid() -> None:
     leaked = trajectory(last=ask("Is it Kestmoor?", "Kestmoor"))
     score = challenger_reward(leaked, DOCUMENT, 1, n=5, k=None)
     assert (score.score, score.valid, score.reason_invalid) == (0.0, True, None)
-
-
-def test_unfinished_attempts_make_the_sample_invalid() -> None:
+    assert challenger_reward(Trajectory(), DOCUMENT, 1, n=5, k=None).score == 0.0
     score = challenger_reward(GOOD, DOCUMENT, 2, n=5, k=None)
     assert (score.score, score.valid) == (0.0, False)
     assert score.reason_invalid == "fewer than 5 solver attempts finished"
 
 
 @pytest.mark.parametrize("last", [ask("Where?", "Kestmoor"), Turn("gave up")])
-def test_a_failed_search_makes_the_sample_invalid_whatever_its_result(last: Turn) -> None:
+def test_a_failed_search_makes_any_sample_invalid(last: Turn) -> None:
     score = challenger_reward(trajectory(ANSWERED, FAILED, last=last), DOCUMENT, 3, n=5, k=3)
     assert (score.score, score.valid) == (0.0, False)
     assert "1 of the challenger's searches failed: HTTP 503" in str(score.reason_invalid)
-
-
-def test_a_trajectory_without_turns_scores_zero() -> None:
-    assert challenger_reward(Trajectory(), DOCUMENT, 1, n=5, k=None).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -280,7 +256,7 @@ def test_a_trajectory_without_turns_scores_zero() -> None:
         ("<think><answer>Kestmoor</answer></think>", 0.0),
     ],
 )
-def test_the_solver_is_rewarded_for_an_exact_match(text: str, score: float) -> None:
+def test_a_solver_is_rewarded_for_an_exact_match(text: str, score: float) -> None:
     assert solver_reward(Trajectory((Turn(text),)), ["Kestmoor"]).score == score
 
 
@@ -292,16 +268,13 @@ def test_the_solver_is_rewarded_for_an_exact_match(text: str, score: float) -> N
         Turn("<answer>Kestmoor</answer>\nThat is all that I", truncated=True),
     ],
 )
-def test_an_answer_that_is_repeated_or_cut_off_is_none(last: Turn) -> None:
+def test_a_repeated_or_cut_off_answer_does_not_count(last: Turn) -> None:
     score = solver_reward(Trajectory((last,)), ["Kestmoor"])
     assert (score.score, score.answer, score.valid) == (0.0, None, True)
 
 
-def test_a_solver_sample_with_a_failed_search_is_invalid() -> None:
+def test_a_solvers_failed_search_is_invalid_and_missing_targets_are_refused() -> None:
     score = solver_reward(trajectory(FAILED, last=Turn("<answer>x</answer>")), ["x"])
     assert (score.score, score.valid) == (0.0, False)
-
-
-def test_a_question_without_targets_is_refused() -> None:
     with pytest.raises(ValueError, match=r"ground_truth\.target"):
         solver_reward(GOOD, [])

@@ -1,4 +1,4 @@
-"""The agent loop over veRL's own state machine, with a scripted engine and a real search service."""
+"""The agent loop over veRL's own state machine, with a scripted engine and an HTTP search service."""
 
 import asyncio
 import sys
@@ -35,6 +35,7 @@ from verl_ext.rollout.search_tool import UNAVAILABLE, SearchTool
 PASSAGE = {"title": "Vell", "text": "A river.", "contents": "Vell\nA river."}
 PROMPT = [{"role": "user", "content": "Ask."}]
 FINAL = "<question>Which?</question><answer>Vell</answer>"
+VELL = render_tool_call(["Vell"])
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,14 @@ def tokenizer(tiny_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
+@pytest.fixture
+def url(start_peer: StartPeer) -> str:
+    """A search service that finds two passages for every query."""
+    return start_peer("/retrieve", library).url
+
+
 class Engine:
-    """Gives scripted replies, one a call, and remembers what it was given."""
+    """Gives scripted replies, one per call, and records its inputs."""
 
     def __init__(self, tokenizer: Any, *turns: str) -> None:
         self._turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
@@ -66,13 +73,9 @@ def roll_out(
     tokenizer: Any, url: str, *turns: str, response_length: int = 400, cap: int = 100
 ) -> tuple[AgentLoopOutput, Engine]:
     """One rollout of veRL's loop."""
-    multi_turn = {
-        "max_user_turns": 5,
-        "max_assistant_turns": 5,
-        "max_parallel_calls": MAX_CALLS_PER_TURN,
-        "format": PARSER_NAME,
-    }
-    multi_turn |= {"max_tool_response_length": 1000, "tool_response_truncate_side": "middle"}
+    limits = {"max_user_turns": 5, "max_assistant_turns": 5, "max_parallel_calls": MAX_CALLS_PER_TURN}
+    shown = {"max_tool_response_length": 1000, "tool_response_truncate_side": "middle"}
+    multi_turn = {"format": PARSER_NAME, **limits, **shown}
     rollout = {"multi_turn": multi_turn, "prompt_length": 300, "response_length": response_length}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {**rollout, "full_determinism": False}}})
     tool = SearchTool({"retrieval_url": url, "topk": 2, "deadline_s": 2.0, "response_limit": 300}, None)
@@ -103,51 +106,38 @@ def trajectory(output: AgentLoopOutput) -> Trajectory:
     return Trajectory.from_dict(output.extra_fields["trajectory"])
 
 
-def test_a_search_becomes_a_structured_turn_with_the_text_as_shown(
-    tokenizer: Any, start_peer: StartPeer
-) -> None:
-    output, _ = roll_out(tokenizer, start_peer("/retrieve", library).url, render_tool_call(["Vell"]), FINAL)
-    first, last = trajectory(output).turns
-    assert first.calls[0].queries == ("Vell",) and not first.calls[0].failed
-    assert first.calls[0].response == format_passages(["Vell"], [[PASSAGE] * 2], 300)
+def test_a_search_is_a_turn_with_the_text_as_shown(tokenizer: Any, url: str) -> None:
+    output, engine = roll_out(tokenizer, url, VELL, FINAL)
+    turn, last = trajectory(output).turns
+    shown = format_passages(["Vell"], [[PASSAGE] * 2], 300)
+    assert turn.calls[0].queries == ("Vell",) and not turn.calls[0].failed
+    assert turn.calls[0].response == shown
     assert (last.text, last.calls, last.truncated) == (FINAL, (), False)
     assert output.extra_fields["token_drift"] == 0
+    prompt = render_prompt_ids(tokenizer, PROMPT, [SEARCH_TOOL_SCHEMA])
+    ids = [*tokenizer.encode(VELL, add_special_tokens=False), tokenizer.eos_token_id]
+    assert engine.inputs == [prompt, prompt + ids + tool_turn_ids(tokenizer, ids, [shown])]
+    assert output.prompt_ids == prompt
 
 
-def test_every_turns_input_is_what_the_solvers_agent_would_send(
-    tokenizer: Any, start_peer: StartPeer
-) -> None:
-    call = render_tool_call(["Vell"])
-    output, engine = roll_out(tokenizer, start_peer("/retrieve", library).url, call, FINAL)
-    first = render_prompt_ids(tokenizer, PROMPT, [SEARCH_TOOL_SCHEMA])
-    turn = [*tokenizer.encode(call, add_special_tokens=False), tokenizer.eos_token_id]
-    shown = format_passages(["Vell"], [[PASSAGE] * 2], 300)
-    assert engine.inputs == [first, first + turn + tool_turn_ids(tokenizer, turn, [shown])]
-    assert output.prompt_ids == first
+def test_equal_calls_of_one_turn_are_each_answered(tokenizer: Any, url: str) -> None:
+    output, _ = roll_out(tokenizer, url, VELL * 2, FINAL, cap=200)
+    assert len(trajectory(output).searches) == 2 and output.extra_fields["token_drift"] == 0
 
 
-def test_equal_calls_of_one_turn_are_each_answered(tokenizer: Any, start_peer: StartPeer) -> None:
-    twice = render_tool_call(["Vell"]) * 2
-    output, _ = roll_out(tokenizer, start_peer("/retrieve", library).url, twice, FINAL, cap=200)
-    assert len(trajectory(output).searches) == 2
-    assert output.extra_fields["token_drift"] == 0
-
-
-def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer: Any, url: str) -> None:
     with pytest.raises(RuntimeError, match="returned no token"):
-        roll_out(tokenizer, start_peer("/retrieve", library).url, FINAL, cap=0)
+        roll_out(tokenizer, url, FINAL, cap=0)
 
 
 def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer: Any) -> None:
-    output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL)
+    output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", VELL, FINAL)
     (call,) = trajectory(output).failed_calls
     assert call.response == UNAVAILABLE and "ConnectError" in str(call.error)
     assert output.extra_fields["token_drift"] == 0
 
 
-def test_an_invalid_call_is_explained_to_the_model_and_costs_no_search(
-    tokenizer: Any, start_peer: StartPeer
-) -> None:
+def test_an_invalid_call_is_explained_and_not_searched(tokenizer: Any, start_peer: StartPeer) -> None:
     peer = start_peer("/retrieve", library)
     output, engine = roll_out(tokenizer, peer.url, "<tool_call>Vell</tool_call>", FINAL)
     (call,) = trajectory(output).calls
@@ -155,23 +145,16 @@ def test_an_invalid_call_is_explained_to_the_model_and_costs_no_search(
     assert "Error: the call is not JSON" in tokenizer.decode(engine.inputs[1])
 
 
-def test_a_turn_is_capped_and_marked_where_the_cap_cut_it(tokenizer: Any, start_peer: StartPeer) -> None:
-    output, engine = roll_out(tokenizer, start_peer("/retrieve", library).url, FINAL, cap=5)
-    assert engine.caps == [5]
-    assert trajectory(output).turns[0].truncated
-
-
-def test_a_turn_that_just_fits_its_cap_is_not_marked(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_a_turn_is_marked_if_its_cap_cut_it(tokenizer: Any, url: str) -> None:
+    output, engine = roll_out(tokenizer, url, FINAL, cap=5)
+    assert engine.caps == [5] and trajectory(output).turns[0].truncated
     whole = len(tokenizer.encode(FINAL, add_special_tokens=False)) + 1
-    output, _ = roll_out(tokenizer, start_peer("/retrieve", library).url, FINAL, cap=whole)
+    output, _ = roll_out(tokenizer, url, FINAL, cap=whole)
     assert not trajectory(output).turns[0].truncated
 
 
-def test_the_cap_shrinks_to_the_room_that_is_left_in_the_response(
-    tokenizer: Any, start_peer: StartPeer
-) -> None:
-    peer = start_peer("/retrieve", library)
-    output, engine = roll_out(tokenizer, peer.url, render_tool_call(["Vell"]), FINAL, response_length=110)
+def test_the_cap_shrinks_to_the_room_left_in_the_response(tokenizer: Any, url: str) -> None:
+    output, engine = roll_out(tokenizer, url, VELL, FINAL, response_length=110)
     room = 110 - (len(engine.inputs[1]) - len(engine.inputs[0]))
     assert engine.caps == [100, room]
     assert len(output.response_ids) == len(output.response_mask) <= 110
@@ -180,7 +163,7 @@ def test_the_cap_shrinks_to_the_room_that_is_left_in_the_response(
 
 def test_calls_beyond_the_limit_of_a_turn_stay_unanswered(tokenizer: Any, start_peer: StartPeer) -> None:
     peer = start_peer("/retrieve", library)
-    many = render_tool_call(["Vell"]) * (MAX_CALLS_PER_TURN + 1)
+    many = VELL * (MAX_CALLS_PER_TURN + 1)
     output, _ = roll_out(tokenizer, peer.url, many, FINAL, response_length=1500, cap=600)
     assert [known.answered for known in trajectory(output).calls] == [True] * MAX_CALLS_PER_TURN + [False]
     assert len(peer.requests) == MAX_CALLS_PER_TURN
@@ -189,7 +172,7 @@ def test_calls_beyond_the_limit_of_a_turn_stay_unanswered(tokenizer: Any, start_
 def converse(
     tokenizer: Any, start_peer: StartPeer, url: str, *turns: str, response_length: int = 400, cap: int = 100
 ) -> tuple[Conversation, Peer]:
-    """The same script and limits as in `roll_out`, played by the agent for served models."""
+    """The script and limits of `roll_out`, played by the agent for served models."""
     script = [[*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id] for turn in turns]
     limit = len(render_prompt_ids(tokenizer, PROMPT, [SEARCH_TOOL_SCHEMA])) + response_length
 
@@ -220,12 +203,7 @@ def converse(
     return asyncio.run(run()), model
 
 
-VELL = render_tool_call(["Vell"])
-
-
-def test_queries_that_the_service_refuses_are_an_invalid_call_in_training_and_against_a_served_model(
-    tokenizer: Any, start_peer: StartPeer
-) -> None:
+def test_refused_queries_are_an_invalid_call_for_both(tokenizer: Any, start_peer: StartPeer) -> None:
     url = start_peer("/retrieve", lambda _: 413).url
     output, engine = roll_out(tokenizer, url, VELL, FINAL)
     conversation, model = converse(tokenizer, start_peer, url, VELL, FINAL)
@@ -236,64 +214,43 @@ def test_queries_that_the_service_refuses_are_an_invalid_call_in_training_and_ag
     assert [request["prompt"] for request in model.requests] == engine.inputs
 
 
-@pytest.mark.parametrize(
-    ("turns", "limits"),
-    [
-        ([FINAL], {}),
-        ([VELL, FINAL], {}),
-        ([f"<think>A river?</think>\n{VELL}", f"<think>So.</think>\n{VELL}", FINAL], {}),
-        ([VELL * 2 + render_tool_call(["Orrin", "Ostrel"]), FINAL], {}),
-        ([f"<tool_call>Vell</tool_call>{VELL}", FINAL], {}),
-        ([VELL * (MAX_CALLS_PER_TURN + 1), FINAL], {"response_length": 1500, "cap": 600}),
-        (["I give up."], {}),
-        (["<|im_start|>assistant\n" + VELL, "<|endoftext|>" + FINAL], {}),
-        ([VELL] * 5, {"response_length": 1500}),
-        ([FINAL], {"cap": 5}),
-        ([VELL, FINAL], {"response_length": 110}),
-    ],
-    ids=[
-        "no search",
-        "a search",
-        "two searches",
-        "several calls in a turn",
-        "an invalid call",
-        "more calls than a turn may have",
-        "neither call nor question",
-        "special tokens inside a turn",
-        "the last turn is a call",
-        "a turn cut by its cap",
-        "a turn cut by the room that is left",
-    ],
-)
-def test_one_script_is_one_conversation_in_training_and_against_a_served_model(
-    tokenizer: Any, start_peer: StartPeer, turns: list[str], limits: dict[str, int]
+SCRIPTS: dict[str, tuple[list[str], dict[str, int]]] = {
+    "no search": ([FINAL], {}),
+    "a search": ([VELL, FINAL], {}),
+    "two searches": ([f"<think>A river?</think>\n{VELL}", f"<think>So.</think>\n{VELL}", FINAL], {}),
+    "several calls in a turn": ([VELL * 2 + render_tool_call(["Orrin", "Ostrel"]), FINAL], {}),
+    "an invalid call": ([f"<tool_call>Vell</tool_call>{VELL}", FINAL], {}),
+    "too many calls": ([VELL * (MAX_CALLS_PER_TURN + 1), FINAL], {"response_length": 1500, "cap": 600}),
+    "neither call nor question": (["I give up."], {}),
+    "special tokens in a turn": (["<|im_start|>assistant\n" + VELL, "<|endoftext|>" + FINAL], {}),
+    "a call in the last turn": ([VELL] * 5, {"response_length": 1500}),
+    "a turn cut by its cap": ([FINAL], {"cap": 5}),
+    "a turn cut by the room left": ([VELL, FINAL], {"response_length": 110}),
+}
+
+
+@pytest.mark.parametrize(("turns", "limits"), SCRIPTS.values(), ids=SCRIPTS)
+def test_one_script_is_one_conversation_in_rollout_and_agent(
+    tokenizer: Any, start_peer: StartPeer, url: str, turns: list[str], limits: dict[str, int]
 ) -> None:
-    library_url = start_peer("/retrieve", library).url
-    output, engine = roll_out(tokenizer, library_url, *turns, **limits)
-    conversation, model = converse(tokenizer, start_peer, library_url, *turns, **limits)
+    output, engine = roll_out(tokenizer, url, *turns, **limits)
+    conversation, model = converse(tokenizer, start_peer, url, *turns, **limits)
     assert conversation.finished
     assert [request["prompt"] for request in model.requests] == engine.inputs
     assert [request["max_tokens"] for request in model.requests] == engine.caps
     assert conversation.trajectory == trajectory(output)
 
 
-PIECES = st.sampled_from(
-    [
-        "<tool_call>",
-        "</tool_call>",
-        "\n",
-        '{"name": "search", ',
-        '"arguments": {"query_list": ["',
-        '"]}}',
-        "{",
-        render_tool_call(["Vell"]),
-        "é",
-        "\\ud800",
-        "<think>",
-        " ",
-    ]
-)
-TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=12).map("".join)
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "\n",
+    '{"name": "search", ',
+    '"arguments": {"query_list": ["',
+    '"]}}',
+]
+PIECES += ["{", VELL, "é", "\\ud800", "<think>", " "]
+TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join)
 
 
 def extract(tokenizer: Any, ids: list[int]) -> list[Any]:
@@ -305,7 +262,7 @@ def extract(tokenizer: Any, ids: list[int]) -> list[Any]:
 
 @given(text=TEXTS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_parser_finds_the_calls_that_the_method_finds(tokenizer: Any, text: str) -> None:
+def test_the_parser_finds_the_methods_calls(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     expected = parse_tool_calls(tokenizer.decode(ids, skip_special_tokens=True))
     found = extract(tokenizer, ids)
@@ -316,15 +273,12 @@ def test_the_parser_finds_the_calls_that_the_method_finds(tokenizer: Any, text: 
 
 @given(ids=st.lists(st.integers(0, 49_151), max_size=30))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_parser_takes_any_ids(tokenizer: Any, ids: list[int]) -> None:
+def test_the_parser_accepts_any_ids(tokenizer: Any, ids: list[int]) -> None:
     extract(tokenizer, ids)
 
 
-# --- the same task as an environment ------------------------------------------------------------------------
-
-
 def as_environment(tokenizer: Any, url: str, *turns: str) -> tuple[Any, Engine]:
-    """One rollout of `env=search`, on the same prompt and script."""
+    """One rollout of `env=search` with the same prompt and script."""
     taskset = SearchTaskset(
         train="", eval="", url=url, topk=2, deadline_s=2.0, response_limit=300, form="short", turns=5
     )
@@ -344,20 +298,19 @@ def as_environment(tokenizer: Any, url: str, *turns: str) -> tuple[Any, Engine]:
     return played, engine
 
 
-SCRIPTS = [
-    [render_tool_call(["Vell"]), "<answer>Vell</answer>"],
+PLAYED = [
+    [VELL, "<answer>Vell</answer>"],
     [render_tool_call(["Vell", "Orrin"]) + render_tool_call(["Ostrel"]), "no answer"],
-    ["<tool_call>no JSON</tool_call>", render_tool_call(["Vell"]), "<answer>Orrin</answer>"],
+    ["<tool_call>no JSON</tool_call>", VELL, "<answer>Orrin</answer>"],
     ["<answer>Vell</answer>"],
-    [render_tool_call(["Vell"])] * 5,
+    [VELL] * 5,
 ]
 
 
-@pytest.mark.parametrize("turns", SCRIPTS)
-def test_the_search_environment_plays_the_ids_of_the_search_loop_and_gives_the_solvers_reward(
-    tokenizer: Any, start_peer: StartPeer, turns: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("turns", PLAYED)
+def test_the_search_environment_plays_the_ids_of_the_search_loop(
+    tokenizer: Any, url: str, turns: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = start_peer("/retrieve", library).url
     monkeypatch.setattr(sys.modules[__name__], "PROMPT", solver_messages("Ask.", "short", 5))
     output, loop_engine = roll_out(tokenizer, url, *turns)
     played, engine = as_environment(tokenizer, url, *turns)
@@ -368,11 +321,7 @@ def test_the_search_environment_plays_the_ids_of_the_search_loop_and_gives_the_s
     assert played.score.reward == solver_reward(trajectory(output), ["Vell"]).score
 
 
-def test_a_search_that_the_service_does_not_answer_spoils_the_environments_episode(
-    tokenizer: Any, start_peer: StartPeer
-) -> None:
-    played, _ = as_environment(
-        tokenizer, f"http://127.0.0.1:{unused_port()}", render_tool_call(["Vell"]), FINAL
-    )
+def test_an_unanswered_search_spoils_the_environments_episode(tokenizer: Any) -> None:
+    played, _ = as_environment(tokenizer, f"http://127.0.0.1:{unused_port()}", VELL, FINAL)
     assert played.score is None
     assert played.fault is not None and "Episode.respond raised SearchUnavailable" in played.fault

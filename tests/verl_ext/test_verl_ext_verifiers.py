@@ -1,7 +1,4 @@
-"""Episodes of `verifiers` over our sampling: ids as sampled, the library's reward, faults that are no zeros.
-
-The library itself plays: its environment, its server on loopback, its train client. The model is scripted.
-"""
+"""Episodes that the library `verifiers` plays itself, with a scripted model."""
 
 import asyncio
 import json
@@ -10,8 +7,8 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +35,7 @@ from verl_ext.verifiers.session import Asked, Clock, Session
 LIMITS = EpisodeLimits(prompt_tokens=400, response_tokens=400, tokens_per_turn=60)
 
 TASKSET = '''
-"""Says a word back, twice; what goes wrong is the task's word."""
+"""Says a word back, twice. The task's word chooses the fault."""
 import asyncio
 import time
 import verifiers.v1 as vf
@@ -159,7 +156,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module", autouse=True)
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tasksets as installed packages; their tool servers are processes that import them too."""
+    """Tasksets as installed packages, because their tool servers import them in processes."""
     folder = tmp_path_factory.mktemp("tasksets")
     for name, source in {"say_words": TASKSET, "say_pairs": TWO_AGENTS, "clocks": TOOLS}.items():
         (folder / f"{name}.py").write_text(source)
@@ -171,8 +168,13 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
+@pytest.fixture
+def tokenizer(smollm2_tokenizer: Any) -> Any:
+    return smollm2_tokenizer
+
+
 class Scripted:
-    """A model that says its lines, one a turn, each id with a log-prob of its own."""
+    """A model that says its lines, one per turn. Every id has a different log-prob."""
 
     def __init__(self, tokenizer: Any, *lines: str | Exception) -> None:
         self.tokenizer, self._lines = tokenizer, list(lines)
@@ -205,13 +207,13 @@ def trained(played: Played) -> list[int]:
     return [i for i, kept in zip(played.response_ids, played.response_mask, strict=True) if kept]
 
 
-def test_an_episode_of_several_turns_is_one_row_of_the_ids_that_were_sampled(smollm2_tokenizer: Any) -> None:
-    model = Scripted(smollm2_tokenizer, "a  plum ,", "plum")  # which decoded and rendered again has other ids
+def test_an_episode_of_several_turns_is_one_row_of_sampled_ids(tokenizer: Any) -> None:
+    model = Scripted(tokenizer, "a  plum ,", "plum")  # decoded and rendered again, its ids would differ
     (played,) = play(model)
     first, second = model.inputs
     opening = [{"role": "system", "content": "You say words."}, {"role": "user", "content": "Say plum."}]
-    assert played.prompt_ids == first == render_prompt_ids(smollm2_tokenizer, opening, None)
-    more = next_turn_ids(smollm2_tokenizer, model.outputs[0], [{"role": "user", "content": "Once more."}])
+    assert played.prompt_ids == first == render_prompt_ids(tokenizer, opening, None)
+    more = next_turn_ids(tokenizer, model.outputs[0], [{"role": "user", "content": "Once more."}])
     assert second == first + model.outputs[0] + more
     assert played.prompt_ids + played.response_ids == second + model.outputs[1]
     assert trained(played) == model.outputs[0] + model.outputs[1]
@@ -219,23 +221,18 @@ def test_an_episode_of_several_turns_is_one_row_of_the_ids_that_were_sampled(smo
     assert (played.tokens_in, played.tokens_out) == (len(first) + len(second), len(model.log_probs))
 
 
-def test_the_log_probs_are_the_models_and_the_score_is_the_librarys(smollm2_tokenizer: Any) -> None:
-    model = Scripted(smollm2_tokenizer, "no", "plum")
+def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer: Any) -> None:
+    model = Scripted(tokenizer, "no", "plum")
     (played,) = play(model)
     assert played.log_probs is not None
-    kept = [value for value, mask in zip(played.log_probs, played.response_mask, strict=True) if mask]
-    assert kept == model.log_probs  # to the last bit
-    assert all(
-        value == 0 for value, mask in zip(played.log_probs, played.response_mask, strict=True) if not mask
-    )
+    masked = list(zip(played.log_probs, played.response_mask, strict=True))
+    assert [value for value, mask in masked if mask] == model.log_probs  # to the last bit
+    assert all(value == 0 for value, mask in masked if not mask)
     assert played.score is not None and (played.score.reward, played.score.success) == (2.0, True)
     assert played.score.parts == {"said": 2.0, "turns": 2.0}
     assert [turn.text for turn in played.conversation.turns] == ["no", "plum"]
     assert played.conversation.turns[0].answers == ({"role": "user", "content": "Once more."},)
-
-
-def test_what_counts_as_solved_is_an_option(smollm2_tokenizer: Any) -> None:
-    (played,) = play(Scripted(smollm2_tokenizer, "plum", "plum"), solved_at=3.0)
+    (played,) = play(Scripted(tokenizer, "plum", "plum"), solved_at=3.0)
     assert played.score is not None and not played.score.success
 
 
@@ -247,35 +244,31 @@ def test_what_counts_as_solved_is_an_option(smollm2_tokenizer: Any) -> None:
         ("nan", "verifiers:say-words: a reward is a finite number, not nan (float)"),
     ],
 )
-def test_what_a_taskset_does_wrong_is_one_line_and_no_zero(
-    word: str, said: str, smollm2_tokenizer: Any
-) -> None:
+def test_a_tasksets_fault_is_one_line_and_not_a_zero(word: str, said: str, tokenizer: Any) -> None:
     timeout_s = 1.0 if word == "hang" else 60.0
-    (played,) = play(Scripted(smollm2_tokenizer, "x", "y"), word, timeout_s=timeout_s)
+    (played,) = play(Scripted(tokenizer, "x", "y"), word, timeout_s=timeout_s)
     assert played.score is None and played.ended == "fault"
     assert played.fault is not None and played.fault.startswith(said) and "\n" not in played.fault
     assert played.fault.endswith("[row train-0]")
-    assert trained(played) and played.token_drift == 0  # what was said so far is there to be read
+    assert trained(played) and played.token_drift == 0  # the turns so far can be read
 
 
-def test_a_thread_that_a_taskset_blocks_is_given_up_and_the_next_episode_is_played(
-    smollm2_tokenizer: Any,
-) -> None:
+def test_a_blocked_thread_is_abandoned_and_the_next_episode_is_played(tokenizer: Any) -> None:
     taskset = find("verifiers:say-words").load(evaluation={}, words=["block", "plum"], timeout_s=3.0)
     rows = taskset.rows("train", None, seed=0)
     block, plum = sorted(rows, key=lambda row: str(row.data["task"]["word"]))
 
     async def both() -> list[Played]:
-        blocked = await play_row(taskset, block, Scripted(smollm2_tokenizer, "x", "y"), LIMITS)
-        return blocked + await play_row(taskset, plum, Scripted(smollm2_tokenizer, "x", "plum"), LIMITS)
+        blocked = await play_row(taskset, block, Scripted(tokenizer, "x", "y"), LIMITS)
+        return blocked + await play_row(taskset, plum, Scripted(tokenizer, "x", "plum"), LIMITS)
 
     first, second = asyncio.run(both())
     assert first.fault is not None and "Say.said" in first.fault
     assert second.score is not None and second.score.reward == 2.0
 
 
-def test_a_host_lets_the_librarys_cleanups_end_before_it_closes_its_loop() -> None:
-    """Those swallow every exception: one that is destroyed unfinished would keep the process from its end."""
+def test_a_host_waits_for_the_librarys_cleanups_before_it_closes() -> None:
+    """They swallow every exception, and one destroyed unfinished would keep the process alive."""
     taskset = find("verifiers:say-words").load(evaluation={})
     ended: list[str] = []
 
@@ -295,46 +288,44 @@ def test_a_host_lets_the_librarys_cleanups_end_before_it_closes_its_loop() -> No
     assert (ended, host._loop.is_closed(), host._thread.is_alive()) == (["cleanup"], True, False)
 
 
-def test_an_error_of_the_models_engine_is_raised_and_is_no_fault_of_the_taskset(
-    smollm2_tokenizer: Any,
-) -> None:
+def test_an_engines_error_is_raised_and_not_a_fault(tokenizer: Any) -> None:
     with pytest.raises(ConnectionError, match="the engine is gone"):
-        play(Scripted(smollm2_tokenizer, "x", ConnectionError("the engine is gone")))
+        play(Scripted(tokenizer, "x", ConnectionError("the engine is gone")))
 
 
-def test_an_episode_ends_where_no_room_is_left_and_is_scored_all_the_same(smollm2_tokenizer: Any) -> None:
-    model = Scripted(smollm2_tokenizer, "plum", "never said")
-    (played,) = play(model, limits=EpisodeLimits(prompt_tokens=400, response_tokens=4, tokens_per_turn=60))
+def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer: Any) -> None:
+    model = Scripted(tokenizer, "plum", "never said")
+    (played,) = play(model, limits=replace(LIMITS, response_tokens=4))
     assert (len(model.inputs), played.ended, played.token_drift) == (1, "tokens", 0)
     assert played.score is not None and played.score.reward == 2.0
 
 
-def test_a_turn_has_no_more_tokens_than_a_turn_may_have(smollm2_tokenizer: Any) -> None:
-    model = Scripted(smollm2_tokenizer, "plum plum plum plum plum", "plum")
-    (played,) = play(model, limits=EpisodeLimits(prompt_tokens=400, response_tokens=400, tokens_per_turn=3))
+def test_a_turn_has_a_token_limit(tokenizer: Any) -> None:
+    model = Scripted(tokenizer, "plum plum plum plum plum", "plum")
+    (played,) = play(model, limits=replace(LIMITS, tokens_per_turn=3))
     assert list(map(len, model.outputs)) == [3, 3] and played.token_drift == 0
-    assert model.outputs[0][-1] != smollm2_tokenizer.eos_token_id
-    ended = [ids[-1] == smollm2_tokenizer.eos_token_id for ids in model.outputs]
+    assert model.outputs[0][-1] != tokenizer.eos_token_id
+    ended = [ids[-1] == tokenizer.eos_token_id for ids in model.outputs]
     assert [turn.truncated for turn in played.conversation.turns] == [not end for end in ended]
 
 
-def test_a_first_message_longer_than_the_limit_is_a_fault_and_not_cut(smollm2_tokenizer: Any) -> None:
-    model = Scripted(smollm2_tokenizer)
-    (played,) = play(model, limits=EpisodeLimits(prompt_tokens=10, response_tokens=400, tokens_per_turn=60))
+def test_a_too_long_first_message_is_a_fault(tokenizer: Any) -> None:
+    model = Scripted(tokenizer)
+    (played,) = play(model, limits=replace(LIMITS, prompt_tokens=10))
     assert played.fault is not None and "data.max_prompt_length=10" in played.fault and model.inputs == []
 
 
-def test_turns_are_limited_by_the_taskset(smollm2_tokenizer: Any) -> None:
-    model = Scripted(smollm2_tokenizer, "plum", "never said")
+def test_the_taskset_limits_the_turns(tokenizer: Any) -> None:
+    model = Scripted(tokenizer, "plum", "never said")
     (played,) = play(model, max_turns=1)
     assert (len(model.inputs), played.ended) == (1, "turns") and played.score is not None
 
 
 @pytest.mark.parametrize(("words", "agents"), [(["plum"], 1), (["pear"], 2)])
-def test_an_episode_has_one_agent_to_train(words: list[str], agents: int, smollm2_tokenizer: Any) -> None:
+def test_an_episode_has_one_agent_to_train(words: list[str], agents: int, tokenizer: Any) -> None:
     taskset = find("verifiers:say-pairs").load(evaluation={}, words=words)
     (row,) = taskset.rows("train", None, seed=0)
-    model = Scripted(smollm2_tokenizer, "plum", "pear")
+    model = Scripted(tokenizer, "plum", "pear")
     branches = asyncio.run(play_row(taskset, row, model, LIMITS))
     assert len(branches) == agents and [trained(played) for played in branches] == model.outputs[:agents]
     faults = {played.fault for played in branches}
@@ -346,10 +337,10 @@ def test_an_episode_has_one_agent_to_train(words: list[str], agents: int, smollm
 
 
 @pytest.mark.slow("two processes of the library for each of its tool servers")
-def test_tools_are_called_and_a_call_that_cannot_be_made_is_told_to_the_model(smollm2_tokenizer: Any) -> None:
+def test_tools_are_called_and_invalid_calls_are_explained(tokenizer: Any) -> None:
     call = '<tool_call>\n{"name": "clock_time_in", "arguments": {"place": "Orrin"}}\n</tool_call>'
     wrong = call.replace("clock_time_in", "clock_date_in")
-    model = Scripted(smollm2_tokenizer, wrong, "<tool_call>\nclock\n</tool_call>", call, "It is noon.")
+    model = Scripted(tokenizer, wrong, "<tool_call>\nclock\n</tool_call>", call, "It is noon.")
     taskset = find("verifiers:clocks").load()
     row = taskset.rows("train", None, seed=0)[0]
     (played,) = asyncio.run(play_row(taskset, row, model, LIMITS))
@@ -364,40 +355,38 @@ def test_tools_are_called_and_a_call_that_cannot_be_made_is_told_to_the_model(sm
     assert trained(played) == list(chain.from_iterable(model.outputs)) and played.token_drift == 0
 
 
-def test_each_branch_of_a_trace_is_a_row_of_its_own(smollm2_tokenizer: Any) -> None:
-    """A program that rewrites what was said: the library's trace has a branch for each version."""
+def test_each_branch_of_a_trace_is_a_row(tokenizer: Any) -> None:
+    """A program that rewrites earlier messages has a branch for each version."""
     trace = _trace()
-    session = Session(Scripted(smollm2_tokenizer), LIMITS, Clock())
+    session = Session(Scripted(tokenizer), LIMITS, Clock())
     for prompt, ids, drawn in (("one", [1, 2, 3], [7, 8]), ("two", [4, 5], [9])):
         _commit(trace, prompt, ids, drawn)
         session.asked.append(Asked(ids, Sampled(drawn, [-1.0] * len(drawn))))
-    player = _player(smollm2_tokenizer, trace, session)
+    player = _player(tokenizer, trace, session)
     first, second = player._branches(trace)
-    assert (first.prompt_ids, first.response_ids, second.prompt_ids, second.response_ids) == (
-        [1, 2, 3], [7, 8], [4, 5], [9],
-    )  # fmt: skip
+    assert (first.prompt_ids, first.response_ids) == ([1, 2, 3], [7, 8])
+    assert (second.prompt_ids, second.response_ids) == ([4, 5], [9])
     assert first.token_drift == second.token_drift == 0
     assert [played.tokens_out for played in (first, second)] == [2, 1]
 
 
 @pytest.mark.parametrize("wrong", ["changed", "added", "lost"])
-def test_ids_of_a_branch_that_were_not_sampled_are_token_drift(wrong: str, smollm2_tokenizer: Any) -> None:
+def test_ids_that_were_not_sampled_are_token_drift(wrong: str, tokenizer: Any) -> None:
     trace = _trace()
-    session = Session(Scripted(smollm2_tokenizer), LIMITS, Clock())
+    session = Session(Scripted(tokenizer), LIMITS, Clock())
     _commit(trace, "one", [1, 2, 3], [7, 8])
     sampled = {"changed": [7, 9], "added": [7], "lost": [7, 8]}[wrong]
     session.asked.append(Asked([1, 2, 3], Sampled(sampled, [-1.0] * len(sampled))))
-    if wrong == "lost":  # sampled, and on no branch
+    if wrong == "lost":  # sampled, but on no branch
         session.asked.append(Asked([1, 2, 3, 7, 8, 5], Sampled([6], [-1.0])))
-    (played,) = _player(smollm2_tokenizer, trace, session)._branches(trace)
+    (played,) = _player(tokenizer, trace, session)._branches(trace)
     assert played.token_drift == 1
 
 
 def _trace() -> Any:
     agent = vf.AgentInfo(config=vf.AgentConfig())
-    return vf.Trace(
-        task=vf.TraceTask(type="Task", data=vf.TaskData(prompt="one")), agent=agent, state=vf.State()
-    )
+    task = vf.TraceTask(type="Task", data=vf.TaskData(prompt="one"))
+    return vf.Trace(task=task, agent=agent, state=vf.State())
 
 
 def _commit(trace: Any, prompt: str, prompt_ids: list[int], drawn: list[int]) -> None:
@@ -419,30 +408,23 @@ def _player(tokenizer: Any, trace: Any, session: Session) -> _Play:
     return player
 
 
-def test_the_endpoint_is_on_loopback_and_knows_only_the_episodes_that_are_played(
-    smollm2_tokenizer: Any,
-) -> None:
+def test_the_endpoint_is_on_loopback_and_knows_only_its_episodes(tokenizer: Any) -> None:
     async def asked() -> tuple[str, list[int]]:
         server = await endpoint()
-        assert await endpoint() is server  # one for a loop
-        server.sessions["known"] = Session(Scripted(smollm2_tokenizer, "x"), LIMITS, Clock())
-        bodies = [
-            ("unknown", {"token_ids": [1]}),
-            ("known", {"token_ids": "x"}),
-            ("known", {"token_ids": [1]}),
-        ]
+        assert await endpoint() is server  # one per loop
+        server.sessions["known"] = Session(Scripted(tokenizer, "x"), LIMITS, Clock())
+        bodies: list[tuple[str, Any]] = [("unknown", [1]), ("known", "x"), ("known", [1])]
         return server.url, [await asyncio.to_thread(_post, server.url, *body) for body in bodies]
 
     url, codes = asyncio.run(asked())
     assert url.startswith("http://127.0.0.1:") and codes == [404, 400, 200]
     with pytest.raises(urllib.error.URLError):  # closed with its loop
-        _post(url, "known", {"token_ids": [1]})
+        _post(url, "known", [1])
 
 
-def _post(url: str, trace_id: str, body: dict[str, Any]) -> int:
-    request = urllib.request.Request(
-        f"{url}/inference/v1/generate", json.dumps(body).encode(), {"X-Session-ID": trace_id}
-    )
+def _post(url: str, trace_id: str, ids: Any) -> int:
+    body, headers = json.dumps({"token_ids": ids}).encode(), {"X-Session-ID": trace_id}
+    request = urllib.request.Request(f"{url}/inference/v1/generate", body, headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=10) as response:
@@ -451,11 +433,11 @@ def _post(url: str, trace_id: str, body: dict[str, Any]) -> int:
         return error.code
 
 
-def test_thinking_is_no_part_of_what_a_game_reads(smollm2_tokenizer: Any) -> None:
-    renderer = ChatRenderer(smollm2_tokenizer, ChatRendererConfig())
+def test_a_game_does_not_read_thinking(tokenizer: Any) -> None:
+    renderer = ChatRenderer(tokenizer, ChatRendererConfig())
 
     def parsed(text: str, before: str = "") -> tuple[str, str | None]:
-        ids, prompt = (smollm2_tokenizer.encode(one, add_special_tokens=False) for one in (text, before))
+        ids, prompt = (tokenizer.encode(one, add_special_tokens=False) for one in (text, before))
         response = renderer.parse_response(ids, prompt_ids=prompt)
         return response.content.strip(), response.reasoning_content
 
@@ -465,29 +447,28 @@ def test_thinking_is_no_part_of_what_a_game_reads(smollm2_tokenizer: Any) -> Non
     assert parsed("[2]") == ("[2]", None)
 
 
-def test_verls_agent_loop_plays_a_taskset_as_any_environment(smollm2_tokenizer: Any, tmp_path: Path) -> None:
+def test_verls_agent_loop_plays_a_taskset(tokenizer: Any) -> None:
     taskset = find("verifiers:say-words").load(evaluation={}, words=["plum"])
     (row,) = taskset.rows("train", None, seed=0)
     rollout = {"prompt_length": 400, "response_length": 400, "multi_turn": {}}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
-    model = Scripted(smollm2_tokenizer, "no", "plum")
+    model = Scripted(tokenizer, "no", "plum")
 
     class Manager:
-        """veRL's server manager, as far as an agent loop uses it."""
+        """veRL's server manager."""
 
         async def generate(self, *, prompt_ids: Sequence[int], sampling_params: Any, **_: Any) -> TokenOutput:
             """The model's next line."""
-            assert sampling_params["temperature"] == 0.7  # the run's, whatever the library asks for
+            assert sampling_params["temperature"] == 0.7  # the run's
             drawn = await model.sample(list(prompt_ids), sampling_params["max_tokens"])
-            return TokenOutput(
-                token_ids=drawn.ids, log_probs=drawn.log_probs, extra_fields={"global_steps": 3}
-            )
+            step = {"global_steps": 3}
+            return TokenOutput(token_ids=drawn.ids, log_probs=drawn.log_probs, extra_fields=step)
 
     async def run() -> list[Any]:
         loop = EnvironmentAgentLoop(
             trainer_config=DictConfigWrap(config),
             server_manager=Manager(),
-            tokenizer=smollm2_tokenizer,
+            tokenizer=tokenizer,
             processor=None,
             dataset_cls=RLHFDataset,
             data_config=DictConfigWrap(OmegaConf.create({})),

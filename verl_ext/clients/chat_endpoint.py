@@ -38,15 +38,12 @@ from verl_ext.method.tool_calls import parse_call, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.telemetry import waiting
 
-LONGEST_PAUSE_S = 60.0
-"""Longest pause before a retry, whatever the server asks for."""
+LONGEST_PAUSE_S = 60.0  # Longest pause before a retry, whatever the server asks for
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20.0)
-_ABOUT_THE_REQUEST = (400, 413, 422)
-"""Refusals that need not affect other conversations."""
+_ABOUT_THE_REQUEST = (400, 413, 422)  # refusals that need not affect other conversations
 _OTHER_NAMES = {"max_tokens": "max_completion_tokens"}
 _OPTIONAL = ("temperature", "top_p", "seed")
-_SHOWN = 300
-"""Length to which a server's words are cut in messages."""
+_SHOWN = 300  # length to which a server's words are cut in messages
 
 
 class ConversationRefused(Exception):
@@ -67,30 +64,22 @@ class Reply(NamedTuple):
 class ChatEndpoint:
     """One model behind an endpoint. Its connections belong to the event loop of the first use."""
 
-    base_url: str
-    """Such as `https://api.example.com/v1`."""
+    base_url: str  # such as `https://api.example.com/v1`
     model: str
     _: KW_ONLY
-    key_variable: str | None = None
-    """Environment variable with this server's key, if any."""
-    concurrency: int = 64
-    """Requests at once."""
-    retries: int = 5
-    """Per request."""
+    key_variable: str | None = None  # environment variable with this server's key, if any
+    concurrency: int = 64  # requests at once
+    retries: int = 5  # per request
 
     requests: int = 0
-    """Requests sent so far."""
     failed_requests: int = 0
-    """How many of them got no answer."""
-    without_usage: int = 0
-    """Answers without token counts."""
+    without_usage: int = 0  # answers without token counts
 
     def __post_init__(self) -> None:
         self.url = f"{self.base_url}/chat/completions"
         self._answered = False
         self._renamed: dict[str, str] = {}
-        self.left_out: set[str] = set()
-        """Optional parameters that the model rejects."""
+        self.left_out: set[str] = set()  # optional parameters that the model rejects
         # A proxy set for the internet must not receive calls to our own services.
         remote = not is_loopback(self.base_url)
         self._http = http_client(self.concurrency, self.key_variable, trust_env=remote)
@@ -259,7 +248,10 @@ class ChatDialogue:
             self.messages.append(heard | {"content": content})
             return text, tuple(parse_tool_calls(text))
         self.messages.append(heard | {"tool_calls": self._asked})
-        written = [_raw(call) for call in asked]
+        written = [
+            f'{{"name": {json.dumps(one["name"])}, "arguments": {one["arguments"] or "null"}}}'
+            for one in (call["function"] for call in asked)
+        ]
         blocks = "\n".join(f"<tool_call>\n{raw}\n</tool_call>" for raw in written)
         return f"{text}\n{blocks}".lstrip(), tuple(map(parse_call, written))
 
@@ -271,12 +263,6 @@ def _call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     named = {"name": str(function.get("name")), "arguments": text}
     return {"id": str(call.get("id") or f"call_{number}"), "type": "function", "function": named}
-
-
-def _raw(call: Mapping[str, Any]) -> str:
-    """The call as a model writes it between tags, with arguments as they are."""
-    function = call["function"]
-    return f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"] or "null"}}}'
 
 
 def _text(content: Any) -> str:

@@ -20,11 +20,9 @@ from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 class EpisodeAttempt:
     """One episode. Unfinished if the server failed, the deadline passed, or the environment had a fault."""
 
-    played: Played | None
-    """None if the server failed or the deadline passed."""
+    played: Played | None  # None if the server failed or the deadline passed
     failure: str | None
-    latency_s: float
-    """Without the wait for a free slot."""
+    latency_s: float  # without the wait for a free slot
 
     @property
     def finished(self) -> bool:

@@ -45,14 +45,10 @@ class Conversation:
     trajectory: Trajectory
     finished: bool
     failure: str | None
-    """Why it is unfinished."""
-    tokens_in: int
-    """Prompt tokens sent, summed over the turns."""
+    tokens_in: int  # prompt tokens sent, summed over the turns
     tokens_out: int
-    searches: int
-    """Search calls that were answered."""
-    latency_s: float
-    """Without the wait for a free slot."""
+    searches: int  # search calls that were answered
+    latency_s: float  # without the wait for a free slot
 
 
 @dataclass(eq=False)
@@ -63,11 +59,9 @@ class SearchAgent(ServedModel):
     _: KW_ONLY
     topk: int
     max_tokens_per_turn: int
-    max_context_tokens: int
-    """Of a conversation, prompt and response."""
+    max_context_tokens: int  # of a conversation, prompt and response
     max_turns: int = MAX_TURNS
-    tool_response_limit: int = RESPONSE_LIMIT
-    """In characters."""
+    tool_response_limit: int = RESPONSE_LIMIT  # in characters
     endpoint: ChatEndpoint | None = None
     """A chat endpoint to use in place of `completions_url` and `tokenizer`. The owner closes it."""
 

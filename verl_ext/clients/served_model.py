@@ -35,12 +35,10 @@ class ServerUnavailable(Exception):
 
     def __init__(self, reason: str, pause_s: float | None = None) -> None:
         super().__init__(reason)
-        self.pause_s = pause_s
-        """Pause before the next try, if the server asks for one."""
+        self.pause_s = pause_s  # pause before the next try, if the server asks for one
 
 
-NOT_LET_IN = (401, 403)
-"""Status of a missing or wrong key."""
+NOT_LET_IN = (401, 403)  # status of a missing or wrong key
 
 
 def not_let_in(url: str, status: int, said: str, variable: str | None) -> SolverServerError:
@@ -76,8 +74,7 @@ class Completion(NamedTuple):
     """One turn as sampled."""
 
     ids: list[int]
-    text: str
-    """Without special tokens."""
+    text: str  # without special tokens
     truncated: bool
 
 
@@ -85,21 +82,16 @@ class Completion(NamedTuple):
 class ServedModel:
     """One model of one server."""
 
-    completions_url: str
-    """The full address of the endpoint."""
+    completions_url: str  # the full address of the endpoint
     model_name: str
     tokenizer: Any
     _: KW_ONLY
     temperature: float = 1.0
     top_p: float = 1.0
-    concurrency: int = 64
-    """Conversations at once."""
-    deadline_s: float = 300.0
-    """Per conversation."""
-    retries: int = 3
-    """Per request."""
-    key_variable: str | None = None
-    """Environment variable with this server's key, if any."""
+    concurrency: int = 64  # conversations at once
+    deadline_s: float = 300.0  # per conversation
+    retries: int = 3  # per request
+    key_variable: str | None = None  # environment variable with this server's key, if any
 
     def __post_init__(self) -> None:
         # An agent that uses a chat endpoint has no tokenizer.

@@ -16,8 +16,7 @@ from verl_ext.method.solver_reward import solver_answer
 class SolverAttempt(Conversation):
     """One attempt at a question."""
 
-    answer: str | None
-    """None if the attempt gives no answer or is unfinished."""
+    answer: str | None  # None if the attempt gives no answer or is unfinished
 
 
 @dataclass(eq=False, kw_only=True)

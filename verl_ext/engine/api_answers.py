@@ -220,8 +220,7 @@ class TextStream:
     tokenizer: PreTrainedTokenizerBase
     skip_special_tokens: bool
     stops: tuple[str, ...]
-    openings: tuple[str, ...]
-    """Of tool calls. Text from there on, and blanks before it, wait for the end."""
+    openings: tuple[str, ...]  # of tool calls. Text from there on, and blanks before it, wait for the end
     sent: str = ""
     _ids: list[int] = field(default_factory=list)
     _text: str = ""

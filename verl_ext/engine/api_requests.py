@@ -47,9 +47,7 @@ class _Fields(BaseModel):
         return {name: value for name, value in data.items() if value is not None}
 
 
-class StreamOptions(_Fields):
-    """Options of a stream."""
-
+class _StreamOptions(_Fields):
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -69,7 +67,7 @@ class SamplingFields(_Fields):
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: _StreamOptions = _StreamOptions()
     user: str | None = None
     metadata: dict[str, Any] | None = None
     frequency_penalty: Annotated[Any, _only(0)] = 0
@@ -78,11 +76,17 @@ class SamplingFields(_Fields):
     min_p: Annotated[Any, _only(0)] = 0
     logit_bias: Annotated[Any, _only({})] = {}
     store: Annotated[Any, _only(False)] = False
+    logprobs: Any = None
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether to return the log-probs of the sampled tokens."""
+        return self.logprobs is not None and self.logprobs is not False
 
     @property
     def other_tokens(self) -> int:
         """Number of most probable tokens to return per position."""
-        return 0
+        return 0 if isinstance(self.logprobs, bool) else self.logprobs or 0
 
     @property
     def stop_strings(self) -> list[str]:
@@ -112,31 +116,17 @@ class CompletionRequest(SamplingFields):
     return_tokens_as_token_ids: bool = False
     echo: Annotated[Any, _only(False)] = False
 
-    @property
-    def wants_log_probs(self) -> bool:
-        """Whether to return the log-probs of the sampled tokens."""
-        return self.logprobs is not None
 
-    @property
-    def other_tokens(self) -> int:
-        """Number of most probable tokens to return per position."""
-        return self.logprobs or 0
-
-
-class Function(_Fields):
-    """A function that the model may call."""
-
+class _Function(_Fields):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     strict: Annotated[Any, _only(False)] = False
 
 
-class Tool(_Fields):
-    """A tool that the model may call."""
-
+class _Tool(_Fields):
     type: Literal["function"]
-    function: Function
+    function: _Function
 
     def schema_for_prompt(self) -> ToolSchema:
         """As chat templates take it."""
@@ -144,36 +134,30 @@ class Tool(_Fields):
         return {"type": "function", "function": shown}
 
 
-class TextPart(_Fields):
-    """A part of a message's content."""
-
+class _TextPart(_Fields):
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Fields):
-    """The function of an earlier call."""
-
+class _CalledFunction(_Fields):
     name: str
     arguments: str | dict[str, Any]
 
 
-class ToolCall(_Fields):
-    """A call in an earlier message."""
-
+class _ToolCall(_Fields):
     id: str | None = None
     index: int | None = None
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: _CalledFunction
 
 
 class ChatMessage(_Fields):
     """A message, or this server's own answer as a client sends it back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[_TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     annotations: Annotated[Any, _only([])] = []
@@ -190,7 +174,7 @@ class ChatRequest(SamplingFields):
     messages: list[ChatMessage] = Field(min_length=1)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    tools: list[Tool] = []
+    tools: list[_Tool] = []
     tool_choice: Annotated[Any, _only("auto", "none")] = "auto"
     parallel_tool_calls: Annotated[Any, _only(True)] = True
     logprobs: bool = False
@@ -199,11 +183,6 @@ class ChatRequest(SamplingFields):
     modalities: Annotated[Any, _only(["text"])] = ["text"]
     chat_template_kwargs: dict[str, Any] = {}
     return_prompt_token_ids: bool = False
-
-    @property
-    def wants_log_probs(self) -> bool:
-        """Whether to return the log-probs of the sampled tokens."""
-        return self.logprobs
 
     @property
     def shown_tools(self) -> list[ToolSchema]:

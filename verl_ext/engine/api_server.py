@@ -45,8 +45,7 @@ BODY_BYTES, BODY_BYTES_PER_ID = 64 << 10, 64
 """Longest body: this, plus as much per id of `max_seq_len` as its JSON may take."""
 
 _NEEDS_TOKEN = f"a bearer token is needed: the one in the server's {MODEL_KEY}"
-_GONE = 499
-"""nginx's status for a client that closed its request."""
+_GONE = 499  # nginx's status for a client that closed its request
 
 
 def create_app(

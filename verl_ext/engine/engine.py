@@ -90,10 +90,8 @@ class ReferenceEngine:
         self._waiting: deque[Sequence] = deque()
         self._inbox: queue.SimpleQueue[Sequence | _Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # nothing may be submitted after the failure is set
-        self.failure: BaseException | None = None
-        """The error that stopped the engine."""
-        self.on_crash: Callable[[], None] = lambda: None
-        """Called in the worker's thread after a crash."""
+        self.failure: BaseException | None = None  # the error that stopped the engine
+        self.on_crash: Callable[[], None] = lambda: None  # called in the worker's thread after a crash
         self._half_updated = False
         self._thread = threading.Thread(target=self._work, name="reference-engine", daemon=True)
         self._thread.start()

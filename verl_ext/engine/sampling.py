@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-LEAST = 1e-6
-"""Smallest temperature and top-p: float32 cannot hold much smaller ones."""
-MOST_TOP = 20
-"""Limit for `top_log_probs`, as in OpenAI's API."""
+LEAST = 1e-6  # smallest temperature and top-p: float32 cannot hold much smaller ones
+MOST_TOP = 20  # limit for `top_log_probs`, as in OpenAI's API
 
 TopLogProbs = list[tuple[int, float]]
 """The most probable ids of a position with their log-probabilities, best first."""

@@ -21,8 +21,7 @@ class Generation:
     log_probs: list[float]
     finish_reason: FinishReason
     weight_version: int
-    top_log_probs: list[TopLogProbs] = field(default_factory=list)
-    """Per position, as many as requested."""
+    top_log_probs: list[TopLogProbs] = field(default_factory=list)  # per position, as many as requested
 
 
 @dataclass(eq=False)

@@ -21,8 +21,7 @@ from verl_ext.method.answers import after_thinking, extract_last_tag, normalize_
 from verl_ext.method.format_score import format_score, hop_fault
 from verl_ext.method.trajectory import Trajectory
 
-ATTEMPTS = 5
-"""Per question (paper, table 5)."""
+ATTEMPTS = 5  # per question (paper, table 5)
 FORMAT_WEIGHT = 0.5
 IntegrityFault = Literal[
     "no_question", "no_answer", "question_without_words", "answer_without_words", "answer_in_question"
@@ -34,8 +33,7 @@ class ChallengerScore:
     """A reward with its components, 0 or None where they could not be computed."""
 
     score: float
-    valid: bool
-    """False if a service failed: the sample counts nowhere."""
+    valid: bool  # False if a service failed: the sample counts nowhere
     reason_invalid: str | None
     question: str | None
     answer: str | None
@@ -49,10 +47,8 @@ class ChallengerScore:
     tool: float = 0.0
     answer_part: float = 0.0
     integrity_fault: IntegrityFault | None = None
-    hop_fault: str | None = None
-    """Why a question with integrity has fewer hops than requested."""
-    refused: str | None = None
-    """Which check kept it from the attempts, and why."""
+    hop_fault: str | None = None  # why a question with integrity has fewer hops than requested
+    refused: str | None = None  # which check kept it from the attempts, and why
 
 
 def extract_pair(trajectory: Trajectory) -> tuple[str | None, str | None]:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from verl_ext.method.hrpo import checked_rows
 
-EPSILON = 1e-6
-"""Added to the deviation."""
+EPSILON = 1e-6  # added to the deviation
 
 
 def group_advantages(

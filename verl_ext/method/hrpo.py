@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-DELTA = 1e-6
-"""Added to the variance, so that equal rewards give 0 and not 0/0."""
+DELTA = 1e-6  # added to the variance, so that equal rewards give 0 and not 0/0
 
 
 def hop_advantages(

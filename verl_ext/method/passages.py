@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-RESPONSE_LIMIT = 2048
-"""Characters in one tool response."""
+RESPONSE_LIMIT = 2048  # characters in one tool response
 # A query shown above its passages ends in a colon, so it is never taken for a passage.
 _NUMBERED = re.compile(r"\[\d+\] .*[^:\s]\s*")
 _NOTHING = "No results."

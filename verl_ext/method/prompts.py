@@ -11,8 +11,7 @@ from verl_ext.method.passages import defuse
 PromptForm = Literal["full", "short"]
 Message = dict[str, str]
 
-MAX_TURNS = 5
-"""Assistant turns per conversation, with the last one (paper, table 5)."""
+MAX_TURNS = 5  # assistant turns per conversation, with the last one (paper, table 5)
 
 _CHALLENGER_SYSTEM = """\
 You write questions that test how well a research assistant can search. You have a search tool over the \

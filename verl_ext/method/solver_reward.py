@@ -17,12 +17,10 @@ class SolverScore:
     """A reward and its inputs."""
 
     score: float
-    valid: bool
-    """False if a service failed: the sample counts nowhere."""
+    valid: bool  # False if a service failed: the sample counts nowhere
     reason_invalid: str | None
     answer: str | None
-    f1: float
-    """For reports only."""
+    f1: float  # for reports only
 
 
 def solver_answer(trajectory: Trajectory) -> str | None:

@@ -15,16 +15,11 @@ from typing import Any, cast
 class SearchCall:
     """One tool call with its parsed queries and the response."""
 
-    raw: str
-    """The text between the tags, as generated."""
-    queries: tuple[str, ...] | None
-    """None if the call is not valid."""
-    response: str | None = None
-    """As shown to the model. None if the call was not answered."""
-    failed: bool = False
-    """The service failed, which is not the model's mistake."""
-    error: str | None = None
-    """Why the call is not valid, or how the service failed."""
+    raw: str  # the text between the tags, as generated
+    queries: tuple[str, ...] | None  # None if the call is not valid
+    response: str | None = None  # as shown to the model. None if the call was not answered
+    failed: bool = False  # the service failed, which is not the model's mistake
+    error: str | None = None  # why the call is not valid, or how the service failed
 
     @property
     def valid(self) -> bool:
@@ -49,8 +44,7 @@ class Turn:
 
     text: str
     calls: tuple[SearchCall, ...] = ()
-    truncated: bool = False
-    """Cut off by the token limit."""
+    truncated: bool = False  # cut off by the token limit
 
 
 @dataclass(frozen=True)

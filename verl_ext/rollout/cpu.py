@@ -27,38 +27,24 @@ class _CpuDeviceModule(ModuleType):
         return getattr(torch.cpu, name)
 
     @staticmethod
-    def empty_cache() -> None:
-        """Do nothing: the CPU allocator caches nothing."""
-
-    @staticmethod
     def memory_allocated(*_: Any) -> int:
         return int(psutil.Process().memory_info().rss)
-
-    memory_reserved = memory_allocated
 
     @staticmethod
     def max_memory_allocated(*_: Any) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    max_memory_reserved = max_memory_allocated
+    memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
 
     @staticmethod
     def mem_get_info(*_: Any) -> tuple[int, int]:
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 
-    @staticmethod
-    def get_device_name(*_: Any) -> str:
-        return "cpu"
-
-    @staticmethod
-    def get_rng_state(*_: Any) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, *_: Any) -> None:
-        torch.set_rng_state(state)
-
+    empty_cache = staticmethod(lambda: None)  # the CPU allocator caches nothing
+    get_device_name = staticmethod(lambda *_: "cpu")
+    get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
 
 

@@ -133,10 +133,8 @@ class _Engine:
         self._server_manager, self._sampling_params = server_manager, dict(sampling_params)
         self.tokenizer = tokenizer
         self._request_id = uuid4().hex
-        self.extra: dict[str, Any] = dict(version)
-        """Reported by the engine: versions of the weights."""
-        self.seconds = 0.0
-        """Summed over the samples."""
+        self.extra: dict[str, Any] = dict(version)  # reported by the engine: versions of the weights
+        self.seconds = 0.0  # summed over the samples
         self._turns = 0
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:

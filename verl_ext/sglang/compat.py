@@ -19,8 +19,7 @@ from pathlib import Path
 from drzero.ops.versions import pinned
 from verl_ext.sglang.source import Source
 
-PINNED = pinned("sglang", gpu=True)
-"""The version that a run is made for."""
+PINNED = pinned("sglang", gpu=True)  # the version that a run is made for
 SOLVER_ARGUMENTS = {"attention_backend": "flashinfer", "sleep_on_idle": True}
 """Further arguments of the solver's server on CUDA.
 
@@ -28,8 +27,7 @@ From 0.5.12 on, capturing CUDA graphs fails with FlashAttention 3 kernels (SGLan
 choice on an H100. veRL passes flashinfer to its rollout server too. When a veRL no longer does, this can go.
 Without `sleep_on_idle` the schedulers spin between rollouts, each on a core that the update needs.
 """
-OWN_POSITIONS = 6
-"""Positions of its context that a server keeps for itself."""
+OWN_POSITIONS = 6  # positions of its context that a server keeps for itself
 ROLLOUT, SERVER, CLIENT = "veRL's rollout", "the solver's server", "the solver's requests"
 
 
@@ -37,12 +35,10 @@ ROLLOUT, SERVER, CLIENT = "veRL's rollout", "the solver's server", "the solver's
 class Need:
     """Something of SGLang that a run uses."""
 
-    kind: str
-    """A method of `Source`, after "no " if the name must be absent."""
+    kind: str  # A method of `Source`, after "no " if the name must be absent
     name: str
     by: str
-    why: str = ""
-    """What goes wrong, if the name does not explain it."""
+    why: str = ""  # what goes wrong, if the name does not explain it
 
     def found_in(self, source: Source) -> bool:
         """Whether the package meets the need."""

@@ -21,8 +21,7 @@ from verl_ext.trainer.step_metrics import mean
 if TYPE_CHECKING:  # readers of WINDOW need neither TransferQueue nor Ray
     from verl_ext.trainer.step_rows import StepRow
 
-WINDOW = 5
-"""Steps to average."""
+WINDOW = 5  # steps to average
 
 # A group of equal rewards has advantage 0. With four of five such groups, four fifths of a step is wasted.
 ZERO_VARIANCE_LIMIT = 0.8
@@ -45,8 +44,7 @@ DUPLICATE_LIMIT = 0.2
 # Below a tenth, most groups of five have no search in them, and nothing is left to reinforce.
 SEARCHED_LIMIT = 0.1
 
-ALARM = "drzero/collapse/alarm/"
-"""Prefix of the metrics of active alarms."""
+ALARM = "drzero/collapse/alarm/"  # prefix of the metrics of active alarms
 
 _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*%?|zero|one|two|three|four|five|six|seven|eight|nine|ten")
 
@@ -125,7 +123,6 @@ class CollapseWatch:
         self._steps: deque[dict[str, float]] = deque(maxlen=WINDOW)
         self._first: dict[str, float] | None = None
         self.active: dict[str, Alarm] = {}
-        """By name."""
 
     @property
     def window_full(self) -> bool:

@@ -13,8 +13,7 @@ from verl_ext.trainer.flow_counters import COUNTERS_FILE, FlowCounters
 class FlowMixin(PPOTrainer):
     """Wraps veRL's buffer in `ObservedBuffer` and writes the counters during the run."""
 
-    base_mode: str
-    """veRL's own name of the mode."""
+    base_mode: str  # veRL's own name of the mode
 
     def _build_replay_buffer(self) -> Any:
         """veRL's own buffer, observed."""

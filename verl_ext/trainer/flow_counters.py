@@ -31,22 +31,17 @@ _EVICTED = {
     "filtered": "training/filter_groups/evicted_samples",
 }
 
-Listing = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""TransferQueue's tags by partition and key."""
+Listing = Mapping[str, Mapping[str, Mapping[str, Any]]]  # TransferQueue's tags by partition and key
 
 
 @dataclass(frozen=True)
 class Partition:
     """The groups of one partition, as listed at one moment."""
 
-    status: Counter[str]
-    """Groups by veRL's status: pending, running, finished, failure."""
-    oldest_s: Mapping[str, float]
-    """Age of the oldest `working` and `waiting` group."""
-    rows_of_working: int
-    """Finished samples of working groups."""
-    steps_of_waiting: Sequence[int]
-    """The steps at which waiting groups were submitted."""
+    status: Counter[str]  # groups by veRL's status: pending, running, finished, failure
+    oldest_s: Mapping[str, float]  # age of the oldest `working` and `waiting` group
+    rows_of_working: int  # finished samples of working groups
+    steps_of_waiting: Sequence[int]  # the steps at which waiting groups were submitted
 
     @property
     def working(self) -> int:
@@ -65,8 +60,7 @@ class GroupClock:
     def __init__(self) -> None:
         self._since: dict[str, tuple[bool, float]] = {}
         self._failing: set[str] = set()
-        self.failures = 0
-        """Failed groups seen so far, each counted once."""
+        self.failures = 0  # failed groups seen so far, each counted once
 
     def update(self, tags: Mapping[str, Mapping[str, Any]], now: float) -> Partition:
         """Read one listing of a partition, made at `now`."""
@@ -102,14 +96,11 @@ class _Counts:
     stale: int = 0
     failed: int = 0
     filtered: int = 0
-    replaced_now: int = 0
-    """Groups evicted and replaced in a call of `sample` that is still running."""
-    judged: int = 0
-    """Expected rows, whether they arrived or not."""
+    replaced_now: int = 0  # groups evicted and replaced in a call of `sample` that is still running
+    judged: int = 0  # expected rows, whether they arrived or not
     accepted: int = 0
     invalid: int = 0
-    missing: int = 0
-    """Rows of sampled groups that were never written."""
+    missing: int = 0  # rows of sampled groups that were never written
     validated: int = 0
     validation_submitted: int = 0
 
@@ -121,14 +112,10 @@ class FlowCounters:
     path: Path
     mode: str
     rollouts_per_prompt: int
-    behind_limit: int | None = None
-    """How many steps a group may be behind before it is dropped, if limited."""
-    capacity: int | None = None
-    """Rows that TransferQueue has room for, if bounded."""
-    filters: bool = False
-    """Whether the synchronous buffer evicts groups by choice."""
+    behind_limit: int | None = None  # how many steps a group may be behind before it is dropped, if limited
+    capacity: int | None = None  # rows that TransferQueue has room for, if bounded
+    filters: bool = False  # whether the synchronous buffer evicts groups by choice
     listing: Callable[[], Listing | None] = lambda: tq.kv_list()
-    """Lists TransferQueue."""
 
     def __post_init__(self) -> None:
         self._file = StatusFile(self.path)
@@ -138,7 +125,6 @@ class FlowCounters:
         self._behind: list[int] = []
         self._step = 0
         self._first_at: float | None = None
-        self._warmup_s: float | None = None
         self._took_s: dict[str, float] = {}
         self._clocks = {"train": GroupClock(), "val": GroupClock()}
         self._ended = False
@@ -199,7 +185,7 @@ class FlowCounters:
             counts.filtered += int(metrics.get("training/filter_groups/discarded_surplus_samples", 0))
             counts.replaced_now = 0
             if taken and not counts.taken and self._first_at is not None:
-                self._warmup_s = round(time.time() - self._first_at, 2)
+                self._took_s["warmup_s"] = round(time.time() - self._first_at, 2)
             counts.taken += taken
             if batch is not None:
                 self._behind = [self._step - int(tag["global_steps"]) for tag in batch.tags]
@@ -261,7 +247,6 @@ class FlowCounters:
                 "warmup": self._counts.taken == 0,
                 "ended": self._ended,
                 "about": {"step": self._step, "mode": self.mode, "listed_s": listed_s, **self._took_s}
-                | ({} if self._warmup_s is None else {"warmup_s": self._warmup_s})
                 | self._staleness(train),
             }
 

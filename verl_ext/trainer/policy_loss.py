@@ -14,7 +14,6 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
 from verl.workers.config import ActorConfig
 
 BYPASS_MODE = "drzero_bypass_mode"
-"""Name of this `loss_mode`."""
 
 
 @register_policy_loss(BYPASS_MODE)

@@ -25,12 +25,9 @@ class ProgressMixin(PPOTrainer):
     progress. Checkpoints are pruned in veRL's place, which would remove the old one too early.
     """
 
-    _out_of_time: str | None = None
-    """Why there is no time for another step."""
-    _collapsed: str | None = None
-    """The collapse alarms that end the run."""
-    _saved: int | None = None
-    """The step of this start's last checkpoint."""
+    _out_of_time: str | None = None  # why there is no time for another step
+    _collapsed: str | None = None  # the collapse alarms that end the run
+    _saved: int | None = None  # the step of this start's last checkpoint
 
     def __init__(self, config: DictConfig) -> None:
         self._pace = Pace()

@@ -20,28 +20,22 @@ from verl_ext.method.trajectory import Trajectory
 
 # Attempts have their own place, the filter score may be NaN, and parts are text here.
 _NOT_DUMPED = ("attempts", "filter_score", "parts")
-SCHEMA = 1
-"""Version of a dump's lines (docs/dumps.md), raised when a field goes or changes its meaning."""
+SCHEMA = 1  # version of a dump's lines (docs/dumps.md), raised when a field goes or changes its meaning
 
 
 @dataclass(frozen=True)
 class StepRow:
     """One rollout with its reward. A `padding` row must not be counted."""
 
-    key: str
-    """veRL's `{prompt}_{sample}_{output}`."""
+    key: str  # veRL's `{prompt}_{sample}_{output}`
     padding: bool
     data_source: str
     extra_info: dict[str, Any]
-    reward: dict[str, Any]
-    """The reward function's result, with `score` and `valid`."""
-    trajectory: Trajectory | Conversation
-    """Of a search agent, or of an episode of another environment."""
+    reward: dict[str, Any]  # the reward function's result, with `score` and `valid`
+    trajectory: Trajectory | Conversation  # of a search agent, or of an episode of another environment
     token_drift: int
-    targets: tuple[str, ...] = ()
-    """The answers that a solver's is compared with."""
-    rollout_s: float = 0.0
-    """Without the reward."""
+    targets: tuple[str, ...] = ()  # the answers that a solver's is compared with
+    rollout_s: float = 0.0  # without the reward
 
     @property
     def counts(self) -> bool:

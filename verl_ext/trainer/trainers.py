@@ -39,8 +39,7 @@ class Method:
     """How rewards are compared."""
 
     name: str
-    group: Callable[[StepRow], Hashable]
-    """The label of the rows to compare."""
+    group: Callable[[StepRow], Hashable]  # the label of the rows to compare
     advantages: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], npt.NDArray[np.float64]]
     """From rewards, group labels and whether each row counts."""
     metrics: Callable[[list[StepRow]], dict[str, float]]

@@ -14,8 +14,7 @@ from verifiers.v1.clients.client import SESSION_ID_HEADER
 
 from verl_ext.verifiers.session import Session, TurnRefused, generate_response
 
-_LARGEST_REQUEST = 64 << 20
-"""Bytes. A million ids take about 7 MB."""
+_LARGEST_REQUEST = 64 << 20  # bytes. A million ids take about 7 MB
 
 
 class Endpoint:

@@ -20,10 +20,8 @@ from environments.row import Row
 from environments.verifiers.taskset import VerifiersTaskset
 from verl_ext.verifiers.session import Clock
 
-_TO_STOP_S = 3.0
-"""For a cancelled episode. A thread that takes longer is blocked."""
-_AT_EXIT_S = 12.0
-"""For the library's cleanups, which wait 5 s after SIGTERM and 5 s after SIGKILL."""
+_TO_STOP_S = 3.0  # for a cancelled episode. A thread that takes longer is blocked
+_AT_EXIT_S = 12.0  # for the library's cleanups, which wait 5 s after SIGTERM and 5 s after SIGKILL
 
 
 class Host:

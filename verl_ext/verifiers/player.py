@@ -20,7 +20,7 @@ from environments.row import Row
 from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from environments.verifiers.taskset import VerifiersTaskset
-from verl_ext.episodes import Ended, EpisodeLimits, Model, Played
+from verl_ext.episodes import EpisodeLimits, Model, Played
 from verl_ext.method.token_drift import token_drift
 from verl_ext.verifiers.endpoint import endpoint
 from verl_ext.verifiers.host import host_of
@@ -28,7 +28,6 @@ from verl_ext.verifiers.renderer import renderer_config
 from verl_ext.verifiers.session import Asked, Clock, Session
 
 _MODEL = "policy"
-"""The model's name in the library."""
 
 
 async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
@@ -139,7 +138,7 @@ class _Play:
             left = [one for one in left if one not in new]
             played.tokens_in = sum(len(one.prompt_ids) for one in new)
             played.tokens_out = sum(len(one.sampled.ids) for one in new)
-            played.ended = _ended(session, trace)
+            played.ended = "turns" if trace.stop_condition == "max_turns" else session.ended
             if branch is paths[-1] and left:  # sampled, but on no branch
                 played.token_drift = 1
             yield played
@@ -184,10 +183,6 @@ class _Play:
                 last = turns[-1]
                 turns[-1] = Turn(last.text, last.calls, last.truncated, (*last.answers, message))
         return Conversation(tuple(opening), tuple(turns))
-
-
-def _ended(session: Session, trace: Any) -> Ended:
-    return "turns" if trace.stop_condition == "max_turns" else session.ended
 
 
 def _one_line(errors: Sequence[Any]) -> str:

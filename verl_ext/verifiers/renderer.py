@@ -23,10 +23,8 @@ class ChatRendererConfig(BaseRendererConfig):
 
     _internal_fields = frozenset({"chat_template", "call_form"})
 
-    chat_template: str | None = None
-    """Replaces the model's own."""
-    call_form: str = "hermes"
-    """How the model writes tool calls, a key of `environments.call.FORMS`."""
+    chat_template: str | None = None  # replaces the model's own
+    call_form: str = "hermes"  # how the model writes tool calls, a key of `environments.call.FORMS`
 
 
 def renderer_config(tokenizer: Any, call_form: str) -> CustomRendererConfig:

@@ -16,8 +16,7 @@ class TurnRefused(Exception):
 class Clock:
     """Time since the episode last asked the model, which its environment has spent."""
 
-    waiting: int = 0
-    """Requests in progress."""
+    waiting: int = 0  # requests in progress
     since: float = field(default_factory=time.monotonic)
 
     def idle_s(self) -> float:
@@ -46,12 +45,9 @@ class Session:
     limits: EpisodeLimits
     clock: Clock
     asked: list[Asked] = field(default_factory=list)
-    ended: Ended = "over"
-    """`tokens` if no room was left for a turn."""
-    too_long: str | None = None
-    """Why the conversation could not begin."""
-    failure: Exception | None = None
-    """The error of the model's engine or server."""
+    ended: Ended = "over"  # `tokens` if no room was left for a turn
+    too_long: str | None = None  # why the conversation could not begin
+    failure: Exception | None = None  # the error of the model's engine or server
     _starts: list[tuple[int, list[int]]] = field(default_factory=list)
 
     async def sample(self, prompt_ids: Sequence[int]) -> Sampled:
