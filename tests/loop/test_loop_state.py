@@ -1,4 +1,4 @@
-"""What a loop makes of what it has finished: on hand-made run folders and manifests, without any stage."""
+"""How a loop treats its finished stages, on hand-made run folders and manifests."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from drzero.recipe.compose import compose_plain
 
 
 class Finished:
-    """A loop of two iterations whose every stage is recorded as complete, with small files as results."""
+    """A loop of two iterations with every stage complete and small files as results."""
 
     def __init__(self, prepared: Prepared, folder: Path, *more: str) -> None:
         self.folder = folder
@@ -114,16 +114,14 @@ def reopen(prepared: Prepared, place: Path) -> Reopen:
     return lambda *more: Finished(prepared, place, *more)
 
 
-def test_a_finished_loop_fits_itself(finished: Finished, reopen: Reopen) -> None:
+@pytest.mark.parametrize("prunes", [False, True])
+def test_a_finished_loop_fits_itself_pruned_or_not(finished: Finished, reopen: Reopen, prunes: bool) -> None:
+    if prunes:
+        finished.prune_all()
     reopen().check()
 
 
-def test_a_finished_and_pruned_loop_fits_itself(finished: Finished, reopen: Reopen) -> None:
-    finished.prune_all()
-    reopen().check()
-
-
-def test_more_iterations_can_be_asked_for_later(finished: Finished, reopen: Reopen) -> None:
+def test_you_can_ask_for_more_iterations_later(finished: Finished, reopen: Reopen) -> None:
     finished.prune_all()
     longer = reopen("iterations=3")
     longer.check()
@@ -137,7 +135,7 @@ def test_pruning_leaves_the_last_challengers_checkpoint_alone(finished: Finished
     assert left == ["challenger_iter2"]
 
 
-def test_a_kill_while_pruning_is_made_good_by_the_next_start(finished: Finished, reopen: Reopen) -> None:
+def test_the_next_start_completes_a_killed_pruning(finished: Finished, reopen: Reopen) -> None:
     finished.prune_all()
     half = finished.folder / "solver_iter1" / "global_step_1" / "actor"
     half.mkdir(parents=True)
@@ -147,29 +145,34 @@ def test_a_kill_while_pruning_is_made_good_by_the_next_start(finished: Finished,
     assert not half.exists()
 
 
-def test_a_changed_setting_is_refused_with_what_changed(finished: Finished, reopen: Reopen) -> None:
-    with pytest.raises(LoopChanged, match=r"challenger_iter1 is complete.*\n.*solver.attempts: 5 → 3"):
-        reopen("solver.attempts=3").check()
+def append_to(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
 
 
-def test_a_changed_output_is_refused(finished: Finished, reopen: Reopen) -> None:
-    (finished.folder / "synthesize_iter1" / "train.parquet").write_text("other rows")
-    with pytest.raises(LoopChanged, match=r"output train: .* has changed"):
-        reopen().check()
+@pytest.mark.parametrize(
+    ("more", "change", "refusal"),
+    [
+        (["solver.attempts=3"], None, r"challenger_iter1 is complete.*\n.*solver.attempts: 5 → 3"),
+        ([], "synthesize_iter1/train.parquet", r"output train: .* has changed"),
+        ([], "-synthesize_iter1/val.parquet", r"output val: .* is missing"),
+    ],
+)
+def test_a_finished_stage_that_no_longer_fits_is_refused_with_the_change(
+    finished: Finished, reopen: Reopen, more: list[str], change: str | None, refusal: str
+) -> None:
+    if change:
+        path = finished.folder / change.removeprefix("-")
+        path.unlink() if change.startswith("-") else append_to(path)
+    with pytest.raises(LoopChanged, match=refusal):
+        reopen(*more).check()
 
 
-def test_an_output_that_is_gone_is_refused(finished: Finished, reopen: Reopen) -> None:
-    (finished.folder / "synthesize_iter1" / "val.parquet").unlink()
-    with pytest.raises(LoopChanged, match=r"output val: .* is missing"):
-        reopen().check()
-
-
-def test_other_prompts_of_the_same_name_are_refused(
+def test_changed_prompts_of_the_same_name_are_refused(
     finished: Finished, reopen: Reopen, prepared: Prepared
 ) -> None:
     prompts = prepared.corpus / "data" / "zero_ratio4321.parquet"
     content = prompts.read_bytes()
-    prompts.write_bytes(content + b" ")
+    append_to(prompts)
     try:
         with pytest.raises(LoopChanged, match="input prompts: its content has changed"):
             reopen().check()
@@ -177,7 +180,7 @@ def test_other_prompts_of_the_same_name_are_refused(
         prompts.write_bytes(content)
 
 
-def test_an_evaluation_that_no_longer_fits_is_done_again_and_nothing_else(
+def test_an_evaluation_that_no_longer_fits_is_redone_and_nothing_else(
     finished: Finished, reopen: Reopen, capsys: pytest.CaptureFixture[str]
 ) -> None:
     later = reopen("stages.evaluate.questions_per_benchmark=7")
@@ -198,16 +201,14 @@ def test_a_stage_begun_with_other_settings_is_not_resumed(finished: Finished, re
         check_finished(only_second, changed.configs, changed.manifest)
 
 
-def test_a_checkpoint_of_a_run_that_is_not_the_loops_is_not_taken_for_its_own(
-    finished: Finished, reopen: Reopen
-) -> None:
+def test_another_runs_checkpoint_is_not_taken_over(finished: Finished, reopen: Reopen) -> None:
     finished.manifest.entries = {"evaluate_iter0": finished.manifest.entry("evaluate_iter0")}
     finished.manifest.save()
     with pytest.raises(LoopChanged, match="challenger_iter1 holds a run that this loop has not started"):
         reopen().check()
 
 
-def test_preflight_counts_what_from_would_do_again(finished: Finished) -> None:
+def test_preflight_counts_the_stages_that_from_redoes(finished: Finished) -> None:
     again = preflight_stage("evolve", ["--from", "merge_iter2", *finished.arguments])[-1]
     assert again.name == "evolve" and again.estimate is not None
 
@@ -220,13 +221,12 @@ def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finish
     assert "source" not in {finding.key for report in reports for finding in report.findings}
 
 
-def test_from_a_stage_everything_built_on_it_is_done_again(finished: Finished) -> None:
+def test_from_redoes_a_stage_and_everything_built_on_it(finished: Finished) -> None:
     again = stages_from("solver_iter1", finished.plan, finished.manifest)
     assert again[0].name == "solver_iter1" and again[-1].name == "evaluate_iter2"
     forget(again, finished.configs, finished.manifest)
-    assert sorted(path.name for path in finished.folder.iterdir()) == [
-        *("challenger_iter1", "challenger_iter1_hf", "evaluate_iter0", "evolve", "synthesize_iter1")
-    ]
+    left = ["challenger_iter1", "challenger_iter1_hf", "evaluate_iter0", "evolve", "synthesize_iter1"]
+    assert sorted(path.name for path in finished.folder.iterdir()) == left
 
 
 def test_nothing_is_built_on_an_evaluation(finished: Finished) -> None:
@@ -234,14 +234,14 @@ def test_nothing_is_built_on_an_evaluation(finished: Finished) -> None:
 
 
 @pytest.mark.parametrize("name", ["solver_iter1", "challenger_iter2"])
-def test_from_is_refused_where_a_later_stage_needs_a_pruned_checkpoint(finished: Finished, name: str) -> None:
+def test_from_is_refused_if_a_later_stage_needs_a_pruned_checkpoint(finished: Finished, name: str) -> None:
     finished.prune_all()
     with pytest.raises(LoopChanged, match="challenger_iter2 needs the checkpoint of challenger_iter1"):
         stages_from(name, finished.plan, finished.manifest)
     assert (finished.folder / "solver_iter1").exists()
 
 
-def test_a_kill_while_forgetting_is_made_good_by_the_next_start(finished: Finished, reopen: Reopen) -> None:
+def test_the_next_start_completes_a_killed_removal(finished: Finished, reopen: Reopen) -> None:
     finished.manifest.entry("evaluate_iter2").state = "forgotten"
     finished.manifest.save()
     later = reopen()

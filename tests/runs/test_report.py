@@ -8,7 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -41,7 +41,7 @@ from drzero.ops.errors import RunFailed, UserError
 from drzero.ops.process.lock import HeldLock
 from drzero.recipe.compose import write_resolved
 from drzero.runs.report.charts import page_spec, scores_chart, training_charts
-from drzero.runs.report.checklist import component_states, training_checks
+from drzero.runs.report.checklist import RunCheck, component_states, training_checks
 from drzero.runs.report.conversation import shown_turns
 from drzero.runs.report.figures import Tally, mean_interval, thinned
 from drzero.runs.report.inspect_log import write_log
@@ -59,7 +59,7 @@ from verl_ext.stop_time import STOP_VARIABLE
 
 
 class Page(HTMLParser):
-    """What a browser would see of a page: its text, elements, links, script blocks."""
+    """A page as a browser sees it: text, elements, links, script blocks."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -70,15 +70,16 @@ class Page(HTMLParser):
         self._in: str | None = None
         self.feed(text)
         self.close()
+        self.text = " ".join(" ".join(self.shown).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
         given = dict(attrs)
+        self.elements.append(tag)
         self.links += [value for name in ("href", "src") if (value := given.get(name))]
         if tag in ("script", "style"):
             self._in = tag
-            if tag == "script":
-                self.scripts.append((given.get("type"), ""))
+        if tag == "script":
+            self.scripts.append((given.get("type"), ""))
 
     def handle_endtag(self, tag: str) -> None:
         self._in = None
@@ -90,23 +91,27 @@ class Page(HTMLParser):
         elif self._in is None:
             self.shown.append(data)
 
-    @property
-    def text(self) -> str:
-        """The text that is shown, in one line."""
-        return " ".join(" ".join(self.shown).split())
+    def blocks(self, kind: str | None) -> list[str]:
+        return [text for of, text in self.scripts if of == kind]
 
     @property
     def data(self) -> dict[str, Any]:
         """The block that the page's script reads."""
-        (block,) = (text for kind, text in self.scripts if kind == "application/json")
-        read: dict[str, Any] = json.loads(block)
-        return read
+        (block,) = self.blocks("application/json")
+        return dict(json.loads(block))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.data["columns"], row, strict=False)) for row in self.data["rows"]]
 
     @property
     def conversations(self) -> list[str]:
-        """The HTML of every conversation in the page."""
-        packs = [text for kind, text in self.scripts if kind == "text/plain"]
-        return [one for pack in packs for one in json.loads(gzip.decompress(base64.b64decode(pack)))]
+        """The HTML of every conversation."""
+        return [one for pack in self.blocks("text/plain") for one in unpacked(pack)]
+
+
+def unpacked(pack: str) -> list[str]:
+    return list(json.loads(gzip.decompress(base64.b64decode(pack))))
 
 
 def page_of(folder: Path) -> Page:
@@ -117,6 +122,17 @@ def trajectories(folder: Path) -> list[Trajectory]:
     return list(read_trajectories(RunFolder(folder), []))
 
 
+def tally_of(folder: Path) -> Tally:
+    tally = Tally()
+    for trajectory in trajectories(folder):
+        tally.add(trajectory)
+    return tally
+
+
+def answers_of(folder: Path) -> dict[str, RunCheck]:
+    return {check.question: check for check in training_checks(RunFolder(folder), tally_of(folder))}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return challenger_run(tmp_path_factory.mktemp("report") / "demo")
@@ -125,6 +141,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(run: Path) -> Page:
     return page_of(run)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A run of one step with one trajectory."""
+    return challenger_run(tmp_path / "run", steps=1, rows=1)
 
 
 def test_the_head_says_what_ran_how_it_ended_and_how_to_repeat_it(page: Page) -> None:
@@ -139,26 +161,22 @@ def test_the_head_says_what_ran_how_it_ended_and_how_to_repeat_it(page: Page) ->
         assert words in page.text
 
 
-def test_the_cost_is_that_of_the_launches_or_follows_from_the_price_of_the_machine(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
-    assert "$" not in page_of(folder).text
-    with (folder / "resolved.yaml").open("a") as config:
+def test_the_cost_comes_from_the_launches_or_from_the_machines_price(tmp_path: Path, small: Path) -> None:
+    assert "$" not in page_of(small).text
+    with (small / "resolved.yaml").open("a") as config:
         config.write("compute: {provider: modal, type: H100, count: 8, cpu: 0, memory: 0, region: null}\n")
         config.write("machine: {device: cuda, gpus: 8, nodes: 2, gpu: H100}\n")
-    assert "$4.48 at $63.19 an hour" in page_of(folder).text  # 255 seconds of two nodes
+    assert "$4.48 at $63.19 an hour" in page_of(small).text  # 255 seconds of two nodes
     call = {"launch": "a", "part": 0, "began": 0.0, "until": 1800.0, "usd_per_hour": 36.0}
     (tmp_path / "launches" / "run").mkdir(parents=True)
     (tmp_path / "launches" / "run" / "spend.json").write_text(json.dumps([call, call]))
-    assert "$36.00 for all its launches" in page_of(folder).text
+    assert "$36.00 for all its launches" in page_of(small).text
 
 
-def test_the_file_loads_nothing(page: Page) -> None:
+def test_the_file_loads_nothing_and_its_policy_admits_only_its_two_scripts(run: Path, page: Page) -> None:
     assert all(not link.startswith(("http:", "https:", "//", "file:")) for link in page.links)
     assert {"iframe", "img", "object", "embed", "base"}.isdisjoint(page.elements)
-    assert [kind for kind, _ in page.scripts if kind is None] == [None, None]
-
-
-def test_the_policy_admits_the_two_scripts_of_the_page_and_no_connection(run: Path, page: Page) -> None:
+    assert len(page.blocks(None)) == 2
     text = (run / "report.html").read_text(encoding="utf-8")
     policy = html.unescape(re.findall(r'Content-Security-Policy" content="([^"]+)"', text)[0])
     assert policy.count("'sha256-") == 2
@@ -167,22 +185,9 @@ def test_the_policy_admits_the_two_scripts_of_the_page_and_no_connection(run: Pa
 
 
 def test_every_chart_of_a_run_compiles_and_the_page_has_a_place_for_it(run: Path, page: Page) -> None:
-    tally = Tally()
-    for trajectory in trajectories(run):
-        tally.add(trajectory)
-    charts = {chart.name: chart for chart in training_charts(RunFolder(run), tally)}
-    assert set(page.data["charts"]) == set(charts)
-    assert {
-        "reward",
-        "valid",
-        "searched",
-        "solved",
-        "entropy",
-        "phases",
-        "flow-rates",
-        "cpu",
-        "memory",
-    } <= set(charts)
+    charts = {chart.name: chart for chart in training_charts(RunFolder(run), tally_of(run))}
+    expected = {"reward", "valid", "searched", "solved", "entropy", "phases", "flow-rates", "cpu", "memory"}
+    assert expected <= set(charts) == set(page.data["charts"])
     for chart in charts.values():
         assert "<path" in vegalite_to_svg({**page_spec(chart), "width": 300})
 
@@ -199,21 +204,19 @@ def test_what_happened_is_marked_where_it_did_on_the_axis_of_steps(run: Path, pa
     for name, places in {"reward": [1.5, 3], "entropy": [1.5, 3], "solved": [2, 3], "phases": [2, 3]}.items():
         layers = page.data["charts"][name]["layer"]
         values = [value for layer in layers for value in layer.get("data", {}).get("values", ())]
-        assert [(value["kind"], value["at"]) for value in values] == list(
-            zip(("restart", "alarm"), places, strict=True)
-        )
+        assert [(v["kind"], v["at"]) for v in values] == [*zip(("restart", "alarm"), places, strict=True)]
 
 
 def test_the_check_list_answers_from_the_data(run: Path) -> None:
-    tally = Tally()
-    for trajectory in trajectories(run):
-        tally.add(trajectory)
-    answers = {check.question: check.answer for check in training_checks(RunFolder(run), tally)}
-    assert answers["Do rollouts finish?"] == "yes"
-    assert answers["Did the buffer fill and the warm-up end?"] == "yes"
-    assert answers["Are all steps done?"] == "yes"
-    assert answers["Is it free of collapse alarms?"] == "no"
-    assert answers["Does every trajectory count?"] == "yes"
+    answers = {question: check.answer for question, check in answers_of(run).items()}
+    assert answers.pop("Is it free of collapse alarms?") == "no"
+    for question in (
+        "Do rollouts finish?",
+        "Did the buffer fill and the warm-up end?",
+        "Are all steps done?",
+        "Does every trajectory count?",
+    ):
+        assert answers[question] == "yes"
     states = {state.name: state for state in component_states(RunFolder(run))}
     assert (states["retrieval"].restarts, states["retrieval"].good, states["trainer"].good) == (1, True, True)
 
@@ -222,14 +225,12 @@ def test_an_environments_run_is_drawn_by_its_own_parts_and_solved_tasks_and_need
     tmp_path: Path,
 ) -> None:
     lines(tmp_path / "dumps" / "step_0001.jsonl", [episode_row(1), episode_row(1, 1, success=True)])
-    run, tally = RunFolder(tmp_path), Tally()
-    for trajectory in trajectories(tmp_path):
-        tally.add(trajectory)
-    shown = {chart.name: chart.spec["data"]["values"] for chart in training_charts(run, tally)}
+    charts = training_charts(RunFolder(tmp_path), tally_of(tmp_path))
+    shown = {chart.name: chart.spec["data"]["values"] for chart in charts}
     assert {row["name"]: row["mean"] for row in shown["reward"]} == {"reward": 0.6, "greens": 0.2, "won": 0.5}
     assert [(row["name"], row["mean"]) for row in shown["tasks"]] == [("solved", 0.5)]
     assert shown.keys() == {"reward", "tasks"}
-    assert "Do multi-hop trajectories search?" not in {c.question for c in training_checks(run, tally)}
+    assert "Do multi-hop trajectories search?" not in answers_of(tmp_path)
 
 
 @pytest.mark.parametrize(("left_by", "answer"), [("filtered", "yes"), ("stale", "no")])
@@ -237,28 +238,20 @@ def test_samples_that_the_filter_left_out_are_not_lost(run: Path, left_by: str, 
     snapshots = [json.loads(line) for line in (run / "flow.jsonl").read_text().splitlines()]
     snapshots[-1]["samples"][left_by] = 20.0
     lines(run / "flow.jsonl", snapshots)
-    (check,) = (
-        check for check in training_checks(RunFolder(run), Tally()) if "reach the update" in check.question
-    )
+    check = answers_of(run)["Did every sample reach the update?"]
     assert check.answer == answer and "20" in check.evidence
 
 
-def test_a_component_that_stopped_before_it_was_ready_is_not_well(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+def test_a_component_that_stopped_before_it_was_ready_is_not_well(small: Path) -> None:
     events = [event(0, "start", "solver", "starting"), event(9, "stopped", "solver", "stopped")]
-    lines(folder / "logs" / "events.jsonl", events)
-    (state,) = component_states(RunFolder(folder))
+    lines(small / "logs" / "events.jsonl", events)
+    (state,) = component_states(RunFolder(small))
     assert (state.ready, state.good) == ("never", False)
 
 
-def test_what_no_step_has_recorded_is_not_answered(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
-    lines(folder / "metrics" / "attempt_001.jsonl", [{"step": 1, "data": {"training/global_step": 1}}])
-    tally = Tally()
-    for trajectory in trajectories(folder):
-        tally.add(trajectory)
-    questions = [check.question for check in training_checks(RunFolder(folder), tally)]
-    assert "Are the tokens trained on the tokens sampled?" not in questions
+def test_what_no_step_has_recorded_is_not_answered(small: Path) -> None:
+    lines(small / "metrics" / "attempt_001.jsonl", [{"step": 1, "data": {"training/global_step": 1}}])
+    assert "Are the tokens trained on the tokens sampled?" not in answers_of(small)
 
 
 def test_a_killed_run_says_so_with_the_step_it_was_in_and_what_to_do(tmp_path: Path) -> None:
@@ -300,19 +293,12 @@ def test_an_empty_run_has_a_page_without_curves(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    challenger_run(tmp_path / "demo")
-    (tmp_path / "report.json").unlink(missing_ok=True)
-    assert main(["report", str(tmp_path)]) == 2
-    assert "runs in it: demo" in capsys.readouterr().err
-
-
-def test_a_folder_of_several_seeds_is_refused_with_their_loops(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    challenger_run(tmp_path / "plain" / "demo")
     for seed in (1, 2):
-        loop_run(tmp_path / f"seed{seed}")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "runs in it: seed1/evolve, seed2/evolve" in capsys.readouterr().err
+        loop_run(tmp_path / "seeds" / f"seed{seed}")
+    for folder, inside in (("plain", "demo"), ("seeds", "seed1/evolve, seed2/evolve")):
+        assert main(["report", str(tmp_path / folder)]) == 2
+        assert f"runs in it: {inside}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -338,40 +324,37 @@ HOSTILE = (
 )
 
 
-def test_hostile_text_is_shown_and_never_acts(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+def test_hostile_text_is_shown_and_never_acts(small: Path) -> None:
     row = challenger_row(1, question=HOSTILE, answer=f"{HOSTILE} indeed")
     row["doc_id"] = row["key"] = HOSTILE
     row["attempts"][0]["answer"] = HOSTILE
-    lines(folder / "dumps" / "step_0001.jsonl", [row])
+    lines(small / "dumps" / "step_0001.jsonl", [row])
     lines(
-        folder / "logs" / "events.jsonl",
+        small / "logs" / "events.jsonl",
         [event(at, kind, HOSTILE, HOSTILE) for at, kind in ((0, "crash"), (150, "restart"), (160, "alarm"))],
     )
-    page = page_of(folder)
+    page = page_of(small)
     (shown,) = page.conversations
     for part in (page, Page(shown)):
-        assert [kind for kind, _ in part.scripts if kind is None] == ([None, None] if part is page else [])
+        assert len(part.blocks(None)) == (2 if part is page else 0)
         assert "img" not in part.elements
         assert "</script><script>alert(1)</script>" in part.text
         assert (
             "␛[31mred␀" in part.text and "⟨U+202E⟩gnp.exe⟨U+2066⟩" in part.text and "{{ 7*7 }}" in part.text
         )
-    cells = dict(zip(page.data["columns"], page.data["rows"][0], strict=False))
-    assert "⟨U+202E⟩" in cells["question"] and "⟨U+D83D⟩" in cells["question"]
+    assert "⟨U+202E⟩" in page.rows[0]["question"] and "⟨U+D83D⟩" in page.rows[0]["question"]
 
 
-def test_a_megabyte_in_one_line_is_cut_in_the_page_and_whole_in_the_log(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+def test_a_megabyte_in_one_line_is_cut_in_the_page_and_whole_in_the_log(small: Path) -> None:
     long = "a" * (1 << 20)
     lines(
-        folder / "dumps" / "step_0001.jsonl",
+        small / "dumps" / "step_0001.jsonl",
         [challenger_row(1, trajectory=conversation("Who?", "B", thinking=long))],
     )
-    (shown,) = page_of(folder).conversations
+    (shown,) = page_of(small).conversations
     assert "characters are left out here: see dumps/step_0001.jsonl, line 1]" in shown
     assert "a" * (LONGEST - 100) in shown and len(shown) < 4 * LONGEST
-    assert long in write_log(RunFolder(folder)).read_text(encoding="utf-8")
+    assert long in write_log(RunFolder(small)).read_text(encoding="utf-8")
 
 
 @given(
@@ -483,14 +466,11 @@ def test_each_part_of_a_reward_has_its_reason(
 
 def test_rows_that_a_failed_service_spoiled_are_in_the_table_and_in_no_mean(tmp_path: Path) -> None:
     lines(tmp_path / "dumps" / "step_0001.jsonl", [challenger_row(1, k=1), challenger_row(1, 1, k=None)])
-    tally = Tally()
-    for trajectory in trajectories(tmp_path):
-        tally.add(trajectory)
+    tally = tally_of(tmp_path)
     assert (tally.trajectories, tally.invalid) == (2, 1)
     assert [estimate.n for estimate in tally.means("reward")] == [1]
     page = page_of(tmp_path)
-    cells = [dict(zip(page.data["columns"], row, strict=False)) for row in page.data["rows"]]
-    assert cells[1]["score"] is None and cells[1]["failures"] == "not counted: a service failed"
+    assert page.rows[1]["score"] is None and page.rows[1]["failures"] == "not counted: a service failed"
     assert "Does every trajectory count? no 1 of 2" in page.text
 
 
@@ -543,7 +523,7 @@ def test_of_more_conversations_than_a_page_holds_it_has_some_of_every_part_of_th
     for limit in (whole // 2, 1):
         table = filled(tmp_path, pack_limit=limit)
         assert len(table.packs) == 1 or sum(map(len, table.packs)) <= limit
-        packed = [one for pack in table.packs for one in json.loads(gzip.decompress(base64.b64decode(pack)))]
+        packed = [one for pack in table.packs for one in unpacked(pack)]
         opened = [row for row in table.rows if row[-1] is not None]
         assert 0 < len(opened) == table.opened == len(packed) < len(table) == 200
         for *_, source, line, place in opened:
@@ -566,7 +546,7 @@ def test_the_loops_page_has_its_stages_scores_and_what_the_gates_refused_with_ex
     assert "demo_1hop base iteration 1 40 12 2 +0.250 +0.100 to +0.400 0.013" in page.text
     assert "evidence , synthesize_iter1: 1 of 1 pairs Who is it? her evidence: her is in no text" in page.text
     assert set(page.data["charts"]) == {"scores", "prompts", "gates"}
-    stages = {row[page.data["columns"].index("stage")] for row in page.data["rows"]}
+    stages = {row["stage"] for row in page.rows}
     assert stages == {"evaluate_iter0", "challenger_iter1", "synthesize_iter1", "evaluate_iter1"}
     assert RunFolder(tmp_path).folder == folder  # the folder above leads there too
 
@@ -619,20 +599,20 @@ def test_a_stage_that_was_running_when_its_loop_ended_was_killed(tmp_path: Path)
     assert "solver killed 0.1 min" in page.text
 
 
-def test_the_run_that_ends_writes_its_page_and_one_that_is_refused_does_not(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
-    page = folder / "report.html"
-    with pytest.raises(UserError), reported(folder):
-        raise UserError("no")
-    assert not page.exists()
-    for failure in (RunFailed("the trainer died"), DataError("no pair was accepted")):
-        with pytest.raises(type(failure)), reported(folder):
-            raise failure
-        assert page.exists()
-        page.unlink()
-    with reported(folder):
-        pass
-    assert page.exists()
+def test_a_run_that_ends_or_fails_writes_its_page_and_a_refused_one_does_not(small: Path) -> None:
+    page = small / "report.html"
+    ends: list[tuple[BaseException | None, bool]] = [
+        (UserError("no"), False),
+        (RunFailed("the trainer died"), True),
+        (DataError("no pair was accepted"), True),
+        (None, True),
+    ]
+    for error, writes in ends:
+        with pytest.raises(type(error)) if error else nullcontext(), reported(small):
+            if error:
+                raise error
+        assert page.exists() == writes
+        page.unlink(missing_ok=True)
 
 
 def leave_a_run(config: DictConfig) -> None:
@@ -649,21 +629,19 @@ def test_the_command_of_every_stage_writes_the_page_of_its_run(tmp_path: Path) -
 
 
 def test_a_page_that_cannot_be_made_does_not_fail_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
-    (folder / "report.html").mkdir()  # where the page is to go
-    with reported(folder):
+    (small / "report.html").mkdir()  # where the page is to go
+    with reported(small):
         pass
-    assert f"`drzero report {folder}` tries again" in capsys.readouterr().out
+    assert f"`drzero report {small}` tries again" in capsys.readouterr().out
 
 
-def test_near_the_stop_time_no_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_the_stop_time_no_page_is_written(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STOP_VARIABLE, "1")
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
-    with reported(folder):
+    with reported(small):
         pass
-    assert not (folder / "report.html").exists()
+    assert not (small / "report.html").exists()
 
 
 def test_the_config_as_run_is_headed_by_the_command_and_reads_as_before(
@@ -692,26 +670,22 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
-    with serving(folder) as url:
-        yield folder, url
+def served(small: Path) -> Iterator[tuple[Path, str]]:
+    with serving(small) as url:
+        yield small, url
 
 
-def test_a_live_page_changes_its_version_with_the_runs_files(served: tuple[Path, str]) -> None:
+def test_a_live_page_changes_its_version_with_the_runs_files_and_its_end(served: tuple[Path, str]) -> None:
     folder, url = served
     page = Page(httpx.get(url + "/", timeout=60).text)
     assert httpx.get(url + "/version").text == page.data["version"]
     lines(folder / "dumps" / "step_0002.jsonl", [challenger_row(2)])
-    assert httpx.get(url + "/version").text != page.data["version"]
-    assert len(Page(httpx.get(url + "/", timeout=60).text).data["rows"]) == 2
-
-
-def test_a_live_page_changes_its_version_when_its_run_is_killed(served: tuple[Path, str]) -> None:
-    folder, url = served
+    changed = httpx.get(url + "/version").text
+    assert changed != page.data["version"]
+    assert len(Page(httpx.get(url + "/", timeout=60).text).rows) == 2
     with HeldLock(folder / "lock"):
-        running = httpx.get(url + "/version").text
-    assert httpx.get(url + "/version").text != running
+        assert httpx.get(url + "/version").text != changed  # it runs
+    assert httpx.get(url + "/version").text == changed  # and was killed, without a trace
 
 
 def test_a_live_page_serves_the_runs_files_and_nothing_else(served: tuple[Path, str]) -> None:
@@ -738,12 +712,11 @@ def test_a_live_page_waits_for_its_run_and_survives_its_end(tmp_path: Path) -> N
         assert "waits for it" in httpx.get(url + "/").text
 
 
-def test_a_live_page_that_takes_long_is_made_seldom(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+def test_a_live_page_that_takes_long_is_made_seldom(small: Path) -> None:
     seconds = iter([0.0, 0.0, 10.0, 99.0, 99.0, 101.0, 101.0, 101.0, 101.0])
-    live = LivePage(folder, clock=lambda: next(seconds))
+    live = LivePage(small, clock=lambda: next(seconds))
     page = live.html()  # from 0 to 10
-    lines(folder / "dumps" / "step_0002.jsonl", [challenger_row(2)])
+    lines(small / "dumps" / "step_0002.jsonl", [challenger_row(2)])
     assert live.version() == Page(page.decode()).data["version"] and live.html() == page
     assert live.version() != Page(page.decode()).data["version"] and live.html() != page
 

@@ -26,7 +26,7 @@ from drzero.cli import main
 from drzero.ops.console import say
 from drzero.ops.notices import Notice
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.records import JsonTail
+from drzero.ops.records import JsonTail, read_json_lines
 from drzero.recipe.metrics import read_metrics
 from drzero.runs.view.follow import LiveView
 from drzero.runs.view.run_state import RunFacts, RunFiles, RunState, shown_s
@@ -311,17 +311,31 @@ def test_files_read_in_pieces_give_what_they_give_at_once(run: Path, tmp_path: P
     assert grown.state.began == whole.state.began and grown.state.ended == whole.state.ended
 
 
-def test_a_line_that_is_cut_off_is_read_once_it_is_whole(tmp_path: Path) -> None:
-    records = [{"a": 1}, {"b": "é\n"}, {}, {"c": [1, 2]}]
-    data = b"no json\n[1]\n" + "".join(json.dumps(record) + "\n" for record in records).encode()
-    tail, read = JsonTail(tmp_path / "tail.jsonl"), []
+def test_a_line_that_is_cut_off_is_read_once_it_is_whole_and_a_bad_one_costs_itself(tmp_path: Path) -> None:
+    records = [{"a": 1}, {"a": "é\n"}, {"a": "two\u2028lines"}, {"a": [1, 2]}]
+    whole = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    data = b'no json\n[1]\n{"b": 1}\n' + whole.encode()
+    path, read = tmp_path / "tail.jsonl", []
+    tail = JsonTail(path, keys=["a"])
     assert tail.read() == []
     for end in range(len(data) + 1):
-        (tmp_path / "tail.jsonl").write_bytes(data[:end])
+        path.write_bytes(data[:end])
         read += tail.read()
-    assert read == records
-    (tmp_path / "tail.jsonl").write_bytes(b'{"again": 1}\n')
-    assert tail.read() == [{"again": 1}] and tail.read() == []
+    assert read == records == read_json_lines(path)[1:] and tail.unreadable == 3
+    path.write_bytes(b'{"a": "again"}\n{"a": "cut')
+    assert tail.read() == [{"a": "again"}] and tail.read() == []
+    assert tail.read(to_end=True) == [] and tail.unreadable == 4
+
+
+def test_what_cannot_be_read_of_a_run_is_told_by_its_diagnosis(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("heartbeats.jsonl", "logs/events.jsonl"):
+        with (run / name).open("a") as file:
+            file.write('{"time": 1.0}\n{"time":')
+    assert main(["diagnose", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert "finished" in told and "heartbeats.jsonl: 2 lines" in told and "logs/events.jsonl: 2 lines" in told
 
 
 def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
