@@ -22,15 +22,7 @@ from typing import Literal
 
 from data.errors import DataError
 from data.hop_ratio import largest_remainder
-from data.world_language import (
-    COLOUR,
-    FIRM_NOUNS,
-    PRONOUNS,
-    RELATIONS,
-    WORK_NOUNS,
-    invented_word,
-    say,
-)
+from data.world_language import COLOUR, FIRM_NOUNS, PRONOUNS, RELATIONS, WORK_NOUNS, invented_word, say
 from drzero.ops.files import write_jsonl
 from verl_ext.method.answers import contains_answer
 

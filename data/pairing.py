@@ -69,11 +69,7 @@ def check_pairing(
 
 
 def _fault(
-    row: Mapping[str, Any],
-    pair: Pair,
-    prompt_row: Mapping[str, Any],
-    ask: Ask,
-    same: Mapping[str, Any],
+    row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], ask: Ask, same: Mapping[str, Any]
 ) -> str | None:
     """The first field that does not belong to the others, or None."""
     extra, metadata = row["extra_info"], row["metadata"]

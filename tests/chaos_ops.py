@@ -249,11 +249,7 @@ SCENARIOS = (
         with_retrieval(signal.SIGKILL, restarts=2),
         *("crash", "retrieval", DEAD_S, "exit 0"),
     ),
-    Scenario(
-        "retrieval stopped (SIGSTOP)",
-        with_retrieval(signal.SIGSTOP),
-        *("hung", "retrieval", HUNG_S),
-    ),
+    Scenario("retrieval stopped (SIGSTOP)", with_retrieval(signal.SIGSTOP), *("hung", "retrieval", HUNG_S)),
     Scenario(
         "retrieval answers garbage",
         with_retrieval(signal.SIGUSR1, "garbage"),
@@ -280,9 +276,7 @@ SCENARIOS = (
     Scenario("exception on one rank", ranks("exception"), "exception on some ranks", "rank 1", SILENT_S),
     Scenario("mismatched collective", ranks("mismatch"), "mismatched collectives", "rank 1", SILENT_S),
     Scenario(
-        "network between ranks silent",
-        ranks("silence"),
-        *("same-collective time-out", "all ranks", SILENT_S),
+        "network between ranks silent", ranks("silence"), *("same-collective time-out", "all ranks", SILENT_S)
     ),
     Scenario(
         "pipeline stages of other shapes",

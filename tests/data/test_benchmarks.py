@@ -132,43 +132,30 @@ def test_this_projects_own_rows_with_targets_are_a_benchmark_too(tmp_path: Path)
     ]
 
 
-def test_a_single_target_may_be_a_plain_string(tmp_path: Path) -> None:
-    row = published_row(reward_model={"style": "rule", "ground_truth": {"target": "Vell"}})
-    assert load_benchmark(write_parquet(tmp_path / "test.parquet", [row]))[0].targets == ("Vell",)
+NO_TARGET = {"style": "rule", "ground_truth": {"target": []}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("record", "message"),
     [
-        ({"question": " "}, "row 2: no question"),
-        ({"data_source": None}, "row 2: no data_source"),
-        (
-            {"golden_answers": [], "reward_model": {"style": "rule", "ground_truth": {"target": []}}},
-            "no answer",
-        ),
-        ({"golden_answers": None, "reward_model": None}, "row 2: no answer"),
-    ],
-)
-def test_a_row_that_cannot_be_asked_or_scored_is_named(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(**changes)])
-    with pytest.raises(DataError, match=rf"test\.parquet: 1 of 2 records .*{message}"):
-        load_benchmark(path)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+        (published_row(question=" "), "row 2: no question"),
+        (published_row(data_source=None), "row 2: no data_source"),
+        (published_row(golden_answers=[], reward_model=NO_TARGET), "row 2: no answer"),
+        (published_row(golden_answers=None, reward_model=None), "row 2: no answer"),
         ("{", "line 2: not JSON"),
         ("[1]", "line 2: no object"),
         (json.dumps({**CHAIN, "answer": None}), "line 2: no answer"),
         (json.dumps({**CHAIN, "question": ""}), "line 2: no question"),
     ],
 )
-def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "chains.jsonl"
-    path.write_text(f"{json.dumps(CHAIN)}\n{line}\n")
+def test_a_record_that_cannot_be_asked_or_scored_is_named(
+    tmp_path: Path, record: dict[str, Any] | str, message: str
+) -> None:
+    path = tmp_path / ("chains.jsonl" if isinstance(record, str) else "test.parquet")
+    if isinstance(record, str):
+        path.write_text(f"{json.dumps(CHAIN)}\n{record}\n")
+    else:
+        write_parquet(path, [published_row(), record])
     with pytest.raises(DataError, match=f"1 of 2 records cannot be asked and scored: {message}"):
         load_benchmark(path)
 
@@ -215,41 +202,34 @@ def test_a_field_of_an_unknown_name_is_asked_for(tmp_path: Path, header: str, sa
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("chains.jsonl", "", "holds no question"),
-        ("test.parquet", "not parquet", "is not a parquet file"),
-        ("test.csv", "", "cannot be read: empty"),
-        ("test.json", '"Who?"', "neither a list of records nor one record"),
-        ("test.xlsx", "a,b", "is no benchmark file: a benchmark is a csv"),
+        ("chains.jsonl", b"", "holds no question"),
+        ("chains.jsonl", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", r"chains\.jsonl"),
+        ("test.parquet", b"not parquet", "is not a parquet file"),
+        ("test.csv", b"", "cannot be read: empty"),
+        ("test.json", b'"Who?"', "neither a list of records nor one record"),
+        ("test.xlsx", b"a,b", "is no benchmark file: a benchmark is a csv"),
         ("absent.jsonl", None, "there is no benchmark file at"),
     ],
 )
 def test_a_file_that_is_no_benchmark_is_refused_by_name(
-    tmp_path: Path, name: str, content: str | None, message: str
+    tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as refusal:
         load_benchmark(tmp_path / name)
     assert name in str(refusal.value)
 
 
-def test_a_file_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "chains.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-    with pytest.raises(DataError, match=r"chains\.jsonl"):
-        load_benchmark(tmp_path / "chains.jsonl")
-
-
-def test_a_parquet_of_another_layout_is_refused_with_what_it_has(tmp_path: Path) -> None:
-    path = write_parquet(
-        tmp_path / "foreign.parquet", [{"id": "1", "statement": "Orrin is a town.", "label": 1}]
-    )
-    with pytest.raises(
-        DataError, match=r"foreign\.parquet has no field question .*, but id, statement, label: "
-    ):
+def test_a_parquet_of_another_layout_is_refused_with_its_fields(tmp_path: Path) -> None:
+    row = {"id": "1", "statement": "Orrin is a town.", "label": 1}
+    path = write_parquet(tmp_path / "foreign.parquet", [row])
+    message = r"foreign\.parquet has no field question .*, but id, statement, label: "
+    with pytest.raises(DataError, match=message):
         load_benchmark(path)
 
 
-def test_a_parquet_file_with_a_damaged_page_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "test.parquet", [published_row(id=f"test_{i}") for i in range(50)])
     damage_pages(path)
     with pytest.raises(DataError, match=r"test\.parquet is not a parquet file or is damaged"):
@@ -343,6 +323,11 @@ def test_the_encoding_is_found(tmp_path: Path, encoding: str) -> None:
     assert question.targets == ("Wilhelm Conrad Röntgen",) and "Röntgenstrahlen" in question.question
 
 
+def test_a_single_target_may_be_a_plain_string(tmp_path: Path) -> None:
+    row = published_row(reward_model={"style": "rule", "ground_truth": {"target": "Vell"}})
+    assert load_benchmark(write_parquet(tmp_path / "test.parquet", [row]))[0].targets == ("Vell",)
+
+
 def test_a_quoted_cell_may_have_commas_quotes_and_line_ends(tmp_path: Path) -> None:
     (tmp_path / "exam.csv").write_text('question,answer\n"Who, as ""V"",\ncame?","Vell, Ada"\n')
     (question,) = load_benchmark(tmp_path / "exam.csv")
@@ -375,189 +360,75 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
         assert load_benchmark(path)[0].targets == (answer,)
 
 
-# --- the seven benchmarks of the paper, as they were published, with every field that they have ------------
+# --- the seven benchmarks of the paper: published/ has a record of each, with all its fields ----------------
 
-NQ = {
-    "question": "when was the last time anyone was on the moon",
-    "answer": ["14 December 1972 UTC", "December 1972"],
-}
-TRIVIA_ANSWER = {
-    "Aliases": ["Sinclair Lewis", "Harry Sinclair Lewis"],
-    "MatchedWikiEntityName": "Sinclair Lewis",
-    "NormalizedAliases": ["harry sinclair lewis", "sinclair lewis"],
-    "NormalizedMatchedWikiEntityName": "sinclair lewis",
-    "NormalizedValue": "sinclair lewis",
-    "Type": "WikipediaEntity",
-    "Value": "Sinclair Lewis",
-}
-TRIVIA = {
-    "Data": [
-        {
-            "Answer": TRIVIA_ANSWER,
-            "EntityPages": [{"DocSource": "TagMe", "Filename": "A.txt", "Title": "A"}],
-            "Question": "Which American-born Sinclair won the Nobel Prize for Literature in 1930?",
-            "QuestionId": "tc_1",
-            "QuestionSource": "http://www.triviacountry.com/",
-            "SearchResults": [{"Description": "…", "Rank": 0, "Title": "…", "Url": "http://a"}],
-        }
-    ],
-    "Domain": "Web",
-    "VerifiedEval": False,
-    "Version": 1.0,
-}
-POPQA = (
-    "id\tsubj\tprop\tobj\tsubj_id\tprop_id\tobj_id\ts_aliases\to_aliases\ts_uri\to_uri\ts_wiki_title"
-    "\to_wiki_title\ts_pop\to_pop\tquestion\tpossible_answers\n"
-    '4222362\tGeorge Rankin\toccupation\tpolitician\t1850297\t22\t2834605\t"[""George James Rankin""]"\t'
-    '"[""political leader""]"\thttp://s\thttp://o\tGeorge Rankin\tPolitician\t142\t25692\t'
-    'What is George Rankin\'s occupation?\t"[""politician"", ""political leader""]"\n'
-)
-HOTPOT = {
-    "_id": "5a8b57f25542995d1e6f1371",
-    "answer": "yes",
-    "question": "Were Scott Derrickson and Ed Wood of the same nationality?",
-    "supporting_facts": [["Scott Derrickson", 0], ["Ed Wood", 0]],
-    "context": [["Ed Wood (film)", ["Ed Wood is a 1994 American film.", "It stars …"]]],
-    "type": "comparison",
-    "level": "hard",
-}
-HOTPOT_ON_THE_HUB = {
-    "id": HOTPOT["_id"],
-    "question": HOTPOT["question"],
-    "answer": HOTPOT["answer"],
-    "type": "comparison",
-    "level": "hard",
-    "supporting_facts": {"title": ["Scott Derrickson", "Ed Wood"], "sent_id": [0, 0]},
-    "context": {"title": ["Ed Wood (film)"], "sentences": [["Ed Wood is a 1994 American film."]]},
-}
-TWO_WIKI = {
-    "_id": "8813f87c0bdd11eba7f7acde48001122",
-    "type": "compositional",
-    "question": "Who is the mother of the director of film Polish-Russian War (Film)?",
-    "context": [["Maheen Khan", ["Maheen Khan is a Pakistani fashion designer."]]],
-    "supporting_facts": [["Polish-Russian War (film)", 1]],
-    "evidences": [["Polish-Russian War", "director", "Xawery Żuławski"]],
-    "answer": "Małgorzata Braunek",
-}
-MUSIQUE = {
-    "id": "2hop__460946_294723",
-    "paragraphs": [{"idx": 0, "title": "Grant's First Stand", "paragraph_text": "…", "is_supporting": False}],
-    "question": "Who is the spouse of the Green performer?",
-    "question_decomposition": [
-        {
-            "id": 460946,
-            "question": "Green >> performer",
-            "answer": "Steve Hillage",
-            "paragraph_support_idx": 10,
-        },
-        {"id": 294723, "question": "#1 >> spouse", "answer": "Miquette Giraudy", "paragraph_support_idx": 5},
-    ],
-    "answer": "Miquette Giraudy",
-    "answer_aliases": ["M. Giraudy"],
-    "answerable": True,
-}
-BAMBOOGLE = "Question,Answer\nWho was president in the year that Citibank was founded?,james madison\n"
+PUBLISHED = Path(__file__).parent / "published"
+MOON = ("14 December 1972 UTC", "December 1972")
+LEWIS = ("Sinclair Lewis", "Harry Sinclair Lewis", "harry sinclair lewis", "sinclair lewis")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
+    ("name", "key", "asks", "targets", "hop"),
     [
         (
             "nq_open/NQ-open.dev.jsonl",
-            json.dumps(NQ) + "\n",
-            BenchmarkQuestion("NQ-open.dev", "0", NQ["question"], tuple(NQ["answer"]), None),
+            "NQ-open.dev/0",
+            "when",
+            ("14 December 1972 UTC", "December 1972"),
+            None,
         ),
-        (
-            "triviaqa/unfiltered-web-dev.json",
-            json.dumps(TRIVIA),
-            BenchmarkQuestion(
-                "unfiltered-web-dev",
-                "tc_1",
-                TRIVIA["Data"][0]["Question"],
-                ("Sinclair Lewis", "Harry Sinclair Lewis", "harry sinclair lewis", "sinclair lewis"),
-                None,
-            ),
-        ),
-        (
-            "PopQA/test.tsv",
-            POPQA,
-            BenchmarkQuestion(
-                "PopQA",
-                "4222362",
-                "What is George Rankin's occupation?",
-                ("politician", "political leader"),
-                None,
-            ),
-        ),
-        (
-            "hotpot_dev_fullwiki_v1.json",
-            json.dumps([HOTPOT]),
-            BenchmarkQuestion("hotpot_dev_fullwiki_v1", HOTPOT["_id"], HOTPOT["question"], ("yes",), None),
-        ),
-        (
-            "2wikimultihopqa/dev.json",
-            json.dumps([TWO_WIKI], ensure_ascii=False),
-            BenchmarkQuestion(
-                "2wikimultihopqa", TWO_WIKI["_id"], TWO_WIKI["question"], ("Małgorzata Braunek",), None
-            ),
-        ),
+        ("triviaqa/unfiltered-web-dev.json", "unfiltered-web-dev/tc_1", "Which American", LEWIS, None),
+        ("PopQA/test.tsv", "PopQA/4222362", "What is George", ("politician", "political leader"), None),
+        ("hotpot_dev_fullwiki_v1.json", "hotpot_dev_fullwiki_v1/5a8b57f25", "Were Scott", ("yes",), None),
+        ("2wikimultihopqa/dev.json", "2wikimultihopqa/8813f87c0", "Who is", ("Małgorzata Braunek",), None),
         (
             "musique/data/musique_ans_v1.0_dev.jsonl",
-            json.dumps(MUSIQUE) + "\n",
-            BenchmarkQuestion(
-                "musique_ans_v1.0_dev",
-                MUSIQUE["id"],
-                MUSIQUE["question"],
-                ("Miquette Giraudy", "M. Giraudy"),
-                2,
-            ),
+            "musique_ans_v1.0_dev/2hop__460946_294723",
+            "Who is the spouse",
+            ("Miquette Giraudy", "M. Giraudy"),
+            2,
         ),
-        (
-            "bamboogle/test.csv",
-            BAMBOOGLE,
-            BenchmarkQuestion(
-                "bamboogle",
-                "0",
-                "Who was president in the year that Citibank was founded?",
-                ("james madison",),
-                None,
-            ),
-        ),
+        ("bamboogle/test.csv", "bamboogle/0", "Who was president", ("james madison",), None),
     ],
 )
-def test_the_seven_benchmarks_are_read_as_their_authors_publish_them(
-    tmp_path: Path, name: str, content: str, expected: BenchmarkQuestion
+def test_the_seven_benchmarks_are_read_as_published(
+    name: str, key: str, asks: str, targets: tuple[str, ...], hop: int | None
 ) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-    assert load_benchmark(path) == [expected]
+    (question,) = load_benchmark(PUBLISHED / name)
+    assert question.key.startswith(key) and question.question.startswith(asks)
+    assert (question.targets, question.hop) == (targets, hop)
+
+
+NQ = {"question": "when was the last time anyone was on the moon", "answer": ["December 1972"]}
+TRIVIA = {
+    "question": "Which American-born Sinclair won?",
+    "question_id": "tc_1",
+    "answer": {
+        "aliases": ["Harry Sinclair Lewis"],
+        "normalized_aliases": ["harry sinclair lewis"],
+        "normalized_value": "sinclair lewis",
+        "type": "WikipediaEntity",
+        "value": "Sinclair Lewis",
+    },
+}
+HOTPOT = {
+    "id": "5a8b57f25542995d1e6f1371",
+    "question": "Were Scott Derrickson and Ed Wood of the same nationality?",
+    "answer": "yes",
+    "supporting_facts": {"title": ["Scott Derrickson", "Ed Wood"], "sent_id": [0, 0]},
+    "context": {"title": ["Ed Wood (film)"], "sentences": [["Ed Wood is a 1994 American film."]]},
+}
 
 
 @pytest.mark.parametrize(
     ("name", "row", "targets"),
     [
-        ("nq_open/validation-00000-of-00001.parquet", NQ, tuple(NQ["answer"])),
-        (
-            "trivia_qa/data/validation-00000-of-00001.parquet",
-            {
-                "question": "Which American-born Sinclair won?",
-                "question_id": "tc_1",
-                "question_source": "http://www.triviacountry.com/",
-                "answer": {
-                    "aliases": ["Harry Sinclair Lewis"],
-                    "normalized_aliases": ["harry sinclair lewis"],
-                    "normalized_value": "sinclair lewis",
-                    "type": "WikipediaEntity",
-                    "value": "Sinclair Lewis",
-                },
-            },
-            ("Sinclair Lewis", "Harry Sinclair Lewis", "harry sinclair lewis"),
-        ),
-        ("hotpot_qa/validation-00000-of-00001.parquet", HOTPOT_ON_THE_HUB, ("yes",)),
+        ("nq_open/validation-00000-of-00001.parquet", NQ, ("December 1972",)),
+        ("trivia_qa/data/validation-00000-of-00001.parquet", TRIVIA, LEWIS[:3]),
+        ("hotpot_qa/validation-00000-of-00001.parquet", HOTPOT, ("yes",)),
     ],
 )
-def test_their_parquet_copies_on_the_hub_are_read_too(
+def test_parquet_copies_on_the_hub_are_read_too(
     tmp_path: Path, name: str, row: dict[str, Any], targets: tuple[str, ...]
 ) -> None:
     path = tmp_path / name
@@ -583,40 +454,26 @@ def test_flashrags_copies_have_the_names_of_the_papers_table(tmp_path: Path, nam
 
 
 def questions_of(counts: dict[str, int]) -> list[BenchmarkQuestion]:
-    return [
-        BenchmarkQuestion(name, str(i), "Who?", ("Vell",), None)
-        for name, n in counts.items()
-        for i in range(n)
-    ]
+    numbered = [(name, str(i)) for name, n in counts.items() for i in range(n)]
+    return [BenchmarkQuestion(name, number, "Who?", ("Vell",), None) for name, number in numbered]
 
 
 counts = st.dictionaries(st.sampled_from(["nq", "popqa", "musique"]), st.integers(1, 30), min_size=1)
 
 
-@given(counts, st.integers(1, 40), st.integers(0, 3))
-def test_a_choice_takes_as_many_of_each_benchmark_in_their_order(
-    counts: dict[str, int], per_benchmark: int, seed: int
-) -> None:
-    questions = questions_of(counts)
-    chosen = choose_questions(questions, per_benchmark, seed)
-    expected = {name: min(n, per_benchmark) for name, n in counts.items()}
-    assert Counter(question.benchmark for question in chosen) == expected
-    assert chosen == [question for question in questions if question in chosen]
-
-
 @given(counts, st.integers(1, 20), st.integers(0, 20), st.integers(0, 3))
-def test_a_larger_choice_holds_the_smaller_one(
+def test_a_choice_keeps_order_and_a_larger_one_holds_a_smaller_one(
     counts: dict[str, int], few: int, more: int, seed: int
 ) -> None:
     questions = questions_of(counts)
-    assert set(choose_questions(questions, few, seed)) <= set(choose_questions(questions, few + more, seed))
+    chosen = choose_questions(questions, few, seed)
+    expected = {name: min(n, few) for name, n in counts.items()}
+    assert Counter(question.benchmark for question in chosen) == expected
+    assert chosen == [question for question in questions if question in chosen]
+    assert set(chosen) <= set(choose_questions(questions, few + more, seed))
 
 
-def test_another_seed_chooses_others() -> None:
+def test_the_seed_decides_the_choice_and_no_limit_takes_all() -> None:
     questions = questions_of({"nq": 100})
     assert choose_questions(questions, 10, 0) != choose_questions(questions, 10, 1)
-
-
-def test_without_a_limit_all_are_chosen() -> None:
-    questions = questions_of({"nq": 3, "popqa": 2})
     assert choose_questions(questions, None, 0) == questions

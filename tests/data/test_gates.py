@@ -174,10 +174,7 @@ def benchmark_question(text: str) -> BenchmarkQuestion:
     return BenchmarkQuestion("b", text, text, ("Xyzzy",), None)
 
 
-@pytest.mark.parametrize(
-    "question",
-    [LONG, LONG.upper(), "Say, " + LONG, LONG.replace("rise?", "begin?")],
-)
+@pytest.mark.parametrize("question", [LONG, LONG.upper(), "Say, " + LONG, LONG.replace("rise?", "begin?")])
 def test_a_run_of_words_from_a_benchmark_is_contamination(question: str) -> None:
     found = contamination(pair(question), known(LONG))
     assert found and found.startswith("contamination: ")

@@ -106,11 +106,7 @@ STALL = {
         ({"kind": "end", "text": "ended from outside: Ctrl-C", "from_outside": True}, "error", "Ctrl-C"),
         ({"kind": "alarm", "text": "collapse alarm [entropy]"}, "warning", "collapse alarm [entropy]"),
         ({"kind": "checkpoint", "text": "step 2 is saved"}, "info", "step 2 is saved"),
-        (
-            STALL,
-            "error",
-            "61 s in rollout of step 3: it hangs. Culprit: solver. Report: logs",
-        ),
+        (STALL, "error", "61 s in rollout of step 3: it hangs. Culprit: solver. Report: logs"),
         ({"kind": "of a later version", "text": "something"}, "info", "something"),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",

@@ -229,10 +229,7 @@ def test_the_line_has_rates_depths_ages_waits_and_staleness(tmp_path: Path) -> N
         points=points,
         samples=COUNTERS["samples"] | {"produced": 20, "stale": 3},
         waiting={"point": "buffer", "have": 6, "want": 8, "since": 1002.0},
-        about={
-            "step": 4,
-            "staleness": {"limit": 7, "waiting_max": 2, "trained_mean": 0.5, "evicted": 3},
-        },
+        about={"step": 4, "staleness": {"limit": 7, "waiting_max": 2, "trained_mean": 0.5, "evicted": 3}},
     )
     now = read(1010.0)
     assert before is not None and now is not None

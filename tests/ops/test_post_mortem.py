@@ -185,11 +185,7 @@ def test_what_a_command_does_in_its_own_process_is_judged_by_its_last_end(
 
 
 def test_a_stall_before_the_run_was_restarted_is_not_how_it_ended(tmp_path: Path) -> None:
-    stall = [
-        event("stall", "solver", "…"),
-        event("end", "trainer", "stalled"),
-        event("cost", "supervision"),
-    ]
+    stall = [event("stall", "solver", "…"), event("end", "trainer", "stalled"), event("cost", "supervision")]
     again = [STARTED[2], event("exit", "trainer", "failed", code=1)]
     death = examine(run_folder(tmp_path / "run", [*STARTED, *stall, *again]))
     assert (death.state, death.sentence) == ("failed", "failed")
