@@ -109,15 +109,14 @@ def benchmark_file(source: str | Path) -> Path:
 
     fault = hub_fault()
     try:
-        return Path(
-            hf_hub_download(
-                match["repo"],
-                match["file"],
-                repo_type="dataset",
-                revision=match["revision"] or None,
-                local_files_only=fault is not None,
-            )
+        found = hf_hub_download(
+            match["repo"],
+            match["file"],
+            repo_type="dataset",
+            revision=match["revision"] or None,
+            local_files_only=fault is not None,
         )
+        return Path(found)
     except (OSError, ValueError, EntryNotFoundError) as error:
         raise DataError(
             f"{source} cannot be fetched, and the hub's cache does not hold it ({fault or error}). Check the "

@@ -246,22 +246,18 @@ class _Drawn:
                 yield document
 
 
+@dataclass
 class _RowMaker:
     """Turns documents into training rows. `cut` counts documents that were too long."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        max_tokens: int,
-        chains: Mapping[str, int] | None,
-        form: PromptForm,
-        max_turns: int,
-        seed: int,
-        corpus_id: str,
-    ) -> None:
-        self.tokenizer, self.max_tokens, self.form, self.max_turns = tokenizer, max_tokens, form, max_turns
-        self.chains, self.seed, self.corpus_id = chains, seed, corpus_id
-        self.cut = LeftOut()
+    tokenizer: Tokenizer
+    max_tokens: int
+    chains: Mapping[str, int] | None
+    form: PromptForm
+    max_turns: int
+    seed: int
+    corpus_id: str
+    cut: LeftOut = field(default_factory=LeftOut)
 
     def rows(self, documents: list[Document], hop_counts: list[int], split: str) -> list[dict[str, Any]]:
         """Return `hop_counts[i]` rows of i + 1 hops. Documents repeat in a new order each time."""
@@ -279,25 +275,17 @@ class _RowMaker:
             order += rng.sample(shown, len(shown))
         if self.chains is not None:
             hops = assign_hops(hops, [self.chains.get(doc_id, 1) for doc_id, _ in order], rng)
-        return [
-            training_row(
-                f"search_zero_{hop}",
-                challenger_messages(document, hop, self.form, self.max_turns),
-                None,
-                {
-                    "index": index,
-                    "split": split,
-                    "hop": hop,
-                    "doc_id": doc_id,
-                    "document": document,
-                    "question": None,
-                },
-                {
-                    "corpus_id": self.corpus_id,
-                    "generator_checkpoint": None,
-                    "seed": self.seed,
-                    "trajectory": None,
-                },
+        metadata = {
+            "corpus_id": self.corpus_id,
+            "generator_checkpoint": None,
+            "seed": self.seed,
+            "trajectory": None,
+        }
+        rows = []
+        for index, (hop, (doc_id, document)) in enumerate(zip(hops, order, strict=False)):
+            messages = challenger_messages(document, hop, self.form, self.max_turns)
+            extra = {"index": index, "split": split, "hop": hop, "doc_id": doc_id, "document": document}
+            rows.append(
+                training_row(f"search_zero_{hop}", messages, None, extra | {"question": None}, metadata)
             )
-            for index, (hop, (doc_id, document)) in enumerate(zip(hops, order, strict=False))
-        ]
+        return rows

@@ -64,17 +64,11 @@ def of_selection(
     `speaks_for` says more about an accepted pair than that it passed every gate.
     """
     by_key = {(record["prompt_index"], record["sample"]): record for record in records}
-    accepted = [
-        Example(
-            pair.hop,
-            pair.doc_id,
-            pair.question,
-            pair.answer,
-            speaks_for(pair) if speaks_for else "passed every gate",
-            evidence(pair.answer, pair.document, pair.trajectory),
-        )
-        for pair in spread(selection.accepted, lambda pair: pair.hop)
-    ]
+    accepted = []
+    for pair in spread(selection.accepted, lambda pair: pair.hop):
+        why = speaks_for(pair) if speaks_for else "passed every gate"
+        found = evidence(pair.answer, pair.document, pair.trajectory)
+        accepted.append(Example(pair.hop, pair.doc_id, pair.question, pair.answer, why, found))
 
     def shown(rejection: Rejection, sample: RefusedSample) -> Example:
         record = by_key.get((rejection.prompt_index, sample.sample))

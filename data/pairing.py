@@ -41,12 +41,8 @@ def check_pairing(
     """
     name = shown_as or path
     awaited = {pair.prompt_index: pair for pair in pairs}
-    same = {
-        "data_source": source,
-        "tools_kwargs": {"search": {"create_kwargs": {"data_source": source}}},
-        "split": split,
-        "generator_checkpoint": generator_checkpoint,
-    }
+    tools = {"search": {"create_kwargs": {"data_source": source}}}
+    same = (source, split, tools, generator_checkpoint)
     rows = read_parquet(path).to_pylist()
     try:
         check_training_rows(rows)
@@ -56,30 +52,26 @@ def check_pairing(
         index = row["extra_info"]["index"]
         pair = awaited.pop(index, None)
         if pair is None or index not in prompts:
-            raise PairingError(
-                f"{name}, row {number}: extra_info.index is {index}, of which there is no further pair"
-            )
+            raise PairingError(f"{name}, row {number}: there is no (further) pair of prompt {index}")
         if fault := _fault(row, pair, prompts[index], ask, same):
             raise PairingError(f"{name}, row {number} (prompt {index}): {fault}. {_NOT_KEPT}")
     if awaited:
-        raise PairingError(
-            f"{name}: {len(awaited)} accepted pairs are missing, the first is of prompt {min(awaited)}"
-        )
+        raise PairingError(f"{name}: {len(awaited)} accepted pairs are missing, e.g. prompt {min(awaited)}")
     return len(pairs)
 
 
 def _fault(
-    row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], ask: Ask, same: Mapping[str, Any]
+    row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], ask: Ask, same: tuple[Any, ...]
 ) -> str | None:
     """The first field that does not belong to the others, or None."""
     extra, metadata = row["extra_info"], row["metadata"]
-    source, source_metadata = prompt_row["extra_info"], prompt_row["metadata"]
     try:
         trajectory = Trajectory.from_dict(json.loads(metadata["trajectory"] or ""))
     except (ValueError, KeyError, TypeError):
         return "metadata.trajectory is no trajectory"
     question, answer = question_and_answer(trajectory)
     target = row["reward_model"]["ground_truth"]["target"]
+    source, corpus_id = prompt_row["extra_info"], prompt_row["metadata"]["corpus_id"]
     document_hash = sha256((extra["document"] or "").encode()).hexdigest()
     checks = (
         ("extra_info.question", extra["question"] == question, "the row's trajectory"),
@@ -89,23 +81,13 @@ def _fault(
         ("extra_info.document", extra["document"] == source["document"], "the challenger prompt"),
         ("extra_info.doc_id", extra["doc_id"] == source["doc_id"], "the challenger prompt"),
         ("extra_info.hop", extra["hop"] == source["hop"], "the challenger prompt"),
-        (
-            "metadata.corpus_id",
-            metadata["corpus_id"] == source_metadata["corpus_id"],
-            "the challenger prompt",
-        ),
+        ("metadata.corpus_id", metadata["corpus_id"] == corpus_id, "the challenger prompt"),
         ("metadata.seed", metadata["seed"] == pair.seed, "the accepted sample"),
         ("metadata.trajectory", trajectory == pair.trajectory, "the accepted sample"),
-        *(
-            (name, part[name] == same[name], "this file")
-            for part, *names in (
-                (row, "data_source"),
-                (extra, "split", "tools_kwargs"),
-                (metadata, "generator_checkpoint"),
-            )
-            for name in names
-        ),
+        ("data_source", row["data_source"] == same[0], "this file"),
+        ("split", extra["split"] == same[1], "this file"),
+        ("tools_kwargs", extra["tools_kwargs"] == same[2], "this file"),
+        ("generator_checkpoint", metadata["generator_checkpoint"] == same[3], "this file"),
     )
-    return next(
-        (f"{name} does not belong to {other}" for name, belongs, other in checks if not belongs), None
-    )
+    wrong = (f"{name} does not belong to {other}" for name, belongs, other in checks if not belongs)
+    return next(wrong, None)

@@ -17,8 +17,16 @@ from typing import Any
 
 QUESTION = ("question", "extra_info.question", "query", "problem")
 ANSWERS = (
-    *("reward_model.ground_truth.target", "golden_answers", "possible_answers", "answers", "answer"),
-    *("targets", "target", "gold_answers", "gold_answer", "ground_truth"),
+    "reward_model.ground_truth.target",
+    "golden_answers",
+    "possible_answers",
+    "answers",
+    "answer",
+    "targets",
+    "target",
+    "gold_answers",
+    "gold_answer",
+    "ground_truth",
 )
 ALIASES = ("answer_aliases",)  # accepted besides the answer (MuSiQue)
 IDS = ("id", "_id", "qid", "question_id", "questionid")
@@ -94,10 +102,9 @@ def texts(value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, int | float):
         # A column of whole numbers with a gap arrives as 1914.0.
-        whole = isinstance(value, float) and value.is_integer()
-        return (
-            () if isinstance(value, float) and math.isnan(value) else (str(int(value) if whole else value),)
-        )
+        if isinstance(value, float) and math.isnan(value):
+            return ()
+        return (str(int(value) if float(value).is_integer() else value),)
     if isinstance(value, Mapping):
         value = [find(value, part) for part in _PARTS]
     if isinstance(value, Sequence):

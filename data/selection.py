@@ -112,9 +112,7 @@ def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[
     """Return the prompt rows by `extra_info.index`. Raises DataError if two share one."""
     numbers = Counter(row["extra_info"]["index"] for row in prompts)
     if twice := [index for index, count in numbers.items() if count > 1]:
-        raise DataError(
-            f"{len(twice)} prompts share an index with another ({twice[0]}): prepare the data again"
-        )
+        raise DataError(f"{len(twice)} prompts share an index with another ({twice[0]}): prepare them again")
     return {row["extra_info"]["index"]: row for row in prompts}
 
 
@@ -125,10 +123,8 @@ def _candidates(row: Mapping[str, Any], records: Sequence[Record], gates: Gates)
     ordered = sorted(records, key=lambda record: record["sample"])
     for one, other in pairwise(ordered):
         if one["sample"] == other["sample"]:
-            raise DataError(
-                f"sample {one['sample']} of prompt {found.index} occurs twice: the journal is damaged, "
-                "sample again"
-            )
+            name = f"sample {one['sample']} of prompt {found.index}"
+            raise DataError(f"{name} occurs twice: the journal is damaged, sample again")
     for record in ordered:
         pair = pair_of(record, row)
         if isinstance(pair, str):

@@ -68,16 +68,17 @@ def write_solver_split(
     ask = partial(solver_messages, form=prompt_form, max_turns=max_turns)
     ordered = sorted(accepted, key=lambda pair: pair.prompt_index)
     held_out = held_out_documents(ordered, seed, min(int(val_share * len(ordered)), max_val_rows))
-    parts = {
-        "train": [pair for pair in ordered if _document_key(pair) not in held_out],
-        "val": [pair for pair in ordered if _document_key(pair) in held_out],
-    }
-    paths = {"train": out_dir / TRAIN, "val": out_dir / VAL}
-    for split, pairs in parts.items():
-        path = paths[split]
+    train = [pair for pair in ordered if _document_key(pair) not in held_out]
+    val = [pair for pair in ordered if _document_key(pair) in held_out]
+    for split, pairs in (("train", train), ("val", val)):
+        path = out_dir / f"{split}.parquet"
         if not pairs:
             path.unlink(missing_ok=True)  # of an earlier run
             continue
+        made = [
+            _solver_row(pair, split, ask(pair.question), rows[pair.prompt_index], generator_checkpoint)
+            for pair in pairs
+        ]
         check = partial(
             check_pairing,
             pairs=pairs,
@@ -88,41 +89,30 @@ def write_solver_split(
             generator_checkpoint=generator_checkpoint,
             shown_as=path,
         )
-        made = [
-            _solver_row(pair, split, ask(pair.question), rows[pair.prompt_index], generator_checkpoint)
-            for pair in pairs
-        ]
         write_training_rows(path, made, check if pairing else None)
     return SolverSplitReport(
-        train_path=paths["train"],
-        val_path=paths["val"] if parts["val"] else None,
-        train_rows=len(parts["train"]),
-        val_rows=len(parts["val"]),
-        train_documents=len({_document_key(pair) for pair in parts["train"]}),
+        train_path=out_dir / TRAIN,
+        val_path=out_dir / VAL if val else None,
+        train_rows=len(train),
+        val_rows=len(val),
+        train_documents=len({_document_key(pair) for pair in train}),
         val_documents=len(held_out),
         pairing_checked=len(ordered) if pairing else 0,
     )
 
 
 def _solver_row(
-    pair: Pair,
-    split: str,
-    messages: list[dict[str, str]],
-    prompt: Mapping[str, Any],
-    generator_checkpoint: str,
+    pair: Pair, split: str, messages: list[dict[str, str]], prompt: Mapping[str, Any], checkpoint: str
 ) -> dict[str, Any]:
     """One row: the prompt, the answer, and their source."""
     extra_info = {
         "index": pair.prompt_index,
         "split": split,
-        "hop": pair.hop,
-        "doc_id": pair.doc_id,
-        "document": pair.document,
-        "question": pair.question,
+        **{name: getattr(pair, name) for name in ("hop", "doc_id", "document", "question")},
     }
     metadata = {
         "corpus_id": prompt["metadata"]["corpus_id"],
-        "generator_checkpoint": generator_checkpoint,
+        "generator_checkpoint": checkpoint,
         "seed": pair.seed,
         "trajectory": json.dumps(pair.trajectory.to_dict(), ensure_ascii=False),
     }

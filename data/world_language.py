@@ -1,8 +1,8 @@
 """The words of the demo world: invented names, and each relation as statement, noun phrase and question.
 
 In `RELATIONS`, `says` are clauses of a passage ("was born in {y}"), `means` are noun phrases for the object
-("the birthplace of {x}", empty for a plain value, which ends a walk), `asks` are questions whose answer is the
-object. The words themselves are in world_language.yaml.
+("the birthplace of {x}", empty for a plain value, which ends a walk), `asks` are questions for the object.
+The words themselves are in world_language.yaml.
 """
 
 import random

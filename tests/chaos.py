@@ -1,14 +1,17 @@
-"""Kill the loop anywhere, run it again, and see that it recovers.
+"""Kills the loop at many points and checks that a rerun recovers.
 
-    python tests/chaos.py                 # every stage, six points, two ways by turns: `make chaos`
+    python tests/chaos.py                 # every stage, six points, two ways in turn: `make chaos`
     python tests/chaos.py synthesize      # one stage
 
-One loop of one iteration on tiny models is killed at a point, run again, killed at the next, and in the end
-left to finish. A kill is SIGKILL, to the supervisor alone or to its whole process tree at once. What must be
-true in the end: the loop completes; nothing of a killed run is left; accepted and rejected rows hold each
-prompt exactly once; no sample or answer was drawn twice; the trainers went on from their last checkpoints
-with the data of an undisturbed run; no temporary file is left. The suite runs a short form
-(tests/loop/test_evolve.py).
+Kills one loop of one iteration on tiny models at a point, reruns it, kills it at the next point, and finally
+lets it finish. A kill is SIGKILL to the supervisor or to its whole process tree. At the end:
+
+- the loop is complete, and no process or temporary file is left
+- accepted and rejected rows hold each prompt exactly once
+- no sample or answer was drawn twice
+- trainers resumed at their last checkpoints with an undisturbed run's data
+
+The suite runs a short form (tests/loop/test_evolve.py).
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ def beat(step: int, phase: str) -> Reached:
 
 
 def touched(name: str) -> Reached:
-    """A file of the run folder (or next to it) has been written to."""
+    """A file of the run folder, or next to it, has been written."""
 
     def reached(folder: Path, since: float) -> bool:
         return any(path.stat().st_mtime > since for path in folder.glob(name))
@@ -98,7 +101,7 @@ def touched(name: str) -> Reached:
 
 
 def there(name: str) -> Reached:
-    """A file of the run folder (or next to it) is there."""
+    """A file of the run folder, or next to it, exists."""
     return lambda folder, since: (folder / name).exists()
 
 
@@ -115,7 +118,7 @@ def recorded(name: str, share: float) -> Reached:
 
 
 def both(one: Reached, other: Reached) -> Reached:
-    """Two things are true."""
+    """Both points are reached."""
     return lambda folder, since: one(folder, since) and other(folder, since)
 
 
@@ -157,7 +160,7 @@ POINTS: dict[str, dict[str, Reached]] = {
 
 
 def full_matrix(stages: Sequence[str] = tuple(POINTS)) -> list[Kill]:
-    """Every point of every stage, the two ways by turns."""
+    """Return every point of every stage, with the two ways in turn."""
     return [
         Kill(stage, point, WAYS[place % 2]) for stage in stages for place, point in enumerate(POINTS[stage])
     ]
@@ -183,10 +186,10 @@ class Loop:
             )
 
     def strike(self, kill: Kill) -> Recovery:
-        """Start the loop, kill it at the point, and say what was there.
+        """Start the loop and kill it at the point.
 
-        When the stage ends before the point is reached, the kill has missed; the loop is then ended all the
-        same, so that the next one finds it running.
+        If the stage ends before the point, the kill has missed. The loop is ended anyway, so that the next
+        kill finds it running.
         """
         since, process, recovery = time.time(), self.start(), Recovery(kill, struck=False)
         folder = self.checkpoints / f"{kill.stage}_iter1"
@@ -221,12 +224,12 @@ class Loop:
         return bool(entries.get(f"{stage}_iter1", {}).get("state") == "complete")
 
     def finish(self) -> int:
-        """Run it to its end; returns the exit code."""
+        """Run it to its end and return the exit code."""
         return self.start().wait(RUN_LIMIT_S)
 
 
 def problems(loop: Loop, recoveries: Sequence[Recovery]) -> list[str]:
-    """What is not as it must be after the loop has finished."""
+    """Return the faults of the finished loop."""
     found = [f"{r.kill}: left behind: {left}" for r in recoveries for left in r.watch.alive()]
     left = [path for pattern in TEMPORARY for path in loop.checkpoints.rglob(pattern)]
     found += [f"temporary file left: {path}" for path in left]
@@ -291,7 +294,7 @@ def _training_problems(folder: Path, recoveries: Sequence[Recovery]) -> list[str
 
 
 def _kill_tree(pid: int, checkpoints: Path) -> None:
-    """SIGKILL to everything the run has started, until nothing of it runs."""
+    """SIGKILL everything that the run started, until nothing of it runs."""
     mark = (LOOP_VARIABLE, str(checkpoints / "evolve"))
     while True:
         with suppress(psutil.NoSuchProcess):
@@ -318,7 +321,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def small_loop(corpus: Path, model: Path, checkpoints: Path) -> list[str]:
-    """Overrides of a loop of one iteration on tiny models, whose questions would pass few of the gates."""
+    """Return overrides of a loop of one iteration on tiny models, whose questions would fail most gates."""
     gates = ("evidence", "hops", "integrity", "duplicates", "near_duplicates", "contamination")
     return [
         *(
@@ -341,7 +344,7 @@ def small_loop(corpus: Path, model: Path, checkpoints: Path) -> list[str]:
 
 
 def attack(loop: Loop, kills: Sequence[Kill]) -> tuple[list[Recovery], list[str]]:
-    """Kill the loop at each point in turn, let it finish, and check what is left."""
+    """Kill the loop at each point in turn, let it finish, and check the rest."""
     recoveries = [loop.strike(kill) for kill in kills]
     codes = [*(recovery.ended_with for recovery in recoveries), loop.finish()]
     said = [line for line in _lines(loop.output) if line.startswith("drzero ")]
@@ -350,7 +353,7 @@ def attack(loop: Loop, kills: Sequence[Kill]) -> tuple[list[Recovery], list[str]
 
 
 def main() -> int:
-    """Run the full matrix, or that of the stages named, and print a table."""
+    """Run the full matrix, or the named stages, and print a table."""
     from conftest import make_prepared
     from tiny_model import save_speaking_model
 

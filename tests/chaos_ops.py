@@ -1,14 +1,13 @@
-"""Inject faults into real processes, and check that the supervision names the culprit in time.
+"""Injects faults into real processes and checks that the supervision names the culprit in time.
 
     python tests/chaos_ops.py                    # every scenario: `make chaos-ops`
-    python tests/chaos_ops.py rank solver        # those whose names contain one of the words
+    python tests/chaos_ops.py rank solver        # scenarios whose names contain one of the words
     python tests/chaos_ops.py '!challenger'      # all others
 
 Most scenarios are a small run of real parts (tests/faults): the retrieval server, the reference engine's
-server with a tiny model, a driver that beats heartbeats and waits for a rollout worker, gloo ranks. Two are
-the challenger itself with a tiny model. Phases have shorter limits than the shipped ones; what a stall's goal
-counts is the time after its limit. After each: no process, port or temporary file may be left. The suite runs
-a short form (tests/ops/test_ops_faults.py).
+server with a tiny model, a driver with heartbeats and a rollout worker, gloo ranks. Two are the challenger
+itself. Phases have shorter limits than usual, and a stall's goal counts the time after its limit. No process,
+port or temporary file may be left. The suite runs a short form (tests/ops/test_ops_faults.py).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ DEAD_S, HUNG_S, SILENT_S = 5.0, 20.0, 60.0
 
 
 class World:
-    """What scenarios share: a tiny corpus and models, made once when first needed."""
+    """A tiny corpus and models that scenarios share, made on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +89,7 @@ class Scenario:
     """How the run must end, where that matters."""
 
     def problems(self, outcome: Outcome) -> list[str]:
-        """How the outcome differs from what is expected."""
+        """Compare the outcome with the expectation."""
         taken = outcome.seconds if outcome.after_limit is None else outcome.after_limit
         found = [f"left: {left}" for left in outcome.left]
         if outcome.verdict != self.verdict:
@@ -113,7 +112,7 @@ def driver(fault: str, *arguments: str) -> Play:
 
 
 def ranks(fault: str, start_s: float = 25.0) -> Play:
-    """A fault among two gloo ranks, whose start may be silent for so long."""
+    """A fault among two gloo ranks, whose start may be silent for this long."""
     limits = replace(LIMITS, fixed={"start-up": start_s})
     return lambda world, folder: run_with_fault(folder, "ranks.py", ["--fault", fault], limits=limits)
 
@@ -186,7 +185,7 @@ class Skipped(Exception):
 
 
 def challenger(strike: Callable[[psutil.Process], None] | None, *overrides: str) -> Play:
-    """The real stage with a tiny model; `strike` gets its process in the rollout of step 1."""
+    """The real stage with a tiny model. `strike` gets its process in the rollout of step 1."""
 
     def play(world: World, folder: Path) -> Outcome:
         run = folder / "tiny"
@@ -314,7 +313,7 @@ SCENARIOS = (
 
 
 def play_all(scenarios: list[Scenario], world: World) -> list[tuple[Scenario, Outcome | None, list[str]]]:
-    """Each in a folder of its own; None for one that the machine does not allow."""
+    """Play each scenario in a separate folder. The outcome is None if the machine does not allow it."""
     played = []
     for number, scenario in enumerate(scenarios):
         print(f"--- {scenario.name}", flush=True)
@@ -327,7 +326,7 @@ def play_all(scenarios: list[Scenario], world: World) -> list[tuple[Scenario, Ou
 
 
 def idle_cost(world: World, seconds: float = 30) -> dict[str, float]:
-    """CPU seconds a second that each idle service spends, nearly all of it on answering probes."""
+    """Return the CPU seconds per second of each idle service, nearly all for answering probes."""
     folder = world.folder / "idle"
     services = [retrieval_service(folder, world.corpus), solver_service(folder, world.model)]
     with ServiceGroup(services) as group:
@@ -338,7 +337,7 @@ def idle_cost(world: World, seconds: float = 30) -> dict[str, float]:
 
 
 def is_chosen(name: str, words: list[str]) -> bool:
-    """Whether a name contains one of the words, if there are any, and none of those after a `!`."""
+    """Whether a name contains one of the words, if any, and no word that follows a `!`."""
     wanted = [word for word in words if not word.startswith("!")]
     unwanted = [word[1:] for word in words if word.startswith("!")]
     is_wanted = not wanted or any(word in name for word in wanted)

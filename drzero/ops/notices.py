@@ -60,9 +60,5 @@ def notice_of(event: Mapping[str, Any]) -> Notice | None:
 
 def plain(text: str) -> str:
     """Strip colours from another program's text and make its control characters visible."""
-    return _OBEYED.sub(_visible, _COLOURS.sub("", text))
-
-
-def _visible(found: re.Match[str]) -> str:
-    character = found[0]
-    return " " if character == "\t" else character.encode("unicode_escape").decode()
+    shown = _COLOURS.sub("", text).replace("\t", " ")
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)

@@ -241,7 +241,7 @@ HUB_FILE = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty hub cache; the hub itself is out of reach (HF_HUB_OFFLINE)."""
+    """An empty hub cache, with the hub out of reach (HF_HUB_OFFLINE)."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 

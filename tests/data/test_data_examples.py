@@ -1,4 +1,4 @@
-"""Examples of a selection: which are shown, and what is shown of them."""
+"""Which examples of a selection are shown, and how."""
 
 from made_pairs import DOCUMENT, last_turn, prompt, record, search
 

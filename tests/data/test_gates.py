@@ -166,7 +166,7 @@ RIVERS = ("Galmir", "Tesk", "Zolvan", "Kelm", "Vorn", "Nalk", "Brulm", "Hask")
 
 
 def known(*questions: str, ngram: int = DEFAULT_NGRAM) -> OverlapIndex:
-    """An index of benchmark questions; none of their answers is that of a pair here."""
+    """An index of benchmark questions whose answers differ from every pair's here."""
     return OverlapIndex(map(benchmark_question, questions), ngram)
 
 

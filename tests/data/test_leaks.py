@@ -1,4 +1,4 @@
-"""Answers that a question gives away, in plain words or in disguise, and those that only look like it."""
+"""Answers that a question gives away, and answers that only look like it."""
 
 import pytest
 from hypothesis import given

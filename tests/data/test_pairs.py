@@ -1,4 +1,4 @@
-"""From a sample record and its prompt to a pair, or to the reason why there is none."""
+"""A sample record and its prompt become a pair, or a reason against one."""
 
 from typing import Any
 

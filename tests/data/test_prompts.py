@@ -31,7 +31,6 @@ from data.hop_ratio import assign_hops
 from data.parquet_io import TRAINING_SCHEMA, check_training_rows, read_parquet, write_training_rows
 from data.prose import prose_share, without_lead_in
 from data.quality import quality_lines
-from drzero.ops.files import atomic_path
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.chunking import Chunker, Chunking
 from search.sources.document import Document
@@ -101,11 +100,6 @@ def test_counts_sum_up_and_stay_within_one_of_their_share(total: int, weights: l
         assert abs(count * sum(weights) - total * weight) < sum(weights)
 
 
-@given(st.integers(0, 500), st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any))
-def test_a_total_that_divides_evenly_is_split_exactly(factor: int, weights: list[int]) -> None:
-    assert largest_remainder(factor * sum(weights), weights) == [factor * weight for weight in weights]
-
-
 def test_the_largest_remainders_get_the_rest() -> None:
     assert largest_remainder(8, (4, 3, 2, 1)) == [3, 2, 2, 1]  # shares 3.2, 2.4, 1.6, 0.8
 
@@ -124,6 +118,12 @@ def test_rows_keep_the_ratio(prepare: Prepare, rows: int, ratio: list[int]) -> N
     expected = dict(enumerate(largest_remainder(rows, ratio), start=1))
     assert report.hop_counts == expected
     assert hops == {hop: count for hop, count in expected.items() if count}
+
+
+def test_hops_are_shuffled_and_the_seed_decides_the_documents(prepare: Prepare) -> None:
+    hops = [row["extra_info"]["hop"] for row in rows_of(prepare(rows=40).train_path)]
+    assert hops != sorted(hops)
+    assert doc_ids(prepare(seed=0).train_path) != doc_ids(prepare(seed=1).train_path)
 
 
 def test_of_documents_in_random_order_the_first_that_are_fit_are_taken_and_no_more_read(
@@ -145,11 +145,6 @@ def test_of_documents_in_random_order_the_first_that_are_fit_are_taken_and_no_mo
     assert report.short.count + report.repeated.count == len(read) - 30
     (line, *_) = quality_lines(report, None, None)
     assert line.startswith(f"{len(read)} of 1,000,000 entries were drawn at random")
-
-
-def test_hops_are_shuffled(prepare: Prepare) -> None:
-    hops = [row["extra_info"]["hop"] for row in rows_of(prepare(rows=40).train_path)]
-    assert hops != sorted(hops)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +173,6 @@ def test_a_small_corpus_is_cycled_evenly_and_the_report_says_so(prepare: Prepare
     assert report.cycles == 2.5
     assert Counter(Counter(doc_ids(report.train_path)).values()) == {2: 10, 3: 10}
     assert "cycled 2.50 times" in report.summary()
-
-
-def test_heldout_documents_are_not_trained_on(prepare: Prepare) -> None:
-    report = prepare(documents=30, rows=50)
     assert set(doc_ids(report.train_path)).isdisjoint(doc_ids(report.heldout_path))
 
 
@@ -214,28 +205,14 @@ def test_same_inputs_give_the_same_bytes(prepare: Prepare, tmp_path: Path) -> No
     assert one.heldout_path.read_bytes() == two.heldout_path.read_bytes()
 
 
-def test_another_seed_gives_other_rows(prepare: Prepare) -> None:
-    assert doc_ids(prepare(seed=0).train_path) != doc_ids(prepare(seed=1).train_path)
-
-
 def test_an_empty_corpus_is_refused_and_nothing_written(prepare: Prepare, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'tests' has no document to ask about"):
         prepare(documents=0)
     assert not (tmp_path / "out").exists()
 
 
-def test_control_tokens_in_a_document_are_shown_as_the_prompt_shows_them(tmp_path: Path) -> None:
-    report = prepare_challenger_prompts(
-        [("d", "Title", "a <|im_end|> b")],
-        rows=1,
-        tokenizer=word_tokenizer(),
-        prompt_form="short",
-        heldout_rows=0,
-        seed=0,
-        corpus_id="tests",
-        out_dir=tmp_path,
-    )
-    row = rows_of(report.train_path)[0]
+def test_control_tokens_are_stored_as_the_prompt_shows_them(prepare: Prepare) -> None:
+    row = rows_of(prepare(corpus=[("d", "Title", "a <|im_end|> b")], rows=1, heldout_rows=0).train_path)[0]
     assert row["extra_info"]["document"] in row["prompt"][0]["content"]
 
 
@@ -255,21 +232,6 @@ def test_where_all_are_below_the_floor_the_error_names_the_setting(prepare: Prep
 
 
 LISTING = "```\nfor level in levels:\n    log(level, 'Message no. %d', i)\nif level == 4:\n    stop()\n```"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("  Two parts.\n\n  It has. The output is:\n", "  Two parts.\n\n  It has."),
-        ("  The salt.\n\n## Market", "  The salt."),
-        ("Old.\n\n\nNew.\n\n# Why？", "Old.\n\n\nNew."),  # that is no sentence's end
-        ("Its parts are:", "Its parts are:"),
-    ],
-)
-def test_a_text_is_shown_from_its_beginning_on_without_a_last_line_that_leads_on(
-    text: str, shown: str
-) -> None:
-    assert without_lead_in(text) == shown
 
 
 LINES = "print the harbour of the town"
@@ -324,12 +286,15 @@ def test_prose_is_what_has_words_in_a_row(text: str, is_prose: bool) -> None:
         ("It has two parts.\n\n## The parts\n\nThey are:\n", "It has two parts."),
         ("There are two: a head and a tail.", "There are two: a head and a tail."),
         ("There are two:", "There are two:"),
+        ("  Two parts.\n\n  It has. The output is:\n", "  Two parts.\n\n  It has."),
+        ("Old.\n\n\nNew.\n\n# Why？", "Old.\n\n\nNew."),  # a heading is no sentence
     ],
 )
 def test_a_prompt_does_not_end_with_what_introduces_the_next_chunk(
     prepare: Prepare, text: str, shown: str
 ) -> None:
-    rows = rows_of(prepare(documents=0, corpus=[("a", "Orrin", text)]).train_path)
+    assert without_lead_in(text) == shown
+    rows = rows_of(prepare(documents=0, corpus=[("a", "Orrin", text)], rows=2).train_path)
     assert {row["extra_info"]["document"] for row in rows} == {f"Orrin\n{shown}"}
 
 
@@ -528,27 +493,17 @@ def test_bad_rows_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no parquet file at .*nowhere\.parquet: prepare the data"):
         read_parquet(tmp_path / "nowhere.parquet")
-
-
-def test_missing_columns_are_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"ability": ["x"]}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"t\.parquet lacks the columns data_source.*it has ability"):
-        read_parquet(tmp_path / "t.parquet")
-    assert read_parquet(tmp_path / "t.parquet", ["ability"]).to_pylist() == [{"ability": "x"}]
-
-
-def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
-    (tmp_path / "t.parquet").write_text("half a file")
-    with pytest.raises(DataError, match=r"t\.parquet is not a parquet file"):
-        read_parquet(tmp_path / "t.parquet")
-
-
-def test_a_file_with_damaged_pages_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
+    path.write_text("half a file")
+    with pytest.raises(DataError, match=r"t\.parquet is not a parquet file"):
+        read_parquet(path)
     pq.write_table(pa.table({"ability": [f"ability {i}" for i in range(100)]}), path)
+    with pytest.raises(DataError, match=r"t\.parquet lacks the columns data_source.*it has ability"):
+        read_parquet(path)
+    assert len(read_parquet(path, ["ability"])) == 100
     damage_pages(path)
     with pytest.raises(DataError, match=r"t\.parquet is not a parquet file or is damaged"):
         read_parquet(path, ["ability"])
@@ -615,12 +570,3 @@ def test_the_schema_has_no_empty_struct() -> None:
         return [t for t in [kind] if pa.types.is_struct(t)] + [s for t in inner for s in structs(t)]
 
     assert all(s.num_fields for field in TRAINING_SCHEMA for s in structs(field.type))
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), atomic_path(path) as temporary:
-        temporary.write_text("ne")
-        raise KeyboardInterrupt
-    assert [p.name for p in tmp_path.iterdir()] == ["file"] and path.read_text() == "old"

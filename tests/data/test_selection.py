@@ -39,21 +39,17 @@ def choose(prompts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]],
 # --- which sample ------------------------------------------------------------------------------------------
 
 
-def test_the_best_format_score_is_taken() -> None:
-    selection = choose([prompt()], [record("well. " + last_turn()), record(last_turn(), sample=1)])
-    assert [pair.sample for pair in selection.accepted] == [1]
-
-
-def test_a_tie_goes_to_the_lower_sample() -> None:
-    selection = choose([prompt()], [record(last_turn(), sample=2), record(last_turn(), sample=1)])
-    assert [pair.sample for pair in selection.accepted] == [1]
-
-
-def test_a_better_score_does_not_help_past_a_gate() -> None:
-    selection = choose(
-        [prompt()], [record(last_turn("Drosken is a town.")), record("well. " + last_turn(), sample=1)]
-    )
-    assert [pair.sample for pair in selection.accepted] == [1]
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record("well. " + last_turn()), record(last_turn(), sample=1)],
+        [record(last_turn(), sample=2), record(last_turn(), sample=1)],
+        [record(last_turn("Drosken is a town.")), record("well. " + last_turn(), sample=1)],
+    ],
+    ids=["the best format score", "in a tie the lower sample", "only past every gate"],
+)
+def test_the_best_sample_is_taken(records: list[dict[str, Any]]) -> None:
+    assert [pair.sample for pair in choose([prompt()], records).accepted] == [1]
 
 
 def test_prompts_are_answered_in_index_order() -> None:
@@ -84,24 +80,6 @@ def test_a_prompt_without_samples_is_rejected_too() -> None:
     [rejection] = choose([prompt()], []).rejected
     assert rejection.samples == ()
     assert rejection.reason == "no sample: services failed"
-
-
-def test_a_rejection_has_a_json_form() -> None:
-    [rejection] = choose([prompt()], [record("nothing")]).rejected
-    assert rejection.to_dict() == {
-        "prompt_index": 0,
-        "hop": 1,
-        "doc_id": "doc0",
-        "samples": (
-            {
-                "sample": 0,
-                "question": None,
-                "answer": None,
-                "reasons": ("pair: the last turn gives no question and no answer",),
-            },
-        ),
-        "reason": "every sample was refused",
-    }
 
 
 # --- duplicates --------------------------------------------------------------------------------------------
@@ -182,19 +160,22 @@ def test_without_a_benchmark_no_pair_counts_as_judged_for_contamination_and_a_no
     assert "contamination" not in select({0: [record(last_turn())]}, [prompt()], off).counts["gates"]
 
 
-def test_samples_of_an_unknown_prompt_are_an_error() -> None:
-    with pytest.raises(DataError, match="samples of prompt 7, which is not among the 1 prompts"):
-        choose([prompt()], [record(last_turn(), prompt_index=7)])
+TWICE = [record(last_turn(), sample=1), record("nothing", sample=1)]
 
 
-def test_a_sample_that_occurs_twice_is_an_error() -> None:
-    with pytest.raises(DataError, match="sample 1 of prompt 0 occurs twice"):
-        choose([prompt()], [record(last_turn(), sample=1), record("nothing", sample=1)])
-
-
-def test_two_prompts_with_one_index_are_an_error() -> None:
-    with pytest.raises(DataError, match=r"share an index with another \(3\)"):
-        choose([prompt(3), prompt(3)], [])
+@pytest.mark.parametrize(
+    ("prompts", "records", "message"),
+    [
+        ([prompt()], [record(last_turn(), prompt_index=7)], "prompt 7, which is not among the 1 prompts"),
+        ([prompt()], TWICE, "sample 1 of prompt 0 occurs twice"),
+        ([prompt(3), prompt(3)], [], r"share an index with another \(3\)"),
+    ],
+)
+def test_samples_that_do_not_fit_the_prompts_are_an_error(
+    prompts: list[dict[str, Any]], records: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        choose(prompts, records)
 
 
 # --- properties --------------------------------------------------------------------------------------------
@@ -224,13 +205,19 @@ def sampled(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 
 @given(sampled())
-def test_every_prompt_is_accepted_or_rejected_and_never_both(data: Any) -> None:
+def test_every_prompt_is_accepted_once_or_rejected_with_reasons(data: Any) -> None:
     prompts, records = data
     selection = choose(prompts, records)
     accepted = [pair.prompt_index for pair in selection.accepted]
     rejected = [rejection.prompt_index for rejection in selection.rejected]
     assert sorted(accepted + rejected) == list(range(len(prompts)))
     assert accepted == sorted(accepted) and rejected == sorted(rejected)
+    for rejection in selection.rejected:
+        own = [each for each in records if each["prompt_index"] == rejection.prompt_index]
+        assert [sample.sample for sample in rejection.samples] == [each["sample"] for each in own]
+        assert all(sample.reasons for sample in rejection.samples)
+    questions = [pair.question.lower() for pair in selection.accepted]
+    assert len(questions) == len(set(questions))
 
 
 @given(sampled(), st.randoms(use_true_random=False))
@@ -240,18 +227,3 @@ def test_the_order_of_samples_and_prompts_changes_nothing(data: Any, rng: Any) -
     rng.shuffle(prompts)
     rng.shuffle(records)
     assert choose(prompts, records) == straight
-
-
-@given(sampled())
-def test_a_rejection_has_a_reason_for_every_sample(data: Any) -> None:
-    prompts, records = data
-    for rejection in choose(prompts, records).rejected:
-        own = [each for each in records if each["prompt_index"] == rejection.prompt_index]
-        assert [sample.sample for sample in rejection.samples] == [each["sample"] for each in own]
-        assert all(sample.reasons for sample in rejection.samples)
-
-
-@given(sampled())
-def test_accepted_pairs_ask_pairwise_different_questions(data: Any) -> None:
-    questions = [pair.question.lower() for pair in choose(*data).accepted]
-    assert len(questions) == len(set(questions))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -38,7 +38,7 @@ RIVERS = ["Galmir", "Tesk", "Zolvan", "Kelm", "Vorn", "Nalk", "Brulm", "Hask"]
 
 
 def about(index: int, document: int | None = None) -> Pair:
-    """An accepted pair, of its own document unless another is named."""
+    """An accepted pair about its own document, unless another is named."""
     number = index if document is None else document
     river = RIVERS[index % len(RIVERS)] + "x" * (index // len(RIVERS))
     text = f"Town {number}\nTown {number} lies on a river."
@@ -138,26 +138,17 @@ DOCUMENTS = st.lists(st.integers(0, 6), min_size=1, max_size=30)
 
 
 @given(DOCUMENTS, st.integers(0, 5), st.integers(0, 10))
-def test_held_out_documents_leave_some_on_both_sides(documents: list[int], seed: int, rows: int) -> None:
-    pairs = [about(index, document) for index, document in enumerate(documents)]
-    held_out = held_out_documents(pairs, seed, rows)
-    texts = {sha256(made.document.encode()).hexdigest() for made in pairs}
-    assert held_out <= texts
-    if len(texts) > 1:
-        assert held_out
-    if rows < len(pairs):
-        assert held_out != texts
-
-
-@given(DOCUMENTS, st.integers(0, 5), st.integers(0, 10))
-def test_validation_keeps_to_its_rows_unless_every_document_is_larger(
+def test_held_out_documents_leave_some_on_both_sides_and_keep_to_their_rows(
     documents: list[int], seed: int, rows: int
 ) -> None:
     pairs = [about(index, document) for index, document in enumerate(documents)]
     held_out = held_out_documents(pairs, seed, rows)
-    taken = sum(sha256(made.document.encode()).hexdigest() in held_out for made in pairs)
-    smallest = min(map(documents.count, set(documents)))
-    assert taken <= max(rows, smallest)
+    keys = [sha256(made.document.encode()).hexdigest() for made in pairs]
+    assert held_out <= set(keys) and (held_out or len(set(keys)) == 1)
+    if rows < len(pairs):
+        assert held_out != set(keys)
+    smallest = min(map(documents.count, set(documents)))  # where every document has more rows
+    assert sum(key in held_out for key in keys) <= max(rows, smallest)
 
 
 def test_a_document_is_on_one_side_even_under_two_ids(write: Write) -> None:
@@ -322,52 +313,30 @@ def test_pairing_can_be_switched_off(write: Write, monkeypatch: pytest.MonkeyPat
 # --- every prompt once -------------------------------------------------------------------------------------
 
 
-def test_accepted_and_rejected_together_hold_every_prompt_once(write: Write, tmp_path: Path) -> None:
-    pairs = [about(i) for i in range(5)]
-    prompts = [*prompts_of(pairs), prompt(5), prompt(6)]
-    write(pairs, prompts=prompts)
-    write_rejects([rejection(5), rejection(6)], tmp_path / "out")
-    check_partition(tmp_path / "out", prompts)
-
-
 @pytest.mark.parametrize(
     ("rejected", "message"),
     [
+        ([5, 6], None),
         ([5], r"1 are missing \(such as 6\)"),
         ([5, 6, 2], r"1 are present more than once \(such as 2\)"),
         ([5, 6, 9], r"1 are not of this partition \(such as 9\)"),
     ],
 )
-def test_a_prompt_in_no_file_or_in_two_is_an_error(
-    rejected: list[int], message: str, write: Write, tmp_path: Path
+def test_each_prompt_must_be_in_exactly_one_file(
+    rejected: list[int], message: str | None, write: Write, tmp_path: Path
 ) -> None:
     pairs = [about(i) for i in range(5)]
     prompts = [*prompts_of(pairs), prompt(5), prompt(6)]
     write(pairs, prompts=prompts)
     write_rejects(map(rejection, rejected), tmp_path / "out")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) if message else nullcontext():
         check_partition(tmp_path / "out", prompts)
 
 
 def test_rejects_are_a_line_each_with_their_reasons(tmp_path: Path) -> None:
-    lines = write_rejects([rejection(4)], tmp_path).read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {
-            "prompt_index": 4,
-            "hop": 1,
-            "doc_id": "doc4",
-            "samples": [
-                {
-                    "sample": 0,
-                    "question": "Who is it?",
-                    "answer": None,
-                    "reasons": ["pair: the last turn gives no answer"],
-                }
-            ],
-            "reason": "every sample was refused",
-        }
-    ]
-
-
-def test_without_rejections_the_file_is_there_and_empty(tmp_path: Path) -> None:
     assert write_rejects([], tmp_path).read_text() == ""
+    lines = write_rejects([rejection(4)], tmp_path).read_text(encoding="utf-8").splitlines()
+    sample = {"sample": 0, "question": "Who is it?", "answer": None}
+    reasons = {"reasons": ["pair: the last turn gives no answer"]}
+    expected = {"prompt_index": 4, "hop": 1, "doc_id": "doc4", "samples": [sample | reasons]}
+    assert [json.loads(line) for line in lines] == [expected | {"reason": "every sample was refused"}]

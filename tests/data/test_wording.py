@@ -1,4 +1,4 @@
-"""What a question looks like: whether it asks, once, for something it names, and shows no template."""
+"""Whether a text is one clear question without template text."""
 
 import pytest
 

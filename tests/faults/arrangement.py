@@ -1,4 +1,4 @@
-"""A small run under the real supervision, and the outcome of a fault in it: who was blamed, and when."""
+"""Runs a small run with a fault under the real supervision and reports who was blamed, and when."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from drzero.stages.watch import CAUSES
 
 HERE = Path(__file__).resolve().parent
 LIMITS = Patience(cold_start_s=8, floor_s=8, factor=2, fixed={"start-up": 60, "done": 8})
-"""Shorter than the shipped ones, so that a scenario takes seconds; goals are for the time after them."""
+"""Short, so that a scenario takes seconds. Goals count the time after them."""
 
 LONGEST_S = 150
-"""A scenario without a diagnosis by then is ended, and has failed."""
+"""A scenario without a diagnosis by then has failed."""
 
 LANDMARKS = Landmarks(
     batch_wait=(("wait_for_batch", "driver.py"),),
@@ -54,7 +54,7 @@ class Outcome:
     seconds: float = 0.0
     """From the fault to the diagnosis."""
     after_limit: float | None = None
-    """Of these, after the phase's limit had passed; None where no limit was waited for."""
+    """The part after the phase's limit, if there was one."""
     ended: str = ""
     """How the run ended."""
     left: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def overhead(self) -> float:
-        """CPU seconds of the supervision over those of the run."""
+        """CPU seconds of the supervision divided by the run's."""
         return self.supervision_cpu_s / self.run_cpu_s if self.run_cpu_s else 0.0
 
 
@@ -125,8 +125,8 @@ def run_with_fault(
 ) -> Outcome:
     """Run `script` under the supervision until it ends or the fault is reported, and clean up.
 
-    `strike` is called once, from a thread, when the driver has reached the rollout of `strike_step`; the
-    driver's own faults record themselves when they begin.
+    A thread calls `strike` once, when the driver has reached the rollout of `strike_step`. The driver records
+    its own faults when they begin.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     command = (sys.executable, str(HERE / script), "--folder", str(folder), *arguments)
@@ -172,7 +172,7 @@ def _attend(
     enough: threading.Event,
     ended: threading.Event,
 ) -> None:
-    """Strike when it is time; end the run once its stall was diagnosed."""
+    """Strike when it is time, and end the run once its stall is diagnosed."""
     deadline = time.monotonic() + LONGEST_S
     while not ended.wait(0.1):
         if strike and any(
@@ -194,7 +194,7 @@ def _events(folder: Path) -> list[dict]:
 
 
 def judge(outcome: Outcome, folder: Path) -> None:
-    """The first event that names a culprit, its time, and what the supervision cost."""
+    """Find the first event that names a culprit, its time, and the cost of the supervision."""
     last = {sample["component"]: sample for sample in read_json_lines(folder / SAMPLES_FILE)}
     outcome.run_cpu_s = sum(sample.get("cpu_s", 0.0) for sample in last.values())
     outcome.supervision_cpu_s = sum(event["cpu_s"] for event in _events(folder) if event["kind"] == "cost")

@@ -1,8 +1,8 @@
-"""A run in small, for faults to be put into: a driver that beats heartbeats, and a rollout worker of its own.
+"""A small run for faults: a driver with heartbeats, and a rollout worker.
 
-The worker plays rollouts on an event loop: a real search, a real completion, as the URLs say; the driver
-waits for them as veRL's does for its replay buffer. `--fault` is what goes wrong in step `--fault-step`; when
-it begins, its time is written to `fault.json`.
+The worker plays rollouts on an event loop, with real searches and completions if given URLs. The driver waits
+for them as veRL's does for its replay buffer. `--fault` strikes in step `--fault-step` and writes its time to
+`fault.json`.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def read_row() -> None:
 
 
 class Worker:
-    """The worker process, and what it has finished."""
+    """The worker process and its finished rollouts."""
 
     def __init__(self) -> None:
         command = [sys.executable, __file__, "--worker", *sys.argv[1:]]

@@ -1,4 +1,4 @@
-"""Two gloo ranks that fall out of step in one of the known ways; the parent is the run's driver.
+"""Two gloo ranks that fall out of step in a known way, with the run's driver as their parent.
 
 python tests/faults/ranks.py --folder FOLDER --fault exception|mismatch|clean-up|init|silence|shapes
 """

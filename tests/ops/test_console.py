@@ -1,4 +1,4 @@
-"""What a run prints, and what it leaves to its logs."""
+"""Notices and output on the console."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def quiet() -> Iterator[None]:
 
 
 class Drawn:
-    """A view that keeps what it is given."""
+    """A view that keeps everything."""
 
     def __init__(self) -> None:
         self.notices: list[Notice] = []
@@ -85,15 +85,8 @@ def test_an_event_is_printed_and_written_with_who_saw_it(
     ]
 
 
-STALL = {
-    "kind": "stall",
-    "component": "solver",
-    "text": "it hangs",
-    "silent_s": 61.2,
-    "phase": "rollout",
-    "step": 3,
-    "report": "logs/stall_001.md",
-}
+STALL = {"kind": "stall", "component": "solver", "text": "it hangs", "silent_s": 61.2, "phase": "rollout"}
+STALL |= {"step": 3, "report": "logs/stall_001.md"}
 
 
 @pytest.mark.parametrize(

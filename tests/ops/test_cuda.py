@@ -1,4 +1,4 @@
-"""GPUs as a process sees them: how many, whether torch can use them, and what a driver that hangs costs."""
+"""The GPUs of this machine, asked in a separate process."""
 
 import json
 import os
@@ -65,14 +65,14 @@ def test_a_start_on_a_gpu_machine_with_the_torch_of_a_cpu_is_an_error_before_any
 
 
 def test_a_process_of_its_own_says_what_torch_sees() -> None:
-    """Of a torch without CUDA, which is what is installed here."""
+    """This environment has a torch without CUDA."""
     sight = look({"CUDA_VISIBLE_DEVICES": "3"})
     assert (sight.cuda, sight.available, sight.visible, sight.devices) == (None, False, "3", ())
     assert sight.torch and sight.fault is None
 
 
 def test_what_was_seen_before_the_driver_hung_is_kept() -> None:
-    """The lines are those that the process prints, the hang is real."""
+    """The printed lines are made up, but the hang is real."""
     first = {"torch": "2.11.0", "cuda": "13.0", "available": True, "visible": None, "why": ""}
     lines = [json.dumps(first), json.dumps({"name": "H100", "fault": None})]
     script = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(1000)"

@@ -15,11 +15,7 @@ def test_text_and_bytes_are_written_and_replace_what_was_there(tmp_path: Path) -
     assert path.read_bytes() == "né".encode()
     atomic_write(path, b"\x00\xff")
     assert path.read_bytes() == b"\x00\xff"
-
-
-def test_nothing_but_the_file_is_left_in_the_folder(tmp_path: Path) -> None:
-    atomic_write(tmp_path / "a", "x")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert [each.name for each in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(

@@ -56,14 +56,7 @@ def test_every_poll_is_one_line_of_the_stream(tmp_path: Path, monitor: FlowMonit
     )
     monitor.poll(1011.0)
     first, second = records(tmp_path)
-    assert first["points"]["prompts"] == {
-        "depth": 5,
-        "oldest_age_s": 12.0,
-        "in": 20,
-        "out": 15,
-        "dropped": 0,
-        "errors": 0,
-    }
+    assert first["points"]["prompts"] == COUNTERS["points"]["prompts"]
     assert first["about"] == {"step": 3, "mode": "sync"}
     assert first["rates"] is None
     assert second["rates"] == {"produced": 1.0, "accepted": 1.0, "invalid": 0.0, "stale": 0.0}
@@ -72,22 +65,17 @@ def test_every_poll_is_one_line_of_the_stream(tmp_path: Path, monitor: FlowMonit
     assert second["symptoms"] == []
 
 
-def test_nothing_is_written_before_there_is_anything(tmp_path: Path, monitor: FlowMonitor) -> None:
-    assert monitor.poll(1006.0) is None
-    assert not (tmp_path / "flow.jsonl").exists()
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"time": 2000}', '{"time": 2000, "points": 5}'])
-def test_a_file_that_is_no_record_is_ignored(tmp_path: Path, monitor: FlowMonitor, content: str) -> None:
-    (tmp_path / "counters.json").write_text(content)
-    assert monitor.poll(2001.0) is None
-
-
-def test_the_counts_of_an_earlier_start_are_not_taken_for_this_one(
-    tmp_path: Path, monitor: FlowMonitor
+@pytest.mark.parametrize(
+    "content", [None, "", "{", '{"time": 2000}', '{"time": 2000, "points": 5}', json.dumps({"time": 999.0})]
+)
+def test_without_counts_of_this_start_nothing_is_written(
+    tmp_path: Path, monitor: FlowMonitor, content: str | None
 ) -> None:
-    write_counters(tmp_path / "counters.json", 999.0)
-    assert monitor.poll(1006.0) is None
+    if content is not None:
+        (tmp_path / "counters.json").write_text(content)
+    assert monitor.poll(2001.0) is None and not (tmp_path / "flow.jsonl").exists()
+    write_counters(tmp_path / "counters.json", 999.0)  # an earlier start
+    assert monitor.poll(2002.0) is None
 
 
 def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(

@@ -1,4 +1,4 @@
-"""The table of the asynchronous debugging guide as checks: each fault is named by its flow point."""
+"""The table of the asynchronous debugging guide as checks: each names a flow point."""
 
 import json
 import time
@@ -48,7 +48,7 @@ class Found:
 
 
 def found_in(*snapshots: Snapshot, phase: str = "", phase_limit_s: float = 0.0) -> list[Found]:
-    """What is found in the last of several consecutive snapshots: the stall first, then the symptoms."""
+    """Return the stall, then the symptoms, in the last of several consecutive snapshots."""
     before = snapshots[0]
     found: list[Found] = []
     for taken in snapshots[1:]:

@@ -18,7 +18,7 @@ StartPage = Callable[[int, bytes], str]
 
 
 class Service:
-    """A scripted service: what it answers, what it has counted, what CPU it has used and waited for."""
+    """A scripted service with its answers, counters and CPU times."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -77,49 +77,36 @@ def looked(monitor: HealthMonitor, service: Service, seconds: float) -> str:
     return monitor.health.state
 
 
-def test_finished_work_is_proof_enough_and_no_probe_is_sent(service: Service) -> None:
+def test_finished_work_is_proof_enough_but_our_own_probes_are_no_work(service: Service) -> None:
     watched = monitor(service)
     looked(watched, service, 5)
     before = service.probes
-    service.counters = {"work": 9.0}
-    assert looked(watched, service, 5) == "healthy" and service.probes == before
-    assert watched.health.worked == 7  # of the 8, one may have been the probe's
-
-
-def test_what_only_our_own_probe_has_counted_is_no_work(service: Service) -> None:
-    watched = monitor(service)
-    looked(watched, service, 5)
-    service.counters = {"work": 2.0}
-    before = service.probes
+    service.counters = {"work": 2.0}  # the probe's own
     looked(watched, service, 5)
     assert service.probes == before + 1 and watched.health.worked == 0
+    service.counters = {"work": 9.0}
+    assert looked(watched, service, 5) == "healthy" and service.probes == before + 1
+    assert watched.health.worked == 6  # of the 7, one may have been the probe's
 
 
-def test_a_service_that_idles_and_fails_its_probes_is_hung_after_two(service: Service) -> None:
-    watched = monitor(service)
-    looked(watched, service, 5)
-    service.problem = "no answer within 4 s"
-    assert looked(watched, service, 6) == "failing"
-    assert looked(watched, service, 6) == "hung"
-    service.problem = None
-    assert looked(watched, service, 1) == "healthy"
+NO_ANSWER, AWAY = "no answer within 4 s", health.Away("status 424")
 
 
-def test_one_that_says_its_index_is_away_is_never_hung_for_that(service: Service) -> None:
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [(NO_ANSWER, 6, "failing"), (NO_ANSWER, 6, "hung"), (None, 1, "healthy")],
+        [(AWAY, 60, "away"), (AWAY, 60, "away"), (NO_ANSWER, 6, "failing"), (None, 1, "healthy")],
+        [("status 503", 60, "failing")],
+    ],
+    ids=["two failed probes", "its dependency is away", "one slow probe"],
+)
+def test_failed_probes_lead_to_a_state(service: Service, looks: list[tuple[str | None, float, str]]) -> None:
     watched = monitor(service, away=424)
-    service.problem = health.Away("status 424")
-    assert [looked(watched, service, 60) for _ in range(3)] == ["away"] * 3
-    service.problem = "no answer within 4 s"
-    assert looked(watched, service, 6) == "failing"
-    service.problem = None
-    assert looked(watched, service, 1) == "healthy"
-
-
-def test_a_single_failed_probe_is_no_hang_however_long_it_took(service: Service) -> None:
-    watched = monitor(service)
     looked(watched, service, 5)
-    service.problem = "status 503"
-    assert looked(watched, service, 60) == "failing"
+    for problem, seconds, state in looks:
+        service.problem = problem
+        assert looked(watched, service, seconds) == state
 
 
 @pytest.mark.parametrize(
@@ -140,22 +127,19 @@ def test_a_service_is_busy_for_a_while_if_it(
     assert states[0] == "failing" and set(states[1:19]) == {"busy"} and states[-1] == "hung"
 
 
-def test_short_waits_for_a_cpu_do_not_hide_a_hang(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("counters", "time", "seconds"),
+    [({"work": 1.0}, "waited_s", 0.6), ({}, "cpu_s", 6.0)],
+    ids=["short waits for a CPU", "burns CPU and answers nothing"],
+)
+def test_a_service_is_hung_in_spite_of(
+    service: Service, counters: dict[str, float], time: str, seconds: float
+) -> None:
     watched = monitor(service)
     looked(watched, service, 5)
-    service.problem = "no answer within 4 s"
+    service.problem, service.counters = NO_ANSWER, counters
     for _ in range(2):
-        service.waited_s += 0.6
-        state = looked(watched, service, 6)
-    assert state == "hung"
-
-
-def test_one_that_burns_cpu_and_answers_nothing_is_hung(service: Service) -> None:
-    watched = monitor(service)
-    looked(watched, service, 5)
-    service.problem, service.counters = "no answer within 4 s", {}
-    for _ in range(2):
-        service.cpu_s += 6.0
+        setattr(service, time, getattr(service, time) + seconds)
         state = looked(watched, service, 6)
     assert state == "hung"
 
@@ -188,33 +172,24 @@ def test_a_probe_says_what_was_wrong(start_peer: StartPeer) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["head", "body"]
+    "said", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["nothing", "head", "body"]
 )
-def test_a_server_that_sends_a_byte_now_and_then_is_not_waited_for(said: bytes) -> None:
+def test_a_server_that_sends_nothing_or_a_byte_now_and_then_is_not_waited_for(said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def drip() -> None:
             with listener.accept()[0] as client, suppress(OSError):
                 client.sendall(said)
                 while True:
-                    client.sendall(b"x")
                     time.sleep(0.05)
+                    client.sendall(b"x" if said else b"")
 
         threading.Thread(target=drip, daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         assert ask(HealthCheck(url=url, timeout_s=0.5)) == "no answer within 0.5 s"
 
 
-def test_a_server_that_accepts_and_never_answers_is_not_waited_for() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        assert ask(HealthCheck(url=url, timeout_s=0.5)) == "no answer within 0.5 s"
-
-
-def test_counters_are_summed_over_their_labels(start_page: StartPage) -> None:
+def test_counters_are_summed_over_their_labels_and_a_missing_page_has_none(start_page: StartPage) -> None:
     page = b'# HELP a\na{b="1"} 2.0\na{b="2"} 3\nc 1e3\nnonsense\n'
     assert read_counters(start_page(200, page)) == {"a": 5.0, "c": 1000.0}
-
-
-def test_a_page_that_is_not_there_has_no_counters(start_page: StartPage) -> None:
     assert read_counters(start_page(404, b"a 1\n")) == {}

@@ -1,4 +1,4 @@
-"""Processes of a killed run are waited for, then killed; others are left alone."""
+"""Processes of a killed run are waited for, then killed. Others are left alone."""
 
 import os
 import subprocess

@@ -30,16 +30,11 @@ def tee(folder: Path, content: bytes, keep: int = 30, *, relays: bool = True) ->
     return result
 
 
-def test_the_log_file_holds_every_byte(tmp_path: Path) -> None:
+def test_the_log_file_holds_every_byte_of_every_run(tmp_path: Path) -> None:
     content = b"one\n\xff\xfe\r\n 10%\r 20%\rdone\nno end"
     tee(tmp_path, content)
-    assert (tmp_path / "logs" / "main.log").read_bytes() == content
-
-
-def test_a_second_run_appends_to_the_log(tmp_path: Path) -> None:
-    tee(tmp_path, b"one\n")
-    tee(tmp_path, b"two\n")
-    assert (tmp_path / "logs" / "main.log").read_text() == "one\ntwo\n"
+    tee(tmp_path, b"\ntwo\n")
+    assert (tmp_path / "logs" / "main.log").read_bytes() == content + b"\ntwo\n"
 
 
 def test_without_being_asked_for_no_line_is_printed(
@@ -72,20 +67,12 @@ def test_what_a_line_would_make_a_terminal_do_is_shown_instead(
     assert (result.first_error, list(result.tail)) == (shown, [shown])
 
 
-def test_every_line_is_printed_behind_the_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tee(tmp_path, b"one\ntwo\r\nno end")
-    assert capsys.readouterr().out == "[main] one\n[main] two\n[main] no end\n"
-
-
-def test_a_progress_bar_is_printed_in_its_last_state(
+def test_lines_are_printed_behind_the_name_and_progress_bars_in_their_last_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tee(tmp_path, b" 10%\r 20%\r100%\n")
-    assert capsys.readouterr().out == "[main] 100%\n"
-
-
-def test_only_the_last_lines_are_remembered(tmp_path: Path) -> None:
-    assert list(tee(tmp_path, b"1\n2\n3\n", keep=2).tail) == ["2", "3"]
+    last = tee(tmp_path, b"one\ntwo\r\n 10%\r 20%\r100%\nno end", keep=2).tail
+    assert capsys.readouterr().out == "[main] one\n[main] two\n[main] 100%\n[main] no end\n"
+    assert list(last) == ["100%", "no end"]
 
 
 def test_output_without_line_ends_is_read_to_its_end(tmp_path: Path) -> None:
@@ -141,32 +128,23 @@ RuntimeError: worker died
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "is_error"),
     [
-        "ValueError: bad",
-        "(TaskRunner pid=12) ray.exceptions.RayTaskError: x",
-        "KeyError",
-        "2026-01-01 12:00:00 ERROR [server] cannot bind",
-        "Fatal Python error: Aborted",
-        "Segmentation fault (core dumped)",
-        "Error: cannot start 'x'",
+        ("ValueError: bad", True),
+        ("(TaskRunner pid=12) ray.exceptions.RayTaskError: x", True),
+        ("KeyError", True),
+        ("2026-01-01 12:00:00 ERROR [server] cannot bind", True),
+        ("Fatal Python error: Aborted", True),
+        ("Segmentation fault (core dumped)", True),
+        ("Error: cannot start 'x'", True),
+        ("", False),
+        ("step 1 errors: 0", False),
+        ('    raise ValueError("Error: x")', False),
+        ('(TaskRunner pid=12)     raise ValueError("Error: x")', False),
+        ("WARNING ImportError: optional part missing", False),
+        ("a.py:3: UserWarning: ImportError: optional part missing", False),
+        ("error_rate 0.0", False),
     ],
 )
-def test_an_error_line_is_recognised(line: str) -> None:
-    assert looks_like_error(line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "step 1 errors: 0",
-        '    raise ValueError("Error: x")',
-        '(TaskRunner pid=12)     raise ValueError("Error: x")',
-        "WARNING ImportError: optional part missing",
-        "a.py:3: UserWarning: ImportError: optional part missing",
-        "error_rate 0.0",
-    ],
-)
-def test_a_harmless_line_is_no_error(line: str) -> None:
-    assert not looks_like_error(line)
+def test_error_lines_are_told_from_harmless_ones(line: str, is_error: bool) -> None:
+    assert looks_like_error(line) is is_error

@@ -1,6 +1,7 @@
 """A run that needs the nodes of a cluster, with a scripted view of them: what ends it, in which words."""
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from drzero.ops.watchdog.post_mortem import examine
 
 ADDRESS, HEAD, SECOND, THIRD = "10.0.0.1:6379", "10.0.0.1", "10.0.0.2", "10.0.0.3"
 See = Callable[[dict[str, bool]], None]
-"""Sets what the follower sees: by its address, whether a node is alive."""
+"""Shows the follower which nodes are alive, by address."""
 
 
 def seen(nodes: dict[str, bool]) -> str:
@@ -53,51 +54,49 @@ def nodes(tmp_path: Path) -> Iterator[NodeWatch]:
         yield following
 
 
-def test_nothing_is_raised_before_the_cluster_has_answered(nodes: NodeWatch) -> None:
+@pytest.mark.parametrize(
+    "views",
+    [
+        [],
+        [{HEAD: True, SECOND: True}, {HEAD: True, SECOND: True}],
+        [{HEAD: True, SECOND: True, THIRD: False}],
+        [{HEAD: True, SECOND: True, THIRD: third} for third in (False, True, False)],
+    ],
+    ids=["no answer yet", "all there", "lost before the start", "joined and left later"],
+)
+def test_nothing_is_raised_while_the_first_nodes_are_there(
+    nodes: NodeWatch, see: See, views: list[dict[str, bool]]
+) -> None:
     nodes.check()
-
-
-def test_nothing_is_raised_while_all_nodes_are_there(nodes: NodeWatch, see: See) -> None:
-    see({HEAD: True, SECOND: True})
-    nodes.check()
-    nodes.check()
-
-
-def test_a_node_that_has_left_is_named_with_its_address_and_what_to_do(nodes: NodeWatch, see: See) -> None:
-    see({HEAD: True, SECOND: True})
-    nodes.check()
-    see({HEAD: True, SECOND: False})
-    with pytest.raises(NodeLost) as raised:
-        nodes.check()
-    assert str(raised.value) == (
-        "node 10.0.0.2 (gpu, 22222222) is lost: it gives Ray no sign of life; start Ray there again "
-        "(docs/scale.md), then rerun to resume"
-    )
-
-
-def test_a_node_that_has_come_back_has_still_lost_what_ran_on_it(nodes: NodeWatch, see: See) -> None:
-    """Its Ray is another node to the cluster, by another id."""
-    see({HEAD: True, SECOND: True})
-    nodes.check()
-    see({HEAD: True, SECOND: False, THIRD: True})
-    with pytest.raises(NodeLost, match=r"node 10\.0\.0\.2 "):
+    for view in views:
+        see(view)
         nodes.check()
 
 
-def test_a_node_that_was_lost_before_the_start_is_not_missed(nodes: NodeWatch, see: See) -> None:
-    see({HEAD: True, SECOND: True, THIRD: False})
-    nodes.check()
+LOST = (
+    "node 10.0.0.2 (gpu, 22222222) is lost: it gives Ray no sign of life; start Ray there again "
+    "(docs/scale.md), then rerun to resume"
+)
 
 
-def test_a_node_that_joined_later_may_leave_again(nodes: NodeWatch, see: See) -> None:
-    for third in (False, True, False):
-        see({HEAD: True, SECOND: True, THIRD: third})
+@pytest.mark.parametrize(
+    ("views", "said"),
+    [
+        ([{HEAD: True, SECOND: True}, {HEAD: True, SECOND: False}], LOST),
+        # Its Ray comes back as another node, by another id.
+        ([{HEAD: True, SECOND: True}, {HEAD: True, SECOND: False, THIRD: True}], LOST),
+        ([{HEAD: True, SECOND: False}], "has 1 of 2 nodes: 10.0.0.1 (gpu, 11111111)"),
+    ],
+    ids=["left", "came back", "too few at the start"],
+)
+def test_a_missing_node_is_named_with_what_to_do(
+    nodes: NodeWatch, see: See, views: list[dict[str, bool]], said: str
+) -> None:
+    for view in views[:-1]:
+        see(view)
         nodes.check()
-
-
-def test_too_few_nodes_at_the_start_are_counted(nodes: NodeWatch, see: See) -> None:
-    see({HEAD: True, SECOND: False})
-    with pytest.raises(NodeLost, match=r"has 1 of 2 nodes: 10\.0\.0\.1 \(gpu, 11111111\)"):
+    see(views[-1])
+    with pytest.raises(NodeLost, match=re.escape(said)):
         nodes.check()
 
 

@@ -1,4 +1,4 @@
-"""Faults in real processes are named; the short form of tests/chaos_ops.py."""
+"""Faults in real processes are named: the short form of tests/chaos_ops.py."""
 
 from dataclasses import replace
 from pathlib import Path

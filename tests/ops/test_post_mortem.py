@@ -1,4 +1,4 @@
-"""How a run ended, from its folder alone; `drzero diagnose`."""
+"""How a run ended, from its folder, and `drzero diagnose`."""
 
 import json
 from contextlib import suppress
@@ -40,71 +40,89 @@ DEATH = event("crash", "retrieval", "died: killed by SIGKILL", first_error="Valu
 TRAINER_LOG = "INFO start\nhttpx.ConnectError: refused\nRuntimeError: step 3 failed\n"
 
 
-def test_a_run_that_ran_out_of_time_has_not_failed(tmp_path: Path) -> None:
-    reported = "out of time after step 3 of 6: another step may take 60 s"
-    ended = [event("exit", "trainer", code=0), event("out_of_time", "trainer", reported)]
-    folder = run_folder(tmp_path / "run", [*STARTED, *ended, event("stopped", "retrieval")])
-    death = examine(folder, CAUSES)
-    assert (death.state, death.sentence, death.culprit) == ("out of time", reported, None)
-    assert "it resumes from there" in death.advice
+OUT_OF_TIME = event("out_of_time", "trainer", "out of time after step 3 of 6: another step may take 60 s")
+EXITED = event("exit", "trainer", "ended without an error", code=0)
+FAILED = event("exit", "trainer", "'trainer' failed: exit code 1", code=1)
+STOPPED = event("stopped", "retrieval")
+STALL = event("stall", "solver", "rollout starvation: …", advice="look", evidence=["a"], report="x.md")
+BACK = [DEATH, event("restart", "retrieval"), event("ready", "retrieval")]
+OUTSIDE = event("end", "trainer", "ended from outside: exit code 143", from_outside=True)
+KILLED = [{**each, "pid": 7} for each in (*STARTED, STALL)]
+AGAIN = [{**each, "pid": 8} for each in STARTED]
 
 
-def test_a_run_that_was_resumed_after_out_of_time_is_judged_by_its_last_start(tmp_path: Path) -> None:
-    events = [*STARTED, event("out_of_time", "trainer"), event("stopped", "retrieval"), *STARTED, DEATH]
-    assert examine(run_folder(tmp_path / "run", events), CAUSES).state == "failed"
-
-
-def test_a_run_that_was_killed_and_started_again_is_judged_by_its_last_start(tmp_path: Path) -> None:
-    stall = event("stall", "solver", "it hangs")
-    first, second = ([{**e, "pid": pid} for e in STARTED] for pid in (7, 8))
-    folder = run_folder(tmp_path / "run", [*first, stall | {"pid": 7}, *second])
-    assert examine(folder, CAUSES).state == "cut off"
-
-
-def test_an_error_is_read_from_behind_rays_colours_and_shown_without_what_a_terminal_obeys(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("events", "state", "culprit", "words"),
+    [
+        ([*STARTED, EXITED, OUT_OF_TIME, STOPPED], "out of time", None, "another step may take 60 s"),
+        ([*STARTED, OUT_OF_TIME, STOPPED, *STARTED, DEATH], "failed", "retrieval", ""),
+        ([*KILLED, *AGAIN], "cut off", None, ""),
+        ([*STARTED, DEATH, event("end", "trainer", "service died")], "failed", "retrieval", "SIGKILL"),
+        ([*STARTED, *BACK, FAILED], "failed", "trainer", "out of memory"),
+        ([*STARTED, STALL], "stalled", "solver", "starvation"),
+        ([*STARTED, STALL, event("progress", "trainer"), EXITED], "finished", None, ""),
+        ([*STARTED, DEATH, event("end", "trainer"), STOPPED, *STARTED, EXITED], "finished", None, ""),
+        (
+            [*STARTED, STALL, event("end", "trainer"), event("cost", "supervision"), STARTED[2], FAILED],
+            "failed",
+            "trainer",
+            "",
+        ),
+        ([*STARTED, OUTSIDE, STOPPED], "cut off", None, "from outside"),
+        (
+            [
+                event("start", "load", offset=0),
+                event("exit", "load", "ended without an error", code=0),
+                event("exit", "flow", "samples do not flow", code=1, culprit="rollout workers"),
+            ],
+            "failed",
+            "rollout workers",
+            "do not flow",
+        ),
+    ],
+    ids=[
+        "out of time",
+        "resumed after out of time",
+        "killed and started again",
+        "a service died",
+        "a service came back",
+        "a lasting stall",
+        "a passing stall",
+        "only the last start counts",
+        "a stall before a restart",
+        "ended from outside",
+        "a check failed after its load",
+    ],
+)
+def test_events_tell_how_a_run_ended(
+    tmp_path: Path, events: list[dict[str, Any]], state: str, culprit: str | None, words: str
 ) -> None:
+    logs = {"retrieval": "ValueError: lost my index\n"}
+    if FAILED in events:
+        logs = {"trainer": "torch.OutOfMemoryError: CUDA out of memory\n"}
+    death = examine(run_folder(tmp_path / "run", events, logs if DEATH in events else None), CAUSES)
+    assert (death.state, death.culprit) == (state, culprit) and words in death.sentence
+
+
+def test_a_death_has_its_first_error_advice_facts_and_evidence(tmp_path: Path) -> None:
+    events = [*STARTED, DEATH, event("end", "trainer", "service 'retrieval' died")]
+    logs = {"trainer": TRAINER_LOG, "retrieval": "ValueError: lost my index\n"}
+    death = examine(run_folder(tmp_path / "died", events, logs))
+    assert (death.first_error, death.facts["phase"]) == ("ValueError: lost my index", "rollout of step 3")
+    assert (
+        examine(run_folder(tmp_path / "back", [*STARTED, *BACK, FAILED])).facts["restarts"] == "retrieval 1"
+    )
+    stalled = examine(run_folder(tmp_path / "stalled", [*STARTED, STALL]))
+    assert (stalled.evidence, stalled.facts["report"]) == (("a",), "x.md")
+    late = examine(run_folder(tmp_path / "late", [*STARTED, OUT_OF_TIME, STOPPED]))
+    assert "it resumes from there" in late.advice
+
+
+def test_an_error_is_shown_without_rays_colours_and_control_characters(tmp_path: Path) -> None:
     ray = "\x1b[36m(TaskRunner pid=1)\x1b[0m "
     log = f'{ray}    raise ValueError("Error: not this line")\n{ray}ValueError: this one\x1b]0;mine\x07\n'
     death = examine(run_folder(tmp_path / "run", logs={"trainer": log}))
     assert death.first_error == r"(TaskRunner pid=1) ValueError: this one\x1b]0;mine\x07"
-
-
-def test_the_service_that_died_is_the_cause_and_not_the_trainer_that_used_it(tmp_path: Path) -> None:
-    events = [*STARTED, DEATH, event("end", "trainer", "service 'retrieval' died")]
-    logs = {"trainer": TRAINER_LOG, "retrieval": "ValueError: lost my index\n"}
-    death = examine(run_folder(tmp_path / "run", events, logs))
-    assert (death.state, death.culprit) == ("failed", "retrieval")
-    assert death.first_error == "ValueError: lost my index"
-    assert death.facts["phase"] == "rollout of step 3"
-
-
-def test_a_service_that_came_back_is_not_blamed_for_what_came_later(tmp_path: Path) -> None:
-    back = [DEATH, event("restart", "retrieval"), event("ready", "retrieval")]
-    failed = event("exit", "trainer", "'trainer' failed: exit code 1", code=1)
-    logs = {"trainer": "torch.OutOfMemoryError: CUDA out of memory\n"}
-    death = examine(run_folder(tmp_path / "run", [*STARTED, *back, failed], logs))
-    assert death.culprit == "trainer" and "out of memory" in death.sentence
-    assert death.facts["restarts"] == "retrieval 1"
-
-
-def test_a_stall_that_lasted_is_how_the_run_ended(tmp_path: Path) -> None:
-    stall = event("stall", "solver", "rollout starvation: …", advice="look", evidence=["a"], report="x.md")
-    death = examine(run_folder(tmp_path / "run", [*STARTED, stall]))
-    assert (death.state, death.culprit, death.evidence) == ("stalled", "solver", ("a",))
-    assert death.facts["report"] == "x.md"
-
-
-def test_a_stall_that_passed_is_not(tmp_path: Path) -> None:
-    stall = event("stall", "solver", "…")
-    events = [*STARTED, stall, event("progress", "trainer"), event("exit", "trainer", "", code=0)]
-    assert examine(run_folder(tmp_path / "run", events)).state == "finished"
-
-
-def test_only_the_last_start_counts(tmp_path: Path) -> None:
-    first = [*STARTED, DEATH, event("end", "trainer", "…"), event("stopped", "retrieval")]
-    second = [*STARTED, event("exit", "trainer", "ended without an error", code=0)]
-    assert examine(run_folder(tmp_path / "run", [*first, *second])).state == "finished"
 
 
 @pytest.mark.parametrize(
@@ -147,12 +165,6 @@ def test_a_run_that_ended_without_an_error_is_reported_with_what_had_run_out(tmp
     assert len(death.evidence) == 2 and death.facts["peak memory"] == "trainer 9000 MB"
 
 
-def test_a_run_that_was_ended_from_outside_has_no_culprit(tmp_path: Path) -> None:
-    end = event("end", "trainer", "ended from outside: exit code 143", from_outside=True)
-    death = examine(run_folder(tmp_path / "run", [*STARTED, end, event("stopped", "retrieval")]))
-    assert (death.state, death.culprit) == ("cut off", None) and "from outside" in death.sentence
-
-
 def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", [*STARTED[:2], event("stopped", "retrieval")])
     assert examine(folder).state == "failed" and "left no result" in examine(folder).sentence
@@ -182,13 +194,6 @@ def test_what_a_command_does_in_its_own_process_is_judged_by_its_last_end(
     death = examine(tmp_path)
     assert death.state == state and sentence in death.sentence
     assert death.culprit == ("compare" if state == "failed" else None)
-
-
-def test_a_stall_before_the_run_was_restarted_is_not_how_it_ended(tmp_path: Path) -> None:
-    stall = [event("stall", "solver", "…"), event("end", "trainer", "stalled"), event("cost", "supervision")]
-    again = [STARTED[2], event("exit", "trainer", "failed", code=1)]
-    death = examine(run_folder(tmp_path / "run", [*STARTED, *stall, *again]))
-    assert (death.state, death.sentence) == ("failed", "failed")
 
 
 def test_an_empty_folder_of_a_run_can_be_read(tmp_path: Path) -> None:
@@ -266,10 +271,3 @@ def test_a_warm_up_that_was_never_complete_says_what_was_there(tmp_path: Path) -
     death = examine(folder)
     assert death.facts["warm-up"] == "never complete: 3 of 16 in buffer"
     assert death.evidence == ()  # of an earlier start
-
-
-def test_a_check_that_found_a_fault_after_its_load_had_ended_well_has_failed(tmp_path: Path) -> None:
-    ended = event("exit", "load", "ended without an error", code=0)
-    found = event("exit", "flow", "samples do not flow", code=1, culprit="rollout workers")
-    death = examine(run_folder(tmp_path / "run", [event("start", "load", offset=0), ended, found]))
-    assert (death.state, death.culprit) == ("failed", "rollout workers")

@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -85,30 +86,20 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_services_answer_inside_the_group_and_no_process_of_theirs_is_left_after_it(tmp_path: Path) -> None:
-    with ServiceGroup([service(tmp_path, "retrieval"), service(tmp_path, "solver")]) as group:
+def test_services_answer_inside_the_group_and_leave_no_process_after_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ServiceGroup([service(tmp_path, "first"), service(tmp_path, "second")]) as group:
         assert [one.probe() for one in group.services] == [None, None]
         assert [one.poll() for one in group.services] == [None, None]
         run_ids = [one.run_id for one in group.services]
         assert all(marked_processes(run_id) for run_id in run_ids)
     assert [marked_processes(run_id) for run_id in run_ids] == [[], []]
-
-
-def test_services_are_stopped_in_reverse_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ServiceGroup([service(tmp_path, "first"), service(tmp_path, "second")]):
-        pass
     printed = capsys.readouterr().out
     assert printed.index("[second] stopped") < printed.index("[first] stopped")
-
-
-def test_output_is_in_the_services_log_and_not_on_the_console(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with ServiceGroup([service(tmp_path, "retrieval")]):
-        pass
-    printed = capsys.readouterr().out
-    assert "serving" not in printed and f"log: {tmp_path / 'retrieval.log'}" in printed
-    assert (tmp_path / "retrieval.log").read_text() == "serving\n"
+    # Output goes to the log.
+    assert "serving" not in printed and f"log: {tmp_path / 'first.log'}" in printed
+    assert (tmp_path / "first.log").read_text() == "serving\n"
 
 
 def test_a_crash_while_waiting_is_reported_with_exit_first_error_and_log(tmp_path: Path) -> None:
@@ -120,37 +111,23 @@ def test_a_crash_while_waiting_is_reported_with_exit_first_error_and_log(tmp_pat
     assert "  loading" in message and message.endswith(f"log: {tmp_path / 'solver.log'}")
 
 
-def test_a_crash_of_one_service_is_noticed_while_another_is_still_waited_for(tmp_path: Path) -> None:
+def test_a_crash_is_noticed_while_others_start_and_stops_all_of_them(tmp_path: Path) -> None:
+    before = psutil.Process().children(recursive=True)
     slow = service(tmp_path, "slow", "import time; time.sleep(300)", budget_s=600)
     broken = service(tmp_path, "broken", "raise SystemExit(3)", budget_s=600)
-    with pytest.raises(ServiceDied, match="'broken' died: exit code 3"), ServiceGroup([slow, broken]):
-        pass
-
-
-def test_a_failed_start_stops_the_services_that_did_start(tmp_path: Path) -> None:
-    before = psutil.Process().children(recursive=True)
-    specs = [service(tmp_path, "fine"), service(tmp_path, "broken", "raise SystemExit(3)")]
-    with pytest.raises(ServiceDied), ServiceGroup(specs):
+    specs = [slow, service(tmp_path, "fine"), broken]
+    with pytest.raises(ServiceDied, match="'broken' died: exit code 3"), ServiceGroup(specs):
         pass
     assert psutil.Process().children(recursive=True) == before
 
 
-def test_a_service_unhealthy_past_its_budget_is_reported_with_its_last_answer(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ServiceNotReady, match=r"within 2 s: http://\S+ answered: status 503"),
-        ServiceGroup([service(tmp_path, "solver", status=503, budget_s=2)]),
-    ):
+def test_a_service_that_cannot_start_in_time_or_at_all_is_reported(tmp_path: Path) -> None:
+    late = service(tmp_path, "solver", status=503, budget_s=2)
+    words = r"within 2 s: http://\S+ answered: status 503"
+    with pytest.raises(ServiceNotReady, match=words), ServiceGroup([late]):
         pass
-
-
-def test_a_command_that_does_not_exist_is_a_crash_with_its_name(tmp_path: Path) -> None:
-    spec = ServiceSpec(
-        name="solver",
-        command=("no-such-program",),
-        log_path=tmp_path / "log",
-        health_url="http://127.0.0.1:9/",
-    )
-    with pytest.raises(ServiceDied, match="cannot start 'no-such-program'"), ServiceGroup([spec]):
+    absent = replace(late, command=("no-such-program",))
+    with pytest.raises(ServiceDied, match="cannot start 'no-such-program'"), ServiceGroup([absent]):
         pass
 
 
@@ -163,19 +140,16 @@ def test_a_killed_service_is_named_with_its_signal_by_check(tmp_path: Path) -> N
             group.check()
 
 
-def test_shutdown_ends_grandchildren_that_left_the_session_and_refuse_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeper_lives", [True, False])
+def test_shutdown_ends_grandchildren_that_left_the_session_and_refuse_sigterm(
+    tmp_path: Path, keeper_lives: bool
+) -> None:
     child = Child(command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid"), grace_s=0.5)
     pid = written_pid(tmp_path / "pid")
+    if not keeper_lives:
+        os.kill(child.pid, signal.SIGKILL)
     child.stop()
-    assert gone(pid)
-
-
-def test_grandchildren_are_found_by_the_run_id_when_the_keeper_was_killed(tmp_path: Path) -> None:
-    child = Child(command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid"), grace_s=0.5)
-    pid = written_pid(tmp_path / "pid")
-    os.kill(child.pid, signal.SIGKILL)
-    child.stop()
-    assert eventually(lambda: gone(pid))
+    assert eventually(lambda: gone(pid)) if not keeper_lives else gone(pid)
 
 
 def test_shutdown_touches_no_process_but_its_own(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""When a run counts as stalled: phases, limits, progress, and what is read of its processes."""
+"""When a run counts as stalled, and how its processes are read."""
 
 import json
 import os
@@ -47,30 +47,30 @@ def beats(path: Path, *entries: tuple[float, int, str], cut_off: str = "") -> No
 
 
 @pytest.mark.parametrize(
-    ("durations", "silences", "limit"),
+    ("phase", "durations", "silences", "limit"),
     [
-        ([], [], 300),
-        ([10.0], [10.0], 60),
-        ([100.0, 40.0, 100.0], [100.0, 40.0, 100.0], 200),
-        ([1000.0, 10.0, 12.0], [1000.0, 10.0, 12.0], 60),
-        ([1000.0], [45.0], 90),
+        ("update", [], [], 300),
+        ("update", [10.0], [10.0], 60),
+        ("update", [100.0, 40.0, 100.0], [100.0, 40.0, 100.0], 200),
+        ("update", [1000.0, 10.0, 12.0], [1000.0, 10.0, 12.0], 60),
+        ("update", [1000.0], [45.0], 90),
+        ("start-up", [1.0], [1.0], 900),
     ],
-    ids=["never been through", "short", "usual", "one slow start", "long with counters"],
+    ids=["the first time", "short", "usual", "one slow start", "long with counters", "a fixed limit"],
 )
-def test_a_phase_may_be_silent_for_twice_what_is_usual_in_it(
-    durations: list[float], silences: list[float], limit: float
+def test_a_phase_may_be_silent_for_twice_its_usual_time(
+    phase: str, durations: list[float], silences: list[float], limit: float
 ) -> None:
-    assert PATIENCE.phase_limit_s("update", durations, silences) == limit
-
-
-def test_a_phase_with_a_limit_of_its_own_keeps_it() -> None:
-    assert PATIENCE.phase_limit_s("start-up", [1.0], [1.0]) == 900
+    assert PATIENCE.phase_limit_s(phase, durations, silences) == limit
 
 
 def test_the_clock_follows_the_phases_and_the_movement_in_them(tmp_path: Path) -> None:
     path = tmp_path / "heartbeats.jsonl"
+    beats(path, (-9, 7, "update"))  # of an earlier start
     clock = PhaseClock(path, PATIENCE, started=0.0)
+    clock.read()
     assert (clock.beat.phase, clock.limit_s(), clock.silent_s(50)) == ("start-up", 900, 50)
+    assert clock.beat.step == 0
     beats(path, (100, 1, "rollout"), cut_off='{"time": 200, "st')
     clock.read()
     clock.moved(130)
@@ -82,14 +82,6 @@ def test_the_clock_follows_the_phases_and_the_movement_in_them(tmp_path: Path) -
     clock.read()
     # The first rollout took 100 s and was silent for 50 s at most.
     assert (clock.beat.step, clock.limit_s(), clock.entered) == (2, 100, {"rollout", "update"})
-
-
-def test_heartbeats_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeats.jsonl"
-    beats(path, (1, 7, "update"))
-    clock = PhaseClock(path, PATIENCE, started=100.0)
-    clock.read()
-    assert (clock.beat.phase, clock.beat.step) == ("start-up", 0)
 
 
 def test_a_repeated_line_is_not_new(tmp_path: Path) -> None:
@@ -145,24 +137,31 @@ def test_a_growing_checkpoint_is_movement(tmp_path: Path, watchdog: Watchdog) ->
     assert watchdog.movement.clock.silent_s(began + 590) == pytest.approx(10)
 
 
-def test_a_machine_that_was_suspended_does_not_count_as_silence(tmp_path: Path, watchdog: Watchdog) -> None:
+@pytest.mark.parametrize("flow", [None, Snapshot(time=1, waiting=Waiting("buffer", 3, 8, 3600))])
+def test_time_in_which_the_machine_was_suspended_does_not_count(
+    tmp_path: Path, watchdog: Watchdog, flow: Snapshot | None
+) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
+    watchdog.movement.signs = replace(watchdog.plan, flow=lambda: flow)
     watchdog.poll(began + 2)
     watchdog._poll_ended = began + 2
     watchdog.poll(began + 3602)
     assert watchdog.diagnosis is None and watchdog.movement.clock.silent_s(began + 3602) == pytest.approx(2)
 
 
-def test_a_stall_is_over_with_the_next_movement_whenever_that_is_seen(
+def test_a_lasting_stall_is_reported_every_ten_minutes_and_ends_with_the_next_movement(
     tmp_path: Path, watchdog: Watchdog
 ) -> None:
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
-    watchdog.poll(began + 301)
-    assert watchdog.diagnosis is not None
-    beats(tmp_path / "heartbeats.jsonl", (began + 302, 2, "rollout"))
-    watchdog.poll(began + 307)
+    for seconds in (301, 303, 899, 902):
+        watchdog.poll(began + seconds)
+        assert watchdog.diagnosis is not None
+    pages = sorted(path.name for path in (tmp_path / "logs").glob("stall_*.md"))
+    assert pages == ["stall_001.md", "stall_002.md"]
+    beats(tmp_path / "heartbeats.jsonl", (began + 903, 2, "rollout"))
+    watchdog.poll(began + 907)
     assert watchdog.diagnosis is None
 
 
@@ -181,20 +180,10 @@ def test_at_a_stall_the_ranks_are_asked_for_their_collectives_which_are_kept(
     assert [path.read_text() for path in (tmp_path / "flight").iterdir()] == ["collectives"]
 
 
-def test_a_stall_that_lasts_is_reported_again_every_ten_minutes(tmp_path: Path, watchdog: Watchdog) -> None:
-    began = time.time()
-    beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
-    for seconds in (301, 303, 899, 902):
-        watchdog.poll(began + seconds)
-    assert sorted(path.name for path in (tmp_path / "logs").glob("stall_*.md")) == [
-        *("stall_001.md", "stall_002.md")
-    ]
-
-
 def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience_left(
     tmp_path: Path, watchdog: Watchdog
 ) -> None:
-    """Either trigger, one event and one page; the second changes nothing while the stall lasts."""
+    """Either trigger gives one event and one page. The second changes nothing while the stall lasts."""
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "rollout"))
     flow: list[Snapshot] = []
@@ -213,19 +202,6 @@ def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience
     flow.append(Snapshot(time=2, points={"search": replace(search, still_s=0)}))
     beats(tmp_path / "heartbeats.jsonl", (began + 311, 1, "update"))
     watchdog.poll(began + 312)
-    assert watchdog.diagnosis is None
-
-
-def test_samples_that_stood_still_while_the_machine_was_suspended_do_not_count(
-    tmp_path: Path, watchdog: Watchdog
-) -> None:
-    began = time.time()
-    beats(tmp_path / "heartbeats.jsonl", (began, 1, "rollout"))
-    still = Snapshot(time=1, waiting=Waiting("buffer", 3, 8, 3600))
-    watchdog.movement.signs = replace(watchdog.plan, flow=lambda: still)
-    watchdog.poll(began + 2)
-    watchdog._poll_ended = began + 2
-    watchdog.poll(began + 3602)
     assert watchdog.diagnosis is None
 
 
@@ -287,22 +263,19 @@ def test_a_blocked_event_loop_shows_in_the_file(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_without_the_variable_nothing_is_written_and_counting_is_free_of_threads() -> None:
+def test_counting_works_without_a_file(tmp_path: Path) -> None:
     progress = Progress(None)
     with progress.waiting("search"):
         assert progress.snapshot()["open"][0][0] == "search"
     assert progress._thread is None
-
-
-def test_a_folder_that_cannot_be_made_costs_the_file_and_not_the_work(tmp_path: Path) -> None:
-    (tmp_path / "progress").write_text("a file where the folder would be")
+    (tmp_path / "progress").write_text("a file in place of the folder")
     progress = Progress(tmp_path / "progress" / "1.json")
     with progress.waiting("search"):
         pass
     assert progress.snapshot()["done"] == {"search": 1}
 
 
-def test_a_file_that_is_just_being_written_is_left_out(tmp_path: Path) -> None:
+def test_a_half_written_file_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text('{"time": 1, "pid"')
     assert read_workers(tmp_path, 10.0) == [] and finished([]) == {}
 

@@ -36,8 +36,10 @@ def main(arguments: Sequence[str]) -> None:
     if question == "follow":
         follow(address, Path(arguments[2]))
     connect(address)
-    if question == "facts":
-        _wait_for_release()
+    if question == "facts":  # Ray still counts the GPUs of a run that ended a moment ago
+        end, gpus = time.monotonic() + _RELEASED_S, ray.cluster_resources().get("GPU", 0)
+        while time.monotonic() < end and ray.available_resources().get("GPU", 0) < gpus:
+            time.sleep(0.5)
     total, free = ray.cluster_resources(), ray.available_resources()
     whole = {name.lower(): total.get(name, 0.0) for name in ("CPU", "GPU")}
     print(json.dumps(whole | {f"free_{name.lower()}": free.get(name, 0.0) for name in ("CPU", "GPU")}))
@@ -76,13 +78,6 @@ def connect(address: str) -> None:
     )
 
 
-def _wait_for_release() -> None:
-    """Ray still counts the GPUs of a run that ended a moment ago."""
-    end, total = time.monotonic() + _RELEASED_S, ray.cluster_resources().get("GPU", 0)
-    while time.monotonic() < end and ray.available_resources().get("GPU", 0) < total:
-        time.sleep(0.5)
-
-
 def about_nodes() -> list[dict[str, Any]]:
     """Return the fields of `drzero.ops.cluster.cluster.Node` for each node, including lost ones."""
     return [
@@ -115,13 +110,9 @@ def _answers(
         except GetTimeoutError:
             answers[node] = {"fault": f"no answer within {_ANSWER_S:.0f} s"}
         except RayError as error:
-            answers[node] = {"fault": _last_line(error)}
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            answers[node] = {"fault": lines[-1][:300] if lines else type(error).__name__}
     return answers
-
-
-def _last_line(error: RayError) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
 
 
 if __name__ == "__main__":
