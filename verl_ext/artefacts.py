@@ -1,11 +1,9 @@
-"""Announces files that are complete on disk, so that a supervisor can save them while the run continues.
+"""Announces complete files, so that a supervisor can save them while the run continues (docs/stopping.md).
 
     announce(folder / "manifest.json")      # after the rename, never before
 
-Use it where the disk does not outlive the run. The supervisor names a log in `DRZERO_ARTEFACT_LOG`, and every
-complete checkpoint, dump, manifest, result, export and data file adds a line (docs/stopping.md):
-
-    {"path": "/checkpoints/solver_iter1/global_step_10", "time": unix seconds}
+Where the disk does not outlive the run, `DRZERO_ARTEFACT_LOG` names a log. Each announcement adds a line:
+`{"path": "/checkpoints/solver_iter1/global_step_10", "time": unix seconds}`.
 """
 
 import json
@@ -17,11 +15,7 @@ LOG_VARIABLE = "DRZERO_ARTEFACT_LOG"
 
 
 def announce(path: Path) -> None:
-    """Log that the file or folder at `path` is complete. Does nothing without the variable.
-
-    Several processes may write to one log: a line is one append. Raises OSError if the log cannot be written,
-    because the caller's work would be lost with the machine.
-    """
+    """Log the file or folder at `path` in one append. Raises OSError."""
     log = os.environ.get(LOG_VARIABLE)
     if not log:
         return

@@ -1,14 +1,11 @@
-"""A run's checkpoints on disk: which are whole, which one a rerun resumes from, and which may be removed.
+"""A run's checkpoints: which are whole, which one a rerun resumes from, and which may be removed.
 
     settle_checkpoints(run)           # before veRL resumes: set aside or remove incomplete ones
     saved_step(run)                   # 40
 
 veRL 0.9.1 writes `global_step_N/actor`, then `data.pt` (the position in the data), in asynchronous modes
 `transfer_queue`, and last the number N into `latest_checkpointed_iteration.txt`. A kill or a copy loses that
-number first, so a checkpoint is judged by its files. veRL would prune old actors before the new step is
-complete. Our trainer calls `prune_checkpoints` instead, which never removes the newest whole folder.
-
-`settle_checkpoints` deletes only incomplete checkpoints that this project wrote, and renames all others.
+number first, so files decide. Only incomplete checkpoints written by this project are deleted.
 """
 
 import json
@@ -36,10 +33,7 @@ def step_folder(run: Path, step: int) -> Path:
 
 
 def saved_step(run: Path) -> int:
-    """The step of the last complete checkpoint, or 0: the recorded step, or a newer one that is whole.
-
-    The folder of the recorded step may be missing (`is_whole` tells).
-    """
+    """The step of the last complete checkpoint, recorded or newer, or 0. A recorded one may be missing."""
     recorded = _number(run / TRACKER)
     newer = (step for step in reversed(_steps(run)) if step > recorded and is_whole(step_folder(run, step)))
     return next(newer, recorded)
@@ -70,10 +64,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 @contextmanager
 def saving(run: Path, step: int) -> Iterator[None]:
-    """Mark a step as being saved: if the body fails, `settle_checkpoints` may remove the step.
-
-    A folder that already exists is not marked, because this run did not write it.
-    """
+    """Mark a new step's folder, so that `settle_checkpoints` may remove it if the body fails."""
     if not step_folder(run, step).exists():
         atomic_write(run / _SAVING, str(step))
     yield
@@ -83,8 +74,7 @@ def saving(run: Path, step: int) -> Iterator[None]:
 def settle_checkpoints(run: Path, start: int | None = None) -> list[str]:
     """Tidy a run's folder so that veRL resumes from its last complete step. Returns one line per change.
 
-    With `start`, later steps are set aside even if they are whole, so that the next start does not resume
-    from them. The recorded step is not checked here.
+    With `start`, later steps are set aside even if they are whole.
     """
     if not run.is_dir():
         return []
@@ -107,10 +97,7 @@ def settle_checkpoints(run: Path, start: int | None = None) -> list[str]:
 
 
 def prune_checkpoints(run: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep` whole steps. None or 0 keeps them all.
-
-    Incomplete folders stay, and so do folders with files that veRL did not write.
-    """
+    """Remove all but the newest `keep` whole steps, if any. Folders with files of others stay."""
     whole = [folder for step in _steps(run) if is_whole(folder := step_folder(run, step))]
     for folder in whole[:-keep] if keep else []:
         if _is_ours(folder):

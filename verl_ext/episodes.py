@@ -3,12 +3,9 @@
     limits = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=64)
     (played,) = await play(taskset, row, model, limits)
 
-Training plays with veRL's rollout engine (`verl_ext.rollout`), evaluation with a served model
-(`verl_ext.clients.environment_agent`), and both use this code. An error in the environment's code is a
-`fault`: the episode has no score and counts as failed. Errors of the model's engine or server are raised.
-
-A library that builds the ids itself names its own function (`Taskset.player`), with the signature of `play`.
-It returns one `Played` per branch to train on. The last one is the episode's own.
+Training plays with veRL's rollout engine, evaluation with a served model. An error in the environment's code
+is a `fault` without a score. Errors of the model's engine or server are raised. `Taskset.player` may name
+another function like `play`, which returns one `Played` per branch to train on, the episode's own last.
 """
 
 import functools

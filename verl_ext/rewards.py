@@ -27,11 +27,7 @@ from verl_ext.telemetry import waiting
 async def challenger_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
 ) -> dict[str, Any]:
-    """Score one challenger trajectory, after the solver has tried its question.
-
-    `settings` are the keys of `reward.custom_reward_function.reward_kwargs`. Returns what `score_question`
-    returns.
-    """
+    """Score one challenger trajectory as `score_question` does. `settings` are the `reward_kwargs`."""
     solver = OmegaConf.to_container(OmegaConf.create(settings["solver"]))
     assert isinstance(solver, dict)
     with waiting("reward"):
@@ -49,10 +45,9 @@ async def challenger_score(
 async def solver_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
 ) -> dict[str, Any]:
-    """Score one solver trajectory by exact match.
+    """Score one solver trajectory by exact match, with the `hop` that veRL's validation needs.
 
-    `hop` is in the result because veRL's validation sees nothing else. `algorithm.filter_groups` drops
-    questions whose answers have the same `filter_score`. Invalid answers get NaN, so that they stay and are
+    `algorithm.filter_groups` drops questions with equal `filter_score`. NaN keeps invalid answers, to be
     counted.
     """
     with waiting("reward"):

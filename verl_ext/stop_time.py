@@ -54,10 +54,7 @@ def describe_left(left_s: float) -> str:
 
 
 def is_time_to_stop(left_s: float, step_s: float, save_s: float, validation_s: float = 0.0) -> bool:
-    """Whether a run must end now instead of after another step.
-
-    `step_s` and `save_s` are the longest so far, `validation_s` the time of a validation that is due.
-    """
+    """Whether a run must end now instead of after another step. All values are in seconds."""
     return validation_s + STEP_FACTOR * step_s + save_s + CLOSING_S > left_s
 
 

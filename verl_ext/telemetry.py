@@ -1,20 +1,11 @@
 """Small files in which a training process reports its work, for a watchdog or a person.
 
-    heartbeat = Heartbeat(run / "heartbeats.jsonl")     # in the trainer: its phase
-    heartbeat.beat(3, "rollout")                        # appends {"time": …, "step": 3, "phase": "rollout"}
+    Heartbeat(run / "heartbeats.jsonl").beat(3, "rollout")      # in the trainer: its phase
+    with waiting("search", limit_s=60): …                       # in any worker: what it waits for
 
-    with waiting("search", limit_s=60):                 # in any worker: what it waits for
-        results = await client.retrieve(queries)
-
-A stack dump shows threads but no suspended coroutines, so each worker also rewrites one file every second,
-`$DRZERO_PROGRESS_DIR/HOST-PID.json` (nothing without the variable). To watch: `cat RUN_DIR/progress/*.json`.
-
-    {"time": …, "pid": …, "title": …, "done": {"search": 12}, "failed": {"search": 1},
-     "causes": {"search": {"ReadTimeout: …": 1}}, "seconds": {"search": 1.8},
-     "open": [["search", since, limit_s or null], …], "loops": [last tick of an event loop, …]}
-
-`time` stops if the process is stopped or something holds the GIL. A loop's tick stops if that loop is
-blocked.
+A stack dump shows no suspended coroutines, so each worker rewrites `$DRZERO_PROGRESS_DIR/HOST-PID.json` every
+second (`Progress.snapshot`). Its `time` stops if the process is stopped or something holds the GIL. The tick
+in `loops` stops if that loop is blocked. To watch: `cat RUN_DIR/progress/*.json`.
 """
 
 from __future__ import annotations
@@ -101,10 +92,7 @@ class Progress:
 
     @contextmanager
     def waiting(self, kind: str, limit_s: float | None = None) -> Iterator[None]:
-        """Count the body as a call: open while it runs, then done, or failed if it raises.
-
-        `limit_s` is the call's own deadline, if any.
-        """
+        """Count the body as a call, open, done or failed. `limit_s` is the call's own deadline, if any."""
         self._begin()
         key, began = object(), time.monotonic()
         self._open[key] = (kind, time.time(), limit_s)
@@ -174,11 +162,7 @@ class Progress:
 
 
 class StatusFile:
-    """A small JSON file, rewritten in place.
-
-    Each write is one call, padded with spaces. A reader sees the old content or the new one, and a kill
-    leaves no second file as a rename would.
-    """
+    """A small JSON file, rewritten in place by one padded write, so that readers never see half of it."""
 
     def __init__(self, path: Path) -> None:
         with suppress(OSError):  # `write` raises it

@@ -5,13 +5,8 @@
     reply = await dialogue.reply(seed)
     dialogue.answer(["[1] Orrin: a town …"])
 
-The server renders the messages anew for each turn, so the token ids are unknown. Calls come from the
-message's `tool_calls`, or from its text if the server has no parser, and are judged by the same rules as
-everywhere.
-
-If the first request is refused, SolverServerError is raised. Later, a refused request ends only its own
-conversation, unless the key, the account or the model is the cause. Failed requests are retried after the
-pause that the server asks for.
+If the first request is refused, SolverServerError is raised. Later, a refusal ends only its own conversation,
+unless the key, the account or the model is the cause.
 """
 
 import json

@@ -1,9 +1,7 @@
-"""Plays episodes of an environment with a served model: evaluation, with the code that training uses.
+"""Plays episodes of an environment with a served model, with the code that training uses.
 
-    agent = EnvironmentAgent(url, "solver", tokenizer, taskset=taskset, limits=limits, temperature=0.0)
-    attempt = await agent.attempt(row)
-
-An unfinished attempt names its cause and must not be scored.
+agent = EnvironmentAgent(url, "solver", tokenizer, taskset=taskset, limits=limits, temperature=0.0)
+attempt = await agent.attempt(row)
 """
 
 import asyncio

@@ -32,10 +32,10 @@ async def score_question(
     read: Read | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Score one challenger trajectory, after `attempts` attempts at a question with integrity.
+    """Score one challenger trajectory as `ChallengerScore`, with counters and the attempts as JSON.
 
-    With `hop_check` the question's hops must hold first, and with `read` the open book must agree. Returns
-    the fields of `ChallengerScore`, counters, and the attempts as JSON.
+    With `hop_check` the question's hops must hold before it is attempted, with `read` the open book must
+    agree.
     """
     question, answer = extract_pair(trajectory)
     refused: str | None = None

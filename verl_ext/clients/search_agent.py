@@ -3,13 +3,8 @@
     agent = SearchAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
     conversation = await agent.converse(messages)
 
-Solver attempts, synthesis and evaluation converse here, veRL's rollouts in
-`verl_ext.rollout.search_agent_loop`. Both build the same ids from the same samples and return the same
-`Trajectory` (a test drives both with one script). The prompt is sent as token ids to a *completions* server.
-If nobody trains on the tokens, `endpoint` may be a chat endpoint instead.
-
-An unfinished conversation names its cause and must not be scored. Use one agent per event loop, and call
-`aclose` at the end.
+veRL's rollouts (`verl_ext.rollout.search_agent_loop`) build the same ids and the same `Trajectory`. An
+unfinished conversation must not be scored. Use one agent per event loop, and call `aclose` at the end.
 """
 
 import asyncio
@@ -66,10 +61,7 @@ class SearchAgent(ServedModel):
     """A chat endpoint to use in place of `completions_url` and `tokenizer`. The owner closes it."""
 
     async def converse(self, messages: Sequence[Message], seed: int | None = None) -> Conversation:
-        """Run one conversation. The same seed gives the same turns from the same server.
-
-        Raises SolverServerError if the server refuses the request.
-        """
+        """Run one conversation, repeatable by its seed. Raises SolverServerError for a refused request."""
         turns: list[Turn] = []
         replies: list[Reply] = []
         async with self._slots:

@@ -4,9 +4,8 @@
     body = await job.whole()
     async for event in job.events(): …                       # lines of server-sent events
 
-A stream holds text back while it may still become a stop string or a tool call. Calls come complete at the
-end of the turn. A turn with a malformed call stays text, as in vLLM, so that the agent sees
-the model's own words.
+Streams hold text back while it may become a stop string or a tool call. Malformed calls stay text, as in
+vLLM.
 """
 
 import asyncio

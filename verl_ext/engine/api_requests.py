@@ -1,10 +1,7 @@
 """Request bodies of the server, with the fields that OpenAI's, vLLM's and SGLang's clients send.
 
-    body = ChatRequest.model_validate_json(content)         # ValidationError, with the field in its `loc`
-    params = body.sampling(number=0, max_tokens=64)         # for the first of its `n` answers
-
 A field that would change the answer and that the engine cannot honour is refused by name, unless its value
-asks for nothing (`presence_penalty: 0`). null counts as absent, as in OpenAI's API.
+asks for nothing (`presence_penalty: 0`). null counts as absent.
 """
 
 from typing import Annotated, Any, Literal

@@ -2,12 +2,9 @@
 
     python -m verl_ext.engine.api_server --model PATH --port 8001 --device cpu --dtype float32
 
-`POST /v1/completions` takes text or token ids, and `POST /v1/chat/completions` messages and tools. Both
-answer completely or as server-sent events, with vLLM's `token_ids` on request. `GET /health` answers 200 only
-if the engine has just produced a token. A client that disconnects cancels its request. A field that would
-change the answer and is not supported gets a 400, a body that cannot fit a 413, another model's name a 404.
-With OPENAI_API_KEY set, requests below `/v1/` need it as their bearer token. An error in the engine's loop
-ends the process with status 1, so that a supervisor can restart it.
+`POST /v1/completions` and `/v1/chat/completions`, complete or streamed, with vLLM's `token_ids` on request.
+`GET /health` answers 200 only if the engine has just produced a token. With OPENAI_API_KEY set, requests
+below `/v1/` need it as their bearer token. An error in the engine's loop ends the process with status 1.
 """
 
 import argparse
@@ -54,10 +51,7 @@ def create_app(
     model_name: str,
     call_form: str = "hermes",
 ) -> FastAPI:
-    """The HTTP application around `engine`, which it closes at shutdown.
-
-    `call_form` is a key of `environments.call.FORMS`.
-    """
+    """The HTTP application around `engine`, which it closes at shutdown."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -204,10 +198,7 @@ def _exit(message: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until a signal. Exits with status 2 for a taken port or a model that does not load.
-
-    Raises EngineFailure if the engine's loop ends by an error.
-    """
+    """Serve until a signal. Exits with 2 for a bad port or model. Raises EngineFailure after a crash."""
     parser = argparse.ArgumentParser(prog="python -m verl_ext.engine.api_server", description=__doc__)
     parser.add_argument("--model", required=True, help="folder or hub id")
     parser.add_argument("--host", default="127.0.0.1")

@@ -3,13 +3,10 @@
     engine = ReferenceEngine(model, eos_token_ids=eos_token_ids(model, tokenizer))
     result = await engine.generate(prompt_ids, SamplingParams(max_tokens=96))
 
-One worker thread owns the model. Between decode steps it accepts requests, drops cancelled ones and runs
-commands. Then one forward advances every sequence by one id. A new sequence fills a slot of the cache: the
-longest known prefix of its prompt is copied, the rest computed. So n equal prompts are computed once, and the
-next turn of a conversation computes only its new ids.
-
-An error of one sequence ends that sequence, and a failed decode step ends its batch. Only an error of the
-loop itself ends the engine. It is raised in all present and later callers, and `on_crash` is called.
+One worker thread owns the model. Between decode steps it accepts and drops requests and runs commands. Then
+one forward advances every sequence by one id. A new sequence copies the longest known prefix of its prompt
+into its cache slot. An error of one sequence, or of one step, ends only its requests. An error of the loop
+ends the engine.
 """
 
 import asyncio
@@ -141,10 +138,10 @@ class ReferenceEngine:
         return await self._command(forward)
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Load a complete set of weights (see `load_weights`) and drop all prefixes. Returns the new version.
+        """Load a complete set of weights and drop all prefixes. Returns the new version.
 
-        Raises RuntimeError while requests are in flight. After any other error the engine refuses to generate
-        until an update succeeds.
+        Raises RuntimeError while requests are in flight. After another error, generation waits for a good
+        update.
         """
 
         def load() -> int:

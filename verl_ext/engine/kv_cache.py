@@ -1,10 +1,8 @@
 """Keys and values of the sequences being decoded (`SlotCache`) and of finished ones (`PrefixCache`).
 
-One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size), so a sequence or prefix moves
-in one copy. Running sequences fill slots 0..n-1, and attention reads the view `[:n, :, :longest]`.
-
-transformers' sdpa path copies keys and values once per query group. `grouped_attention` avoids that for one
-query per row by putting a group's query heads in the place of query positions.
+One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size), so a prefix moves in one
+copy. Running sequences fill slots 0..n-1, and attention reads the view `[:n, :, :longest]`.
+`grouped_attention` avoids the copies of keys and values that transformers' sdpa path makes per query group.
 """
 
 from collections import OrderedDict
@@ -49,11 +47,7 @@ AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
 
 
 class CacheWindow(Cache):
-    """The part of the cache that one forward uses: `write` indexes new entries, `read` all visible ones.
-
-    Decode windows have one row per slot, each at its own position. Prefill windows have positions of one
-    slot.
-    """
+    """The part of the cache that one forward uses: `write` indexes new entries, `read` all visible ones."""
 
     def __init__(self, store: torch.Tensor, write: tuple[Any, ...], read: tuple[Any, ...]) -> None:
         super().__init__(layers=[])
@@ -62,10 +56,7 @@ class CacheWindow(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new (batch, kv heads, queries, size) states.
-
-        Returns views of all that the forward reads.
-        """
+        """Store new (batch, kv heads, queries, size) states. Returns views of all that are read."""
         keys, values = self._store[layer_idx]
         # Each window drops a dimension of size 1: the queries (decode) or the batch (prefill).
         squeezed = 2 if isinstance(self._write[0], torch.Tensor) else 0
@@ -130,10 +121,7 @@ class SlotCache:
 
 
 class PrefixCache:
-    """Keys and values of finished sequences, least recently used dropped beyond `max_bytes`.
-
-    Clear it when the weights change.
-    """
+    """Finished sequences within `max_bytes`, the oldest dropped first. Clear it when the weights change."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

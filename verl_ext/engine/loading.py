@@ -16,10 +16,7 @@ class ModelLoadError(ValueError):
 def load_model(
     path: str, *, dtype: str = "float32", device: str = "cpu"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model and its tokenizer from a folder (also with one GGUF file) or a hub id.
-
-    `dtype` names a floating type of torch. Raises ModelLoadError.
-    """
+    """Load a language model and tokenizer from a folder, GGUF file or hub id. Raises ModelLoadError."""
     element_type = getattr(torch, dtype, None)
     if not isinstance(element_type, torch.dtype):
         raise ModelLoadError(f"dtype {dtype!r} is not one of torch's, such as float32 or bfloat16")
@@ -51,10 +48,9 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def load_weights(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy a complete set of (name, tensor) into `model`, converting types and devices.
+    """Copy a complete set of (name, tensor) into `model`. A tied weight counts as covered by the other name.
 
-    A tied weight, such as an `lm_head` that shares the embedding's tensor, counts as covered. Raises
-    ValueError for an unknown name, a wrong shape or missing names. The model is then partly updated.
+    Raises ValueError for an unknown name, a wrong shape or missing names. The model is then partly updated.
     """
     # state_dict shares memory with the parameters: copying into its tensors changes the model.
     targets = model.state_dict()

@@ -1,9 +1,8 @@
 """Sampling: from a batch of logits to one token id per row, with its log-probability.
 
 The log-probability is the one that veRL's actor recomputes: `log_softmax(logits / temperature)` over the full
-vocabulary, before top-k and top-p, and `log_softmax(logits)` for greedy sampling (temperature 0). `sample` is
-a pure function of the logits and one uniform number per row, so a request's seed fixes its draws in any
-batch.
+vocabulary, and `log_softmax(logits)` for greedy sampling. One uniform number per row decides, so a request's
+seed fixes its draws in any batch.
 """
 
 from collections.abc import Sequence
@@ -20,11 +19,10 @@ TopLogProbs = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to continue one prompt.
+    """How to continue one prompt. Raises ValueError for a value out of range.
 
     `temperature` 0 is greedy. `top_p` 1 and `top_k` 0 or -1 filter nothing. Top-k applies first, then top-p
-    to the renormalized rest. `stop_token_ids` are added to the engine's eos ids. Without a `seed` the engine
-    draws one. `top_log_probs` ids are recorded per position. Raises ValueError for a value out of range.
+    to the renormalized rest. Without a `seed` the engine draws one.
     """
 
     max_tokens: int = 16
@@ -60,8 +58,7 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one id per row of `logits` (batch, vocabulary). `uniforms[i]` in [0, 1) decides row i.
 
-    Returns (ids, log_probs), both (batch,), with log_probs in float32. A row of NaN gives an arbitrary id
-    with log-probability NaN.
+    Returns (ids, log_probs), both (batch,). A row of NaN gives an arbitrary id with log-probability NaN.
     """
     scaled = logits.float()
     if any(p.temperature not in (0, 1) for p in params):

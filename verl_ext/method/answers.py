@@ -60,9 +60,9 @@ def _token_f1(prediction: str, target: str) -> float:
 def contains_answer(text: str, answer: str) -> bool:
     """Whether the text contains the answer's words in sequence. False for an answer without words.
 
-    Either of two readings suffices, both after NFKC. With punctuation removed, "U.S." is the word "us". With
-    punctuation and symbols as spaces, "Oslo’s", "1914–1918" and "€5,000" contain "Oslo", "1914" and "5,000".
-    There, every character of a script without spaces is a word.
+    Either of two readings suffices, both after NFKC: with punctuation removed ("U.S." is "us"), or with
+    punctuation and symbols as spaces ("Oslo’s" contains "Oslo"), where every character of an unspaced script
+    is a word.
     """
     readings = zip(_readings(answer), _readings(text), strict=True)
     return any(words and f" {words} " in f" {whole} " for words, whole in readings)

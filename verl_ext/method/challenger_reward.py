@@ -1,17 +1,12 @@
 """The challenger's reward: high for questions that the solver sometimes answers (arXiv 2601.07055, eq. 2-5).
 
-    r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2
-
-Of n solver attempts, k are right, and f is the format score. r = 0 for a question without integrity. There
-are three steps, so that the caller can run the attempts in between:
+    r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2, and 0 without integrity
 
     question, answer = extract_pair(trajectory)
     if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
     score = challenger_reward(trajectory, document, hop, n=n, k=k)
 
-A bad question scores 0 and counts in its group. After a failure of a service the sample is invalid and counts
-nowhere. Two checks beyond the paper, `hop_check` and `open_book_check`, can refuse a question its attempts
-(docs/method.md).
+A bad question scores 0. After a failure of a service the sample is invalid and counts nowhere.
 """
 
 from dataclasses import dataclass
@@ -63,10 +58,7 @@ def has_integrity(question: str | None, answer: str | None) -> bool:
 
 
 def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault | None:
-    """The first reason why the question has no integrity, or None.
-
-    The answer must not occur in the question even inside a word: "Oslo's" gives "Oslo" away.
-    """
+    """The first fault, if any. The answer must not occur even inside a word: "Oslo's" gives "Oslo" away."""
     if question is None:
         return "no_question"
     if answer is None:
@@ -80,10 +72,7 @@ def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault 
 
 
 def difficulty(k: int, n: int) -> float:
-    """1 if one attempt of n is right, falling to 0 for n. 0 for none.
-
-    Raises ValueError for impossible counts.
-    """
+    """1 if one attempt of n is right, falling to 0 for n, and 0 for none. May raise ValueError."""
     if n < 2 or not 0 <= k <= n:
         raise ValueError(
             f"{k} right of {n} attempts: there must be at least 2 attempts and 0 to {n} right ones"
@@ -100,10 +89,9 @@ def challenger_reward(
     k: int | None,
     refused: str | None = None,
 ) -> ChallengerScore:
-    """Score one trajectory.
+    """Score one trajectory that was asked for `hop` hops about `document`.
 
-    `document` is the text that the challenger was shown, `hop` the hop count requested. `k` is None if fewer
-    than n attempts finished, or if none ran because a check `refused` the question.
+    `k` is None if fewer than n attempts finished, or if none ran because a check `refused` the question.
     """
     question, answer = extract_pair(trajectory)
     fault = integrity_fault(question, answer)

@@ -67,8 +67,7 @@ def next_turn_ids(
 ) -> list[int]:
     """Like `tool_turn_ids`, for messages of any role.
 
-    A user's message makes some templates rewrite earlier turns (Qwen3's drops their thinking). Here they stay
-    as sampled, and only what follows the assistant turn comes from the template.
+    Some templates rewrite earlier turns before a user's message. Here these stay as sampled.
     """
     end = turn_end_id(tokenizer)
     ends_before = _render(tokenizer, _STAND_IN).count(end)
@@ -93,10 +92,7 @@ def turn_end_id(tokenizer: Any) -> int:
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """An OpenAI message as chat templates take it: plain text, call arguments as objects.
-
-    Raises ValueError for content other than text.
-    """
+    """An OpenAI message as chat templates take it. Raises ValueError for content other than text."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         if any(part.get("type") != "text" for part in content):

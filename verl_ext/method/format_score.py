@@ -59,10 +59,7 @@ def tool_part(trajectory: Trajectory, hop: int) -> float:
 
 
 def search_steps(trajectory: Trajectory) -> int:
-    """Number of turns that got passages for a query, in normal form, that no earlier turn had.
-
-    A repeated query, several queries at once, or a query without results is not another hop.
-    """
+    """Number of turns that got passages for a query, in normal form, that no earlier turn had."""
     steps, asked = 0, {""}
     for turn in trajectory.turns:
         found = {
@@ -96,10 +93,7 @@ def hop_fault(trajectory: Trajectory, document: str, hop: int, question: str, an
 
 
 def named_search(trajectory: Trajectory, question: str, answer: str) -> str | None:
-    """A query whose words all occur in the question and whose passages contain the answer, or None.
-
-    If a two-hop question about the founder of a firm names the founder, it takes only one search.
-    """
+    """A query, or None, whose words all occur in the question and whose passages contain the answer."""
     words = set(normalize_answer(question).split())
     for call in trajectory.searches:
         for query, passages in passages_by_query(call.queries or (), call.response or ""):

@@ -1,7 +1,6 @@
 """Group relative policy optimization: the solver's advantages (arXiv 2402.03300).
 
-Answers to one prompt are compared with each other, using the sample deviation as veRL does. Unlike veRL's own
-function, this one leaves out invalid rows and gives a group of one row advantage 0 instead of its raw reward.
+It uses the sample deviation as veRL does, but leaves out invalid rows and gives a lone row advantage 0.
 """
 
 from typing import Any
@@ -34,10 +33,9 @@ def group_advantages(
 
 
 def hop_balanced(advantages: npt.NDArray[np.float64], hops: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Scale advantages so that each hop count has the same sum of absolute values.
+    """Scale advantages (rows,) so that each hop count has the same sum of absolute values.
 
-    Otherwise the hop count with most prompts in a small batch decides for all how often to search. The sum
-    over all rows stays. Hop counts with only zeros are left alone. Both inputs have shape (rows,).
+    Otherwise the most frequent hop count of a small batch decides for all how often to search.
     """
     hop: npt.NDArray[Any] = np.asarray(hops)
     sizes = np.abs(advantages)

@@ -1,10 +1,7 @@
 """Hop-grouped relative policy optimization: the challenger's advantages (arXiv 2601.07055).
 
-GRPO compares several answers to one prompt. A challenger asks one question per prompt, so HRPO compares all
-questions of the step with the same hop count.
-
-Unlike the published code, this uses the population variance, as the paper's equation does, and gives a group
-of one row advantage 0 instead of its raw reward.
+A challenger asks one question per prompt, so HRPO compares all questions of the step with the same hop count.
+Unlike the published code, it uses the paper's population variance, and gives a lone row advantage 0.
 """
 
 from typing import Any

@@ -16,8 +16,8 @@ class TokenRow(Protocol):
 def token_drift(row: TokenRow, sampled: Sequence[tuple[list[int], list[int]]]) -> int:
     """1 if the row breaks token in, token out, else 0.
 
-    `sampled` has for each turn the ids given to the engine and the ids sampled. Each turn's input must start
-    with the last turn's input and output, and the row's unmasked response ids must be the sampled ids.
+    `sampled` has each turn's input and sampled ids. Each input must extend the last turn, and the row's
+    unmasked ids must be the sampled ids.
     """
     for (before_in, before_out), (after_in, _) in pairwise(sampled):
         known = before_in + before_out

@@ -23,9 +23,7 @@ _TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")
 def parse_tool_calls(text: str) -> list[SearchCall]:
     """Every closed tool call of a turn, in order. Invalid ones have `error` set. Never raises.
 
-    A valid call names `search` and has 1 to 10 non-blank queries of at most 1000 characters, without tags of
-    the conversation. A query with thinking inside often still finds the passage, and a policy would then
-    learn to write nothing else.
+    A policy that thinks inside its queries would learn to write nothing else, so a tag makes them invalid.
     """
     return [parse_call(raw) for raw in _CALL.findall(text)]
 

@@ -18,10 +18,7 @@ from verl_ext.rollout.cuda import NO_RECORDER
 
 
 class _CpuDeviceModule(ModuleType):
-    """`torch.cpu` with the memory and RNG calls that veRL expects.
-
-    Memory is the process's own: resident as allocated, peak resident as the maxima.
-    """
+    """`torch.cpu` with the memory (the process's own) and RNG calls that veRL expects."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

@@ -1,8 +1,7 @@
 """The `environment` loop: veRL's rollout of any environment (veRL 0.9.1).
 
-Each row of the training file names its environment and task. `verl_ext.episodes` plays it over veRL's server
-manager, and the environment scores it, without a reward function. Each branch becomes a row. A row without a
-score is invalid: it is left out of the update and counted.
+`verl_ext.episodes` plays each row over veRL's server manager, and the environment scores it. Each branch
+becomes a row. A row without a score is invalid: it is left out of the update and counted.
 """
 
 import functools
@@ -98,11 +97,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
 
 
 def reward_fields(played: Played) -> dict[str, Any]:
-    """An episode's score as a reward function would return it.
-
-    `algorithm.filter_groups` compares `filter_score`, which is NaN for invalid rows so that they stay and are
-    counted. The parts are text, because veRL averages every number.
-    """
+    """An episode's score as a reward function returns it. `filter_score` is NaN for invalid rows."""
     score, calls = played.score, played.conversation.calls
     valid = score is not None
     return {

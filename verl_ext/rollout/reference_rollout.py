@@ -1,8 +1,7 @@
 """The reference engine as a veRL rollout: a replica, its server actor, and its weight adapter (veRL 0.9.1).
 
-Chosen by `actor_rollout_ref.rollout.name=reference`. One Ray actor per replica holds a `ReferenceEngine`. The
-training worker's adapter sends the weights through Ray's object store. The metrics under `rollout_corr/`,
-which compare the actor's log-probs with the engine's, show each step that they arrived.
+Chosen by `actor_rollout_ref.rollout.name=reference`. The training worker's adapter sends the weights through
+Ray's object store. The metrics under `rollout_corr/` show each step that they arrived.
 """
 
 from collections.abc import Generator, Sequence

@@ -1,9 +1,7 @@
 """The `search` tool as veRL loads it (veRL 0.9.1), from `config/search_tool_config.yaml`.
 
-If the retrieval service fails past its deadline, the model reads one short sentence, and `failed` makes the
-agent loop mark the sample as invalid. If the service refuses the queries, the model reads the limit, and
-`refused` makes the loop count the call as invalid. Any other refusal is a wrong address or token and ends the
-run.
+A service that fails past its deadline makes the sample invalid (`failed`). Queries that the service refuses
+are an invalid call (`refused`). Any other refusal is a wrong address or token and ends the run.
 """
 
 from typing import Any

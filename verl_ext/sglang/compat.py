@@ -2,9 +2,8 @@
 
     python -m verl_ext.sglang.compat        # checks the installed SGLang without importing it
 
-One version is pinned (constraints-gpu.txt), the one that veRL is made for. veRL's rollout server, the
-solver's server (drzero/stages/services.py) and the requests to it (verl_ext/clients/search_agent.py) depend
-on SGLang's internals. `NEEDS` lists the names. Tests compare it with the code, `make compat` with the
+veRL's rollout server, the solver's server and its clients depend on SGLang's internals, so one version is
+pinned (constraints-gpu.txt). Tests compare `NEEDS` with the code, `make compat` compares it with the
 published wheel.
 """
 

@@ -52,11 +52,9 @@ _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*%?|zero|one|two|three|four|five|six|sev
 def collapse_metrics(
     rows: Sequence[StepRow], groups: Sequence[Hashable], log_probs: Sequence[Sequence[float]]
 ) -> dict[str, float]:
-    """Metrics of one step, over the rows that count.
+    """Metrics of one step, over the rows that count. `groups` are labels of compared rewards.
 
-    `groups` are the labels within which rewards are compared. `log_probs` are the sampler's log-probs of each
-    row's own tokens at its temperature (T = 1 in training). Their negated mean is `entropy`, in nats a token.
-    Shares are in [0, 1].
+    `entropy` is the negated mean of the sampler's `log_probs` of each row's own tokens, in nats a token.
     """
     good = [index for index, row in enumerate(rows) if row.counts]
     rewards: dict[Hashable, list[float]] = {}
@@ -84,11 +82,7 @@ def collapse_metrics(
 
 
 def question_metrics(questions: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
-    """Shares of answer types, and how alike a step's questions are.
-
-    `self_similarity`: mean Jaccard overlap of word pairs with the most similar other question.
-    `duplicate_share`: share of questions that repeat an earlier one.
-    """
+    """Shares of answer types and repeats, and the mean overlap of word pairs with the nearest question."""
     # Markers at both ends give one-word questions word pairs too.
     pairs = [frozenset(pairwise(["^", *normalize_answer(question).split(), "$"])) for question in questions]
     nearest = [

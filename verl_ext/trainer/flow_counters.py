@@ -1,10 +1,8 @@
 """Counts what veRL's replay buffer holds and what became of every sample (veRL 0.9.1).
 
-The trainer's driver knows what it submitted and what `sample` returned or evicted (`verl_ext.trainer.flow`).
-Everything in between is listed from TransferQueue. veRL counts groups (prompts), but the file counts samples,
-`rollouts_per_prompt` to a group. `drzero.ops.flow.sources` reads it. Its points are `prompts` (pending or
-running), `buffer` (finished or failed), `trainer` (taken, not judged yet), `TransferQueue` (rows, if bounded)
-and `validation`.
+The trainer's driver knows what it submitted and what `sample` returned or evicted. Everything in between is
+listed from TransferQueue. veRL counts groups (prompts), but the file counts samples, `rollouts_per_prompt` to
+a group. `drzero.ops.flow.sources` reads it.
 """
 
 import math
@@ -192,10 +190,7 @@ class FlowCounters:
 
     @contextmanager
     def writing(self, every_s: float = 5.0) -> Iterator[None]:
-        """Write the file every `every_s` seconds during the body, and once at its end.
-
-        Groups restored from a checkpoint into TransferQueue count as submitted.
-        """
+        """Write the file during the body and at its end. Restored groups count as submitted."""
         # Counting must never end the run, for example with a full disk or a closing queue.
         with suppress(Exception):
             restored = (self.listing() or {}).get("train", {})

@@ -28,8 +28,7 @@ def bypass_mode_loss(
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """The loss of a micro-batch and its metrics. All tensors are [rows, tokens].
 
-    Without a counting token the loss is zero but part of the graph, as FSDP requires, and the metrics have
-    the usual names, as veRL's mean over ranks requires.
+    Without a counting token the loss is zero but part of the graph, and the metrics have the usual names.
     """
     if not response_mask.any():
         log_prob = log_prob.masked_fill(~response_mask.bool(), 0.0)

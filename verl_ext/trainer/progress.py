@@ -21,8 +21,7 @@ from verl_ext.telemetry import Heartbeat
 class ProgressMixin(PPOTrainer):
     """Logs each phase as it begins, and decides after each step whether another one fits.
 
-    The first step always runs, because its duration is unknown and a run that is restarted often must make
-    progress. Checkpoints are pruned in veRL's place, which would remove the old one too early.
+    The first step always runs, because a run that is restarted often must make progress.
     """
 
     _out_of_time: str | None = None  # why there is no time for another step
@@ -80,11 +79,7 @@ class ProgressMixin(PPOTrainer):
         return super()._update_actor(batch, metrics)
 
     def on_step_end(self) -> None:
-        """Save now if this step is the last and veRL has not just saved.
-
-        This happens before the weight sync, because a GPU has room for a save while the rollout engine
-        sleeps.
-        """
+        """Save a last step before the weight sync, while the engine sleeps and a GPU has room."""
         self._pace.end_step()
         trainer, step = self.config.trainer, self.global_steps
         if step < self.total_training_steps:

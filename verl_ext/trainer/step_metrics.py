@@ -24,10 +24,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
-    """Tool use, turns, token drift and failures of one step. Shares are of the rows that count.
-
-    `expected` is the number of rollouts submitted. One that raised never became a row and counts as lost.
-    """
+    """Tool use, turns, drift and failures. Of `expected` rollouts, those that raised have no row."""
     real = [row for row in rows if not row.padding]
     good = [row for row in real if row.counts]
     played, counted = count_rollouts(real), count_rollouts(good)
@@ -59,11 +56,7 @@ def count_rollouts(rows: Sequence[StepRow]) -> int:
 
 
 def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
-    """Rewards by component, valid questions by hop, and the histogram of k of n (docs/metrics.md).
-
-    A valid question has integrity, and `questions/{fault}` counts the others. `solved/…` leaves out questions
-    that a check kept from the solver.
-    """
+    """Rewards by component, valid questions by hop, and the histogram of k of n (docs/metrics.md)."""
     good = [row for row in rows if row.counts]
     asked = [row for row in good if row.reward["integrity"]]
     parts = ("score", "difficulty", "format", "think", "tool", "answer_part")
@@ -119,10 +112,7 @@ def _differing_share(rows: Sequence[StepRow]) -> float:
 
 
 def environment_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
-    """Rewards, their parts and successes of an environment's step, and how its episodes ended.
-
-    The last branch of a rollout is the episode's own. A part counts only where an episode has it.
-    """
+    """Rewards, their parts and successes of an environment's step, and how its episodes ended."""
     good = list({row.rollout: row for row in rows if row.counts}.values())
     metrics = {
         "reward/score": mean([row.reward["score"] for row in good]),
@@ -152,11 +142,7 @@ def environment_validation(infos: Mapping[str, Sequence[Any]], expected: int) ->
 
 
 def validation_metrics(infos: Mapping[str, Sequence[Any]], expected: int) -> dict[str, float]:
-    """Exact match and F1 on the validation split, also by hop, over the rows that count.
-
-    `infos` has the reward function's results: a list per name, with one entry per row. A rollout of the
-    `expected` ones that never became a row counts as failed.
-    """
+    """Exact match and F1, also by hop. `infos` has one list per name that the reward function returned."""
     metrics = _validation(infos, expected, {"val/em": "score", "val/f1": "f1"})
     good = valid_rows(infos)
     hops = infos.get("hop", ())

@@ -119,10 +119,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
             self._collapsed = "; ".join(map(str, active.values()))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Dump and count the step's rows, then write their advantages in veRL's place.
-
-        Raises TooManyFailures above the configured share of spoiled rows, or if no row counts.
-        """
+        """Dump and count the rows, then write their advantages in veRL's place. Raises TooManyFailures."""
         step = self.global_steps
         self._heartbeat.beat(step, "advantage")
         rows = read_rows(batch)
@@ -209,10 +206,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         sample_turns: list[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """veRL's validation metrics and ours, without rows that a failed service spoiled.
-
-        Raises TooManyFailures above the configured share. A rerun repeats the validation.
-        """
+        """veRL's metrics and ours, without rows that a failed service spoiled. Raises TooManyFailures."""
         infos = reward_extra_infos_dict
         expected = sum((expected_acc_counts or {}).values())
         metrics = self.method.validation(infos, expected)

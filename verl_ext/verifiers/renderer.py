@@ -57,10 +57,7 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> RenderedTokens:
-        """The ids of a whole conversation with the generation prompt.
-
-        All count as the last message's, because nobody here asks which message an unsampled id belongs to.
-        """
+        """The ids of a whole conversation with the generation prompt, all counted as the last message's."""
         assert add_generation_prompt
         ids = render_prompt_ids(self._tokenizer, [plain_message(message) for message in messages], tools)
         return _rendered(ids, 0, messages)
