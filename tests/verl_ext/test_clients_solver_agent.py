@@ -116,14 +116,14 @@ def serve() -> Iterator[Serve]:
 
 
 class Library:
-    """A search service in memory that can be down."""
+    """A search service in memory that can fail for a query."""
 
-    def __init__(self, down: bool = False) -> None:
-        self.down = down
+    def __init__(self, down_for: str = "") -> None:
+        self.down_for = down_for
         self.asked: list[tuple[tuple[str, ...], int | None]] = []
 
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[dict[str, str]]]:
-        if self.down:
+        if self.down_for in queries:
             raise SearchUnavailable("scripted outage")
         self.asked.append((tuple(queries), topk))
         return [[{"title": query, "text": "in Kestmoor", "contents": ""}] for query in queries]
@@ -174,10 +174,8 @@ def test_sampled_ids_are_kept_as_they_are(serve: Serve) -> None:
 
 @pytest.mark.parametrize("ending", ["", "<|im_end|>"])
 def test_text_is_encoded_if_the_server_returns_no_ids(serve: Serve, ending: str) -> None:
-    turns = [
-        {"index": 0, "text": text + ending, "finish_reason": "stop"} for text in (SEARCH_TURN, ANSWER_TURN)
-    ]
-    script = serve(*turns)
+    texts = (SEARCH_TURN + ending, ANSWER_TURN + ending)
+    script = serve(*({"index": 0, "text": text, "finish_reason": "stop"} for text in texts))
     (attempt,) = play(script.url)
     turn = encode(SEARCH_TURN + "<|im_end|>")
     assert attempt.answer == "Kestmoor"
@@ -189,18 +187,16 @@ def test_the_request_selects_plain_sampling_with_ids(serve: Serve) -> None:
     play(script.url, seed=7, temperature=0.5, top_p=0.9)
     request = script.requests[0]
     del request["prompt"]
-    expected = {
-        "model": "solver",
-        "max_tokens": 200,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": -1,
-        "seed": 7,
-    }
-    expected |= {"stop_token_ids": [TOKENIZER.eos_token_id], "return_token_ids": True}
+    expected = {"model": "solver", "max_tokens": 200, "temperature": 0.5, "top_p": 0.9, "top_k": -1}
+    expected |= {"stop_token_ids": [TOKENIZER.eos_token_id], "return_token_ids": True, "seed": 7}
     assert request == expected | {"skip_special_tokens": False, "no_stop_trim": True}
     play(script.url, 3, seed=10)
     assert sorted(request["seed"] for request in script.requests[1:]) == [10, 11, 12]
+    script = serve(says(SEARCH_TURN), says(ANSWER_TURN))
+    play(script.url, seed=2**63 - 1)
+    assert [request["seed"] for request in script.requests] == [2**63 - 1] * 2
+    play(script.url)
+    assert "seed" not in script.requests[-1]
 
 
 def test_a_turn_without_answer_or_with_a_cut_ends_the_attempt(serve: Serve) -> None:
@@ -219,8 +215,10 @@ def test_an_invalid_call_is_explained_and_not_searched(serve: Serve) -> None:
 
 
 def test_the_turn_limit_leaves_the_last_call_unanswered(serve: Serve) -> None:
-    (attempt,) = play(serve(says(SEARCH_TURN)).url, max_turns=3)
+    library = Library()
+    (attempt,) = play(serve(says(SEARCH_TURN)).url, library=library, max_turns=3)
     assert (attempt.finished, attempt.answer, len(attempt.trajectory.turns)) == (True, None, 3)
+    assert len(library.asked) == 2
     assert [call.answered for call in attempt.trajectory.calls] == [True, True, False]
 
 
@@ -229,6 +227,8 @@ def test_a_full_context_ends_an_attempt(serve: Serve) -> None:
     (attempt,) = play(script.url, max_context_tokens=len(FIRST_PROMPT) + 20)
     assert [request["max_tokens"] for request in script.requests] == [20]
     assert (attempt.finished, attempt.answer) == (True, None)
+    (attempt,) = play(script.url, max_context_tokens=len(FIRST_PROMPT))
+    assert (attempt.finished, attempt.trajectory.turns, len(script.requests)) == (True, (), 1)
 
 
 def test_server_errors_are_retried(serve: Serve) -> None:
@@ -252,28 +252,33 @@ def test_a_server_that_keeps_failing_leaves_the_attempt_unfinished(
 def test_a_server_that_never_answers_meets_the_deadline(serve: Serve) -> None:
     (attempt,) = play(serve(says(SEARCH_TURN), None).url, deadline_s=0.5)
     assert (attempt.finished, attempt.failure) == (False, "the conversation did not end within 0.5 s")
-    assert len(attempt.trajectory.turns) == 1
+    assert (len(attempt.trajectory.turns), attempt.searches) == (1, 1)
+    assert attempt.tokens_in == len(FIRST_PROMPT)
 
 
 def test_a_refused_connection_leaves_the_attempt_unfinished() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     (attempt,) = play(f"http://127.0.0.1:{port}/v1/completions", retries=1)
-    assert not attempt.finished
-    assert "ConnectError" in str(attempt.failure)
+    assert not attempt.finished and "ConnectError" in str(attempt.failure)
+    assert (attempt.trajectory.turns, attempt.tokens_in, attempt.tokens_out) == ((), 0, 0)
 
 
 def test_a_failed_search_leaves_the_attempt_unfinished(serve: Serve) -> None:
-    (attempt,) = play(serve(says(SEARCH_TURN)).url, library=Library(down=True))
+    two = says(SEARCH_TURN + render_tool_call(["Orrin"]))
+    (attempt,) = play(serve(two).url, library=Library(down_for="Orrin"))
     assert (attempt.finished, attempt.failure) == (False, "a search failed: scripted outage")
-    assert [call.failed for call in attempt.trajectory.calls] == [True]
+    calls = attempt.trajectory.calls
+    assert [(call.answered, call.failed) for call in calls] == [(True, False), (False, True)]
 
 
 def test_a_refused_request_is_a_configuration_error(serve: Serve) -> None:
     script = serve(404)
-    with pytest.raises(SolverServerError, match="HTTP 404"):
+    with pytest.raises(SolverServerError) as refused:
         play(script.url)
     assert len(script.requests) == 1
+    for part in (script.url, "HTTP 404", "'solver'", f"{len(FIRST_PROMPT)} prompt tokens"):
+        assert part in str(refused.value)
     with pytest.raises(SolverServerError, match="did not answer as an OpenAI completions endpoint"):
         play(serve({"index": 0}).url)
 

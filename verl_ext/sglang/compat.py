@@ -48,9 +48,9 @@ class Need:
         return f"{self.why or f'{self.kind} {self.name}'} ({self.by})"
 
 
-def _needs(kind: str, by: str, names: str, prefix: str = "", why: str = "") -> Iterator[Need]:
+def _needs(kind: str, by: str, names: str, prefix: str = "") -> Iterator[Need]:
     """One need for each of the names, which are separated by spaces and get the prefix."""
-    return (Need(kind, prefix + name, by, why) for name in names.split())
+    return (Need(kind, prefix + name, by) for name in names.split())
 
 
 _MESSAGES = "sglang.srt.managers.io_struct"

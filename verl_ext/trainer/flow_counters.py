@@ -249,47 +249,26 @@ class FlowCounters:
         counts, clocks = self._counts, self._clocks
         filters_now = self.filters and self.mode == "sync"
         # Groups with equal rewards are left out by choice, which is not the buffer's fault.
-        passed_over = counts.filtered + (counts.replaced_now if filters_now else 0)
+        out = counts.taken + counts.filtered + (counts.replaced_now if filters_now else 0)
         evicted = counts.stale + counts.failed + (0 if filters_now else counts.replaced_now)
-        left_rollout = counts.taken + passed_over + evicted + train.waiting
+        left_rollout = out + evicted + train.waiting
         taken_rows = counts.taken * self.rollouts_per_prompt
         # Failed groups show in a listing, or later as missing rows. Neither count ever falls.
         lost_groups = counts.failed + math.ceil(counts.missing / self.rollouts_per_prompt)
+        working, waiting = train.oldest_s.get("working"), train.oldest_s.get("waiting")
+        errors, lost = max(clocks["train"].failures, lost_groups), counts.invalid + counts.missing
         points = {
-            "prompts": _point(
-                train.working,
-                counts.submitted,
-                left_rollout,
-                oldest_age_s=train.oldest_s.get("working"),
-                errors=max(clocks["train"].failures, lost_groups),
-                work=train.rows_of_working,
-            ),
-            "buffer": _point(
-                train.waiting,
-                left_rollout,
-                counts.taken + passed_over,
-                oldest_age_s=train.oldest_s.get("waiting"),
-                dropped=evicted,
-                role="queue",
-            ),
-            "trainer": _point(
-                taken_rows - counts.judged,
-                taken_rows,
-                counts.accepted,
-                dropped=counts.invalid + counts.missing,
-            ),
+            "prompts": _point(train.working, counts.submitted, left_rollout, working, errors=errors),
+            "buffer": _point(train.waiting, left_rollout, out, waiting, dropped=evicted),
+            "trainer": _point(taken_rows - counts.judged, taken_rows, counts.accepted, dropped=lost),
         }
+        points["prompts"]["work"], points["buffer"]["role"] = train.rows_of_working, "queue"
         if self.capacity is not None:
             points["TransferQueue"] = _point(rows, 0, 0, capacity=self.capacity, role="store")
         if counts.validation_submitted:
-            points["validation"] = _point(
-                val.working,
-                counts.validation_submitted,
-                counts.validated,
-                oldest_age_s=val.oldest_s.get("working"),
-                errors=clocks["val"].failures,
-                work=val.waiting + val.rows_of_working,
-            )
+            age, work = val.oldest_s.get("working"), val.waiting + val.rows_of_working
+            asked, errors = counts.validation_submitted, clocks["val"].failures
+            points["validation"] = _point(val.working, asked, counts.validated, age, errors=errors, work=work)
         return points
 
     def _samples(self, train: Partition) -> dict[str, Any]:
@@ -329,6 +308,6 @@ class FlowCounters:
         return {"staleness": staleness}
 
 
-def _point(depth: int, came: int, out: int, **extra: Any) -> dict[str, Any]:
+def _point(depth: int, came: int, out: int, age_s: float | None = None, **extra: Any) -> dict[str, Any]:
     """A flow point of the file: how many it holds, and how many came in and left."""
-    return {"depth": depth, "oldest_age_s": None, "in": came, "out": out, "dropped": 0, "errors": 0, **extra}
+    return {"depth": depth, "oldest_age_s": age_s, "in": came, "out": out, "dropped": 0, "errors": 0, **extra}

@@ -1,10 +1,9 @@
-"""A load test of veRL's queues and replay buffer without a model (veRL 0.9.1); `drzero flow-test` starts it.
+"""A load test of veRL's queues and replay buffer without a model (veRL 0.9.1), started by `drzero flow-test`.
 
     python -m verl_ext.trainer.flow_load RUN_DIR/resolved.yaml
 
-Real are TransferQueue and the run's own trainer class, with its replay buffer, warm-up, refills and staleness
-limit. Simulated are the prompts, the rollouts (workers sleep and write random tokens, by the protocol of
-veRL's agent loop workers) and the update (the trainer sleeps). `flow_test.provoke` names a fault to inject.
+TransferQueue and the run's trainer class are real, with its buffer, warm-up, refills and staleness limit.
+Workers sleep and write random tokens instead of a rollout, and the trainer sleeps instead of an update.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ FAULTS = ("none", "stopped-producer", "slow-consumer", "overflow", "stale", "los
 
 
 class LoadWorker:
-    """A Ray actor in place of veRL's agent loop worker: sleeps as long as a rollout, then writes its rows."""
+    """Replaces veRL's agent loop worker, a Ray actor: sleeps for a rollout, then writes its rows."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         tq.init()
@@ -44,7 +43,7 @@ class LoadWorker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, fault_at: float) -> None:
-        """Inject the fault from the given Unix time on."""
+        """Inject the fault from this Unix time on."""
         self._fault_at = fault_at
 
     async def generate_sequences(self, uids: list[str], step: int) -> None:
@@ -91,7 +90,7 @@ class LoadWorker:
 
 
 class LoadManager:
-    """In place of veRL's agent loop manager: it deals the prompts out to the workers."""
+    """Replaces veRL's agent loop manager and deals prompts to the workers."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         worker: Any = ray.remote(LoadWorker)
@@ -103,7 +102,7 @@ class LoadManager:
         ]
 
     def begin(self, fault_at: float) -> None:
-        """Set when the fault begins; returns when every worker is up."""
+        """Set when the fault begins, and wait for every worker."""
         ray.get([worker.begin.remote(fault_at) for worker in self._workers])
 
     def generate_sequences(self, prompts: TensorDict) -> None:
@@ -119,7 +118,7 @@ class TimeUp(Exception):
 
 
 class LoadMixin:
-    """Over one of our trainer classes: made-up prompts, and an update that only takes time."""
+    """For one of our trainer classes: invented prompts, and an update that only takes time."""
 
     def set_up(self, settings: dict[str, Any]) -> None:
         """Replace veRL's set-up, without model and data."""
@@ -131,7 +130,7 @@ class LoadMixin:
         self.agent_loop_manager = LoadManager(settings)
 
     def run(self, seconds: float) -> None:
-        """Run training steps until the time is over, whatever the trainer waits for then."""
+        """Run training steps until the time is over."""
         trainer: Any = self
         self.agent_loop_manager.begin(float("inf"))  # the workers may take long to start
         self._fault_at = time.time() + 0.3 * seconds
@@ -141,7 +140,7 @@ class LoadMixin:
             raise TimeUp
 
         with trainer._flow.writing(trainer.config.flow.every_s), suppress(TimeUp):
-            # The signal interrupts any wait; it repeats in case the first is raised where it is swallowed.
+            # The signal interrupts any wait, and repeats in case the first exception is swallowed.
             signal.signal(signal.SIGALRM, end)
             signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
             try:
@@ -163,7 +162,7 @@ class LoadMixin:
         return cast(TensorDict, tu.get_tensordict(columns))
 
     def _watch_for_collapse(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Nothing: made-up rows have no rewards."""
+        """Nothing, because invented rows have no rewards."""
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], size: int) -> KVBatchMeta:
         trainer = cast(Any, self)
