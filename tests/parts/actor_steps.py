@@ -1,4 +1,4 @@
-"""Training steps by veRL's actor worker, in processes of their own (`gloo_step.py`)."""
+"""Training steps by veRL's actor worker, in separate processes (`gloo_step.py`)."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from drzero.recipe.compose import compose_plain, resolve
 Row = dict[str, torch.Tensor]
 PROMPT, CLIP, TOKENS = 4, 0.2, 1000
 SPOILED, PADDING = range(24, 32), (1, 2, 3, 9, 17)
-"""Of 32 rows. The spoiled ones are all of one rank of 4; there are more padding rows than ranks."""
+"""Of 32 rows. One rank of four has all spoiled rows, and there are more padding rows than ranks."""
 
 
 def make_steps(
@@ -27,7 +27,7 @@ def make_steps(
     start: Sequence[str] = (),
     path: str = "",
 ) -> dict[Any, Any]:
-    """Of each case, what `gloo_step.py` left; `start` runs the script, `path` is its PYTHONPATH."""
+    """The results of `gloo_step.py` by case. `start` runs the script, `path` is its PYTHONPATH."""
     torch.save({"config": config, "cases": cases}, folder / "steps.pt")
     run = subprocess.run(
         [sys.executable, *start, str(Path(__file__).parent / "gloo_step.py"), str(folder), str(ranks)],
@@ -57,7 +57,7 @@ def make_rows() -> list[Row]:
 
 
 def training_row(ids_T: torch.Tensor, mask_R: torch.Tensor, log_probs_R: torch.Tensor, advantage: Any) -> Row:
-    """A row as the trainer leaves it: a prompt, then a response that was sampled with `log_probs_R`."""
+    """A row as the trainer leaves it: a prompt, and a response sampled with `log_probs_R`."""
     prompt = len(ids_T) - len(mask_R)
     return {
         "input_ids": ids_T,
@@ -73,7 +73,7 @@ def training_row(ids_T: torch.Tensor, mask_R: torch.Tensor, log_probs_R: torch.T
 
 
 def actor_config(model: Path) -> dict[str, Any]:
-    """The challenger's actor on a CPU, learning by plain gradient steps."""
+    """The challenger's actor on a CPU, with plain gradient steps."""
     config = compose_plain("challenger", ["hardware=cpu", f"base_model={model}"])
     resolved = resolve(config).actor_rollout_ref
     changes = {

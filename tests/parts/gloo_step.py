@@ -1,11 +1,11 @@
 """Training steps by veRL's own actor worker over gloo on the CPU.
 
-python tests/parts/gloo_step.py FOLDER RANKS [RANKS ...]
+    python tests/parts/gloo_step.py FOLDER RANKS [RANKS ...]
 
-Reads `steps.pt` from FOLDER: the config and the cases, each with the rows of a batch. Over each number of
-ranks and for each case it takes the weights back to where they were and makes one update of the whole batch,
-by SGD with a rate of 1, so that a weight moves by its gradient. It leaves `moved_RANKS.pt`: by case, how far
-each weight moved, the step's metrics, and the log-probabilities before it of the first rank's rows.
+`steps.pt` in FOLDER has the config and the cases, each with the rows of a batch. For each number of ranks and
+each case, this restores the weights and makes one update of the whole batch by SGD with a rate of 1, so that
+a weight moves by its gradient. `moved_RANKS.pt` has the moves, the metrics, and the log-probabilities before
+the update.
 """
 
 import multiprocessing
@@ -69,7 +69,7 @@ def rows_of(rows: list[dict[str, torch.Tensor]], rank: int, world: int) -> Tenso
 
 
 def score(worker: Any, data: TensorDict) -> list[torch.Tensor]:
-    """Of each row, the log-probability of every token but the first, given those before it."""
+    """The log-probability of every token but the first, per row."""
     tu.assign_non_tensor(data, calculate_entropy=False, compute_loss=False, temperature=1.0)
     log_probs = tu.get(worker.compute_log_prob(data), "log_probs")
     return [row_T[:-1] for row_T in log_probs.unbind()]
@@ -91,7 +91,7 @@ def update(worker: Any, data: TensorDict, rows: int, micro_batch: int, entropy: 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    # Forked, so that every rank has what this process has imported.
+    # Forked, so that every rank shares this process's imports.
     context = multiprocessing.get_context("fork")
     for world in map(int, sys.argv[2:]):
         ranks = [

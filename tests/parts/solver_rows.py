@@ -1,4 +1,4 @@
-"""A solver's training rows as synthesize writes them, about nothing in particular."""
+"""A solver's training rows as synthesize writes them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from verl_ext.method.prompts import solver_messages
 
 
 def solver_row(index: int, split: str, answer: str, question: str = "Who came?") -> dict[str, Any]:
-    """One question with its answer, of one to three hops, about a document of its own."""
+    """One question with its answer, of one to three hops, with a separate document."""
     nothing = dict.fromkeys(("corpus_id", "document_sha256", "generator_checkpoint", "seed", "trajectory"))
     return {
         "data_source": "search_zero",
@@ -32,7 +32,7 @@ def solver_row(index: int, split: str, answer: str, question: str = "Who came?")
 
 
 def write_questions(checkpoints: Path, train: int, val: int, answers: Sequence[str] = ("Vell",)) -> None:
-    """Rows of both splits, with the answers in turn, where the first iteration's synthesize puts them."""
+    """Write rows of both splits, with the answers in turn, as the first iteration's synthesize does."""
     for split, count in (("train", train), ("val", val)):
         rows = [solver_row(index, split, answers[index % len(answers)]) for index in range(count)]
         write_training_rows(checkpoints / "synthesize_iter1" / f"{split}.parquet", rows)

@@ -1,4 +1,4 @@
-"""A two-layer Llama with the demo's tokenizer: everything about it is real but its size."""
+"""A two-layer Llama with the demo's tokenizer: only its size is unreal."""
 
 import math
 import random
@@ -25,10 +25,7 @@ STEPS, SAMPLED = 300, 2000
 
 
 def save_tiny_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
-    """Write model and tokenizer to `folder`, and return it.
-
-    Without a `tokenizer` it is read from the packaged model, which takes seconds.
-    """
+    """Write model and tokenizer to `folder`, and return it. Reading the packaged tokenizer takes seconds."""
     tokenizer = tokenizer or load_base_tokenizer()
     _new_model(tokenizer, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -36,10 +33,10 @@ def save_tiny_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
 
 
 def save_speaking_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
-    """Like `save_tiny_model`, but it has learned the protocol by heart.
+    """Like `save_tiny_model`, but it has memorized the protocol.
 
-    Whatever the document, it asks one of `QUESTIONS`, often after a search; whatever the question, it gives
-    one of `ANSWERS`. So a run with it has searches, solver attempts right and wrong, and rewards that differ.
+    It asks one of `QUESTIONS` about any document, often after a search, and gives one of `ANSWERS` to any
+    question. So its runs have searches, right and wrong attempts, and different rewards.
     """
     tokenizer = tokenizer or load_base_tokenizer()
     model = _new_model(tokenizer, seed)
@@ -77,7 +74,7 @@ def _new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
 
 
 def _conversations(rng: random.Random, count: int = 320) -> list[list[dict[str, str]]]:
-    """Prompts as a run has them, each followed by a random way to go on."""
+    """Prompts as in a run, each with a random continuation."""
     passages = [f"{p.title}\n{p.text}" for p in generate_world(1, "warmstart", passages=60).passages.values()]
     conversations = []
     for _ in range(count):
@@ -98,7 +95,7 @@ def _conversations(rng: random.Random, count: int = 320) -> list[list[dict[str, 
 def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
     """Negative log-likelihood of the assistant's tokens among themselves and some random others.
 
-    Over the whole vocabulary it would take ten times as long. Padding on the right needs no mask.
+    The whole vocabulary would take ten times as long. Padding on the right needs no mask.
     """
     length = max(len(example.ids_T) for example in batch)
     ids_BT = torch.tensor([e.ids_T + [0] * (length - len(e.ids_T)) for e in batch])
@@ -108,5 +105,5 @@ def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
     candidates = torch.cat([own, others[~torch.isin(others, own)]])
     hidden_BTD = model.model(input_ids=ids_BT).last_hidden_state
     logits_NC = hidden_BTD[:, :-1][own_BT[:, 1:]] @ model.lm_head.weight[candidates].T
-    logits_NC[:, len(own) :] += math.log(model.config.vocab_size / SAMPLED)  # each stands for many
+    logits_NC[:, len(own) :] += math.log(model.config.vocab_size / SAMPLED)  # each represents many
     return torch.nn.functional.cross_entropy(logits_NC, places)

@@ -1,10 +1,10 @@
-"""A Ray cluster of two real nodes on loopback: two raylets, each with a logical GPU of its own.
+"""A Ray cluster of two real nodes on loopback: two raylets, each with one logical GPU.
 
     with two_nodes() as cluster:
-        …                       # cluster.address is what machine.ray_address takes
-        cluster.kill_second()   # as a machine that has gone
+        …                       # cluster.address is for machine.ray_address
+        cluster.kill_second()   # as if the machine were gone
 
-By Ray's own class for that: `ray start --address` refuses to join where Ray listens on loopback alone.
+It uses Ray's own test class, because `ray start --address` refuses a Ray that listens only on loopback.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _EACH = {"num_cpus": 12, "num_gpus": 1, "object_store_memory": 200_000_000, "inc
 
 
 class TwoNodes:
-    """The cluster, while it is up."""
+    """The cluster while it is up."""
 
     def __init__(self) -> None:
         self.ray = Cluster(initialize_head=True, head_node_args=_EACH)
@@ -25,7 +25,7 @@ class TwoNodes:
         self.start_second()
 
     def start_second(self) -> None:
-        """Start the second node, also once it has been killed."""
+        """Start the second node, also after it was killed."""
         self._second: Any = self.ray.add_node(**_EACH)
         self.second_id: str = self._second.node_id
 
@@ -36,7 +36,7 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes() -> Iterator[TwoNodes]:
-    """Start both nodes, and end whatever is left of them."""
+    """Start both nodes, and end them."""
     cluster = TwoNodes()
     try:
         yield cluster

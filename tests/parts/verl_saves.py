@@ -4,15 +4,12 @@ import json
 import zipfile
 from pathlib import Path
 
-from verl_ext.checkpoints import (
-    TRACKER,
-    step_folder,
-)
+from verl_ext.checkpoints import TRACKER, step_folder
 
 RANKS = 2
 
 
-# The files of one save in the order in which veRL writes them.
+# In veRL's order of writing.
 FILES = [
     *(f"actor/{kind}_world_size_2_rank_{rank}.pt" for rank in range(RANKS) for kind in ("model", "optim")),
     "actor/huggingface/config.json",
@@ -22,7 +19,7 @@ FILES = [
 
 
 def save(run: Path, step: int, files: int = len(FILES), tracker: str | None = None) -> None:
-    """A save that was killed after `files` files; `tracker` is what it then wrote as the recorded number."""
+    """A save killed after `files` files. `tracker` is the recorded number, if it was written."""
     for name in FILES[:files]:
         path = step_folder(run, step) / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Eight H100 that are none: what veRL, torch's FSDP2 and SGLang ask of CUDA while they build a run.
+"""Eight fake H100: what veRL, torch's FSDP2 and SGLang ask of CUDA while they build a run.
 
-Tensors have the device `cuda:0` and no memory (torch's FakeTensorMode), collectives of eight ranks return at
-once (torch's `fake` group), streams and events wait for nothing. Nothing is computed: only devices, types and
-shapes are real. For a process of its own, before it imports veRL or SGLang.
+Tensors have the device `cuda:0` and no memory (torch's FakeTensorMode). Collectives of eight ranks return at
+once (torch's `fake` group), and streams and events wait for nothing. Only devices, types and shapes are real.
+Use it in a separate process, before it imports veRL or SGLang.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Stream:
 
 
 def stand_in() -> None:
-    """Let torch have eight H100, and this process be the first of eight ranks."""
+    """Pretend that torch has eight H100 and that this process is the first of eight ranks."""
     properties = SimpleNamespace(
         **{"name": NAME, "major": 9, "minor": 0, "total_memory": 80 * GIB},
         **{"multi_processor_count": 132, "warp_size": 32},
@@ -59,30 +59,30 @@ def stand_in() -> None:
         setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
     vars(torch.cuda).update(Stream=Stream, Event=Stream)
     vars(torch.cuda.memory)["_set_allocator_settings"] = lambda *_: None
-    # A torch without CUDA has no guard for its devices, which autograd asks for: that of the CPU does.
+    # Autograd asks for a guard of the device. A torch without CUDA has none, but the CPU's works.
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * _DEVICES_WITH_GUARDS).in_dll(
         library, "_ZN3c104impl26device_guard_impl_registryE"
     )
     guards[_CUDA] = guards[_CUDA] or guards[_CPU]
-    # Else it would look for the GPUs.
+    # Otherwise it would look for the GPUs.
     FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
     _keep_what_is_there_already()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=GPUS)  # type: ignore[no-untyped-call]
 
 
 def _keep_what_is_there_already() -> None:
-    """Two things that fail on tensors without content and have nothing to do with CUDA."""
+    """Patch two functions that fail on tensors without content."""
     move, offsets = torch.nn.Module.to, _state_dict_utils.compute_local_shape_and_global_offset
 
     def to(module: torch.nn.Module, *args: Any, **named: Any) -> torch.nn.Module:
-        # A move that changes nothing, which torch does by swapping each tensor with itself.
+        # A move that changes nothing: torch would swap each tensor with itself.
         device, dtype, *_ = torch._C._nn._parse_to(*args, **named)
         here = all(device in (None, p.device) and dtype in (None, p.dtype) for p in module.parameters())
         return module if here else move(module, *args, **named)
 
     def real_offsets(*args: Any) -> Any:
-        # Reads the numbers of a tensor that it makes.
+        # This reads the numbers of a tensor that it makes.
         with unset_fake_temporarily(), torch.device("cpu"):
             return offsets(*args)
 
@@ -95,6 +95,6 @@ _MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 @contextlib.contextmanager
 def on_the_gpu() -> Iterator[None]:
-    """What is made in here is on the GPU and has no content."""
+    """Tensors made here are on the GPU and have no content."""
     with _MODE, DEVICE:
         yield

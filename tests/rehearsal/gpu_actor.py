@@ -1,10 +1,10 @@
-"""Builds what one of eight training ranks has on 8×H100, by veRL's own code, and takes a step of its engine.
+"""Builds one of eight training ranks on 8×H100 with veRL's own code, and takes a step of its engine.
 
     .venv-sglang/bin/python tests/rehearsal/gpu_actor.py < case.json
 
-A case is a stage with its overrides; the last line printed is JSON: what came out (`test_gpu_path.py`). Real
-are the config, veRL's trainer and worker, torch's FSDP2, the sizes of the models, and SGLang's adapter. Made
-up are the GPUs (`fake_cuda.py`), the weights, which are shapes without content, and the attention.
+A case is a stage with its overrides. The last line printed is JSON, for `test_gpu_path.py`. The config,
+veRL's trainer and worker, torch's FSDP2, the models' sizes and SGLang's adapter are real. The GPUs
+(`fake_cuda.py`), the weights (shapes without content) and the attention are not.
 """
 
 import json
@@ -18,12 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
 
-MICRO_BATCH = 300
-"""Tokens."""
+MICRO_BATCH = 300  # tokens
 
 
 def trainer_facts(config: DictConfig) -> dict[str, Any]:
-    """veRL's trainer as far as it goes without Ray, and what the entry point checks before it."""
+    """veRL's trainer, as far as it goes without Ray, and the checks of its entry point."""
     from verl.trainer.ppo.reward import get_custom_reward_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.trainer.ppo.v1 import get_trainer_cls
@@ -48,14 +47,14 @@ def trainer_facts(config: DictConfig) -> dict[str, Any]:
 
 
 def without_content() -> None:
-    """Let the engine's weights be shapes on the GPU, and its attention their copy."""
+    """Make the engine's weights shapes on the GPU, and its attention a copy."""
     from transformers import AutoModelForCausalLM
     from verl.models.transformers import monkey_patch
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
     from verl_ext.rollout.cuda import CudaPlatform
 
-    # torch takes a bare number for a device of its accelerator, and has none.
+    # torch would take a bare number for a device of its accelerator, and has none.
     CudaPlatform.current_device = lambda _: fake_cuda.DEVICE
     build = FSDPEngine.initialize
 
@@ -69,7 +68,7 @@ def without_content() -> None:
 
     FSDPEngine.initialize = initialize
     AutoModelForCausalLM.from_pretrained = classmethod(from_pretrained)
-    # The real one reads where sequences end from the positions (tests/verl_ext/test_gpu_update.py).
+    # The real one reads sequence ends from the positions (tests/verl_ext/test_gpu_update.py).
     monkey_patch._flash_attention_forward = lambda query, *_, **__: query * 1
 
 
@@ -89,7 +88,7 @@ def devices(tensors: Any) -> list[str]:
 
 
 def built(worker: Any) -> dict[str, Any]:
-    """What `init_model` left."""
+    """The results of `init_model`."""
     from torch.distributed.fsdp import FSDPModule
 
     actor, engine = worker.actor, worker.actor.engine
@@ -133,7 +132,7 @@ def built(worker: Any) -> dict[str, Any]:
 
 
 def stepped(worker: Any) -> dict[str, Any]:
-    """A forward pass, an optimizer's step on gradients of zero, the weights for the engines."""
+    """A forward pass, an optimizer step with zero gradients, and the weights for the engines."""
     from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 
     engine, facts = worker.actor.engine, {}

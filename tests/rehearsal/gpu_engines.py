@@ -1,10 +1,10 @@
-"""Builds the arguments of SGLang's servers on 8×H100: of veRL's rollout engines and of the solver's server.
+"""Builds the arguments of SGLang's servers on 8×H100, for veRL's rollout engines and the solver's server.
 
     .venv-sglang/bin/python tests/rehearsal/gpu_engines.py < case.json
 
-A case is a stage with its overrides; the last line printed is JSON (`test_gpu_path.py`). Real are the config,
-veRL's replica and server, and SGLang's own reading and checking of its arguments; the GPUs are made up
-(`fake_cuda.py`), and no process is started.
+A case is a stage with its overrides. The last line printed is JSON, for `test_gpu_path.py`. The config,
+veRL's replica and server, and SGLang's own parser are real. The GPUs are fake (`fake_cuda.py`), and no
+process starts.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Launched(Exception):
 
 
 def rollout_arguments(config: DictConfig) -> tuple[Any, int]:
-    """SGLang's arguments of the first replica, and how many GPUs it has."""
+    """SGLang's arguments for the first replica, and its number of GPUs."""
     from sglang.srt.entrypoints.http_server import Engine
     from verl.workers.rollout.replica import RolloutMode, get_rollout_replica_class
     from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
@@ -58,7 +58,7 @@ def rollout_arguments(config: DictConfig) -> tuple[Any, int]:
 
 
 def checked(arguments: Any) -> dict[str, Any]:
-    """SGLang's own checks of what was set and what follows from it."""
+    """Arguments after SGLang's own checks."""
     arguments.check_server_args()
     return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
 
@@ -66,7 +66,7 @@ def checked(arguments: Any) -> dict[str, Any]:
 def main() -> None:
     stage, overrides = json.load(sys.stdin)
     config = resolve(compose_stage(stage, overrides))
-    # As veRL's trainer imports it: its kernels are not touched.
+    # As veRL's trainer imports it, without touching its kernels.
     os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import common
@@ -78,7 +78,7 @@ def main() -> None:
     fake_cuda.stand_in()
     fake_cuda.torch.version.cuda = "13.0"
     for function in vars(common).values():
-        if hasattr(function, "cache_clear"):  # what SGLang has found of a device so far
+        if hasattr(function, "cache_clear"):  # what SGLang remembers about devices
             function.cache_clear()
     written = OmegaConf.load(write_resolved(config))
     assert isinstance(written, DictConfig)

@@ -1,4 +1,4 @@
-"""A real SGLang server of the pinned version, on a CPU, as `hardware=cpu rollout=sglang` starts it."""
+"""A real SGLang server of the pinned version on a CPU, started as `hardware=cpu rollout=sglang` does."""
 
 import os
 import signal
@@ -20,17 +20,11 @@ STARTS_WITHIN_S = 600
 
 @contextmanager
 def serving(python: str, model: Path, log: Path, context: int, sequences: int) -> Iterator[str]:
-    """The address of a float32 server of so many conversations of `context` tokens at once."""
-    config = resolve(
-        compose_stage(
-            "challenger",
-            [
-                *("hardware=cpu", "rollout=sglang", f"solver.model_path={model}"),
-                *("solver.dtype=float32", f"solver.max_batch_size={sequences}"),
-                *(f"solver.max_context_tokens={context}", f"solver.port={reserve_port(None)}"),
-            ],
-        )
-    )
+    """The address of a float32 server for this many conversations of `context` tokens at once."""
+    overrides = ["hardware=cpu", "rollout=sglang", f"solver.model_path={model}", "solver.dtype=float32"]
+    overrides += [f"solver.max_batch_size={sequences}", f"solver.max_context_tokens={context}"]
+    overrides += [f"solver.port={reserve_port(None)}"]
+    config = resolve(compose_stage("challenger", overrides))
     spec = solver_spec(config)
     assert spec.command[1:3] == ("-m", "sglang.launch_server")
     with log.open("wb") as file:
@@ -45,7 +39,7 @@ def serving(python: str, model: Path, log: Path, context: int, sequences: int) -
         _wait_until_up(process, spec.health_url, log)
         yield spec.health_url.removesuffix("/health")
     finally:
-        # On SIGTERM SGLang waits for requests whose clients are gone.
+        # On SIGTERM, SGLang waits for requests whose clients are gone.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

@@ -1,8 +1,8 @@
-"""What runs on 8×H100, built here by veRL's, torch's and SGLang's own code on eight GPUs that are none.
+"""The path of 8×H100, built by veRL's, torch's and SGLang's own code on eight fake GPUs.
 
-One process a model (`gpu_actor.py`, `gpu_engines.py`), for the models whose way through the code differs:
-tied weights, the usual one, engines over four GPUs, an adapter with engines over all. What this is worth, and
-what only GPUs can show: docs/sglang.md.
+One process per model (`gpu_actor.py`, `gpu_engines.py`), for models that take different paths: tied weights,
+the usual ones, engines over four GPUs, an adapter with engines over all. docs/sglang.md says what only GPUs
+can show.
 """
 
 import json
@@ -29,9 +29,7 @@ MODELS = {
 }
 SHORT = ("qwen2.5-3b",)
 pytestmark = [
-    pytest.mark.slow(
-        "builds models of up to 32 billion shapes; hardware=cpu runs the same code with numbers"
-    ),
+    pytest.mark.slow("builds models of up to 32 billion shapes; hardware=cpu runs the code with numbers"),
     pytest.mark.timeout(1200),
 ]
 
@@ -53,21 +51,20 @@ class Case:
         (policy / "config.json").write_text(json.dumps(content))
         rows = folder / "rows.parquet"
         write_training_rows(rows, [solver_row(index, "train", "Vell") for index in range(256)])
-        self.overrides = [
-            *("hardware=8xh100", f"model={model}", f"base_model={policy}", f"run.dir={folder / 'run'}"),
-            *(f"actor_rollout_ref.model.path={policy}", "solver.port=8001", "retrieval.port=8000"),
-            *(f"data.train_files={rows}", f"data.val_files={rows}"),
-        ]
+        self.overrides = ["hardware=8xh100", f"model={model}", f"base_model={policy}"]
+        self.overrides += [f"run.dir={folder / 'run'}", f"actor_rollout_ref.model.path={policy}"]
+        self.overrides += ["solver.port=8001", "retrieval.port=8000"]
+        self.overrides += [f"data.train_files={rows}", f"data.val_files={rows}"]
         self.config: DictConfig = resolve(compose_stage(self.stage, self.overrides))
 
     @property
     def adapter(self) -> int:
-        """Weights of the LoRA adapter; 0 without one."""
+        """Weights of the LoRA adapter, or 0."""
         rank = self.config.actor_rollout_ref.model.lora_rank
         return self.shape.adapter(rank) if rank else 0
 
     def facts(self, python: str, script: str) -> dict[str, Any]:
-        """What a script finds for it, in the environment with SGLang."""
+        """A script's results for this case, in the environment with SGLang."""
         here = Path(__file__).parent
         path = os.pathsep.join(map(str, (ROOT, here / "flash_attn_stand_in")))
         done = subprocess.run(
@@ -98,9 +95,6 @@ def engines(case: Case, sglang_python: str) -> dict[str, Any]:
     return case.facts(sglang_python, "gpu_engines.py")
 
 
-# The actor ------------------------------------------------------------------------------------------
-
-
 def test_verl_accepts_the_config_and_makes_the_trainer_of_the_stage(
     case: Case, actor: dict[str, Any]
 ) -> None:
@@ -110,7 +104,7 @@ def test_verl_accepts_the_config_and_makes_the_trainer_of_the_stage(
     assert actor["reward"] == config.reward.custom_reward_function.name
     assert actor["prompts_a_step"] == config.data.train_batch_size
     assert actor["pools"] == {"global_pool": [8]}
-    # Not the one for a CPU.
+    # Not the ones for a CPU.
     assert (actor["worker"], actor["engine"]) == ("ActorRolloutRefWorker", "FSDPEngineWithLMHead")
 
 
@@ -155,7 +149,7 @@ def test_weights_and_optimizer_come_to_the_gpu_for_a_step_and_leave_it(
 ) -> None:
     assert (actor["devices"], actor["loaded"], actor["offloaded"]) == (["cpu"], ["cuda:0"], ["cpu"])
     assert actor["optimizer_offloaded"] == ["cpu"]
-    # Two numbers for each that is trained.
+    # Two numbers per trained weight.
     assert actor["states"] == 2 * actor["trained"] / 8
 
 
@@ -172,11 +166,8 @@ def test_the_weight_adapter_is_for_as_many_engines_as_the_config_has(
 ) -> None:
     tp = case.config.actor_rollout_ref.rollout.tensor_model_parallel_size
     assert actor["engines"] == [8 // tp, tp, 1]
-    # veRL's own, not the one for host memory; sleep releases the weights too.
+    # veRL's own, not the one for host memory. Sleep releases the weights too.
     assert (actor["adapter"], actor["sleep_level"]) == ("ServerAdapter", 2)
-
-
-# The engines ----------------------------------------------------------------------------------------
 
 
 def test_sglang_accepts_what_verl_gives_the_rollout_engine(case: Case, engines: dict[str, Any]) -> None:
@@ -187,7 +178,7 @@ def test_sglang_accepts_what_verl_gives_the_rollout_engine(case: Case, engines: 
     assert given["mem_fraction_static"] == rollout.gpu_memory_utilization
     assert given["max_running_requests"] == rollout.max_num_seqs
     assert given["sleep_on_idle"] is rollout.engine_kwargs.sglang.sleep_on_idle is True
-    # Sleep: what only CUDA has.
+    # Sleep, with CUDA-only parts.
     assert rollout.free_cache_engine and given["enable_memory_saver"] and given["enable_weights_cpu_backup"]
     assert not given["disable_cuda_graph"] and not given["disable_overlap_schedule"]
     assert given["attention_backend"] == "flashinfer"

@@ -1,4 +1,4 @@
-"""compare-rollouts against a real SGLang server of the pinned version, on a CPU."""
+"""compare-rollouts with a real SGLang server of the pinned version, on a CPU."""
 
 import json
 from pathlib import Path

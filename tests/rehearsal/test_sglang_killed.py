@@ -1,4 +1,4 @@
-"""A scheduler of the rollout engine, killed or stopped in a step: the run ends, names it, and resumes."""
+"""A scheduler of the rollout engine is killed or stopped in a step: the run ends, names it, and resumes."""
 
 import os
 import re
@@ -32,15 +32,13 @@ Start = Callable[..., Run]
 def start(
     sglang_python: str, prepared: Prepared, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Start:
-    """Start the same run of two steps, with a signal to its scheduler in the rollout of the second."""
+    """Start the same run of two steps, with a signal to its scheduler in the second rollout."""
     checkpoints = tmp_path_factory.mktemp("checkpoints")
     write_questions(checkpoints, 8, 4)
     folder = checkpoints / "solver"
-    arguments = [
-        *prepared.overrides(checkpoints, speaking_model)[:-1],
-        *("rollout=sglang", "run.name=solver", "steps_per_iteration=2", "trainer.save_freq=1"),
-        *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"),
-    ]
+    arguments = [*prepared.overrides(checkpoints, speaking_model)[:-1], "rollout=sglang", "run.name=solver"]
+    arguments += ["steps_per_iteration=2", "trainer.save_freq=1", "data.train_batch_size=4"]
+    arguments += ["actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"]
 
     def started(signum: signal.Signals | None = None, *more: str) -> Run:
         since = time.time()
@@ -74,21 +72,21 @@ def resumed(stopped: Run, start: Start) -> Run:
     return start()
 
 
-def test_a_killed_scheduler_ends_the_run_by_the_engines_name(killed: Run) -> None:
+def test_a_killed_scheduler_ends_the_run_with_the_engine_as_culprit(killed: Run) -> None:
     assert killed.code == 1
     assert "culprit: rollout engine" in killed.err and "Traceback" not in killed.err
     assert saved_step(killed.folder) == 1
     assert_nothing_left(killed)
 
 
-def test_a_stopped_scheduler_ends_the_run_by_the_engines_name(stopped: Run) -> None:
+def test_a_stopped_scheduler_ends_the_run_and_is_named(stopped: Run) -> None:
     assert stopped.code == 1
     assert re.search(r"SGLang of trainer \(pid \d+\) is stopped by a signal", stopped.err), stopped.err
     assert saved_step(stopped.folder) == 1
     assert_nothing_left(stopped)
 
 
-def test_a_rerun_trains_the_step_that_was_lost(resumed: Run) -> None:
+def test_a_rerun_trains_the_lost_step(resumed: Run) -> None:
     assert resumed.code == 0, resumed.err[-3000:] + resumed.out[-6000:]
     assert saved_step(resumed.folder) == 2
     assert [line["step"] for line in resumed.lines("metrics/attempt_003.jsonl")] == [2]

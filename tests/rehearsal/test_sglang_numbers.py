@@ -1,8 +1,7 @@
-"""SGLang, the reference engine, Transformers and veRL's actor compute the same, on conversations with tools.
+"""SGLang, the reference engine, Transformers and veRL's actor compute the same, in conversations with tools.
 
-The demo's policy (135M) in float32. Every engine continues the same prompts by its most probable tokens;
-the actor makes one update from each engine's log-probabilities of them. `-rP` shows the figures in
-docs/sglang.md.
+The demo's policy (135M) in float32. Every engine continues the same prompts greedily, and the actor makes one
+update from each engine's log-probabilities. `-rP` shows the figures of docs/sglang.md.
 """
 
 import asyncio
@@ -27,8 +26,8 @@ from verl_ext.method.chat import render_prompt_ids, turn_end_id
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
 CONTEXT, NEW_TOKENS = 2048, 48
+# Nats a token. Another order of sums changes about 1e-5, another weight 1e-2 or more.
 LOG_PROB_BOUND = 2e-4
-"""Nats, of one token. Sums in another order give some 1e-5; a weight that is not the same, 1e-2 and more."""
 pytestmark = [pytest.mark.slow("starts SGLang; CPU minutes of a 135M model"), pytest.mark.timeout(1800)]
 
 Ids = list[int]
@@ -36,7 +35,7 @@ Ids = list[int]
 
 @dataclass
 class Continued:
-    """What an engine made of the prompts: of each its tokens, and their log-probabilities."""
+    """An engine's tokens for each prompt, and their log-probabilities."""
 
     tokens: list[Ids]
     log_probs: list[torch.Tensor]
@@ -56,7 +55,7 @@ def tokenizer(policy: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Any) -> list[Ids]:
-    """The first and the last prompt of conversations of each kind: before a search, and after all of them."""
+    """Prompts before a search and after all of them, of challenger and solver conversations."""
     world = generate_world(17, "warmstart", passages=240, chains_per_hop=40)
     conversations = make_demonstrations(
         world, challenger={2: 1}, solver={1: 1, 2: 1}, retrieve=world_retriever(world)
@@ -133,7 +132,7 @@ def engines(
 def steps(
     engines: dict[str, Continued], prompts: list[Ids], policy: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """One update from each engine's samples, by a loss that compares its log-probabilities to the actor's."""
+    """One update from each engine's samples, by a loss that compares its log-probs with the actor's."""
 
     def rows(made: Continued) -> list[Row]:
         return [
@@ -141,7 +140,7 @@ def steps(
                 torch.tensor(prompt + tokens),
                 torch.ones(len(tokens), dtype=torch.int64),
                 log_probs_R,
-                # As of a group whose rewards differ.
+                # As if from a group whose rewards differ.
                 torch.tensor(1.0 if index % 2 else -1.0),
             )
             for index, (prompt, tokens, log_probs_R) in enumerate(
@@ -163,7 +162,7 @@ def steps(
 
 @pytest.fixture(scope="module")
 def actor(steps: dict[str, Any], engines: dict[str, Continued]) -> list[torch.Tensor]:
-    """The actor's own log-probabilities of the responses, before the update."""
+    """The actor's log-probabilities of the responses, before the update."""
     scored = steps["Transformers"]["log_probs"]
     return [
         row_T[-len(tokens) :] for row_T, tokens in zip(scored, engines["Transformers"].tokens, strict=True)
@@ -175,13 +174,13 @@ def largest_gap(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("engine", ["SGLang", "reference engine"])
-def test_greedy_tokens_are_those_of_transformers(engines: dict[str, Continued], engine: str) -> None:
+def test_greedy_tokens_equal_transformers(engines: dict[str, Continued], engine: str) -> None:
     assert engines[engine].tokens == engines["Transformers"].tokens
     assert any(len(set(tokens)) > 8 for tokens in engines[engine].tokens)
 
 
 @pytest.mark.parametrize("engine", ["SGLang", "reference engine", "Transformers"])
-def test_log_probabilities_are_those_of_the_actor(
+def test_log_probabilities_equal_the_actors(
     engines: dict[str, Continued], actor: list[torch.Tensor], engine: str
 ) -> None:
     gap = largest_gap(engines[engine].log_probs, actor)
@@ -189,16 +188,14 @@ def test_log_probabilities_are_those_of_the_actor(
     assert 0 < gap < LOG_PROB_BOUND
 
 
-def test_engines_agree_with_one_another(engines: dict[str, Continued]) -> None:
+def test_engines_agree_with_each_other(engines: dict[str, Continued]) -> None:
     gap = largest_gap(engines["SGLang"].log_probs, engines["reference engine"].log_probs)
     print(f"SGLang and the reference engine: at most {gap:.1e} nats a token")
     assert gap < LOG_PROB_BOUND
 
 
 @pytest.mark.parametrize("engine", ["SGLang", "reference engine"])
-def test_a_training_step_from_its_samples_moves_the_weights_alike(
-    steps: Mapping[str, Any], engine: str
-) -> None:
+def test_a_training_step_moves_the_weights_alike(steps: Mapping[str, Any], engine: str) -> None:
     expected, moved = steps["Transformers"]["moved"], steps[engine]["moved"]
     largest = max(move.abs().max() for move in expected.values())
     gap = max((moved[name] - expected[name]).abs().max() for name in expected)

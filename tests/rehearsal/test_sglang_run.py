@@ -1,9 +1,8 @@
-"""A challenger and a solver on veRL's own SGLang rollout, on a CPU, as `rollout=sglang` runs them.
+"""A challenger and a solver with veRL's own SGLang rollout on a CPU (`rollout=sglang`).
 
-Two steps each of the tiny model that knows the protocol by heart; a second SGLang attempts the
-challenger's questions. The solver is trained by two ranks and with LoRA as well, in tests marked
-`matrix`. The rollout engine starts with random weights and sleeps around each update: a weight that does
-not arrive shows as a gap between its log-probabilities and the actor's.
+Two steps each of a tiny model that has memorized the protocol. Tests marked `matrix` also train the solver
+with two ranks and with LoRA. The rollout engine starts with random weights, so a weight that does not arrive
+shows as a gap between its log-probabilities and the actor's.
 """
 
 import ipaddress
@@ -29,16 +28,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+LORA = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16")
 RUNS: dict[str, tuple[str, ...]] = {
     "challenger": (),
     "solver": (),
-    "solver, two ranks with an engine each, LoRA merged": (
-        *("machine.gpus=2", "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16"),
-        "actor_rollout_ref.model.lora.merge=true",
-    ),
-    "solver, two ranks and an engine of two": (
-        *("machine.gpus=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"),
-    ),
+    "solver, two ranks, LoRA merged": ("machine.gpus=2", *LORA, "actor_rollout_ref.model.lora.merge=true"),
+    "solver, an engine of two": ("machine.gpus=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"),
 }
 SHORT = ("challenger",)
 
@@ -60,13 +55,13 @@ def trained(
     folder = re.sub(r"\W+", "_", name)
     arguments = [
         *prepared.overrides(checkpoints, speaking_model)[:-1],
-        *("rollout=sglang", f"run.name={folder}", "steps_per_iteration=2", "trainer.save_freq=1"),
-        *("data.train_batch_size=4", "trainer.max_actor_ckpt_to_keep=2"),
-        # A tiny model needs a larger rate to move visibly.
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        *(["actor_rollout_ref.rollout.n=4"] if stage == "solver" else []),
-        *RUNS[name],
+        "rollout=sglang",
+        f"run.name={folder}",
     ]
+    arguments += ["steps_per_iteration=2", "trainer.save_freq=1", "data.train_batch_size=4"]
+    # A tiny model needs a larger rate to move visibly.
+    arguments += ["trainer.max_actor_ckpt_to_keep=2", "actor_rollout_ref.actor.optim.lr=1e-3"]
+    arguments += [*(["actor_rollout_ref.rollout.n=4"] if stage == "solver" else []), *RUNS[name]]
     run = run_stage(stage, arguments, checkpoints / folder, python=sglang_python)
     assert run.code == 0, run.err[-3000:] + run.out[-6000:]
     return run
@@ -74,23 +69,23 @@ def trained(
 
 @pytest.fixture(scope="module")
 def metrics(trained: Run) -> list[dict[str, Any]]:
-    """Of both steps; a validation before the first has no sampler to compare with."""
+    """Of both steps. A validation before them has no sampler to compare with."""
     return [line["data"] for line in trained.lines("metrics/attempt_001.jsonl") if line["step"]]
 
 
-def test_the_engine_is_sglangs_and_only_torchs_rendezvous_listens_beyond_loopback(trained: Run) -> None:
+def test_only_torchs_rendezvous_listens_beyond_loopback(trained: Run) -> None:
     beyond = {
         command.split()[0]
         for (ip, _), command in trained.watch.listeners.items()
         if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
     }
-    # So does torch's own of several training ranks; neither lets one choose the address.
+    # So does torch's rendezvous of several training ranks. Neither offers a choice of address.
     ranks = {"WorkerDict"} if trained.config.machine.gpus > 1 else set()
     kinds = {"WorkerDict" if "WorkerDict" in name else name.partition("_")[0] for name in beyond}
     assert kinds == {"sglang::scheduler"} | ranks
 
 
-def test_its_schedulers_do_not_record_collectives_as_the_training_ranks_do(trained: Run) -> None:
+def test_its_schedulers_do_not_record_collectives(trained: Run) -> None:
     pipes = {kind: pipe for kind, pipe in trained.watch.recorders if pipe}
     assert pipes.keys() == {"ray::WorkerDict"} and pipes["ray::WorkerDict"].endswith("/rank_")
     assert ("sglang::scheduler", "") in trained.watch.recorders
@@ -102,9 +97,7 @@ def test_no_token_drifts_and_nothing_fails(metrics: list[dict[str, Any]]) -> Non
         assert [step[f"drzero/{name}"] for name in (*names, "rollout/token_drift_rate")] == [0.0] * 5
 
 
-def test_the_engine_samples_from_the_weights_that_are_trained(
-    trained: Run, metrics: list[dict[str, Any]]
-) -> None:
+def test_the_engine_samples_from_the_trained_weights(trained: Run, metrics: list[dict[str, Any]]) -> None:
     # veRL rounds merged weights to bfloat16 before it sends them.
     model = trained.config.actor_rollout_ref.model
     is_rounded = model.lora_rank > 0 and model.lora.merge
@@ -113,7 +106,7 @@ def test_the_engine_samples_from_the_weights_that_are_trained(
         assert abs(step["actor/rollout_corr/kl"]) < (2e-3 if is_rounded else 1e-4)
 
 
-def test_it_searched_and_the_rewards_differ(trained: Run) -> None:
+def test_it_searched_and_rewards_differ(trained: Run) -> None:
     rollouts = trained.lines("dumps/step_0001.jsonl") + trained.lines("dumps/step_0002.jsonl")
     calls = [call for r in rollouts for turn in r["trajectory"]["turns"] for call in turn["calls"]]
     assert any(call["queries"] and call["response"] for call in calls)

@@ -1,4 +1,4 @@
-"""A real SGLang server of the pinned version, on a CPU, answering what solver attempts ask."""
+"""A real SGLang server of the pinned version on a CPU answers solver attempts."""
 
 import asyncio
 import subprocess
@@ -62,7 +62,7 @@ def prompts(tokenizer: Any) -> list[list[int]]:
     ]
 
 
-def test_it_is_the_pinned_sglang_with_the_transformers_of_the_image(sglang_python: str) -> None:
+def test_versions_are_the_images(sglang_python: str) -> None:
     script = "from importlib.metadata import version as v; print(v('sglang'), v('transformers'))"
     command = [sglang_python, "-c", script]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -83,9 +83,7 @@ def test_attempts_search_and_answer_over_several_turns(server: str, tokenizer: A
     assert {"Vell", "nobody"} & {attempt.answer for attempt in attempts}
 
 
-def test_a_turn_ends_with_its_end_token_and_reads_back_as_the_ids_that_were_sampled(
-    server: str, tokenizer: Any
-) -> None:
+def test_a_turn_has_its_end_token_and_the_sampled_ids(server: str, tokenizer: Any) -> None:
     async def complete(prompt: list[int]) -> Any:
         solver = agent(server, tokenizer, temperature=0.0)
         try:
@@ -103,7 +101,7 @@ def test_a_turn_ends_with_its_end_token_and_reads_back_as_the_ids_that_were_samp
         assert not completion.truncated and completion.ids[-1] == tokenizer.eos_token_id
 
 
-def test_a_prompt_beyond_the_context_is_an_error_of_the_configuration(server: str, tokenizer: Any) -> None:
+def test_a_prompt_beyond_the_context_is_a_configuration_error(server: str, tokenizer: Any) -> None:
     async def ask() -> None:
         solver = agent(server, tokenizer, max_context_tokens=8 * CONTEXT, prompt_form="full")
         try:
@@ -115,7 +113,7 @@ def test_a_prompt_beyond_the_context_is_an_error_of_the_configuration(server: st
         asyncio.run(ask())
 
 
-def test_its_metrics_count_tokens_under_the_name_that_liveness_reads(server: str) -> None:
+def test_its_metrics_count_tokens_for_the_liveness_check(server: str) -> None:
     config = resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=8001"]))
     liveness = solver_spec(config).liveness
     assert liveness

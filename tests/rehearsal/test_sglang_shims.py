@@ -1,4 +1,4 @@
-"""When what stands in for CUDA's parts of SGLang can go: each test fails once its shim is not needed."""
+"""Each test fails once its shim for a CUDA part of SGLang can go."""
 
 import os
 import subprocess
@@ -11,13 +11,13 @@ pytestmark = pytest.mark.slow("imports SGLang")
 
 
 def run(python: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in the environment that has SGLang."""
+    """Run a script in the environment with SGLang."""
     env = {**os.environ, **environment(tp=1)}
     return subprocess.run([python, "-c", script], env=env, capture_output=True, text=True)
 
 
 def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python: str) -> None:
-    """Else `verl_ext/sglang/without_cuda/sgl_kernel` can go."""
+    """Otherwise `verl_ext/sglang/without_cuda/sgl_kernel` can go."""
     script = (
         "import sys; sys.path = [place for place in sys.path if not place.endswith('without_cuda')]\n"
         "import sglang.srt.mem_cache.memory_pool_host"
@@ -26,7 +26,7 @@ def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python: str) -> N
 
 
 def test_torchvision_for_cuda_still_fails_next_to_a_torch_without(sglang_python: str) -> None:
-    """Else `verl_ext/sglang/without_cuda/torchvision_operators.py` can go."""
+    """Otherwise `verl_ext/sglang/without_cuda/torchvision_operators.py` can go."""
     script = """
 import importlib.util, pathlib, sys, torch
 sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "_DeclareOperators"]
@@ -44,7 +44,7 @@ print("torchvision::nms" in fault, is_for_cuda and torch.version.cuda is None)
 
 
 def test_sglang_still_cannot_send_tensors_of_host_memory(sglang_python: str) -> None:
-    """Else `CpuServerAdapter` need not keep SGLang from changing how torch sends them."""
+    """Otherwise `CpuServerAdapter` can go."""
     script = """
 import torch
 from sglang.srt.utils import MultiprocessingSerializer
@@ -55,8 +55,8 @@ MultiprocessingSerializer.serialize(torch.zeros(2))
     assert "IndexError" in run(sglang_python, script).stderr
 
 
-def test_sglangs_adapters_still_need_the_memory_of_a_gpus_machine(sglang_python: str) -> None:
-    """Else preflight need not refuse LoRA that is not merged with `hardware=cpu rollout=sglang`."""
+def test_sglangs_adapters_still_need_pinned_memory(sglang_python: str) -> None:
+    """Otherwise preflight can allow unmerged LoRA with `hardware=cpu rollout=sglang`."""
     script = """
 import torch
 from sglang.srt.lora.layers import ColumnParallelLinearWithLoRA

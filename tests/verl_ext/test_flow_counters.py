@@ -1,4 +1,4 @@
-"""What is counted of veRL's replay buffer: by its own classes, over a real TransferQueue."""
+"""The flow counters, with veRL's own replay buffers over a real TransferQueue."""
 
 import json
 import threading
@@ -26,9 +26,6 @@ EACH = 2
 
 def group(status: str, step: int = 1) -> dict[str, Any]:
     return {"is_prompt": True, "status": status, "global_steps": step}
-
-
-# Alone -----------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_working_until_they_can_be_sampled() -> None:
@@ -100,7 +97,7 @@ def test_a_shorter_record_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["flow_counters.json"]
 
 
-def test_a_queue_that_cannot_be_listed_costs_the_run_nothing(tmp_path: Path) -> None:
+def test_a_queue_that_cannot_be_listed_does_not_end_the_run(tmp_path: Path) -> None:
     def broken() -> None:
         raise ConnectionError("closed")
 
@@ -109,7 +106,7 @@ def test_a_queue_that_cannot_be_listed_costs_the_run_nothing(tmp_path: Path) -> 
     assert not (tmp_path / "flow_counters.json").exists()
 
 
-def test_rows_that_are_judged_are_accepted_invalid_or_missing(tmp_path: Path) -> None:
+def test_judged_rows_are_accepted_invalid_or_missing(tmp_path: Path) -> None:
     counted = counters(tmp_path, listing=lambda: {})
     counted.submitted(4)
     counted.sampled("train", 4, {}, None)
@@ -119,7 +116,7 @@ def test_rows_that_are_judged_are_accepted_invalid_or_missing(tmp_path: Path) ->
     assert samples.lost == 0
 
 
-def test_validation_is_counted_separately_and_is_no_warm_up(tmp_path: Path) -> None:
+def test_validation_is_counted_separately(tmp_path: Path) -> None:
     counted = counters(tmp_path, listing=lambda: {"val": {"a": group("running"), "b": group("finished")}})
     with counted.sampling("val", 2, 0):
         record = counted.record(time.time())
@@ -130,14 +127,11 @@ def test_validation_is_counted_separately_and_is_no_warm_up(tmp_path: Path) -> N
     assert record["warmup"]
 
 
-# With veRL's own buffers -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def queue() -> Iterator[None]:
     """veRL's data system in this process, with one storage unit."""
     with pytest.MonkeyPatch.context() as patch:
-        # Else Ray's workers run at niceness 15, and starve next to other tests.
+        # With Ray's niceness of 15, workers would starve next to other tests.
         patch.setenv("RAY_worker_niceness", "0")
         ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
@@ -183,7 +177,7 @@ def async_buffer(refill: Callable[[int], Any], threshold: int) -> ReplayBufferAs
     )
 
 
-def test_a_synchronous_steps_counts_add_up_from_submission_to_training(queue: None, tmp_path: Path) -> None:
+def test_a_synchronous_steps_counts_add_up(queue: None, tmp_path: Path) -> None:
     counted = counters(tmp_path)
     buffer = ObservedBuffer(sync_buffer(), counted)
     uids = submit("s", 4, step=1)
@@ -246,11 +240,11 @@ def test_stale_groups_are_evicted_replaced_and_reported(queue: None, tmp_path: P
     }
     assert before["about"]["staleness"]["waiting"] == {"-3": 2, "-1": 2}  # no step has begun yet
     assert {key.split("_")[0] for key in batch.keys} == {"new0", "new1", "fresh0", "fresh1"}
-    # While the call was under way the sum came out as well: what is evicted is known by what replaces it.
+    # The sum is right during the call too, because the replacements show the evictions.
     assert [Samples(**taken["samples"]).lost for taken in [*records, record]] == [0, 0]
 
 
-def test_failed_groups_of_an_asynchronous_run_are_failed_and_not_stale(queue: None, tmp_path: Path) -> None:
+def test_failed_groups_of_an_asynchronous_run_are_not_stale(queue: None, tmp_path: Path) -> None:
     counted = counters(tmp_path, mode="separate_async")
 
     def refill(count: int) -> None:
@@ -279,7 +273,7 @@ def test_a_group_that_vanishes_from_the_queue_is_lost(queue: None, tmp_path: Pat
     assert Samples(**counted.record(time.time())["samples"]).lost == EACH
 
 
-def test_what_a_checkpoint_has_restored_counts_as_submitted(queue: None, tmp_path: Path) -> None:
+def test_restored_groups_count_as_submitted(queue: None, tmp_path: Path) -> None:
     finish(submit("r", 3, step=1), step=1)
     counted = counters(tmp_path, mode="colocate_async")
     with counted.writing(every_s=60):
@@ -290,7 +284,7 @@ def test_what_a_checkpoint_has_restored_counts_as_submitted(queue: None, tmp_pat
     assert taken.ended
 
 
-def test_the_observed_buffer_has_everything_else_of_veRLs_buffer(queue: None, tmp_path: Path) -> None:
+def test_the_observed_buffer_passes_everything_else_on(queue: None, tmp_path: Path) -> None:
     counted = counters(tmp_path, mode="separate_async")
     buffer = ObservedBuffer(async_buffer(lambda count: None, threshold=8), counted)
     finish(submit("w", 2, step=1), step=1)

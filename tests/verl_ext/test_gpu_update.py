@@ -1,7 +1,7 @@
 """The actor's update as on 8×H100, with numbers: packed rows in bfloat16 by flash-attention.
 
-flash-attention's functions are stand-ins in plain PyTorch (`rehearsal/flash_attn_stand_in`), which refuse
-what the kernels refuse. veRL's and Transformers' code around them is real.
+flash-attention's functions are stand-ins in plain PyTorch (`rehearsal/flash_attn_stand_in`), with the
+kernels' refusals. veRL's and Transformers' code around them is real.
 """
 
 import os

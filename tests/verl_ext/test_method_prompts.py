@@ -1,4 +1,4 @@
-"""What the prompts must say."""
+"""The contents of the prompts."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""SGLang on a CPU: what is composed, started and refused, without SGLang. tests/rehearsal/ runs it."""
+"""Configs, commands and refusals of SGLang on a CPU, without SGLang. tests/rehearsal/ runs it."""
 
 import sys
 from collections.abc import Sequence
