@@ -156,7 +156,7 @@ def _with(
     """The function with named secrets next to `.env`, and with other options."""
     if not secrets and not options:
         return function
-    # `secrets` and `env` replace those of the function's definition.
+    # `secrets` and `env` replace the values in the function's definition.
     named = [modal.Secret.from_name(name) for name in secrets]
     return function.with_options(secrets=[SECRET, *named], env=_shared["env"], **options)
 

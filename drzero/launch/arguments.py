@@ -40,7 +40,7 @@ _OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*
 
 @dataclass
 class Words:
-    """What the user typed, or None for a flag that was left out."""
+    """The parsed command line. None stands for a flag that was left out."""
 
     action: str
     """Empty for an app function without `--stage`: the environment decides."""

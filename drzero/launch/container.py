@@ -1,4 +1,4 @@
-"""A launch inside its container: run the stage, commit what is complete, log progress, stop in time.
+"""A launch inside its container: run the stage, commit complete files, log progress, stop in time.
 
     outcome = run_job(request, volumes={"checkpoints": modal.Volume…, …})
 
@@ -53,7 +53,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended, and what the run has cost."""
+    """How a call ended, and the run's cost."""
 
     state: str
     message: str
@@ -138,7 +138,7 @@ class _Job:
         try:
             code = self._follow(child)
         except BaseException:
-            # A preempted container has half a minute: stop the stage and commit what is complete.
+            # A preempted container has half a minute: stop the stage and commit complete files.
             child.stop()
             self._account()
             usd = self.spend.usd

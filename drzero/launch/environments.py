@@ -3,7 +3,7 @@
     check_environment("vf-wordle")      # "wordle"
     is_task("wordle"), is_task("demo")  # True, False: demo is a corpus to search (config/env/)
 
-`known_environments.yaml` lists the built-in ones and those of the libraries in the images (written by
+`known_environments.yaml` lists the built-in ones and the images' libraries (written by
 `python -m drzero.launch.known_keys`). Your own are found in `environments/` of the checkout. Packages of a
 run file (`image.pip`) may bring more: preflight checks such a name, and `verifiers:NAME`, in the container.
 """

@@ -53,7 +53,7 @@ SMOKE = (
     "run.name=smoke",
     NO_RESUME,
     "trainer.total_training_steps=3",
-    # veRL then logs the GPU's memory around each weight sync: this shows what sleeps and what is offloaded.
+    # veRL then logs the GPU's memory around each weight sync, which shows sleep and offload.
     "+process_env.VERL_LOGGING_LEVEL=DEBUG",
 )
 SMOKE_ON_GPUS = ("rollout=sglang", "data.train_batch_size=32", "run.min_free_gb=10")
@@ -416,7 +416,7 @@ def _shared(launch: _Launch, compute: Compute) -> list[str]:
     # The environment's own file chooses its default model.
     if (model := launch.model) and model != environment_defaults(launch.env).model:
         option = model_option(model)
-        # Without an option of its own, a model must not get the demo policy's prompts and lengths.
+        # A model without an option must not get the demo policy's prompts and lengths.
         words += [f"model={option}"] if option else [f"model={DEFAULT_MODEL}", f"base_model={model}"]
     return words
 

@@ -1,4 +1,4 @@
-"""The retrieval service in a container on Modal: `drzero serve-search` with a machine and an end of its own.
+"""The retrieval service in a container on Modal: `drzero serve-search` on its own machine.
 
 machine, words = described(read_runfile(path), path, token)     # at the client
 start(words)                                                    # in the container

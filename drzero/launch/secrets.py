@@ -1,7 +1,7 @@
 """Secrets: `.env` as Modal's dotenv secret, otherwise the named secrets that exist.
 
-Neither `wandb-secret` (WANDB_API_KEY) nor `huggingface-secret` (HF_TOKEN) is required. A line says what a
-missing one means.
+Neither `wandb-secret` (WANDB_API_KEY) nor `huggingface-secret` (HF_TOKEN) is required. Without one, a line
+names the consequence.
 """
 
 import os

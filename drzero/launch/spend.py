@@ -1,4 +1,4 @@
-"""What a run has cost so far, and when its money runs out.
+"""The cost of a run so far, and the time when its money runs out.
 
     spend = Spend(launch_folder("challenger_iter1"))
     spend.usd, money_ends_at(time.time(), spend.usd, 36.0, max_usd=100)

@@ -32,7 +32,7 @@ _LOOK_S = 120.0
 
 
 def run_stacks(words: Words, table: "modal.Dict", claims: Claims) -> int:
-    """Print what the run's container says. Returns the exit code of its `drzero stacks`.
+    """Print the answer of the run's container. Returns the exit code of its `drzero stacks`.
 
     Raises LaunchError if the run is not running, or its container does not answer.
     """

@@ -2,7 +2,7 @@
 
     python -m drzero.launch.status
 
-`status_line` is what a running call prints every minute.
+`status_line` makes the line a running call prints every minute.
 """
 
 import json
@@ -102,7 +102,7 @@ def _verdict(stall: dict[str, Any]) -> str:
 
 
 def _runs(request: Request) -> list[Path]:
-    """The run folders a launch writes; the loop writes those of all its stages."""
+    """The run folders a launch writes. For the loop, these are the folders of all stages."""
     root = place("checkpoints")
     return [root / request.name] if request.action != "evolve" else list(root.glob("*_iter*"))
 

@@ -1,4 +1,4 @@
-"""Do the images' versions agree with what the packages declare? uv answers on a CPU, before a build.
+"""Do the images' versions meet the packages' own requirements? uv answers on a CPU, before a build.
 
     python -m drzero.launch.image.check                  # asks the package index; installs nothing
     python -m drzero.launch.image.check --installed gpu  # in a container (gpu or cpu): checks its packages

@@ -1,6 +1,6 @@
 """The images' packages: the base, our additions, and overridden requirements.
 
-    python -m drzero.launch.image.check        # do the pins agree with what the packages declare?
+    python -m drzero.launch.image.check        # do the pins meet the packages' own requirements?
 
 * **GPU image**: SGLang's own image for the version veRL 0.9.1 supports. Its torch, kernels and SGLang's
   dependencies are never changed.

@@ -1,4 +1,4 @@
-"""What a finished run has proven, from its processes, log and metrics: one verdict a mechanism.
+"""The proofs of a finished run, from its processes, log and metrics: one verdict a mechanism.
 
 With VERL_LOGGING_LEVEL=DEBUG, veRL 0.9.1 logs memory at each weight sync
 (workers/engine_workers.py:770, 824): torch's allocations in rank 0, and the use of its GPU.

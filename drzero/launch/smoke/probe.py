@@ -256,7 +256,7 @@ FUNCTIONS: dict[str, Callable[..., str]] = {each.__name__: each for each in (*_P
 
 
 def main(name: str, *words: str) -> int:
-    """Print what the probe saw. Returns 1 if it failed, with the reason as the last line of stderr."""
+    """Print the probe's result. Returns 1 if it failed, with the reason as the last line of stderr."""
     try:
         print(FUNCTIONS[name](*words))
     # A mechanism may raise anything.
