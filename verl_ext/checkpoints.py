@@ -85,7 +85,10 @@ def settle_checkpoints(run: Path, start: int | None = None) -> list[str]:
         folder = step_folder(run, step)
         if step == recorded or is_whole(folder):
             if start is not None and step > start:
-                done.append(_put_earlier(folder, f"this run starts at step {start}"))
+                before = folder.with_name(f"{folder.name}.earlier")
+                if before.is_dir() and _is_ours(before):
+                    _remove(before)  # one generation is kept
+                done.append(_put_aside(folder, f"this run starts at step {start}", "earlier"))
         elif step == saving_step and _is_ours(folder):
             done.append(f"removing {folder}: a save that was cut off")
             _remove(folder)
@@ -117,14 +120,6 @@ def _record(run: Path, step: int) -> list[str]:
     return done
 
 
-def _put_earlier(folder: Path, why: str) -> str:
-    """Set aside a checkpoint of an earlier start, replacing one that was set aside before."""
-    before = folder.with_name(f"{folder.name}.earlier")
-    if before.is_dir() and _is_ours(before):
-        _remove(before)
-    return _put_aside(folder, why, "earlier")
-
-
 def _put_aside(path: Path, why: str, word: str = "put_aside") -> str:
     names = (path.with_name(f"{path.name}.{word}{number or ''}") for number in count())
     new = next(name for name in names if not os.path.lexists(name))
@@ -133,7 +128,6 @@ def _put_aside(path: Path, why: str, word: str = "put_aside") -> str:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a step's folder. After a kill, the next start finishes the removal."""
     gone = folder.with_name(f".{folder.name}{_REMOVING}")
     folder.rename(gone)
     shutil.rmtree(gone)
@@ -153,7 +147,6 @@ def _number(path: Path) -> int:
 
 
 def _steps(run: Path) -> list[int]:
-    """The steps that have a folder, oldest first."""
     names = (path.name for path in run.iterdir() if path.is_dir()) if run.is_dir() else ()
     found = (re.fullmatch("global_step_([1-9][0-9]{0,17})", name) for name in names)
     return sorted(int(match[1]) for match in found if match)

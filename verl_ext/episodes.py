@@ -8,7 +8,6 @@ is a `fault` without a score. Errors of the model's engine or server are raised.
 another function like `play`, which returns one `Played` per branch to train on, the episode's own last.
 """
 
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -83,17 +82,11 @@ class Played:
 Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Sequence[Played]]]
 
 
-@functools.cache
-def player_of(path: str) -> Player:
-    """The function named by `Taskset.player`."""
-    module, _, name = path.partition(":")
-    player: Player = getattr(import_module(module), name)
-    return player
-
-
 async def play_row(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
     """Play a row with its taskset's player. Returns at least one `Played`."""
-    return list(await player_of(taskset.player)(taskset, row, model, limits))
+    module, _, name = taskset.player.partition(":")
+    player: Player = getattr(import_module(module), name)
+    return list(await player(taskset, row, model, limits))
 
 
 async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
@@ -108,8 +101,6 @@ async def ask(taskset: Taskset, part: str, function: Callable[..., Any], *argume
 
 
 class _Play:
-    """One episode in progress."""
-
     def __init__(self, taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> None:
         self._taskset, self._row, self._model, self._limits = taskset, row, model, limits
         self._played = Played([], [], [], None, Conversation(), None)
@@ -182,7 +173,6 @@ class _Play:
             ) from error
 
     async def _sample(self, tools: Sequence[Any]) -> Turn:
-        """Sample the model's next turn and add it to the ids."""
         played, limits = self._played, self._limits
         context = played.prompt_ids + played.response_ids
         room = min(limits.tokens_per_turn, limits.response_tokens - len(played.response_ids))
@@ -218,7 +208,6 @@ class _Play:
 
 
 def _messages(given: Any, taskset: Taskset, part: str) -> list[Message]:
-    """Check an environment's messages. Raises EnvironmentFault."""
     what = f"{taskset.name}: Episode.{part}"
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise EnvironmentFault(f"{what} gave {type(given).__name__}, not a list of messages")

@@ -60,7 +60,6 @@ async def solver_score(
 async def _read(
     solver: dict[Any, Any], question: str, document: str, trajectory: Trajectory
 ) -> SolverAttempt:
-    """Ask the solver once, greedily, with the question's passages shown."""
     reader = _agent({**solver, "temperature": 0.0, "max_turns": 1})
     form, turns, limit = (solver[name] for name in ("prompt_form", "max_turns", "tool_response_limit"))
     return await reader.answer(open_book_messages(question, document, trajectory, form, turns, limit))

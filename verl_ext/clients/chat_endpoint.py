@@ -137,7 +137,6 @@ class ChatEndpoint:
         return dict(body)
 
     def _fault(self, response: httpx.Response) -> Exception:
-        """The error for an answer other than 200."""
         status, said = response.status_code, self._words(response)
         http = f"HTTP {status}: {said}"
         if _error(response).get("code") == "insufficient_quota" or status == 402:
@@ -269,7 +268,6 @@ def _text(content: Any) -> str:
 
 
 def _error(response: httpx.Response) -> Mapping[str, Any]:
-    """The error object of an answer, or an empty one."""
     with suppress(ValueError):
         body = response.json()
         error = body.get("error") if isinstance(body, Mapping) else None

@@ -123,7 +123,6 @@ class SearchAgent(ServedModel):
         )
 
     async def _respond(self, call: SearchCall) -> SearchCall:
-        """The call with the response shown to the model."""
         if call.queries is None:
             return replace(call, response=invalid_call_response(call))
         try:
@@ -137,8 +136,6 @@ class SearchAgent(ServedModel):
 
 
 class _TokenDialogue:
-    """One conversation with a completions server, as token ids that only grow."""
-
     def __init__(self, agent: SearchAgent, messages: Sequence[Message]) -> None:
         self._agent = agent
         self._context = render_prompt_ids(agent.tokenizer, messages, [SEARCH_TOOL_SCHEMA])

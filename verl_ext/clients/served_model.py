@@ -146,7 +146,6 @@ class ServedModel:
         return response
 
     def _words(self, response: httpx.Response) -> str:
-        """The server's own words, without the key."""
         return without_token(response.text, self.key_variable)
 
     def _read(self, response: httpx.Response) -> Completion:

@@ -54,6 +54,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.is_chat = isinstance(self.request, ChatRequest)
+        self._key = "content" if self.is_chat else "text"
         self.params = [self.request.sampling(i, self.max_tokens) for i in range(self.request.n)]
         room = self.engine.max_seq_len
         if len(self.prompt) >= room:
@@ -103,7 +104,7 @@ class Job:
                     return
                 if isinstance(piece, int):
                     if text := texts[index].push(piece):
-                        yield self._event(index, self._text_delta(text))
+                        yield self._event(index, {self._key: text})
                     continue
                 done.append(piece)
                 for event in self._last_events(index, piece, texts[index].sent):
@@ -190,14 +191,11 @@ class Job:
         stops, opening = tuple(self.request.stop_strings), (FORMS[self.form].opening,) if self.tools else ()
         return TextStream(self.tokenizer, self.request.skip_special_tokens, stops, opening)
 
-    def _text_delta(self, text: str) -> dict[str, Any]:
-        return {"content": text} if self.is_chat else {"text": text}
-
     def _last_events(self, index: int, generation: Generation, sent: str) -> list[str]:
         choice = self._choice(index, generation)
         message = choice["message"] if self.is_chat else choice
-        rest = str(message["content" if self.is_chat else "text"] or "")[len(sent) :]
-        events = [self._event(index, self._text_delta(rest))] if rest else []
+        rest = str(message[self._key] or "")[len(sent) :]
+        events = [self._event(index, {self._key: rest})] if rest else []
         if calls := message.get("tool_calls"):
             numbered = [{"index": number, **call} for number, call in enumerate(calls)]
             events.append(self._event(index, {"tool_calls": numbered}))

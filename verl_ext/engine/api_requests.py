@@ -22,7 +22,6 @@ class RequestRefused(Exception):
 
 
 def _only(*allowed: Any) -> AfterValidator:
-    """Accept only values that ask for nothing."""
 
     def check(value: Any) -> Any:
         if value not in allowed:

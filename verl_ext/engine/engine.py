@@ -50,8 +50,6 @@ class EngineStats:
 
 @dataclass
 class _Command:
-    """Work for the worker between two steps."""
-
     run: Callable[[], Any]
     future: Future[Any]
 
@@ -283,7 +281,6 @@ class ReferenceEngine:
         return best
 
     def _prefill(self, sequence: Sequence, slot: int, start: int) -> None:
-        """Compute the keys and values of positions `start` to `cached`."""
         device, end = self.model.device, sequence.cached
         positions = torch.arange(start, end, device=device)
         mask = None if start == 0 else _additive_mask(positions, end, self.model.dtype)[None, None]
@@ -296,7 +293,6 @@ class ReferenceEngine:
         )
 
     def _decode(self) -> None:
-        """Advance every running sequence by one id."""
         try:
             sampled = self._step()
         except Exception as error:  # nothing shows which sequence caused it
@@ -321,7 +317,6 @@ class ReferenceEngine:
                 self._leave(slot, reason)
 
     def _step(self) -> list[tuple[int, float, TopLogProbs]]:
-        """Sample the next (id, log-probability, top ids) of every running sequence."""
         batch, device = self._running, self.model.device
         lengths = [sequence.cached for sequence in batch]
         longest = max(lengths) + 1
@@ -342,14 +337,12 @@ class ReferenceEngine:
         return list(zip(ids.tolist(), log_probs.tolist(), top_log_probs(logits, params), strict=True))
 
     def _leave(self, slot: int, reason: FinishReason = "aborted") -> None:
-        """Keep the sequence as a prefix, resolve it, and free its slot."""
         sequence = self._running[slot]
         self._prefixes.insert(sequence.cached_ids(), self._slots.read(slot, sequence.cached))
         self._vacate(slot)
         sequence.resolve(reason, self._stats.weight_version)
 
     def _vacate(self, slot: int) -> None:
-        """Move the last sequence into this slot, so that there is no gap."""
         last = self._running.pop()
         if slot < len(self._running):
             self._slots.write(slot, self._slots.read(len(self._running), last.cached))

@@ -117,6 +117,5 @@ class SearchAgentLoop(ToolAgentLoop):
 
 
 def _record(turns: list[Turn], index: int, call: SearchCall) -> None:
-    """Replace the last turn's call `index`."""
     calls = turns[-1].calls
     turns[-1] = replace(turns[-1], calls=(*calls[:index], call, *calls[index + 1 :]))

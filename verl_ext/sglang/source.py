@@ -59,7 +59,6 @@ class Source:
         return names
 
     def _find(self, module: str, name: str) -> ast.stmt | None:
-        """The statement that defines or imports the name in a module."""
         tree = self.tree(module)
         if tree is None:
             return None
@@ -96,7 +95,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """The names that the statements define, each with its statement."""
     names: dict[str, ast.stmt] = {}
     for statement in _statements(body):
         match statement:
@@ -114,6 +112,5 @@ def _names(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def _texts(tree: ast.Module | None) -> set[str]:
-    """The string constants of a module."""
     nodes = ast.walk(tree) if tree is not None else ()
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}

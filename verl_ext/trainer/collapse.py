@@ -175,7 +175,6 @@ _SHARES = {
 
 
 def _alarms(now: Mapping[str, float], first: Mapping[str, float]) -> Iterator[Alarm]:
-    """Alarms for the window's means, given the first window's."""
     for metric, (name, limit, what, advice) in _SHARES.items():
         if now.get(metric, 0.0) > limit:
             yield Alarm(name, f"{_percent(now[metric])} {what} (limit {_percent(limit)})", advice)

@@ -16,7 +16,6 @@ class FlowMixin(PPOTrainer):
     base_mode: str  # veRL's own name of the mode
 
     def _build_replay_buffer(self) -> Any:
-        """veRL's own buffer, observed."""
         config = self.config
         sampler = config.trainer.v1.sampler
         threshold = sampler.max_off_policy_threshold if sampler.max_off_policy_strategy == "drop" else None

@@ -55,7 +55,6 @@ class ProgressMixin(PPOTrainer):
 
     @property
     def _ends_because(self) -> str | None:
-        """Why the run ends after this step, or None."""
         return self._collapsed or self._out_of_time
 
     def on_train_begin(self) -> None:  # noqa: D102

@@ -156,7 +156,6 @@ def validation_metrics(infos: Mapping[str, Sequence[Any]], expected: int) -> dic
 def _validation(
     infos: Mapping[str, Sequence[Any]], expected: int, names: Mapping[str, str]
 ) -> dict[str, float]:
-    """Counts of rows, and if any counts, the mean of each column that a metric is named for."""
     good = valid_rows(infos)
     means = {metric: mean([infos[column][row] for row in good]) for metric, column in names.items() if good}
     return _prefixed({"val/rows": len(good), "val/failed": expected - len(good)} | means)

@@ -8,6 +8,7 @@ The config group `mode/` sets `trainer.v1.trainer_mode`:
 - and the same with veRL's `colocate_async` and `separate_async`.
 """
 
+import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -31,7 +32,7 @@ from verl_ext.trainer.collapse import ALARM, CollapseWatch, collapse_metrics
 from verl_ext.trainer.flow import FlowMixin
 from verl_ext.trainer.progress import ProgressMixin
 from verl_ext.trainer.step_rows import StepRow, dump_rows, read_log_probs, read_rows, records
-from verl_ext.trainer.wandb_table import log_trajectories, takes_trajectories
+from verl_ext.trainer.wandb_table import log_trajectories
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
 
     def _log_rollout_data(self, batch: KVBatchMeta, *_: Any) -> None:
         """Log a table to wandb instead of veRL's dump, which has flat text and comes after the checkpoint."""
-        if takes_trajectories(self.logger):
+        # Offline, the table would only repeat the dumps.
+        if "wandb" in self.logger.logger and os.environ.get("WANDB_API_KEY"):
             log_trajectories(self.logger, records(read_rows(batch), self.global_steps), self.global_steps)
 
     def _check_failed_share(self, what: str, expected: int, good: int, causes: Sequence[str | None]) -> None:
@@ -189,7 +191,6 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         return np.array([advantages[first[row.rollout]] if row.counts else 0.0 for row in rows])
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
-        """veRL's metrics and ours, and a progress line."""
         super()._compute_metrics(batch, metrics, *args, **named)
         rows = read_rows(batch)
         metrics |= step_metrics.rollout_metrics(rows, self._expected_rollouts * self.parameter_sync_step)

@@ -1,10 +1,5 @@
-"""A step's trajectories as a table of Weights & Biases.
+"""A step's trajectories as a table of Weights & Biases."""
 
-if takes_trajectories(trainer.logger):
-    log_trajectories(trainer.logger, records(rows, step), step)
-"""
-
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,11 +7,6 @@ from verl.utils.tracking import Tracking
 
 TABLE = "trajectories"
 COLUMNS = ("step", "key", "hop", "score", "counts", "question", "answer", "right", "conversation", "attempts")
-
-
-def takes_trajectories(logger: Tracking) -> bool:
-    """Whether the run logs to wandb with a key. Offline, the table would only repeat the dumps."""
-    return "wandb" in logger.logger and bool(os.environ.get("WANDB_API_KEY"))
 
 
 def log_trajectories(logger: Tracking, records: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -48,7 +38,6 @@ def _cells(record: Mapping[str, Any]) -> list[Any]:
 
 
 def _text(trajectory: Mapping[str, Any]) -> str:
-    """A conversation's turns, each with the responses to its calls."""
     parts: list[str | None] = []
     for turn in trajectory["turns"]:
         parts += [turn["text"], *(call["response"] for call in turn["calls"]), turn.get("observation")]

@@ -71,7 +71,6 @@ class Host:
                 await self._stop(ended)
 
     async def _stop(self, ended: "asyncio.Future[Any]") -> None:
-        """Cancel an episode, and abandon the thread if it does not react."""
         ended.cancel()
         alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
         try:

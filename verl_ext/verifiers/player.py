@@ -37,8 +37,6 @@ async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) 
 
 
 class _Play:
-    """One episode in progress."""
-
     def __init__(self, taskset: VerifiersTaskset, row: Row, model: Model, limits: EpisodeLimits) -> None:
         self._taskset, self._row, self._model, self._limits = taskset, row, model, limits
         self._clock = Clock()
@@ -91,7 +89,6 @@ class _Play:
         return [trace for trace in self._traces if trace.agent.trainable]
 
     def _fault(self, episode: Any) -> str | None:
-        """What spoiled the episode, or None."""
         name, trained = self._taskset.name, self._trained()
         for session in self._sessions.values():
             if session.too_long is not None:
@@ -107,7 +104,6 @@ class _Play:
         return None
 
     def _judged(self, played: Played, fault: str | None) -> Played:
-        """Add the episode's score, or the fault."""
         trace = self._traces[0] if not self._trained() else self._trained()[0] if self._traces else None
         if fault is None:
             assert trace is not None
@@ -125,7 +121,6 @@ class _Play:
         return Score(trace.reward, bool(trace.reward >= self._taskset.solved_at), {**metrics, **rewards})
 
     def _branches(self, trace: Any) -> Iterator[Played]:
-        """The branches to train on, each with the ids sampled on it."""
         session = self._sessions[trace.id]
         left = list(session.asked)
         paths = [branch for branch in trace.branches if branch.trainable and any(branch.sampled_mask)]
@@ -161,7 +156,6 @@ class _Play:
         return played
 
     def _conversation(self, branch: Any, asked: Sequence[Asked]) -> Conversation:
-        """The branch's messages as turns, with token limits and answers."""
         cut_off = {tuple(one.sampled.ids): one.sampled.truncated for one in asked}
         tools = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
