@@ -64,7 +64,13 @@ def check_export(checkpoint: FsdpCheckpoint, export: Path) -> ExportCheck:
         return ExportCheck(weights, 0, 0, None, skipped)
     texts = [torch.tensor(text) for text in ids]
     exported = _log_probs(load_model(str(export))[0], texts)
-    trained = _log_probs(_rebuild(checkpoint, dtype), texts)
+    rebuilt = AutoModelForCausalLM.from_config(
+        checkpoint.config, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    for name, tensor in rebuilt.state_dict().items():
+        tensor.copy_(checkpoint.tensor(name).to(dtype))
+    trained = _log_probs(rebuilt, texts)
+    del rebuilt
     difference = max(float((a - b).abs().max()) for a, b in zip(exported, trained, strict=True))
     if not difference <= TOLERANCE:
         raise CheckError(
@@ -117,16 +123,6 @@ def _ids_of_texts(folder: Path) -> list[list[int]]:
         )
     chat = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], tokenize=False)
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (*TEXTS, chat)]
-
-
-def _rebuild(checkpoint: FsdpCheckpoint, dtype: torch.dtype) -> Any:
-    """A float32 model with the checkpoint's weights rounded to `dtype`."""
-    model = AutoModelForCausalLM.from_config(
-        checkpoint.config, dtype=torch.float32, attn_implementation="sdpa"
-    )
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(checkpoint.tensor(name).to(dtype))
-    return model
 
 
 @torch.no_grad()

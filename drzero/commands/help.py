@@ -47,9 +47,13 @@ def stage_keys(stage: str, places: Sequence[str] = ()) -> Iterator[str]:
     schema = schema_of(stage)
     listed = own_keys(stage)
     if places:
-        listed = [key for key in schema.keys.values() if _is_at(key.name, places)]
+        prefixes = tuple(f"{place}." for place in places)
+        listed = [key for key in schema.keys.values() if f"{key.name}.".startswith(prefixes)]
     if listed:
-        yield "\n".join(["Keys, written KEY=VALUE:", *_entries(listed, _composed(stage))])
+        # The stage's own file may set other defaults.
+        text = (CONFIG / f"{stage}.yaml").read_text(encoding="utf-8")
+        own = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        yield "\n".join(["Keys, written KEY=VALUE:", *_entries(listed, own)])
     names = {key.name for key in listed}
     if not places and (others := [name for name in schema.changing_results() if name not in names]):
         yield _wrapped("Its results also depend on: ", others)
@@ -77,22 +81,12 @@ def _options(group: str, stage: str) -> str:
     return options
 
 
-def _is_at(name: str, places: Iterable[str]) -> bool:
-    return any(f"{name}.".startswith(f"{place}.") for place in places)
-
-
 def _entries(keys: Iterable[Key], composed: dict[str, Any]) -> Iterator[str]:
     """Each key with its values and default, and its doc line below."""
     for key in keys:
         default = _found(composed, key.name, key.default)
         yield f"\n  {key.name}  ({key.allowed}; default {as_yaml(default)})"
         yield textwrap.fill(key.limits.doc, _width(), initial_indent=" " * 6, subsequent_indent=" " * 6)
-
-
-def _composed(stage: str) -> dict[str, Any]:
-    """The stage's own file, which may set other defaults."""
-    text = (CONFIG / f"{stage}.yaml").read_text(encoding="utf-8")
-    return dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {})
 
 
 def _found(tree: Any, name: str, otherwise: Any) -> Any:

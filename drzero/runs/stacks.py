@@ -11,6 +11,7 @@ which has all others below it.
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,19 +85,16 @@ def _stage_of(folder: Path) -> int:
     except OSError:
         open_files = []
     # A pid of another machine or container means another process here, or none.
-    if not any(_is_same(file, lock) for file in open_files):
+    held = []
+    for file in open_files:
+        with suppress(OSError):  # closed meanwhile, or a socket
+            held.append(os.path.samefile(file, lock))
+    if not any(held):
         raise CheckError(
             f"{folder} is run by process {pid} of another machine or container: repeat this there (on Modal: "
             f"--action stacks {folder.name})"
         )
     return pid
-
-
-def _is_same(file: Path, lock: Path) -> bool:
-    try:
-        return os.path.samefile(file, lock)
-    except OSError:  # closed meanwhile, or a socket
-        return False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from drzero.ops.files import atomic_path
 from drzero.ops.records import Record
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.reasons import explain
-from drzero.runs.report.trajectories import Attempt, Trajectory, read_trajectories
+from drzero.runs.report.trajectories import Trajectory, read_trajectories
 from drzero.runs.run_folder import NotARun, RunFolder, named_run
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
@@ -87,20 +87,33 @@ def _header(run: RunFolder, tally: Tally, began: datetime) -> Record:
 
 def _sample(trajectory: Trajectory) -> Record:
     messages = list(_messages(trajectory.conversation, trajectory.observations))
+    last = [message for message in messages if message["role"] == "assistant"][-1:]
     sample: Record = {
         "id": trajectory.key,
         "epoch": 1,
         "input": trajectory.document or trajectory.question or "",
         "target": list(trajectory.targets) or trajectory.answer or "",
         "messages": messages,
-        "output": _output(messages),
+        "output": {
+            "model": "policy",
+            "choices": [{"message": message, "stop_reason": "stop"} for message in last],
+        },
         "metadata": {
             "step": trajectory.step,
             "hop": trajectory.hop,
             "question": trajectory.question,
             "source": f"{trajectory.source}:{trajectory.line}",
             "reasons": list(trajectory.reasons),
-            "attempts": [_attempt(attempt) for attempt in trajectory.attempts],
+            "attempts": [
+                {
+                    "answer": attempt.answer,
+                    "right": attempt.right,
+                    "failure": attempt.failure,
+                    "searches": attempt.searches,
+                    "turns": [turn.text for turn in attempt.conversation.turns],
+                }
+                for attempt in trajectory.attempts
+            ],
         },
         "turn_count": len(trajectory.conversation.turns),
     }
@@ -116,16 +129,6 @@ def _sample(trajectory: Trajectory) -> Record:
     else:
         sample["error"] = _error(str(trajectory.reward.get("reason_invalid") or "a service failed"))
     return sample
-
-
-def _attempt(attempt: Attempt) -> Record:
-    return {
-        "answer": attempt.answer,
-        "right": attempt.right,
-        "failure": attempt.failure,
-        "searches": attempt.searches,
-        "turns": [turn.text for turn in attempt.conversation.turns],
-    }
 
 
 def _messages(conversation: Conversation, observations: Sequence[str | None]) -> Iterator[Record]:
@@ -166,11 +169,6 @@ def _tool(call: SearchCall, identity: str) -> Record:
         kind = "unknown" if call.failed else "parsing"
         message["error"] = {"type": kind, "message": call.error or "the call was not answered"}
     return message
-
-
-def _output(messages: list[Record]) -> Record:
-    last = next((message for message in reversed(messages) if message["role"] == "assistant"), None)
-    return {"model": "policy", "choices": [{"message": last, "stop_reason": "stop"}] if last else []}
 
 
 def _error(message: str) -> dict[str, Any]:

@@ -91,27 +91,21 @@ def gate_outcomes(folder: Path) -> list[GateOutcome]:
 
 def synthesis_charts(folders: list[Path]) -> list[Chart]:
     """What became of the prompts by hop, and of the pairs by gate, a column for each synthesis."""
-    about_prompts = "Each prompt yields at most one of its samples. A column for each iteration."
-    about_gates = (
-        "Pairs that each gate judged. Several gates may refuse one pair. A column for each iteration."
-    )
-    return [
-        *counts_chart("prompts", "Prompts by hop", about_prompts, list(_prompts(folders)), "hops", "became"),
-        *counts_chart("gates", "Pairs by gate", about_gates, list(_gates(folders)), "gate", "became"),
-    ]
-
-
-def _prompts(folders: list[Path]) -> Iterator[Record]:
+    prompts: list[Record] = []
+    pairs: list[Record] = []
     for folder in folders:
         for hop, counts in (read_object(folder / "report.json").get("per_hop") or {}).items():
-            for became in ("accepted", "rejected"):
-                row = {"run": folder.name, "hops": hops(int(hop))}
-                yield row | {"became": became, "count": counts.get(became, 0)}
-
-
-def _gates(folders: list[Path]) -> Iterator[Record]:
-    for folder in folders:
+            row = {"run": folder.name, "hops": hops(int(hop))}
+            prompts += [
+                row | {"became": as_, "count": counts.get(as_, 0)} for as_ in ("accepted", "rejected")
+            ]
         for outcome in gate_outcomes(folder):
             row = {"run": folder.name, "gate": outcome.gate.replace("_", " ")}
-            yield row | {"became": "passed", "count": outcome.judged - outcome.refused}
-            yield row | {"became": "refused", "count": outcome.refused}
+            pairs.append(row | {"became": "passed", "count": outcome.judged - outcome.refused})
+            pairs.append(row | {"became": "refused", "count": outcome.refused})
+    about_prompts = "Each prompt yields at most one of its samples. A column for each iteration."
+    about_pairs = "Pairs that each gate judged. Several gates may refuse one. A column for each iteration."
+    return [
+        *counts_chart("prompts", "Prompts by hop", about_prompts, prompts, "hops", "became"),
+        *counts_chart("gates", "Pairs by gate", about_pairs, pairs, "gate", "became"),
+    ]

@@ -111,7 +111,9 @@ def read_trajectories(run: RunFolder, unreadable: list[str]) -> Iterator[Traject
     if run.kind == "synthesize":
         parse = partial(_sample, _fates(run.folder))
     elif run.kind == "preview":
-        parse = partial(_previewed, _gate_verdicts(run.folder))
+        parse = partial(
+            _previewed, {int(each["prompt_index"]): each for each in read_json_lines(run.folder / FOUND)}
+        )
     for path in trajectory_files(run):
         source = path.relative_to(run.folder).as_posix()
         with path.open("rb") as file:
@@ -188,18 +190,11 @@ def _answer(record: Record, **at: Any) -> Trajectory:
     )
 
 
-def _gate_verdicts(folder: Path) -> dict[int, tuple[str, ...]]:
-    """The gates' verdicts on a preview's questions, by prompt."""
-    found = read_json_lines(folder / FOUND)
-    return {
-        int(each["prompt_index"]): tuple(each["reasons"]) or ("passed every gate",) * bool(each["accepted"])
-        for each in found
-    }
-
-
-def _previewed(verdicts: Mapping[int, tuple[str, ...]], record: Record, **at: Any) -> Trajectory:
+def _previewed(found: Mapping[int, Record], record: Record, **at: Any) -> Trajectory:
     """A line of a preview's journal, scored as in training and judged by the gates."""
-    return replace(_rollout(record, **at), reasons=verdicts.get(int(record["prompt_index"]), ()))
+    verdict = found.get(int(record["prompt_index"]), {"reasons": (), "accepted": False})
+    reasons = tuple(verdict["reasons"]) or ("passed every gate",) * bool(verdict["accepted"])
+    return replace(_rollout(record, **at), reasons=reasons)
 
 
 @dataclass(frozen=True)

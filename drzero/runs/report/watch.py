@@ -67,16 +67,14 @@ class LivePage:
             version = self.version()
             if self._made[0] != version:
                 began = self._clock()
-                self._made = version, self._page(version).encode()
+                try:
+                    page = make_page(RunFolder(self.folder), Live(version))
+                except NotARun as reason:
+                    page = waiting_page(f"{reason}: this page waits for it")
+                self._made = version, page.encode()
                 ended = self._clock()
                 self._rests_until = ended + _RESTS * (ended - began)
             return self._made[1]
-
-    def _page(self, version: str) -> str:
-        try:
-            return make_page(RunFolder(self.folder), Live(version))
-        except NotARun as reason:
-            return waiting_page(f"{reason}: this page waits for it")
 
 
 class Handler(BaseHTTPRequestHandler):

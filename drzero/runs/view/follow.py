@@ -141,13 +141,13 @@ class _Follower(threading.Thread):
                 self._view.draw()
             else:
                 for step in steps:
-                    self._print(step)
+                    self._say(step)
         except Exception as error:  # a run must not end because it cannot be shown
             if self._failure != repr(error):
                 self._failure = repr(error)
                 say("view", f"cannot show the run: {error!r}", "warning")
 
-    def _print(self, step: int) -> None:
+    def _say(self, step: int) -> None:
         state = self._files.state
         metrics, steps = state.metrics[step], state.facts.steps
         if is_training(metrics):

@@ -153,7 +153,11 @@ class RunFiles:
             since = state.began or 0.0
         state.beats += [beat for beat in self._beats.read() if beat["time"] >= since]
         self._take_samples([sample for sample in self._samples.read() if sample["time"] >= since])
-        return self._new_steps(), events
+        logged = self._metrics.read()
+        for step, metrics in logged:
+            add_step(state.metrics, step, metrics)
+        state.metrics = dict(sorted(state.metrics.items()))
+        return [step for step, _ in logged], events
 
     def _replay(self, start: list[Record]) -> None:
         """Take over the events of one start."""
@@ -174,13 +178,6 @@ class RunFiles:
             # A sample older than the component's last event does not know its state.
             if "state" in sample and sample["time"] > self._changed.get(component, 0.0):
                 self.state.components[component] = str(sample["state"])
-
-    def _new_steps(self) -> list[int]:
-        new = self._metrics.read()
-        for step, metrics in new:
-            add_step(self.state.metrics, step, metrics)
-        self.state.metrics = dict(sorted(self.state.metrics.items()))
-        return [step for step, _ in new]
 
 
 def shown_s(seconds: float) -> str:

@@ -34,7 +34,10 @@ def screen(state: RunState, notices: Sequence[Notice], now: float, width: int, h
     """
     lines = [_headline(state, now), _times(state, now)]
     if state.facts.steps:
-        lines.append(_bar(state, width))
+        done = sum(1 for step in state.metrics.values() if is_training(step))
+        cells = min(width, 60)
+        full = round(cells * min(done / state.facts.steps, 1.0))
+        lines.append(Text("━" * full, "green").append("─" * (cells - full), "dim"))
     body = [*_figures(state, width), *_components(state)]
     if height is None:
         lines += [*body, *(line for notice in notices for line in _notice(notice, width))]
@@ -77,13 +80,6 @@ def _times(state: RunState, now: float) -> Text:
     if usd := state.usd(now):
         parts.append(f"${usd:.2f} so far")
     return Text(", ".join(parts) or "waiting for its first sign", "dim")
-
-
-def _bar(state: RunState, width: int) -> Text:
-    done = sum(1 for step in state.metrics.values() if is_training(step))
-    cells = min(width, 60)
-    full = round(cells * min(done / state.facts.steps, 1.0))
-    return Text("━" * full, "green").append("─" * (cells - full), "dim")
 
 
 def _figures(state: RunState, width: int) -> Iterator[Text]:
