@@ -1,12 +1,10 @@
 """Reads benchmark questions and their accepted answers from published files or your own.
 
-    questions = load_benchmark("my_questions.csv")
     questions = load_benchmark("exam=~/data/questions.jsonl", FieldNames(question="prompt", answers="labels"))
     questions = load_benchmark("hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet")
 
-A file is a table of records: csv, tsv, jsonl, json or parquet (`data.question_rows` knows the fields). It is
-one benchmark, named by `NAME=PATH` or the file. With a column `data_source` it is one per value, and the demo
-world's `chains.jsonl` is one per hop count (`demo_1hop`, …).
+A file is one benchmark, named by `NAME=PATH` or the file. With a column `data_source` it is one per value,
+and the demo world's `chains.jsonl` is one per hop count (`demo_1hop`, …).
 """
 
 import functools
@@ -62,11 +60,7 @@ class BenchmarkQuestion:
 
 
 def load_benchmark(source: str | Path, names: FieldNames | None = None) -> list[BenchmarkQuestion]:
-    """Read the questions of one file in order. `source` is as for `benchmark_file`, or `NAME=` that.
-
-    Raises DataError if the file is missing, cannot be downloaded or is no table, or if any record cannot be
-    asked or scored. The message lists all of these by line or row.
-    """
+    """Read a file's questions. Raises DataError that lists every record that cannot be asked or scored."""
     path = benchmark_file(source)
     stat = path.stat()
     # Preflight, the estimate and the stage read the same file.
@@ -87,10 +81,7 @@ def split_name(source: str | Path) -> tuple[str | None, str]:
 
 
 def benchmark_file(source: str | Path) -> Path:
-    """Return the local file of a path or `hf://datasets/OWNER/NAME[@REVISION]/FILE`.
-
-    Downloads a hub file once, into the hub's own cache. Raises DataError if it does not exist.
-    """
+    """Return the local file of a path or `hf://datasets/OWNER/NAME[@REVISION]/FILE`, or raise DataError."""
     source = split_name(source)[1]
     if not source.startswith(HUB_PREFIX):
         path = Path(source).expanduser()
@@ -127,11 +118,7 @@ def benchmark_file(source: str | Path) -> Path:
 def choose_questions(
     questions: Iterable[BenchmarkQuestion], per_benchmark: int | None, seed: int
 ) -> list[BenchmarkQuestion]:
-    """Draw at most `per_benchmark` questions of each benchmark, in their order. None takes all.
-
-    A smaller draw with the same seed is a subset of a larger one, so answers stay valid if you want more
-    later.
-    """
+    """Draw at most `per_benchmark` questions of each benchmark. Smaller draws are subsets of larger ones."""
     questions = list(questions)
     if per_benchmark is None:
         return questions
@@ -255,10 +242,7 @@ def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, An
 
 
 def _columns(schema: pa.Schema, names: FieldNames) -> list[str]:
-    """The columns with known fields, so that conversations and contexts stay unread.
-
-    Without a question or answer column it returns all, so that a message can list them.
-    """
+    """The columns with known fields, or all if question or answer is missing, for the message."""
     wanted = {plain(name) for name in (*KNOWN, names.question, names.answers, names.documents) if name}
     found = [path for path in _paths(schema) if plain(path) in wanted]
     there = {plain(path) for path in found}

@@ -1,14 +1,8 @@
 """Makes the challenger's training file and its held-out split from a corpus.
 
-    drzero prepare-data source=papers.jsonl
-
-Each row asks for one question of h hops that starts from one document. Documents are a uniform sample of
-the usable ones, drawn in one pass, so the corpus may exceed memory. A large index yields them in random
-order and is read only as far as needed.
-
-Hop counts keep the configured ratio exactly (paper: 4:3:2:1), unless links show that the corpus carries
-fewer: then no document gets more hops than its longest chain. Equal documents, tokenizer, settings and seed
-give equal bytes.
+Each row asks for one question of h hops that starts from one document of a uniform sample, drawn in one pass.
+Hop counts keep the configured ratio exactly (paper: 4:3:2:1), but no document gets more hops than its longest
+known chain. Equal documents, tokenizer, settings and seed give equal bytes.
 """
 
 import random
@@ -49,10 +43,8 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What `prepare_challenger_prompts` wrote.
-
-    `cycles` is training rows per training document (up to 1.0, no document repeats). `wanted_hops` are the
-    exact counts of the ratio.
+    """The written files. `cycles` is training rows per training document, `wanted_hops` the ratio's exact
+    counts.
     """
 
     train_path: Path
@@ -110,17 +102,12 @@ def prepare_challenger_prompts(
 ) -> PrepareReport:
     """Write `zero_ratio4321.parquet` and `zero_ratio4321_heldout.parquet` (with the ratio in the name).
 
-    - `hop_ratio[i]` is the weight of i + 1 hops.
-    - `tokenizer` is the one that split the corpus, so that a chunk is shown whole, except a last line that
-      only introduces the next chunk.
-    - `min_document_tokens`, `min_prose`: shorter documents, and those with a smaller share of sentences, are
-      skipped. So are repeated documents.
-    - `max_document_tokens`: longer documents are cut after a sentence.
-    - `chains` has the longest chain from each document (`data.links`). None keeps the ratio in any case.
-    - `drawn_from` is the size of a corpus in random order: the first suitable documents are taken and the
-      rest is not read.
-    - `heldout_rows`: 0 writes no held-out file. Held-out documents are not trained on unless they would be
-      more than half of the corpus.
+    - `tokenizer`: the one that split the corpus, so that chunks are shown whole.
+    - `min_document_tokens`, `min_prose`: skip short documents and those with few sentences.
+    - `max_document_tokens`: cut longer documents after a sentence.
+    - `chains`: the longest chain from each document (`data.links`). None keeps the ratio in any case.
+    - `drawn_from`: the size of a corpus in random order, read only as far as needed.
+    - `heldout_rows`: their documents are not trained on, unless they would be more than half of the corpus.
 
     Raises DataError, before writing, if no document is long enough or the ratio is invalid.
     """
@@ -166,10 +153,7 @@ def prepare_challenger_prompts(
 
 
 def cut_to_tokens(text: str, tokenizer: Tokenizer, limit: int) -> str:
-    """Return a beginning of `text` of at most `limit` tokens (without special ones), cut after a sentence.
-
-    If not even one sentence fits, it ends between words or, at worst, characters.
-    """
+    """Return a beginning of at most `limit` tokens, cut after a sentence if one fits, else between words."""
     if limit < 1:
         return ""
     # Do not tokenize a whole book for its first page.

@@ -54,10 +54,8 @@ class OverlapIndex:
         return len(self._normal)
 
     def overlap(self, question: str) -> str | None:
-        """Return the words that the question shares with a benchmark question, in normal form, or None.
-
-        At least one must be uncommon, unless one question contains the other. Questions of fewer than `ngram`
-        words overlap only as a whole.
+        """Return the words shared with a benchmark question, or None. Common words count only in a whole
+        question.
         """
         words = normalize_answer(question).split()
         for run in _runs(words, self.ngram):

@@ -1,14 +1,10 @@
-"""The demo world: an invented country with known facts.
-
-Names consist of syllables, so no language model has seen them. Each subject and relation has one object, so a
-chain of facts has exactly one right answer, and evidence, difficulty and leakage can be measured exactly:
+"""The demo world: an invented country with known facts, whose names no language model has seen.
 
     The Zolvan Lamp --written_by--> Krando Vilmesh --born_in--> Drosken --on_river--> Galmir
 
-The passage of an entity states only that entity's facts. The splits `run` (corpus and evaluation) and
-`warmstart` (demonstrations) share no invented word and no two relations in a row, so a model that learned
-`written_by→taught_by` must still work out `written_by→born_in`. A hash decides which split may use a word or
-a pair of relations. Equal seed, split and sizes give equal bytes.
+Each subject and relation has one object, so a chain of facts has exactly one answer. A passage states only
+its entity's facts. The splits `run` (corpus, evaluation) and `warmstart` (demonstrations) share no invented
+word and no two relations in a row. Equal seed, split and sizes give equal bytes.
 """
 
 import random
@@ -69,10 +65,7 @@ class Chain:
 
 @dataclass
 class World:
-    """Entities and passages by id, facts by (subject id, relation), and the chains drawn from them.
-
-    A fact's object is an entity id or a plain value such as a year.
-    """
+    """Entities and passages by id, facts by (subject id, relation), and the chains drawn from them."""
 
     seed: int
     split: Split
@@ -105,10 +98,8 @@ def generate_world(
 ) -> World:
     """Build the world of one seed and split.
 
-    All chains stay within a land that has a share `chain_share` of the passages, in (0, 1]. No other passage
-    names one of its entities, so the others can be trained on when the chains are the evaluation.
-
-    Raises DataError if a land has fewer than `MIN_PASSAGES` passages, or too few for `chains_per_hop` chains.
+    All chains stay within a land of `chain_share` of the passages, which no other passage names. Raises
+    DataError if it has too few passages.
     """
     lands = [share * passages for share in (chain_share, 1 - chain_share) if share]
     if min(lands) < MIN_PASSAGES:

@@ -29,10 +29,7 @@ A false alarm costs one pair, which another sample may replace.
 
 
 class AcceptedQuestions:
-    """The questions accepted so far, against which the next one is judged.
-
-    Embeds candidates in one batch, but only if a candidate of another prompt shares their answer or document.
-    """
+    """The accepted questions. Embeds only candidates that share an answer or document with another prompt."""
 
     def __init__(self, candidates: Sequence[Pair], embed: Embed | None, cosine: float) -> None:
         """Prepare for these candidates. Without `embed` nothing is a near-duplicate."""
@@ -54,8 +51,8 @@ class AcceptedQuestions:
     def same_meaning(self, pair: Pair) -> tuple[Pair, float] | None:
         """Return the accepted pair with the closest question, if it is close enough, and the cosine.
 
-        If the answers have no word in common, the cosine must be halfway from the threshold to 1. On the demo
-        world, 1 in 200 pairs of different questions about one document reach that, and 6 in 10 rephrasings.
+        Without a common word in the answers, the cosine must be halfway from the threshold to 1, which 1 in
+        200 pairs of different questions about one document reach, and 6 in 10 rephrasings.
         """
         others = [other for key in _shares(pair) for other in self._sharing[key]]
         if not others:
@@ -80,10 +77,7 @@ def duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
 
 
 def near_duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
-    """Gate: no accepted question has the same meaning. Returns the reason, or None.
-
-    `pair` must be one of the candidates of `accepted`.
-    """
+    """Gate: no accepted question has the same meaning as this candidate of `accepted`."""
     found = accepted.same_meaning(pair)
     if found is None:
         return None
@@ -92,10 +86,7 @@ def near_duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
 
 
 def measured_cosine(embed: Embed, *, seed: int = 0, chains_per_hop: int = 100) -> float:
-    """Return the cosine that `CAUGHT_SHARE` of rephrased questions reach with an embedder.
-
-    Uses questions of 1 to 4 hops from a demo world of this seed, two phrasings each (about 800 texts).
-    """
+    """Return the cosine that `CAUGHT_SHARE` of a demo world's rephrased questions reach."""
     world = generate_world(seed, chains_per_hop=chains_per_hop)
     rng = random.Random(f"{seed}/phrasings")
     asked = [

@@ -59,10 +59,7 @@ def of_selection(
     records: Iterable[Mapping[str, Any]],
     speaks_for: Callable[[Pair], str] | None = None,
 ) -> Examples:
-    """Return examples of a selection. `prompts` are its rows by index.
-
-    `speaks_for` says more about an accepted pair than that it passed every gate.
-    """
+    """Return examples of a selection. `speaks_for` says what supports an accepted pair."""
     by_key = {(record["prompt_index"], record["sample"]): record for record in records}
     accepted = []
     for pair in spread(selection.accepted, lambda pair: pair.hop):
@@ -95,9 +92,7 @@ def spread(items: Iterable[Item], kind: Callable[[Item], Hashable], count: int =
 
 
 def evidence(answer: str | None, document: str, trajectory: Trajectory) -> str:
-    """Return the text around the answer in the document or a retrieved passage, else the document's
-    beginning.
-    """
+    """Return the text around the answer in the document or a passage, else the document's beginning."""
     if answer and normalize_answer(answer):
         for name, text in (("document", document), *(("found", t) for t in retrieved_passages(trajectory))):
             if contains_answer(text, answer):

@@ -3,19 +3,8 @@
     gates = Gates(GateSettings(), embed=embedder.encode_queries, benchmark_questions=questions)
     reasons = gates.judge(pair)        # {} passes, else {"evidence": "evidence: the answer …"}
 
-Each gate returns None (passes) or a short reason that begins with its name:
-
-    evidence         the document or retrieved passages contain the answer and the question's names
-    hops             enough searches for the hops, and an answer beyond the first document
-    integrity        one clear question (data/wording.py) that hides its answer (data/leaks.py)
-    contamination    no run of words or fact shared with a benchmark question (data/contamination.py)
-    open_book        the solver finds the answer in the challenger's texts (off by default)
-    duplicates       no accepted question has the same words (data/duplicates.py)
-    near_duplicates  no accepted question has the same meaning (data/duplicates.py)
-
-The first five judge one pair. The last two compare pairs that passed them with those accepted before. A last
-gate, pairing, judges the written file (data/pairing.py). bench/gates.py measures each gate's hits and false
-alarms.
+Each gate returns None or a reason that begins with its name. duplicates and near_duplicates compare a pair
+with those accepted before. bench/gates.py measures each gate's hits and false alarms.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,8 +45,7 @@ class GateSettings:
 def evidence(pair: Pair) -> str | None:
     """Gate: the answer can be found, and the question concerns something that was read.
 
-    No text contains yes or no, so then all names of the question must occur. The query above retrieved
-    passages is the model's own and no evidence.
+    No text contains yes or no, so then all names of the question must occur.
     """
     retrieved = retrieved_passages(pair.trajectory)
     named = share_of_names(pair.question, "\n".join([pair.document, *retrieved]))
@@ -73,10 +61,7 @@ def evidence(pair: Pair) -> str | None:
 
 
 def hops(pair: Pair) -> str | None:
-    """Gate: a search in a separate turn for each hop after the first, and an answer that they lead to.
-
-    One search with words of the question must not find that answer.
-    """
+    """Gate: a search for each hop after the first, and an answer that one search of the question misses."""
     fault = hop_fault(pair.trajectory, pair.document, pair.hop, pair.question, pair.answer)
     return f"hops: {fault}" if fault else None
 
@@ -120,10 +105,7 @@ class Gates:
         embed: Embed | None = None,
         benchmark_questions: Iterable[BenchmarkQuestion] = (),
     ) -> None:
-        """Prepare the gates. `embed` returns unit vectors of questions.
-
-        Raises DataError if near_duplicates is on without an embedder.
-        """
+        """Prepare the gates with `embed`, which returns unit vectors. Raises DataError if it is missing."""
         if settings.near_duplicates and embed is None:
             raise DataError("the gate near_duplicates needs an embedder: give one, or switch the gate off")
         self.settings = settings

@@ -8,20 +8,14 @@ from data.errors import DataError
 
 
 def prompts_file(hop_ratio: Sequence[int]) -> str:
-    """Return the name of the prompts file: `zero_ratio4321.parquet` for 4:3:2:1.
-
-    Weights of several digits are separated, as in `zero_ratio10-3-1.parquet`.
-    """
+    """Return the name of the prompts file, such as `zero_ratio4321.parquet` or `zero_ratio10-3-1.parquet`."""
     separator = "" if max(hop_ratio, default=0) < 10 else "-"
     return f"zero_ratio{separator.join(map(str, hop_ratio))}.parquet"
 
 
 def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
-    """Split `total` into whole counts in the ratio `weights` (Hamilton's method).
-
-    Rounds each exact share down and gives the rest to the largest remainders, earlier ones first.
-
-    Raises DataError if `total` or a weight is negative, or all weights are 0.
+    """Split `total` into counts in the ratio `weights` (Hamilton's method). Raises DataError if
+    impossible.
     """
     if total < 0 or min(weights, default=-1) < 0 or sum(weights) == 0:
         raise DataError(
@@ -37,12 +31,9 @@ def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def assign_hops(hops: Sequence[int], carried: Sequence[int], rng: random.Random) -> list[int]:
-    """Return each row's hop count: at most what its document carries, in the numbers of `hops` as far as
-    possible.
+    """Return each row's hop count: at most what its document carries, and as many of each as `hops` has.
 
-    `hops` are the wanted counts in any order. `carried` has at least as many rows. The rest is unused. If too
-    few rows carry several hops, the counts share them in their ratio, and the rest become questions of fewer
-    hops. If all rows carry all hops, the order of `hops` is kept.
+    If too few rows carry several hops, the counts share them in their ratio and the rest become fewer hops.
     """
     carried = carried[: len(hops)]
     if not hops or min(carried) >= max(hops):

@@ -2,10 +2,8 @@
 
     with Journal(path, identity={"model": …, "prompts": …}) as journal:
         done = {record["key"] for record in journal.records}
-        journal.append({"key": …, …})
 
-The first line is the work's `identity`. A journal of another model or prompts file is refused, so results
-never mix. A line counts once its newline is on disk. Opening the journal cuts off an incomplete last line.
+A journal of another `identity` (its first line) is refused. Opening it cuts off an incomplete last line.
 """
 
 from __future__ import annotations
@@ -24,10 +22,7 @@ class Journal:
     """An append-only file of JSON records with one writer."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Open or create the journal at `path`. `records` come from earlier starts.
-
-        Raises DataError if the file is damaged or belongs to other work (the message lists the differences).
-        """
+        """Open or create the journal. Raises DataError if it is damaged or belongs to other work."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes() if path.exists() else b""
@@ -57,10 +52,7 @@ class Journal:
             self._write({"identity": dict(identity)})
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one record, which is on disk when this returns.
-
-        Raises OSError with the file's name if it cannot be written. Earlier records stay readable.
-        """
+        """Add one record, which is on disk when this returns, or raise OSError."""
         self._write(record)
         self.records.append(dict(record))
 

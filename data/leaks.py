@@ -39,10 +39,7 @@ _ROMAN = (
 
 
 def words_of(text: str, *, articles: bool = False) -> list[str]:
-    """Return the words of a text by appearance, in small letters, by default without articles.
-
-    Each character of a script without spaces is a word.
-    """
+    """Return the words of a text by appearance. Each character of a script without spaces is a word."""
     decomposed = unicodedata.normalize("NFKD", text)
     visible = "".join(
         char
@@ -55,10 +52,7 @@ def words_of(text: str, *, articles: bool = False) -> list[str]:
 
 
 def given_away(question: str, answer: str) -> str | None:
-    """Return how the question gives its answer away, or None.
-
-    An answer below five letters must occur as a whole word: "art" is not in "starting".
-    """
+    """Return how the question gives its answer away, or None. "art" is not in "starting"."""
     asked, answered = words_of(question), words_of(answer)
     if not answered:
         return None
@@ -106,10 +100,7 @@ def _has_reversed(asked: Sequence[str], answered: Sequence[str]) -> bool:
 
 
 def _has_part(question: str, answer: str) -> bool:
-    """Whether the question has one word of a name of two to four, standing alone.
-
-    "Bill Clinton" does not give Hillary Clinton away.
-    """
+    """Whether the question has one word of a name, standing alone (unlike "Bill" in "Bill Clinton")."""
     name = answer.split()
     parts = {
         "".join(words_of(word))

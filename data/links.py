@@ -1,13 +1,8 @@
 """Estimates how many hops the documents of a corpus can carry, from which documents name others.
 
-    chains = chain_lengths(entries)        # by entry: documents in the longest chain from it
-
-A question of h hops needs a chain of h documents. A document leads to those whose title or file name its text
-contains. A file name that is a plain word (functional.html) counts only with its suffix.
-
-The estimate ignores names that a twentieth of the documents contain, small-letter words that one in two
-hundred contains ("memory" in a dictionary), and paraphrases. It does not count links in scripts without
-spaces.
+A document leads to those whose title or file name its text contains, unless that name is common: a twentieth
+of the documents have it, or one in two hundred has a single small-letter word. Paraphrases and scripts
+without spaces are not counted.
 """
 
 import re

@@ -34,10 +34,7 @@ def check_pairing(
 ) -> int:
     """Read the file back, check every row, and return their number.
 
-    `pairs` are the expected ones in any order, `prompts` the challenger rows by index. `source`, `split` and
-    `generator_checkpoint` are the same in every row. `shown_as` is the file's final name for errors.
-
-    Raises PairingError if fields do not belong together, or a pair is missing or occurs twice.
+    `shown_as` is the file's final name for errors. Raises PairingError.
     """
     name = shown_as or path
     awaited = {pair.prompt_index: pair for pair in pairs}

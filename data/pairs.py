@@ -1,11 +1,8 @@
 """A synthesized question with its answer, document and conversation.
 
-A *sample record* is what synthesis journals for each finished conversation:
+Synthesis journals a *sample record* for each finished conversation:
 
     {"prompt_index": 7, "sample": 2, "seed": 91, "trajectory": Trajectory.to_dict(), "tokens_in": …, …}
-
-`pair_of` joins it with its prompt, a row of the challenger parquet. The gates (`data/gates.py`) judge the
-pair.
 """
 
 from collections.abc import Mapping
@@ -41,9 +38,8 @@ def question_and_answer(trajectory: Trajectory) -> tuple[str | None, str | None]
 
 
 def pair_of(record: Mapping[str, Any], prompt_row: Mapping[str, Any]) -> Pair | str:
-    """Return the pair of a sample record and its prompt, or the reason against one (begins with `pair:`).
-
-    Raises PairingError for a record of another prompt, DataError for a damaged record.
+    """Return the pair of a record and its prompt, or a reason (`pair: …`). Raises DataError for a damaged
+    one.
     """
     extra = prompt_row["extra_info"]
     trajectory = trajectory_of(record)

@@ -85,12 +85,7 @@ def training_row(
 def write_training_rows(
     path: Path, rows: Sequence[Mapping[str, Any]], check: Callable[[Path], object] | None = None
 ) -> None:
-    """Check `rows` and write them atomically. Equal rows give equal bytes.
-
-    `check` gets the written file before it has its final name. If it raises, the file is removed.
-
-    Raises DataError without rows, or if one breaks the contract (`check_training_rows`).
-    """
+    """Check `rows` and write them atomically. If `check` rejects the written file, it is removed."""
     if not rows:
         raise DataError(f"no rows to write to {path}: veRL cannot train on an empty file")
     check_training_rows(rows)
@@ -102,9 +97,8 @@ def write_training_rows(
 
 
 def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.names)) -> pa.Table:
-    """Read `columns` of a training file (all by default) and check nested fields.
-
-    Every struct of TRAINING_SCHEMA is present in every returned row, with values of the right type or null.
+    """Read `columns` of a training file and check nested fields, so that every struct is present in every
+    row.
 
     Raises FileNotFoundError, or DataError if the file is no parquet, is damaged, or lacks a column or field.
     """

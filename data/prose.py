@@ -3,9 +3,7 @@
     prose_share("| `'B'` | `unsigned_char(bitwise=True)` |")    # 0.0
     without_lead_in("It has two parts. The output is:")         # "It has two parts."
 
-A chunk may be the middle of a listing, or end with the line that introduces one. Search finds both, but the
-first gives no question and the second asks about hidden text. Fenced text is code even if a cut tore the
-fence. Comments in code and headings, which look like Python comments, do not count either.
+Fenced text is code even if a cut tore the fence. Comments and headings do not count either.
 """
 
 import re
@@ -70,10 +68,7 @@ def _is_unspaced(word: str) -> bool:
 
 
 def without_lead_in(text: str) -> str:
-    """Return the text without a last sentence or heading that only introduces the next part.
-
-    A text that is nothing else stays unchanged.
-    """
+    """Return the text without a last sentence or heading that only introduces the next part."""
     shown = text.rstrip()
     while _LEADS_ON.search(shown):
         last = shown.rfind("\n\n") + 1

@@ -78,10 +78,7 @@ class _Candidates:
 def select(
     records_by_prompt: Mapping[int, Sequence[Record]], prompts: Sequence[Mapping[str, Any]], gates: Gates
 ) -> Selection:
-    """Choose a pair for each of `prompts`, rows of the challenger parquet.
-
-    Raises DataError if a prompt or record occurs twice, or a record is damaged or belongs to another prompt.
-    """
+    """Choose a pair for each of `prompts`. Raises DataError if records do not fit them."""
     rows = prompts_by_index(prompts)
     if strange := sorted(set(records_by_prompt) - set(rows)):
         raise DataError(

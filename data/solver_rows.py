@@ -53,11 +53,8 @@ def write_solver_split(
 ) -> SolverSplitReport:
     """Write `train.parquet` and `val.parquet` in the order of the prompts.
 
-    `prompts` are the pairs' challenger rows. `generator_checkpoint` names the challenger that wrote them.
-    Validation gets at most `val_share` of the rows and `max_val_rows`, but at least one document.
-
-    Raises DataError without accepted pairs, PairingError if a row read back is inconsistent (the file is
-    removed).
+    Validation gets at most `val_share` of the rows and `max_val_rows`, but at least one document. Raises
+    DataError without accepted pairs, PairingError if a row read back is inconsistent.
     """
     if not accepted:
         raise DataError(
@@ -120,12 +117,8 @@ def _solver_row(
 
 
 def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
-    """Write `rejects.jsonl`, a line for each prompt without a pair.
-
-        {"prompt_index": 7, "hop": 2, "doc_id": "…", "samples": […], "reason": "every sample was refused"}
-
-    Each sample has its number, question, answer and every reason against it. `samples` is empty if services
-    failed for all.
+    """Write `rejects.jsonl`, a line for each prompt without a pair. `samples` is empty if services failed for
+    all.
     """
     path = out_dir / REJECTS
     write_jsonl(path, (rejection.to_dict() for rejection in rejected))
@@ -133,10 +126,7 @@ def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
 
 
 def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None:
-    """Read the three written files and check that each prompt is in exactly one of them, once.
-
-    Raises DataError if a prompt is missing, repeated or unknown.
-    """
+    """Check that each prompt is in exactly one of the three written files, or raise DataError."""
     places: Counter[int] = Counter()
     for path in (out_dir / TRAIN, out_dir / VAL):
         if path.exists():
@@ -159,11 +149,7 @@ def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None
 
 
 def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
-    """Return the documents to hold out, with at most `rows` rows together. Deterministic for documents and
-    seed.
-
-    If every document has more rows, the smallest is held out. A single document never is.
-    """
+    """Return documents with at most `rows` rows together, else the smallest, but never the only one."""
     sizes = Counter(_document_key(pair) for pair in pairs)
     if len(sizes) < 2:
         return set()

@@ -93,10 +93,8 @@ _SAME_LETTERS = 4  # names that share this many first letters count as one: Norw
 
 
 def is_question(text: str) -> bool:
-    """Whether the text asks: three or more words that end with a question mark or open like a question.
-
-    Such openings are "Which …", "In which …", "Does …" and "Name the …". In scripts without spaces each
-    character counts as a word.
+    """Whether three or more words end with a question mark or open like a question ("In which …", "Name the
+    …").
     """
     bare = unicodedata.normalize("NFKC", text).strip(_AROUND)
     if len(space_characters(bare).split()) < 3 or _EXCLAIMS.match(bare):
@@ -123,10 +121,7 @@ def asks_yes_no(question: str) -> bool:
 
 
 def names_of(question: str) -> set[str]:
-    """Return the words of the question's names, recognised by capitals, and its numbers.
-
-    Without a name, returns its uncommon words of more than three letters, and its numbers.
-    """
+    """Return the words of the question's capitalised names, or else its uncommon words, and its numbers."""
     tokens = re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", question))
     names = {word for token in tokens if token[0].isupper() for word in words_of(token)} - _COMMON
     words = {word for token in tokens for word in words_of(token)} - _COMMON

@@ -1,11 +1,9 @@
-"""Bearer tokens: which server gets which token. They come only from the environment.
+"""Bearer tokens, which come only from the environment. Each server gets only its own token.
 
     bearer_headers(MODEL_KEY)           # {"Authorization": "Bearer …"}, or {}
     bearer_of("RETRIEVAL_TOKEN")        # the token, or None
 
-Each server gets only its own token: model servers `OPENAI_API_KEY`, `endpoint=` the variable in
-`endpoint_key=`, the retrieval service `RETRIEVAL_TOKEN`. A config key or flag would show a token in files and
-process lists.
+A config key or flag would show a token in a run's files and in process lists.
 """
 
 import os

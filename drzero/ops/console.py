@@ -31,11 +31,7 @@ class View(Protocol):
 
 
 class _Stdout:
-    """Stdout for several threads. It may be blocked (Ctrl-S, `| less`) or closed (`| head`).
-
-    Neither may stop the threads that read a run's children, so a line that cannot be written is dropped and
-    counted.
-    """
+    """Stdout that may be blocked (Ctrl-S) or closed (`| head`). It then drops and counts lines."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -11,10 +11,7 @@ T = TypeVar("T")
 
 
 async def unless_gone(receive: Callable[[], Awaitable[Mapping[str, Any]]], work: Awaitable[T]) -> T | None:
-    """Return the work's result, or None after cancelling it if the client disconnects.
-
-    Read the request's body first: its messages are dropped.
-    """
+    """Return the work's result, or None if the client disconnects. Read the request's body first."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -1,12 +1,10 @@
 """Files and folders that are written completely or not at all, even across a crash.
 
     atomic_write(path, text)                        # readers see the old content or the new one
-    with atomic_path(path) as temporary: ...        # the same for a writer that wants a path
     with staging_folder(target) as folder: ...      # build a folder next to its final place
         publish(folder, target)                     # make it durable and replace `target`
 
-A killed writer of a folder leaves `.NAME.building`, which the next build empties (`staging_folder`) or
-resumes (`work_folder`), or `.NAME.previous`, which `recover` puts back.
+A killed writer leaves `.NAME.building`, or `.NAME.previous`, which `recover` puts back.
 """
 
 import errno
@@ -31,10 +29,7 @@ class AlreadyWriting(UserError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading bytes. Raises OSError unless it is a regular file.
-
-    A FIFO would wait for a writer, and a device such as /dev/zero never ends.
-    """
+    """Open a file for reading bytes. Raises OSError for a FIFO or device, which may never end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -44,10 +39,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces `path` if the block succeeds.
-
-    Creates the folder. The file's mode follows the umask (tempfile would make it private).
-    """
+    """Yield a temporary path that replaces `path` if the block succeeds. Creates the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -66,10 +58,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Replace the file at `path` with `data` (text as UTF-8). Its folder must exist.
-
-    On failure the old content stays and the OSError names `path`.
-    """
+    """Replace the file at `path`, or keep the old content and raise an OSError that names it."""
     try:
         path.parent.stat()
         with atomic_path(path) as temporary:
@@ -100,10 +89,7 @@ def recover(target: Path) -> None:
 
 @contextmanager
 def work_folder(target: Path) -> Iterator[Path]:
-    """Yield the build folder next to `target`, with the leftovers of an interrupted build.
-
-    The folder stays unless the block removes or publishes it. Raises AlreadyWriting if another build uses it.
-    """
+    """Yield the build folder next to `target`, with leftovers. Raises AlreadyWriting if it is in use."""
     folder = _sibling(target, "building")
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,10 +103,7 @@ def work_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `target`, removed if the block fails.
-
-    Raises AlreadyWriting if another build uses it.
-    """
+    """Yield an empty build folder, removed if the block fails. Raises AlreadyWriting if it is in use."""
     with work_folder(target) as folder:
         try:
             for leftover in folder.iterdir():
@@ -133,10 +116,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def sole_writer(what: str) -> Iterator[None]:
-    """Lock a Chroma server's collection against other builds by this user on this machine.
-
-    Raises AlreadyWriting if another build has locked it.
-    """
+    """Lock a Chroma server's collection against other builds here, or raise AlreadyWriting."""
     name = f"drzero-index-{os.getuid()}-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
     with (Path(tempfile.gettempdir()) / name).open("a") as file:
         _lock(file.fileno(), what)

@@ -44,10 +44,7 @@ def run_supervised(
 ) -> int:
     """Run `main` to its end inside an entered `services` group and return its exit code, 0.
 
-    However this returns, the command's process tree has ended, at most `grace_s` seconds after SIGTERM. A
-    `plan` watches the run for stalls, `nodes` for lost nodes.
-
-    Raises:
+    However this returns, the command's process tree has ended. Raises:
 
     - Unfinished: exit code 75
     - ChildFailed: any other exit code but 0

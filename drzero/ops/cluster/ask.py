@@ -50,10 +50,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def follow(address: str, path: Path) -> NoReturn:
-    """Write the nodes to a file, now and whenever one joins or leaves, until this process is stopped.
-
-    Stays connected, because Ray remembers each connection as a job for as long as the cluster is up.
-    """
+    """Write the nodes to a file at each change, over one connection: Ray remembers each as a job."""
     if fault := unreachable(address):
         sys.exit(fault)
     connect(address)

@@ -59,10 +59,7 @@ def ask_cluster(
     env: Mapping[str, str] | None = None,
     limit_s: float = LIMIT_S,
 ) -> Cluster:
-    """Ask for the nodes and put `question`, a function of `drzero.ops.cluster.on_node`, to each of them.
-
-    `env` extends the environment of the process that asks.
-    """
+    """Ask for the nodes and put `question`, a function of `drzero.ops.cluster.on_node`, to each."""
     if fault := unreachable(address):
         return Cluster(fault=fault)
     asked = [question, json.dumps(arguments or {})] if question else []

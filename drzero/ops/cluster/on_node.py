@@ -21,10 +21,8 @@ _IMPORTED = ("verl_ext", "environments", "search", "data", "drzero/ops")
 
 
 def facts(marker: str, salt: str, variables: Sequence[str]) -> dict[str, Any]:
-    """Return the facts that must agree on all nodes.
-
-    `marker` is a file that the run's own node wrote into the shared folder. `variables` are secrets: only a
-    hash with `salt` leaves the node.
+    """Return facts that must agree on all nodes. Of the secret `variables` only a salted hash leaves the
+    node.
     """
     return {
         "host": socket.gethostname(),

@@ -3,9 +3,8 @@
     with NodeWatch("10.0.0.1:6379", 2, follower("10.0.0.1:6379", seen, log, env), seen) as nodes:
         nodes.check()               # raises NodeLost, called several times a second
 
-veRL itself would wait for samples for ever. Ray's head asks each node for a sign of life every three seconds
-and gives a node up after five misses. All nodes are needed, because veRL spreads agents and reward workers
-over them.
+veRL itself would wait for samples for ever. All nodes are needed: veRL spreads agents and reward workers over
+them.
 """
 
 import json

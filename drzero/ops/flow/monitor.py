@@ -1,11 +1,9 @@
-"""The flow monitor: snapshots of a run's samples, as a stream and as log lines.
+"""The flow monitor: snapshots of a run's samples as a stream (docs/flow.md) and as log lines.
 
     with FlowMonitor(run_dir / FLOW_FILE, sources, waits_on) as flow:
         run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
 
-A thread reads the sources (`drzero.ops.flow.sources`) every `every_s` seconds and appends a JSON object to
-`RUN_DIR/flow.jsonl` (format: docs/flow.md). It prints each symptom once for as long as it lasts, and with
-`verbose=true` a line every `log_every_s`. The watchdog reports a flow that stands still.
+Each symptom is printed once for as long as it lasts. The watchdog reports a flow that stands still.
 """
 
 import threading
@@ -49,9 +47,7 @@ class FlowMonitor(threading.Thread):
         log: Callable[[str, str], None] = detail,
         workers: Path | None = None,
     ) -> None:
-        """`warn` gets symptoms, `log` the periodic lines, including one per worker if `workers` (a folder) is
-        set.
-        """
+        """`warn` gets symptoms, `log` the periodic lines. `workers` is a folder, for a line per worker."""
         super().__init__(name="flow", daemon=True)
         self._path = path
         self._sources = tuple(sources)

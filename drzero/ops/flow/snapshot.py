@@ -127,10 +127,9 @@ def follow(before: Snapshot | None, now: Snapshot, *, suspended: bool = False) -
 
 
 def far_end(points: Mapping[str, FlowPoint], waits_on: WaitsOn, *starts: str) -> str | None:
-    """Return the point that holds everything up: it holds something, but no point it waits on does.
+    """Return the point that holds everything up: nothing that it waits on holds anything.
 
-    Follows `waits_on` from `starts`. Prefers the point farthest from its start, then the one with the oldest
-    entry. None if nothing holds anything.
+    Follows `waits_on` from `starts`, prefers the point farthest from its start, then the oldest entry.
     """
     ends = [end for start in starts for end in _ends(points, waits_on, (start,))]
     if not ends:

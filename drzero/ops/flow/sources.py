@@ -45,10 +45,7 @@ def counters_source(path: Path, since: float) -> Source:
 
 
 def workers_source(folder: Path, kinds: Collection[str], since: float, work: Mapping[str, str]) -> Source:
-    """Read calls in flight from the workers' progress files. Each kind of call is a flow point.
-
-    `work` maps a kind that is only counted, such as tokens, to the point whose progress it is.
-    """
+    """Read each kind of call in flight as a flow point. `work` maps other kinds (tokens) to their point."""
 
     def read(now: float) -> Snapshot | None:
         workers = [

@@ -13,10 +13,7 @@ _ENDS = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "los
 
 
 def summarise(stream: Sequence[Record], since: float = 0.0) -> tuple[dict[str, str], list[str]]:
-    """Return facts by name and a line per symptom, the most frequent first.
-
-    The stream holds all starts of a run, and `since` (unix seconds) skips earlier ones.
-    """
+    """Return facts by name and a line per symptom, for all starts `since` that unix time."""
     records = [record for record in stream if record["time"] >= since]
     if not records:
         return {}, []

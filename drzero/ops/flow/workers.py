@@ -113,11 +113,7 @@ def call_point(workers: Sequence[Worker], kind: str, now: float) -> FlowPoint:
 
 
 def worker_lines(before: Sequence[Worker], now: Sequence[Worker], seconds: float) -> list[str]:
-    """Describe each busy worker in a line: what it finished of each kind, how fast since `before`, what it
-    holds.
-
-    `seconds` is the time between the two readings.
-    """
+    """Describe each busy worker in a line, with rates over the `seconds` since `before`."""
     earlier = {worker.pid: worker.done for worker in before}
     lines = []
     for worker in now:

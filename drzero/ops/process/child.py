@@ -1,12 +1,11 @@
-"""One supervised child process.
+"""One supervised child process, whose keeper (`drzero.ops.process.keeper`) ends its process tree.
 
     child = Child(Command(name="trainer", command=("python", "-m", …), log_path=logs / "trainer.log"))
     while child.poll() is None: …
     child.stop()
 
-Its keeper (`drzero.ops.process.keeper`) ends the process tree. If the keeper is killed, `stop` finds
-descendants by `DRZERO_RUN_ID` in their environment. The id alone is not enough: a process that sets its
-title, as Ray's Python workers do, overwrites the environment that the system shows.
+If the keeper is killed, `stop` finds descendants by `DRZERO_RUN_ID`, unless they overwrote their environment
+by setting a title, as Ray's workers do.
 """
 
 import os
@@ -154,9 +153,8 @@ def _others(variable: str, value: str) -> list[psutil.Process]:
 
 
 def components_of(supervisor: int) -> dict[str, int]:
-    """Return the keepers' pids of the commands that the process `supervisor` runs, by name.
-
-    Raises psutil.NoSuchProcess if it has ended, psutil.AccessDenied if it belongs to another user.
+    """Return the keepers' pids of a supervisor's commands, by name. Raises psutil.Error if it is not
+    readable.
     """
     found = {}
     for process in psutil.Process(supervisor).children():

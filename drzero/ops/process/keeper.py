@@ -1,19 +1,11 @@
-"""The keeper: a small parent process that makes sure that no descendant of a command keeps running.
+"""The keeper: a small parent process that leaves no descendant of a command running. Linux only.
 
     python drzero/ops/process/keeper.py PARENT_PID GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-- If the supervisor dies, even by SIGKILL, the kernel sends the keeper SIGTERM (PR_SET_PDEATHSIG) and the
-  keeper ends the command. If the keeper is killed, the command gets SIGKILL the same way.
-- The keeper is a *subreaper*: descendants that leave the process group or start a session (Ray's raylet and
-  gcs_server, daemons) become its children when their parent ends, and it ends them too.
-- It exits as the command did, with the same code or by the same signal.
-
-On SIGTERM or SIGINT it sends SIGTERM to the command's process group and, after the grace, SIGKILL to the
-rest. Leftovers of a command that ends by itself get SIGTERM, then SIGKILL.
-
-The parent-death signal fires when the *thread* that started the keeper ends, so start keepers from a thread
-that lives as long. This file runs by path and imports nothing of this package, so the command sees the
-caller's folder and PYTHONPATH. Linux only.
+When the thread that started it ends, even by SIGKILL, the kernel sends it SIGTERM (PR_SET_PDEATHSIG) and it
+ends the command. As a *subreaper* it adopts descendants that leave the process group or session, such as
+Ray's raylet. It exits as the command did. It imports nothing of this package, so the command sees the
+caller's folder and PYTHONPATH.
 """
 
 import ctypes

@@ -40,9 +40,8 @@ def looks_like_error(line: str) -> bool:
 
 
 class LogTee(threading.Thread):
-    """Appends `source` to `log_path` in a thread.
-
-    The console shows its first errors, or all lines with `relays` or `verbose=true`.
+    """Appends `source` to `log_path` in a thread. The console shows only the first errors, or with `relays`
+    all.
     """
 
     def __init__(

@@ -29,9 +29,8 @@ class PortTaken(UserError):
 
 
 def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
-    """Return `preferred`, else a free TCP port for a server at `host` (IPv4 or IPv6).
-
-    The port is not held: another server could take it first. Raises PortTaken if `preferred` is in use.
+    """Return `preferred` or a free TCP port, without holding it. Raises PortTaken if `preferred` is in
+    use.
     """
     if preferred is None:
         while True:

@@ -48,9 +48,7 @@ class Process:
         return False
 
     def waited_s(self) -> float:
-        """Return the seconds that its present threads waited for a CPU, or zero if the kernel does not count
-        them.
-        """
+        """Return the seconds that its present threads waited for a CPU, as far as the kernel counts them."""
         waited_ns = 0
         with suppress(OSError):  # it has ended
             for thread in os.listdir(f"/proc/{self.pid}/task"):
@@ -70,9 +68,7 @@ class Process:
 
 
 def descendants(roots: Iterable[int]) -> dict[int, list[Process]]:
-    """Return each root and all its descendants, by root pid. A process below two roots belongs to the nearer
-    one.
-    """
+    """Return each root and all its descendants. A process below two roots belongs to the nearer one."""
     everyone: dict[int, Process] = {}
     children: dict[int, list[Process]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

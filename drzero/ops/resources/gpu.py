@@ -60,10 +60,8 @@ class Gpus:
 
 
 def gpus_here(devices: Path = Path("/dev"), limit_s: float = _LISTED_WITHIN_S) -> int:
-    """Return the number of GPUs of this machine by nvidia-smi.
-
-    If it is missing, as in containers with only the compute driver, or exceeds `limit_s` seconds, counts the
-    driver's files in `devices` (nvidia0, nvidia1, …).
+    """Return the number of GPUs by nvidia-smi, or else by the driver's files (nvidia0, nvidia1, …) in
+    `devices`.
     """
     if shutil.which("nvidia-smi") is not None:
         listed = run_isolated(("nvidia-smi", "--list-gpus"), limit_s)

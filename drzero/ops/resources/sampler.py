@@ -1,12 +1,8 @@
 """Samples what each component of a run uses, every few seconds, as JSON lines.
 
-One line per component: `{"time", "component", "pids", "cpu_s", "cpu_share", "rss_mb", "threads", "read_mb",
-"write_mb", "gpu_mb"}`, for services also `"state"`. One line for the host: `{"time", "component": "host",
-"load", "memory_free_mb", "disk_free_gb", "net_in_mb", "net_out_mb", "gpus": [{"used_mb", "total_mb",
-"busy_percent"}]}`.
-
-`cpu_share` is CPU seconds per second since the last sample. `cpu_s`, `read_mb`, `write_mb` and `net_…` count
-up.
+A component has `cpu_s`, `cpu_share` (CPU seconds per second), `rss_mb`, `threads`, `read_mb`, `write_mb`,
+`gpu_mb`, a service also `state`. The component `host` has `load`, `memory_free_mb`, `disk_free_gb`,
+`net_in_mb`, `net_out_mb` and `gpus`. `cpu_s`, `read_mb`, `write_mb` and `net_…` count up.
 """
 
 import os

@@ -3,15 +3,9 @@
     monitor = HealthMonitor("retrieval", HealthCheck(url=…, metrics_url=…, work=(…,)), service.cpu_time)
     monitor.health.state        # healthy, failing, busy, away or hung
 
-A poll first reads the counters of finished work (`HealthCheck.work`). If they grew, the service is healthy.
-Otherwise it sends a cheap probe that does real work, such as a canary search or a one-token generation.
-
-A service whose probes fail for `silent_s` seconds is *hung*, with two exceptions:
-
-- *busy*, for at most `busy_s`: it serves its counters and uses CPU (a long batch, a prefill), or it waits for
-  CPUs that others use. When many services start on few cores, even an idle one may miss a probe's timeout.
-- *away*: it answers with the status `away`, because its dependency (a database) does not answer. A restart
-  would not help.
+If its counters of finished work grew, the service is healthy. Otherwise it gets a probe that does real work.
+A service whose probes keep failing is *busy* for a while if it uses or waits for CPUs, *away* if only its
+dependency does not answer, and else *hung*.
 """
 
 import http.client
@@ -78,11 +72,7 @@ def ask(check: HealthCheck) -> str | None:
 
 
 def _fetch(url: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
-    """Return status and body of a GET, or of a POST if there is a body. Never uses a proxy.
-
-    Raises TimeoutError unless the whole answer arrives within `timeout_s`. A socket's own timeout restarts
-    with every byte.
-    """
+    """Return status and body of a GET or POST. The whole answer must arrive within `timeout_s`."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     late = threading.Event()

@@ -4,9 +4,7 @@
     with ServiceGroup([spec]) as services:
         run_supervised(trainer, services)       # calls services.check() several times a second
 
-`check` detects a crash at once and a hang within 20 seconds (`drzero.ops.services.health`). It restarts the
-service on the same port after a pause that doubles each time, or ends the run with a `ChildError` if no
-restarts are left.
+A restart keeps the port and waits twice as long each time. Without restarts left a `ChildError` ends the run.
 """
 
 import os
@@ -115,9 +113,8 @@ class Service(Child):
 class ServiceGroup:
     """Context manager that starts services, waits until they are healthy, and ends all their processes.
 
-    Inside the block SIGTERM and SIGHUP raise `SystemExit` in the main thread, so they end in the ordered
-    shutdown too. Call `check` from the thread that entered the group, because it restarts services (see
-    `drzero.ops.process.keeper`).
+    Inside it, SIGTERM and SIGHUP raise `SystemExit` in the main thread. Call `check` from the thread that
+    entered it.
     """
 
     def __init__(
@@ -166,11 +163,7 @@ class ServiceGroup:
         self.stop()
 
     def check(self) -> None:
-        """Restart a service that crashed or hung, and report an external service that went silent.
-
-        Without restarts left, raises ServiceDied, ServiceHung (failing probes) or ServiceNotReady (slow
-        start).
-        """
+        """Restart a failed service, or raise ServiceDied, ServiceHung or ServiceNotReady."""
         for external in self.external:
             external.check()
         for place, service in enumerate(self.services):

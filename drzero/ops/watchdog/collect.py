@@ -27,10 +27,8 @@ STAGE = "stage"  # component name of a stage's own process, which supervises the
 def run_stacks(
     roots: Mapping[str, int], deadline_s: float, native: bool, stage: int | None = None
 ) -> list[Stack]:
-    """Return the stacks of all Python processes below the keepers `roots` (pid by component).
-
-    `stage`, the pid of their supervisor, adds that process and everything else that it started. Other
-    programs are included only if a signal has stopped them.
+    """Return the stacks of the Python (or stopped) processes below the keepers `roots` and the pid
+    `stage`.
     """
     own = [] if stage is None else [stage]
     trees = descendants([*roots.values(), *own])
@@ -56,9 +54,7 @@ def service_facts(services: Iterable[Service | ExternalService]) -> list[Service
 
 
 def first_errors(children: Sequence[Child], since: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return `first_error` of each log by component, from the byte in `since` or where the child's output
-    begins.
-    """
+    """Return each log's `first_error` by component, from the byte in `since` on."""
     found = {}
     for child in children:
         name = child.spec.name

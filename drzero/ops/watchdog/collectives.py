@@ -107,10 +107,7 @@ def is_in_distributed(stack: Stack) -> bool:
 def compare(
     ranks: Sequence[Stack], has_error: bool, ending: bool, starting: bool
 ) -> tuple[str, Sequence[Stack]] | None:
-    """Return how ranks differ and which are at fault, or None if no rank waits for another.
-
-    `has_error`: the ranks' log has an error. `ending`, `starting`: the run is cleaning up or starting.
-    """
+    """Return how ranks differ and which are at fault, or None if no rank waits for another."""
     of: dict[str, list[Stack]] = {}
     groups: dict[tuple[str, str], list[Stack]] = {}
     for stack in ranks:

@@ -1,11 +1,9 @@
-"""Names one culprit from a stall and the evidence about it.
+"""Names one culprit from a stall and the evidence about it, by pure functions.
 
     diagnosis = diagnose(situation, landmarks)
     print(diagnosis.sentence)
 
-Pure functions over the results of `drzero.ops.watchdog.collect`. Rules run from the causes that explain most
-to the ones
-that explain least. The first rule with evidence decides.
+Rules run from the causes that explain most to the ones that explain least. The first with evidence decides.
 """
 
 import re
@@ -313,9 +311,7 @@ def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Dia
 
 
 def loop_blocker(thread: Thread) -> Frame | None:
-    """Return the innermost call of the coroutine that a thread's event loop runs; None while the loop
-    waits.
-    """
+    """Return the innermost call of the coroutine that blocks a thread's event loop, if any."""
     loop = ("asyncio/", "uvloop/")
     turns = ("_run_once", "run_forever", "run_until_complete", "run")
     frames = thread.frames

@@ -1,17 +1,11 @@
 """What counts as movement of a run, and how long each part of it may stand still.
 
-    movement = Movement(signs, log_path, waits_on)
     movement.poll(now, services)
     if stall := movement.stall(now): …
 
-One rule of patience (`Patience`, the keys of `watchdog`) holds for two kinds of movement:
-
-- The trainer's phase, by its heartbeats. A new phase is movement. Within a phase so are new log lines
-  (start-up), a growing folder (save), or finished work of workers and services (rollout).
-- The samples, by the flow monitor. A flow point moves when something leaves it or progress within it is
-  counted.
-
-The first to run out of patience is the stall. A fixed limit for a phase holds for both.
+A new phase is movement. Within a phase so are new log lines (start-up), a growing folder (save), or finished
+work (rollout). A flow point moves when something leaves it or makes progress in it. `Patience` limits both,
+and the first to exceed its limit is the stall.
 """
 
 import os
@@ -45,11 +39,7 @@ class Patience:
         return self.cold_start_s if usual_s is None else max(self.floor_s, self.factor * usual_s)
 
     def phase_limit_s(self, phase: str, durations: Sequence[float], silences: Sequence[float]) -> float:
-        """Return the limit of a phase from its history.
-
-        The usual time is the median of its durations, or its longest silence if that is shorter: a long phase
-        with movement inside must not be silent for twice its length.
-        """
+        """Return a phase's limit. Usual is the median of its durations, or its longest silence if shorter."""
         if phase in self.fixed:
             return self.fixed[phase]
         return self.limit_s(min(statistics.median(durations), max(silences)) if durations else None)
@@ -73,10 +63,7 @@ class Stall:
 def flow_stall(
     now: Snapshot, waits_on: WaitsOn, patience: Patience, phase: str = "", phase_limit_s: float = 0.0
 ) -> Stall | None:
-    """Return where the samples stand still for too long, or None.
-
-    The trainer, which counts and takes the samples, always gets at least the limit of its current `phase`.
-    """
+    """Return where the samples stand still. The trainer always gets its current phase's limit."""
     if now.ended:
         return None
     limit_s = max(patience.floor_s, phase_limit_s)
@@ -94,11 +81,7 @@ def flow_stall(
 
 
 def _starved(now: Snapshot, waits_on: WaitsOn, patience: Patience, least_s: float) -> Stall | None:
-    """The trainer waits and nothing moves that it waits for. Blames the far end, or what feeds the trainer.
-
-    The far end must exceed its usual time, and all other work the minimum: while a token is generated or a
-    search answered anywhere, the run has not stalled.
-    """
+    """Blame the far end behind the waiting trainer, if all other work is still too."""
     waiting, least_s = now.waiting, max(least_s, patience.floor_s)
     assert waiting is not None
     busy = [point for point in now.points.values() if point.depth and point.role == "work"]
@@ -128,11 +111,7 @@ class Beat:
 
 
 class PhaseClock:
-    """Knows the trainer's phase, and since when nothing has moved in it.
-
-    The trainer appends `{"time": unix seconds, "step": n, "phase": "rollout"}` to its heartbeats when a phase
-    begins. A phase's *silence* is its longest time without movement.
-    """
+    """Knows the trainer's phase from its heartbeats, and since when nothing has moved in it."""
 
     def __init__(self, path: Path, patience: Patience, started: float) -> None:
         """Follow `path` from its current end. Until the first beat the phase is the start-up."""

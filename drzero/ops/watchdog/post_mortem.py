@@ -87,10 +87,7 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
 
 
 def _blamed(events: Sequence[Record], ended_well: bool) -> Record | None:
-    """The event that ended the run: a service that never came back, or a stall after which nothing moved.
-
-    A run may end well without an external service.
-    """
+    """The event that ended the run: a service that never came back, or a stall after which nothing moved."""
     blamed, of_services = None, _FAILURES - {SILENT} if ended_well else _FAILURES
     for place, event in enumerate(events):
         kind, later = event["kind"], events[place + 1 :]

@@ -126,11 +126,7 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
 
 
 def group_stacks(stacks: Sequence[Stack], depth: int = 12) -> list[list[Stack]]:
-    """Group processes by the position of their main threads, largest group first.
-
-    The position is the innermost `depth` calls by name and file, without lines, which differ within a loop's
-    body.
-    """
+    """Group processes by their main threads' innermost `depth` calls (without lines), largest group first."""
     groups: dict[tuple[tuple[str, str], ...], list[Stack]] = {}
     for stack in stacks:
         if stack.main:

@@ -3,11 +3,7 @@
     watchdog = Watchdog(plan, services, trainer, events)        # starts a thread
     if watchdog.diagnosis: …                                    # set while a stall lasts
 
-Every two seconds a thread asks `drzero.ops.watchdog.movement` whether the trainer's phase or the samples have
-run out of patience, and samples resources. On a stall it collects stacks and facts, diagnoses them
-(`drzero.ops.watchdog.diagnosis`) and writes the page. Then the stall action follows: report, stop, or resume.
-
-An error here prints a line and never ends the run. The thread itself may hang on the run's file system or the
+An error here prints a line and never ends the run. The thread may itself hang on the run's file system or the
 GPU driver, so the supervisor calls `warn_if_stuck`.
 """
 
