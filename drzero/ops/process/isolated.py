@@ -57,17 +57,10 @@ def run_isolated(command: Sequence[str], limit_s: float, env: Mapping[str, str] 
         for file in (out, err):
             file.seek(0)
         printed, said = out.read().decode(errors="replace"), last_line(err.read())
-    return Ended(_fault(code, said, limit_s), printed)
-
-
-def _fault(code: int | None, said: str, limit_s: float) -> str | None:
     if code is None:
-        return f"it hung: no result after {limit_s:.0f} s"
-    if code == 0:
-        return None
-    if code > 0 and said:
-        return said
-    return f"{describe_exit(code)}{f': {said}' if said else ''}"
+        return Ended(f"it hung: no result after {limit_s:.0f} s", printed)
+    ended = said if code > 0 and said else f"{describe_exit(code)}{f': {said}' if said else ''}"
+    return Ended(ended if code else None, printed)
 
 
 def last_line(output: bytes) -> str:

@@ -7,6 +7,7 @@ enqueues the collective, and the rank hangs at its next wait for the device: the
 Flight Recorder's dump has the rest.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,28 +24,13 @@ _COLLECTIVE_FILES = (
     "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py",
 )
 _PIPELINE_FILES = ("torch/distributed/pipelining/", "megatron/core/pipeline_parallel/")
-_GROUP_BEGIN = {
-    "init_process_group",
-    "_new_process_group_helper",
-    "new_group",
-    "_store_based_barrier",
-    "init_device_mesh",
-    "rendezvous",
-    "_tcp_rendezvous_handler",
-    "_env_rendezvous_handler",
-    "_create_c10d_store",
-}
-_CLEAN_UP = {
-    "destroy_process_group",
-    "destroy",
-    "close",
-    "shutdown",
-    "cleanup",
-    "clean_up",
-    "teardown",
-    "__exit__",
-    "__del__",
-}
+_GROUP_BEGIN = re.compile(
+    "init_process_group|_new_process_group_helper|new_group|_store_based_barrier|init_device_mesh|rendezvous"
+    "|_tcp_rendezvous_handler|_env_rendezvous_handler|_create_c10d_store"
+)
+_CLEAN_UP = re.compile(
+    "destroy_process_group|destroy|close|shutdown|cleanup|clean_up|teardown|__exit__|__del__"
+)
 _INTERPRETER_ENDS = {"_shutdown", "_run_exitfuncs", "_exit_function", "_python_exit"}
 """Standard library functions. Its other functions with names in _CLEAN_UP close files and pools."""
 _LOADING = {"from_pretrained", "load_state_dict", "load_checkpoint", "load_model", "safe_open", "load_file"}
@@ -82,13 +68,17 @@ def position_of(stack: Stack) -> RankPosition:
         return RankPosition("ended", "", "no Python frames")
     site = str(next((frame for frame in frames if not _is_library(frame)), frames[-1]))
     # The outermost of torch.distributed's own functions is the collective.
-    ours = [call(f) for f in frames if f.file.startswith(_COLLECTIVE_FILES) and call(f) not in _GROUP_BEGIN]
+    ours = [
+        call(f)
+        for f in frames
+        if f.file.startswith(_COLLECTIVE_FILES) and not _GROUP_BEGIN.fullmatch(call(f))
+    ]
     operation = ours[-1] if ours else ""
     if signs := [call(frame) for frame in frames if _cleans_up(frame)]:
         return RankPosition("clean-up", operation or signs[0], site)
     if any(frame.file.startswith(_PIPELINE_FILES) for frame in frames):
         return RankPosition("pipeline", operation or call(frames[0]), site)
-    if begun := [call(frame) for frame in frames if call(frame) in _GROUP_BEGIN]:
+    if begun := [call(frame) for frame in frames if _GROUP_BEGIN.fullmatch(call(frame))]:
         return RankPosition("init", begun[0], site)
     if operation:
         return RankPosition("collective", operation, site)
@@ -147,6 +137,9 @@ def _cleans_up(frame: Frame) -> bool:
     name = call(frame)
     if name in _INTERPRETER_ENDS:
         return True
-    if name not in _CLEAN_UP or frame.file.split("/")[0].removesuffix(".py") in sys.stdlib_module_names:
+    if (
+        not _CLEAN_UP.fullmatch(name)
+        or frame.file.split("/")[0].removesuffix(".py") in sys.stdlib_module_names
+    ):
         return False
     return name != "__exit__" or not _is_library(frame)

@@ -32,6 +32,10 @@ _LOADER_FILES = (
 _LOADER_CALLS = {"_next_data", "_try_get_data", "_get_data", "__next__", "fetch"}
 _POOL_FILES = ("concurrent/futures/thread.py", "tqdm/_monitor.py", "multiprocessing/")
 """Pool and monitor threads, which wait for work."""
+_STANDARD = re.compile(
+    r"((threading|queue|selectors|socket|ssl|subprocess|time)\.py|asyncio|concurrent|multiprocessing|uvloop|http"
+    r"|urllib)(/|$)"
+)
 _WAITING_CALLS = {"wait", "select", "poll", "get", "acquire", "main_loop", "accept", "recv", "read"}
 
 
@@ -453,7 +457,4 @@ def _user_frame(frames: Sequence[Frame]) -> str:
 
 def _is_standard(frame: Frame) -> bool:
     """Whether it is a waiting function of the standard library, which does not show the caller."""
-    return frame.file.split("/")[0] in {
-        *("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "time.py"),
-        *("asyncio", "concurrent", "multiprocessing", "uvloop", "http", "urllib"),
-    }
+    return _STANDARD.match(frame.file) is not None

@@ -8,7 +8,6 @@ from typing import Any
 
 from drzero.ops.flow.workers import ages
 from drzero.ops.watchdog.diagnosis import Diagnosis, Landmarks, Situation
-from drzero.ops.watchdog.movement import Stall
 from drzero.ops.watchdog.stacks import Stack, group_stacks
 
 
@@ -21,6 +20,10 @@ def stall_report(
     collected_s: float,
 ) -> str:
     """Return the page. `samples` are the last ones by component, `streams` the last lines of other files."""
+    stall = situation.stall
+    silence = f"for {stall.silent_s:.0f} s"
+    if stall.kind != "asked":
+        silence = f"{stall.silent_s:.0f} s without progress (limit {stall.limit_s:.0f} s)"
     parts = [
         f"# {diagnosis.pattern}: {diagnosis.culprit}",
         diagnosis.sentence[:1].upper() + diagnosis.sentence[1:] + ".",
@@ -28,7 +31,7 @@ def stall_report(
         f"**What to do:** {diagnosis.advice}." if diagnosis.advice else "",
         "## When",
         f"{time.strftime('%Y-%m-%d %H:%M:%S')}, step {situation.step}, phase *{situation.phase}*, "
-        f"{_silence(situation.stall)}; collected in {collected_s:.1f} s.",
+        f"{silence}; collected in {collected_s:.1f} s.",
         f"{situation.stall.text[:1].upper()}{situation.stall.text[1:]}." if situation.stall.text else "",
         *_facts(situation),
         *_resources(samples),
@@ -56,12 +59,6 @@ def grouped(stacks: Sequence[Stack], landmarks: Landmarks) -> list[str]:
         more = f" and {len(group) - 8} more" if len(group) > 8 else ""
         lines.append(f"{len(group)} × `{group[0].main[0]}`: {who}{more}")
     return lines
-
-
-def _silence(stall: Stall) -> str:
-    if stall.kind == "asked":
-        return f"for {stall.silent_s:.0f} s"
-    return f"{stall.silent_s:.0f} s without progress (limit {stall.limit_s:.0f} s)"
 
 
 def last_line(path: Path) -> str:
