@@ -56,11 +56,9 @@ class _ServerFailure(Exception):
 
 
 class SearchClient:
-    """Client of one retrieval server.
+    """Client of one retrieval server, with the environment's bearer token (TokenUnusable if invalid).
 
-    `deadline_s` (seconds) bounds a whole `retrieve`, waits included. One attempt gets a third of it. The
-    bearer token comes from the environment (`search.wire.TOKEN_VARIABLE`). Raises TokenUnusable for an
-    invalid one.
+    `deadline_s` (seconds) bounds a whole `retrieve`, waits included. One attempt gets a third of it.
     """
 
     def __init__(self, base_url: str, topk: int = 3, deadline_s: float = 30.0) -> None:
@@ -75,9 +73,8 @@ class SearchClient:
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Passage]]:
         """Return each query's passages, best first.
 
-        Raises SearchUnavailable if connection errors, timeouts, 5xx or 429 last until the deadline, or if the
-        server answers `SAME_FAILURES` times in a row with the same 500. Raises SearchRefused for queries that
-        are too long or too many, and SearchRequestError for any other 4xx or an answer in another format.
+        Raises SearchUnavailable if failures last until the deadline, or the same 500 comes `SAME_FAILURES`
+        times, SearchRefused for queries too long or too many, SearchRequestError for other answers.
         """
         if not queries:
             return []

@@ -2,11 +2,8 @@
 
     vectors = Embedder(EmbedderSpec("packaged-minilm")).encode_queries(["who founded Orrin"])
 
-Without its prefix a retrieval model silently loses several points of recall. So the prefix follows from the
-model's name, is recorded in the collection, and is checked when the collection is served.
-
-Texts go through the model's `preprocess` and modules. `SentenceTransformer.encode` gives the same vectors but
-adds a fixed cost per call (bench/README.md, Encoders).
+A missing prefix silently costs recall, so it follows from the model's name and is recorded. Texts skip
+`SentenceTransformer.encode` and its fixed cost per call (bench/README.md, Encoders).
 """
 
 import hashlib
@@ -76,9 +73,8 @@ def model_identity(name: str) -> str:
 
 
 def default_dtype(device: str) -> str:
-    """Return the fastest torch dtype that keeps the ranking on this device.
-
-    A GPU gets bfloat16 if it computes in it (Ampere and later), else float16; a CPU gets float32.
+    """Return the fastest torch dtype that keeps the ranking: bfloat16 from Ampere on, float16, or float32
+    (CPU).
     """
     import torch
 
@@ -89,11 +85,7 @@ def default_dtype(device: str) -> str:
 
 @dataclass(frozen=True)
 class EmbedderSpec:
-    """Which embedder to use, on which torch device and in which torch dtype.
-
-    `name` is a hub id, a folder, or `packaged-minilm`, which is installed with this project. The default
-    device is CUDA if available, the default dtype `default_dtype(device)`.
-    """
+    """A hub id, a folder, or `packaged-minilm`, with torch device (default CUDA) and dtype."""
 
     name: str = DEFAULT_EMBEDDER
     device: str | None = None

@@ -17,8 +17,8 @@ from search.indexing.build import BuildOptions
 from search.indexing.chunking import Chunking
 from search.indexing.collection import Collection
 from search.indexing.faiss_folder import FaissFolder
-from search.indexing.faiss_size import KINDS
 from search.indexing.shards import Shards, build, chroma_target
+from search.indexing.size import KINDS
 from search.sources.corpus import Corpus
 
 

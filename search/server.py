@@ -1,11 +1,11 @@
-"""The retrieval server: Search-R1's wire format over a Chroma collection or a FAISS index.
+"""The retrieval server: Search-R1's wire format over a Chroma collection or a FAISS index
+(docs/retrieval.md).
 
     python -m search.server --chroma-path chromadb --collection wiki --port 8000
-    python -m search.server --chroma-path http://one:8000 http://two:8000 --collection wiki --shards 4
     python -m search.server --faiss-path e5_Flat.index --faiss-corpus wiki-18.jsonl --embedder …/e5-base-v2
 
-docs/retrieval.md describes its endpoints, limits and exit codes. Set RETRIEVAL_TOKEN to require a bearer
-token, and DRZERO_LOG_LEVEL for the lines on stderr (DEBUG adds the traceback of a failed start).
+RETRIEVAL_TOKEN is its bearer token, DRZERO_LOG_LEVEL the level of its log (DEBUG: tracebacks of failed
+starts).
 """
 
 import argparse
@@ -28,8 +28,7 @@ import uvloop
 from setproctitle import setproctitle
 
 from drzero.ops.bearer import TokenUnusable
-from search.chroma.location import ChromaPlace, plain
-from search.chroma.quota import Quota
+from search.chroma.location import ChromaPlace, Quota, plain
 from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.errors import StoreError, StoreNotReady, StoreUnavailable

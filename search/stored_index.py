@@ -1,17 +1,14 @@
-"""The interface between a retrieval service and its index, in either back end.
+"""The interface between a retrieval service and its index, in either back end (without importing any).
 
-    with closing(index.open()) as store:     # a `ChromaIndex`, `ShardedIndex` or `FaissIndex`
-        store.check_embedder(embedder)
-        store.query(embeddings, topk=3)
-
-An index records how it was built (`CollectionInfo`), so that queries of another embedder are refused. This
-module imports neither Chroma nor FAISS.
+with closing(index.open()) as store:     # a `ChromaIndex` or `FaissIndex`
+    store.check_embedder(embedder)
+    store.query(embeddings, topk=3)
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,10 +31,7 @@ _LATER = ("draws", *_OF_A_SHARD)
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """How a collection was built: `documents`, and the `chunks` they were split into.
-
-    `version` is a hash of the documents and of how they were split (`chunk_tokens`, `chunk_overlap`).
-    """
+    """How a collection was built. `version` is a hash of the `documents` and of how they were split."""
 
     embedder: str
     revision: str
@@ -53,9 +47,7 @@ class CollectionInfo:
     normalised: bool = True
     schema_version: int = SCHEMA_VERSION
     draws: int = 0
-    """`search.chroma.store.DRAWS` if every record has its `draw`. Collections of other tools and earlier
-    versions have 0.
-    """
+    """`search.chroma.store.DRAWS` if every record has its `draw`, as in new collections, else 0."""
     shard: str = ""
     """A shard's number and the number of shards, such as 0/4; else empty."""
     whole: str = ""
@@ -81,10 +73,10 @@ class StoredIndex(Protocol):
     info: CollectionInfo
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return the nearest passages of each row of `embeddings` (n, dimension), best first.
+        """Return the nearest passages of each row of `embeddings` (n, dimension), best first, by cosine
+        similarity.
 
-        The score is the cosine similarity. A `topk` beyond the index's size returns all passages. Raises
-        StoreUnavailable if the index cannot answer now.
+        A `topk` beyond the index's size returns all. Raises StoreUnavailable if it cannot answer now.
         """
 
     def check_embedder(self, embedder: Embedder) -> None:
@@ -106,9 +98,8 @@ class StoredIndex(Protocol):
 class Index(Protocol):
     """The location of an index that is not open yet."""
 
-    @property
-    def setting(self) -> str:
-        """The config key of its location."""
+    setting: ClassVar[str]
+    """The config key of its location."""
 
     @property
     def name(self) -> str:
@@ -125,10 +116,7 @@ class Index(Protocol):
         """Yield (id, title, text) of every passage. Raises StoreError."""
 
     def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
-        """Yield the same in a random order by `seed`, so that a cheap sample comes first. Raises StoreError.
-
-        None if the index would have to be read as a whole.
-        """
+        """Yield the same in a random order by `seed`, None if the index would have to be read as a whole."""
 
 
 def back_end_of(folder: Path) -> Literal["chroma", "faiss"] | None:

@@ -1,7 +1,6 @@
 """The wire format between retrieval server and clients, which is Search-R1's.
 
-`POST /retrieve {"queries": [str], "topk": int, "return_scores": bool}` answers `{"result": [[item]]}`: one
-list per query of `Passage`, or of `ScoredPassage` if `return_scores` is true.
+`POST /retrieve {"queries": [str], "topk": int, "return_scores": bool}` answers `{"result": [[item]]}`.
 """
 
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
@@ -17,7 +16,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Passage(TypedDict):
-    """A passage of the corpus; `contents` is title, newline, text."""
+    """A passage of the corpus. `contents` is title, newline, text."""
 
     title: str
     text: str

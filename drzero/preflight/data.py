@@ -18,7 +18,8 @@ from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, PreflightFailed, error, note, warning
 from drzero.recipe.indices import index_of
 from search.chroma.location import connect
-from search.chroma.store import ChromaIndex, get_collection
+from search.chroma.sharded_store import ChromaIndex
+from search.chroma.store import get_collection
 from search.embedders import model_identity
 from search.indexing.adopt import is_foreign
 from verl_ext.method.chat import render_prompt_ids
@@ -206,13 +207,14 @@ def check_source(ctx: CheckContext) -> Iterator[Finding]:
     index = index_of(ctx.config)
     if ctx.config.source is not None:
         return
-    if not isinstance(index, ChromaIndex):  # of FAISS, and of shards, none is adopted
+    if not isinstance(index, ChromaIndex) or index.layout.shards > 1:  # neither FAISS nor shards are adopted
         yield from check_index(ctx)
         return
-    with connect(index.path) as client:
-        foreign = is_foreign(get_collection(client, index.path, index.collection).metadata)
+    place, name = index.layout.place(0)
+    with connect(place) as client:
+        foreign = is_foreign(get_collection(client, place, name).metadata)
     if foreign:
-        why = f"collection {index.collection!r} is of another tool: it is adopted if its vectors are those of"
+        why = f"collection {name!r} is of another tool: it is adopted if its vectors are those of"
         fix = "if they are not, the run says how to embed it again"
         yield note("chroma.path", f"{why} {ctx.config.retrieval.embedder}, which a sample will show", fix)
     else:

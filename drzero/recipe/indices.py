@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, ListConfig
 
-from search.chroma.location import ChromaPlace
-from search.chroma.quota import Quota
+from search.chroma.location import ChromaPlace, Quota
 from search.chroma.sharded_store import chroma_index
 from search.indexing.collection import Collection
 from search.indexing.shards import Shards, chroma_target

@@ -38,7 +38,7 @@ from drzero.preflight.machine import declared_machine
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve
 from drzero.recipe.indices import index_of, target_of
-from search.chroma.store import ChromaIndex
+from search.chroma.sharded_store import ChromaIndex
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
 from search.indexing.build import BuildOptions, IndexReport
@@ -168,9 +168,9 @@ def write_prompts(
 def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
     """Take over the index at chroma.path, if another tool wrote it: shards and FAISS are as they are."""
     index = index_of(config)
-    if not isinstance(index, ChromaIndex):
+    if not isinstance(index, ChromaIndex) or index.layout.shards > 1:
         return
-    adopted = adopt(index.path, index.collection, embedder)
+    adopted = adopt(*index.layout.place(0), embedder)
     if adopted is not None:
         vectors = f"with vectors of {adopted.embedder}"
         say("index", f"adopted {adopted.chunks} records of another tool, {vectors}")

@@ -1,9 +1,5 @@
 """Find damage in a Chroma folder before it is served: cut-off files, and content that is not as published.
 
-    check_files(folder)                     # sizes only, at every opening
-    record_content(folder, "corpus")        # hashes, when the collection is complete
-    check_content(folder, "corpus")         # before it is served
-
 Chroma checks nothing itself: a flipped bit in a vector file gives other passages, or crashes the process.
 This module reads Chroma's private tables and vector files, as chromadb 1.5 writes them (`KNOWN_CHROMADB`).
 The hashes do not stop an attacker, who could write new ones. On one core, 60,000 chunks in a database of 300
@@ -14,7 +10,6 @@ import hashlib
 import json
 import sqlite3
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -147,11 +142,7 @@ def _read_record(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _hash_content(folder: Path, collection: str) -> dict[str, str]:
-    """Return the sha256 (hex) of each vector file, by its path below the folder, and of the database's part.
-
-    Chroma adds a row to its database at every opening. So the hash covers only content that services
-    read: the collection's metadata, texts and titles, and the vectors that are not in the files yet.
-    """
+    """Return the sha256 (hex) of each vector file, by its path below the folder, and of the texts."""
     _check_version()
     database = f"{(folder / DATABASE_FILE).resolve().as_uri()}?mode=ro"
     try:
@@ -164,7 +155,8 @@ def _hash_content(folder: Path, collection: str) -> dict[str, str]:
             vectors, texts = segments["VECTOR"], segments["METADATA"]
             digest = hashlib.sha256()
             for query, values in ((_METADATA, (key,)), (_TEXTS, (texts,)), (_QUEUED, (key, vectors))):
-                for rows in _pages(connection.execute(query, values)):
+                cursor = connection.execute(query, values)
+                while rows := cursor.fetchmany(_ROWS):
                     digest.update(repr(rows).encode(errors="surrogatepass"))
             hashes = {f"texts in {DATABASE_FILE}": digest.hexdigest()}
         # Chroma keeps fewer than a thousand vectors in the database. Without this file it empties the others
@@ -176,11 +168,6 @@ def _hash_content(folder: Path, collection: str) -> dict[str, str]:
     except (sqlite3.Error, OSError, TypeError, KeyError) as error:  # the last two: rows are missing
         raise _damaged(folder, collection, f"it cannot be read ({type(error).__name__}: {error})") from error
     return hashes
-
-
-def _pages(cursor: sqlite3.Cursor) -> Iterator[list[tuple[object, ...]]]:
-    while rows := cursor.fetchmany(_ROWS):
-        yield rows
 
 
 def _damaged(folder: Path, collection: str, what: str) -> StoreError:

@@ -1,14 +1,13 @@
 """Where a Chroma is, and how to open it: a folder, or a Chroma server (`chroma run`, Chroma Cloud).
 
-    with connect("outputs/corpus/chromadb") as client: ...
     with connect("https://api.trychroma.com/TENANT/DATABASE") as client: ...  # the key from CHROMA_API_KEY
 
-Chroma creates an empty database in any folder without one, so `connect` checks a folder's files first. Every
-call to a server has a timeout. The API key is sent only over TLS or within this machine.
+Every call to a server has a timeout. The API key is sent only over TLS or within this machine.
 """
 
 import os
 import re
+import threading
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ from chromadb.errors import ChromaError
 
 from drzero.ops.text import is_loopback
 from search.chroma.content import check_files
-from search.chroma.quota import Quota
 from search.errors import StoreError, StoreNotReady
 from search.stored_index import DATABASE_FILE, back_end_of
 
@@ -38,6 +36,30 @@ _PORTS = {"http": 8000, "https": 443}
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 10.0
 _WRITE_TIMEOUT_S = 120.0
+
+
+_quota_lock = threading.Lock()
+_semaphores: dict[tuple[str, int], threading.BoundedSemaphore] = {}
+"""By place and number of reads: all shards of a server share its quota."""
+
+
+@dataclass(frozen=True)
+class Quota:
+    """A Chroma server's limits: most records per call, and most queries at once (None: no limit)."""
+
+    page: int = 250
+    reads: int | None = None
+
+    @contextmanager
+    def reading(self, place: str) -> Iterator[None]:
+        """Wait until one more query may be sent to this place, and send it inside."""
+        if self.reads is None:
+            yield
+            return
+        with _quota_lock:
+            semaphore = _semaphores.setdefault((place, self.reads), threading.BoundedSemaphore(self.reads))
+        with semaphore:
+            yield
 
 
 @dataclass(frozen=True)
@@ -91,10 +113,9 @@ class ChromaPlace:
 
 @contextmanager
 def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[ClientAPI]:
-    """Open a Chroma and close it afterwards. Raises StoreError if it cannot be used as asked.
+    """Open a Chroma and close it afterwards. `create` makes a missing folder, and gives a server more time.
 
-    Raises StoreNotReady if it is missing, damaged or lost while open. `create` is for writing: it creates a
-    missing folder, and gives calls to a server more time.
+    Raises StoreNotReady if it is missing, damaged or lost while open, StoreError if it is unusable.
     """
     place = ChromaPlace.parse(place)
     folder = place.folder

@@ -1,11 +1,9 @@
 """Where the shards of an index are, and which shard holds a document.
 
-    layout = ShardLayout.parse(["outputs/corpus/chromadb"], "corpus", 4)
-    layout.place(0)         # the folder outputs/corpus/chromadb/shard-00-of-04 with a collection 'corpus'
+    ShardLayout.parse(["outputs/corpus/chromadb"], "corpus", 4).place(0)    # a folder and 'corpus'
 
-Each shard is a complete Chroma collection. In a folder it has its own Chroma, on a server its own name
-(`corpus-00-of-04`). Several places take turns. A hash of a document's id decides its shard, so that the next
-build finds it there.
+Each shard is a complete Chroma collection: a Chroma below a folder, or a collection `corpus-00-of-04` on a
+server.
 """
 
 import hashlib
@@ -46,8 +44,8 @@ class ShardLayout:
         return cls(places, collection, shards)
 
     def __str__(self) -> str:
-        places = ", ".join(map(str, self.places))
-        return f"collection {self.collection!r} in {self.shards} shards in {places}"
+        shards = f"{self.shards} shards in " if self.shards > 1 else ""
+        return f"collection {self.collection!r} in {shards}{', '.join(map(str, self.places))}"
 
     @property
     def folder(self) -> Path | None:
@@ -59,8 +57,10 @@ class ShardLayout:
         return f"shard-{number:02d}-of-{self.shards:02d}"
 
     def place(self, number: int) -> tuple[ChromaPlace, str]:
-        """Return a shard's Chroma, and its collection's name there."""
+        """Return a shard's Chroma and its collection's name there. A single shard has the plain names."""
         place = self.places[number % len(self.places)]
+        if self.shards == 1:
+            return place, self.collection
         if place.folder is None:
             return place, f"{self.collection}-{number:02d}-of-{self.shards:02d}"
         folder = place.folder / self.label(number)

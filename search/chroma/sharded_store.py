@@ -1,10 +1,9 @@
-"""An index in shards, as one: it asks all shards at once and merges their answers.
+"""A Chroma index: one collection, or shards that are asked at once and whose answers are merged.
 
     with closing(chroma_index(["outputs/corpus/chromadb"], "corpus", shards=4).open()) as store:
         store.query(embeddings, topk=3)
 
-If one shard cannot answer, the query fails and names the shard. Shards that do not belong together are
-refused at opening.
+If one shard cannot answer, the query fails and names the shard.
 """
 
 import heapq
@@ -13,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from search.chroma.location import ChromaPlace
 from search.chroma.shard_layout import ShardLayout
-from search.chroma.store import DRAWS, ChromaIndex, Store, draw_from, iter_documents
+from search.chroma.store import DRAWS, Store, draw_from, iter_documents
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.stored_index import DATABASE_FILE, CollectionInfo
@@ -34,10 +33,7 @@ _ALIKE = (
 
 
 def merge(answers: Sequence[Sequence[ScoredPassage]], topk: int) -> list[ScoredPassage]:
-    """Return the best `topk` of the shards' answers to one query, best first.
-
-    Ties are ordered by title, then text, so that the order does not depend on the number of shards.
-    """
+    """Return the best `topk` of the shards' answers to one query. Title and text decide ties."""
     found = (hit for hits in answers for hit in hits)
     return heapq.nsmallest(
         topk, found, key=lambda hit: (-hit["score"], hit["document"]["title"], hit["document"]["text"])
@@ -59,15 +55,11 @@ def whole_of(shards: Sequence[CollectionInfo]) -> CollectionInfo:
 
 
 @dataclass(frozen=True)
-class ShardedIndex:
-    """The location of an index in shards that is not open yet."""
+class ChromaIndex:
+    """The location of an index in one collection or in shards, not open yet."""
 
+    setting: ClassVar[str] = "chroma.path"
     layout: ShardLayout
-
-    @property
-    def setting(self) -> str:
-        """The config key of its location."""
-        return "chroma.path"
 
     @property
     def name(self) -> str:
@@ -76,36 +68,41 @@ class ShardedIndex:
 
     @property
     def folder(self) -> Path | None:
-        """The folder with all shards, or None for a server or several places."""
+        """The folder with all of it, None for a server or several places."""
         return self.layout.folder
 
     def __str__(self) -> str:
         return str(self.layout)
 
-    def open(self) -> "ShardedStore":
-        """Open all shards. Raises StoreError if one cannot be opened, or they do not belong together."""
-        return ShardedStore(self.layout)
+    def open(self) -> "Store | ShardedStore":
+        """Open it. Raises StoreError if it is missing, of another tool, or not the whole."""
+        if self.layout.shards > 1:
+            return ShardedStore(self.layout)
+        store = Store(*self.layout.place(0))
+        if shard := store.info.shard:
+            store.close()
+            raise StoreError(
+                f"{self} is shard {shard} of an index, and answers for a part of it: open the whole "
+                f"(chroma.shards={shard.rpartition('/')[2]}, and chroma.path as it was built)"
+            )
+        return store
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every shard's documents, sorted by id. Raises StoreError."""
-        layout = self.layout
-        each = [iter_documents(*layout.place(number)) for number in range(layout.shards)]
+        """Yield (id, title, text) of every document, sorted by id. Raises StoreError."""
+        each = [iter_documents(*self.layout.place(number)) for number in range(self.layout.shards)]
         return heapq.merge(*each, key=lambda document: document[0])
 
     def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
-        """Yield the documents in the random order of one collection, or None if a shard has no draws."""
+        """Yield the documents in a random order that does not depend on shards, None without draws."""
         with closing(self.open()) as store:
             if store.info.draws != DRAWS:
                 return None
         return draw_from([self.layout.place(number) for number in range(self.layout.shards)], seed)
 
 
-def chroma_index(
-    paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1
-) -> "ChromaIndex | ShardedIndex":
+def chroma_index(paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1) -> ChromaIndex:
     """Return the index in one collection, or in shards. Raises StoreError."""
-    layout = ShardLayout.parse(paths, collection, shards)
-    return ChromaIndex(layout.places[0], collection) if shards == 1 else ShardedIndex(layout)
+    return ChromaIndex(ShardLayout.parse(paths, collection, shards))
 
 
 class ShardedStore:

@@ -1,14 +1,10 @@
-"""The Chroma store: collections that record which embedder built them.
+"""The Chroma store: collections that record which embedder built them (`CollectionInfo`, written last).
 
     with open_collection("outputs/corpus/chromadb", "corpus") as store:
         store.query(embeddings, topk=3)
 
-A build writes `CollectionInfo` last, as the collection's metadata: without it a collection is unfinished, or
-another tool's. Texts are Chroma documents, titles metadata, vectors unit vectors, the distance is cosine.
-
-An open `Store` answers from the collection that it opened, or raises StoreUnavailable, and recovers when that
-collection is back. A collection replaced by another version is refused until a restart, because the server's
-checks and cache, and the run's records, are about the first version.
+A `Store` answers from the collection that it opened, or raises StoreUnavailable until that one is back. It
+refuses another version until a restart: the server's checks and cache are about the first.
 """
 
 import hashlib
@@ -18,7 +14,6 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,13 +28,13 @@ from chromadb.errors import NotFoundError, RateLimitError
 from search.chroma.content import check_content, check_files
 from search.chroma.location import (
     ChromaPlace,
+    Quota,
     connect,
     no_chroma,
     other_shards,
     plain,
     shard_counts,
 )
-from search.chroma.quota import Quota
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.stored_index import (
@@ -124,11 +119,7 @@ def get_collection(client: ClientAPI, place: ChromaPlace | Path | str, name: str
 def iter_documents(
     place: ChromaPlace | Path | str, collection: str, batch: int = 1000
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (id, title, text) of every document of any collection, sorted by id; missing texts are empty.
-
-    A collection that `search.index` built yields its chunks. Memory is bounded: ids are sorted on disk, texts
-    read in batches.
-    """
+    """Yield (id, title, text) of any collection's documents (or chunks), sorted by id, in bounded memory."""
     place = ChromaPlace.parse(place)
     batch = batch if place.folder else min(batch, place.quota.page)
     # The empty name is a temporary database, which SQLite moves to disk as it grows.
@@ -168,19 +159,8 @@ def draw_of(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:2])
 
 
-def draw_documents(
-    place: ChromaPlace | Path | str, collection: str, seed: int
-) -> Iterator[tuple[str, str, str]]:
-    """Yield (id, title, text) of every document of a collection with draws, in an order random by `seed`.
-
-    The first documents are a uniform sample, as ids are hashed, and cost little in a collection of any size.
-    The order is the same in a folder and on a server.
-    """
-    return draw_from([(ChromaPlace.parse(place), collection)], seed)
-
-
 def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the documents of several collections in the order that one collection would give."""
+    """Yield (id, title, text) of collections with draws, in the random order of a single collection."""
     rng = random.Random(f"{seed}/draws")
     draws = rng.sample(range(DRAWS), DRAWS)
     pages = [2 * _DRAWN_IDS if place.folder else place.quota.page for place, _ in collections]
@@ -213,53 +193,6 @@ def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> lis
     return found
 
 
-@dataclass(frozen=True)
-class ChromaIndex:
-    """The location of a collection that is not open yet."""
-
-    path: ChromaPlace | Path | str
-    collection: str
-
-    @property
-    def setting(self) -> str:
-        """The config key of its location."""
-        return "chroma.path"
-
-    @property
-    def name(self) -> str:
-        """The collection's name."""
-        return self.collection
-
-    @property
-    def folder(self) -> Path | None:
-        """The Chroma folder, or None for a server."""
-        return ChromaPlace.parse(self.path).folder
-
-    def __str__(self) -> str:
-        return f"collection {self.collection!r} in {self.path}"
-
-    def open(self) -> "Store":
-        """Open it. Raises StoreError if it is missing, of another tool, or a shard."""
-        store = Store(ChromaPlace.parse(self.path), self.collection)
-        if shard := store.info.shard:
-            store.close()
-            raise StoreError(
-                f"{self} is shard {shard} of an index, and answers for a part of it: open the whole "
-                f"(chroma.shards={shard.rpartition('/')[2]}, and chroma.path as it was built)"
-            )
-        return store
-
-    def documents(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every document, sorted by id. Raises StoreError."""
-        return iter_documents(self.path, self.collection)
-
-    def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
-        """Yield the documents in an order random by `seed`, or None without draws."""
-        with open_collection(self.path, self.collection) as store:
-            has_draws = store.info.draws == DRAWS
-        return draw_documents(self.path, self.collection, seed) if has_draws else None
-
-
 def open_collection(place: ChromaPlace | Path | str, name: str) -> "closing[Store]":
     """Open a collection, also a shard. Raises StoreError if it is missing, or of another tool."""
     return closing(Store(ChromaPlace.parse(place), name))
@@ -282,11 +215,7 @@ class Store:
             self._drop()
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Raise StoreError unless queries of `embedder` are comparable with this collection's vectors.
-
-        Compares names, prefixes and dimension, then embeds a stored document again, which also detects other
-        weights under the same name.
-        """
+        """Raise StoreError unless `embedder` has the recorded properties and reproduces a stored vector."""
         info, this = self.info, f"collection {self.collection.name!r}"
         check_records(this, info, embedder)
         if info.distance not in _COSINE_LOSS:
@@ -304,10 +233,7 @@ class Store:
             raise other_embedder(this, info, embedder, what, info.revision, embedder.revision)
 
     def check_content(self) -> bool:
-        """Return whether a folder's hashes were recorded. Raises StoreError unless they match.
-
-        A Chroma server answers for its own files.
-        """
+        """Return whether a folder's hashes were recorded. Raises StoreError unless they match."""
         return self.place.folder is None or check_content(self.place.folder, self.name)
 
     def passages_of(self, ids: Collection[str]) -> dict[str, str]:
@@ -394,10 +320,8 @@ class Store:
 class _OpenCollection:
     """One opening of a collection, and whether that collection is still there.
 
-    A replaced folder has another inode of its database file. Another time alone means little, because every
-    opening writes to the file, so then the metadata is read again. While a folder is missing, Chroma must not
-    be called: it would create an empty one. `load` reads all vectors into memory, so later changes to the
-    files do no harm.
+    A replaced folder has another inode. Its time alone means little, because every opening writes to it.
+    Never call Chroma while a folder is missing: it would create an empty one.
     """
 
     def __init__(self, place: ChromaPlace, name: str) -> None:

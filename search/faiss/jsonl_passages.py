@@ -3,9 +3,8 @@
     with closing(JsonlPassages(Path("wiki-18.jsonl"))) as passages:
         passages[20_999_999].title
 
-Line i is the passage of row i of the index, as in Search-R1's corpora: `{"id": "0", "contents":
-"\\"Title\\"\\nText…"}`, or with `title` and `text`. One pass finds where each line begins. The offsets stay
-in a file next to it (`.NAME.lines`, 8 bytes a line) until the JSONL's size or time changes.
+Lines hold `title` and `text`, or Search-R1's `contents`. One pass finds where each begins. The offsets stay
+in `.NAME.lines` (8 bytes a line) until the JSONL's size or time changes.
 """
 
 import hashlib
@@ -31,10 +30,7 @@ _FIELDS = Fields()
 
 
 class StoredPassage(NamedTuple):
-    """A line. `document` is the id of the document that it is a chunk of, else its own.
-
-    `contents` is that field, unchanged, or None if the line has a title and a text instead.
-    """
+    """A line. `document` is its whole document's id. `contents` is None if title and text stand apart."""
 
     id: str
     title: str
@@ -49,11 +45,7 @@ class StoredPassage(NamedTuple):
 
 
 class JsonlPassages:
-    """An open file of passages. Several threads may read it.
-
-    `lines_folder` is for the offsets if the JSONL's folder is read-only. Raises StoreNotReady for a missing
-    file, StoreError if its lines are not passages.
-    """
+    """An open file of passages. Several threads may read it. Raises StoreNotReady or StoreError."""
 
     def __init__(self, path: Path, lines_folder: Path | None = None) -> None:
         self.path = path

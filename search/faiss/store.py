@@ -3,14 +3,11 @@
     with closing(FaissIndex("wiki/e5_Flat.index", "wiki/wiki-18.jsonl").open()) as store:
         store.query(embeddings, topk=3)
 
-It serves indices that `search.indexing` built, and any FAISS index over unit vectors whose row i is line i of
-the corpus. Such an index records no embedder: you name it, and `check_embedder` embeds a stored passage
-again.
-
-The files are memory-mapped. Each query first checks that they have not changed. A replaced index is refused
-until the process restarts, as in `search.chroma.store`.
+It serves any FAISS index over unit vectors whose row i is line i of the corpus. The files are mapped into
+memory, and each query first checks that they have not changed. A replaced index is refused until a restart.
 """
 
+import logging
 import os
 import random
 import threading
@@ -18,17 +15,15 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import faiss
 import numpy as np
 
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
-from search.faiss.device import on_device
 from search.faiss.jsonl_passages import JsonlPassages, StoredPassage
 from search.faiss.location import FaissFiles, find_files
-from search.faiss.mapped_file import map_index
 from search.stored_index import (
     SAME_VECTOR_COSINE,
     CollectionInfo,
@@ -39,6 +34,8 @@ from search.stored_index import (
     passage_text,
 )
 from search.wire import ScoredPassage
+
+log = logging.getLogger("search.server")
 
 SAME_CODE_COSINE = 0.7
 """Least cosine of a vector with its code (PQ, SQ) in an index. A bound, not a measurement: another model's
@@ -56,24 +53,19 @@ _COSINE = {
 
 @dataclass(frozen=True)
 class FaissIndex:
-    """The location of a FAISS index that is not open yet, and its search parameters.
+    """The location of a FAISS index, and its search parameters: HNSW's candidates, IVF's lists.
 
     `corpus` defaults to the one JSONL next to it. `lines_folder` is for line offsets if that folder is
-    read-only. A query inspects `ef_search` candidates of HNSW or `nprobe` lists of IVF. `device` is cpu, cuda
-    or cuda:N.
+    read-only. `device` is cpu, cuda or cuda:N.
     """
 
+    setting: ClassVar[str] = "faiss.path"
     path: Path | str
     corpus: Path | str | None = None
     lines_folder: Path | None = None
     ef_search: int = 256
     nprobe: int = 64
     device: str = "cpu"
-
-    @property
-    def setting(self) -> str:
-        """The config key of its location."""
-        return "faiss.path"
 
     @property
     def name(self) -> str:
@@ -123,11 +115,7 @@ class FaissStore:
         self._opened.close()
 
     def check_embedder(self, embedder: Embedder) -> None:
-        """Raise StoreError unless queries of `embedder` are comparable with the index's vectors.
-
-        Compares the record of our own build, if any. Then the first passage, embedded again, must give its
-        stored vector, or one close to it if the index keeps codes.
-        """
+        """Raise StoreError unless `embedder` fits the record, if any, and reproduces the first vector."""
         what, opened = f"the index {self.files}", self._opened
         if self.info.embedder:
             check_records(what, self.info, embedder)
@@ -160,9 +148,8 @@ class FaissStore:
         return self.files.check_content()
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return the nearest passages of each row of `embeddings` (n, dimension), as `StoredIndex.query`.
-
-        An IVF index may find fewer than `topk`.
+        """Return each row's nearest passages, as `StoredIndex.query`. An IVF index may find fewer than
+        `topk`.
         """
         vectors = np.ascontiguousarray(embeddings, dtype=np.float32)
         wanted = min(topk, self.info.chunks)
@@ -306,10 +293,7 @@ class _OpenFiles:
 
 
 def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
-    """Yield the numbers below `count` in a random order; memory grows with the numbers yielded.
-
-    Fisher and Yates's algorithm, storing only what moved.
-    """
+    """Yield the numbers below `count` in a random order: Fisher and Yates, storing only what moved."""
     moved: dict[int, int] = {}
     for last in range(count - 1, -1, -1):
         place = rng.randint(0, last)
@@ -342,3 +326,47 @@ def _set_breadth(index: Any, wanted: FaissIndex) -> None:
         inner.hnsw.efSearch = wanted.ef_search
     elif isinstance(inner, faiss.IndexIVF):
         inner.nprobe = min(wanted.nprobe, inner.nlist)
+
+
+def map_index(path: Path) -> Any:
+    """Return the index in a file. Raises RuntimeError for a bad or cut-off file, and OSError."""
+    if not path.stat().st_size:
+        raise RuntimeError("the file is empty")  # which cannot be mapped
+    file_bytes = np.memmap(path, dtype=np.uint8, mode="r")
+    library: Any = faiss  # whose stubs lack this class
+    reader = library.ZeroCopyIOReader(faiss.swig_ptr(file_bytes), file_bytes.size)
+    index: Any = faiss.read_index(reader, faiss.IO_FLAG_MMAP_IFC)
+    # FAISS does not notice if the last list of an IVF index ends beyond the bytes.
+    if reader.rp_ > file_bytes.size:
+        raise RuntimeError(f"{reader.rp_ - file_bytes.size} bytes are missing at its end")
+    index.referenced_objects = [file_bytes]  # FAISS's own way to keep them alive
+    return index
+
+
+def on_device(index: Any, device: str, size: int) -> Any:
+    """Return the index on the torch device if possible, else as given. Logs which.
+
+    `size` is the bytes that it takes there.
+    """
+    if device == "cpu":
+        return index
+    number = int(device.partition(":")[2] or 0)
+    if why := _obstacle(index, number, size):
+        log.warning("the FAISS index is searched on the CPU, not on %s: %s", device, why)
+        return index
+    moved = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), number, index)
+    log.info("the FAISS index is searched on cuda:%d", number)
+    return moved
+
+
+def _obstacle(index: Any, number: int, size: int) -> str | None:
+    """Why an index cannot be moved to a GPU, or None if it can."""
+    import torch
+
+    if faiss.get_num_gpus() <= number:
+        built = "this FAISS is built for CPUs (faiss-cpu), or sees fewer GPUs"
+        return f"{built}: it takes a wheel of faiss-gpu"
+    if not isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat | faiss.IndexIVFPQ):
+        return f"an {type(index).__name__} is not one that FAISS searches there"
+    free, _ = torch.cuda.mem_get_info(number)
+    return f"it takes {size / 2**30:.1f} GiB of its {free / 2**30:.1f} GiB free" if size > free else None

@@ -1,9 +1,6 @@
 """Take over a collection that another tool wrote, if its vectors are our embedder's.
 
-    adopt("my/chromadb", "papers", EmbedderSpec("intfloat/e5-large-v2"))
-
-A sample of its records is embedded again. If all vectors agree, the collection gets the metadata of a build
-(`CollectionInfo`). Otherwise the error names the command that embeds it again.
+adopt("my/chromadb", "papers", EmbedderSpec("intfloat/e5-large-v2"))
 """
 
 from collections.abc import Mapping
@@ -34,10 +31,10 @@ def is_foreign(metadata: Mapping[str, Any] | None) -> bool:
 def adopt(
     chroma_path: ChromaPlace | Path | str, collection: str, spec: EmbedderSpec
 ) -> CollectionInfo | None:
-    """Make a collection of another tool one of ours. Returns None, and loads no model, if it is ours already.
+    """Make a collection of another tool one of ours, with its documents as chunks. None if it is ours
+    already.
 
-    Its documents become chunks of unknown size. Raises StoreError, and writes nothing, if it is missing or
-    empty, or has records without text or vectors of another embedder.
+    Raises StoreError, and writes nothing, if a record lacks text, or a sample has another embedder's vectors.
     """
     place = ChromaPlace.parse(chroma_path)
     with connect(place) as client:

@@ -2,9 +2,6 @@
 fits.
 
     cut = Boundaries(text, markdown=True).cut(start, most, fits)
-
-Ends of lines count less than ends of sentences, because much prose is wrapped. (semantic-text-splitter
-prefers line breaks and inline code to sentences.)
 """
 
 import re
@@ -71,8 +68,7 @@ class Boundaries:
     def cut(self, start: int, most: int, fits: Callable[[Span], bool]) -> Cut:
         """Return the best place in (`start`, `most`] to end the part that begins at `start`.
 
-        `fits` says whether a part could be its own chunk. A fitting part that starts here ends the chunk,
-        even beyond `most`, which is an estimate.
+        A fence or table that starts here and `fits` ends the part, even beyond `most`, which is an estimate.
         """
         torn = self._around(most)
         if torn is not None and torn.start >= start and fits(torn):

@@ -2,19 +2,9 @@
 
     report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
 
-You can repeat a build at any time:
-
-- Unchanged corpus: nothing happens, and no model is loaded.
-- Changed documents: only new and changed ones are embedded, and removed ones are deleted.
-- Fewer than half unchanged, or another embedder or chunk size: the build needs `replace`.
-- Killed, or ended after embedding (`embed_only`): the next run uses its journal.
-
-All vectors go into a journal first. Then one pass writes the index to a folder, which is renamed into place:
-readers see the old index or the new one, and the build takes about twice the index's space. A Chroma server
-is written in place, unit by unit, with a mark that keeps our servers from starting on it.
-
-Memory is bounded by the journal's cache, one unit of chunks and the largest document. Chroma also holds a
-folder's vectors in memory while it builds their graph.
+You can repeat a build at any time: only new and changed documents are embedded, and a killed run resumes. All
+vectors go into a journal first. Then one pass writes the folder next to its place and renames it, so that
+readers never see a mixture. A Chroma server is written in place, unit by unit, with a mark until the end.
 """
 
 import errno
@@ -70,10 +60,8 @@ _DOCUMENTS_IN_PART = "{l_bar}{bar}| {n:.2f}/{total} docs [{elapsed}<{remaining}]
 class BuildOptions:
     """How to build an index.
 
-    `replace` permits replacing another corpus, embedder or chunk size. Above one, `workers` processes embed,
-    through Ray. `judge` may raise to refuse a build before it embeds or writes anything. With `embed_only`
-    the build ends when the journal holds all vectors, and a later run, here or on another machine, writes the
-    index.
+    `replace` permits replacing other content or settings. `workers` above one embed through Ray. `judge` may
+    raise before anything is embedded or written. `embed_only` leaves the vectors in the journal.
     """
 
     replace: bool = False
@@ -85,10 +73,10 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class IndexReport:
-    """The result of a build. `built` is False if the index was already up to date.
+    """The result of a build. `built` is False if nothing changed, `is_written` if the journal has the
+    vectors.
 
-    `embedded` counts this run's chunks, `resumed` chunks of an earlier run, `seconds` is the build's wall
-    clock. `is_written` is False if the vectors wait in the journal.
+    `embedded` counts this run's chunks, `resumed` an earlier run's. `seconds` is wall clock.
     """
 
     info: CollectionInfo
@@ -134,8 +122,7 @@ def build_index(
 ) -> IndexReport:
     """Index a corpus as `collection` in a Chroma, and keep its other collections (`BuildOptions`).
 
-    Raises CorpusError, EmbedderError, AlreadyWriting if another build is running, and StoreError if
-    `chroma_path` is no Chroma, `replace` is needed, or the disk is full.
+    Raises CorpusError, EmbedderError, AlreadyWriting if another build is running, or StoreError.
     """
     options = BuildOptions(replace, chunking or Chunking(), workers)
     return build_target(source, collection_at(chroma_path, collection), embedder, options)
@@ -187,11 +174,7 @@ class Place(Protocol):
 
 @contextmanager
 def target_folder(target: Place, is_kept: bool = False) -> Iterator[Path]:
-    """Yield the folder to work in, next to a target folder. It stays if the build fails after embedding.
-
-    With `is_kept` it stays after success too, if it holds vectors. A server's collection holds finished units
-    itself, so a temporary folder is enough.
-    """
+    """Yield the folder to work in. It stays if vectors would be lost, or if `is_kept`."""
     if target.folder is None:
         with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
             yield Path(temporary)
@@ -242,10 +225,7 @@ class Build:
     options: BuildOptions
 
     def embed(self, folder: Path) -> tuple[IndexReport, Unwritten | None]:
-        """Embed into the journal in `folder`, or write a server's collection. Returns the rest to write.
-
-        The report's `seconds` are this part's. Raises StoreError if a server should only embed.
-        """
+        """Embed into the journal in `folder`, or write a server's collection. Returns the rest to write."""
         started = time.monotonic()
         is_on_a_server = isinstance(self.target, Collection) and self.target.folder is None
         if is_on_a_server and self.options.embed_only:
@@ -297,10 +277,8 @@ class Build:
         return IndexReport(info, True, surveyed, seconds, changes, missing, resumed, is_written), unwritten
 
     def _whole(self) -> Mapping[str, Any] | None:
-        """Return the existing collection's metadata. None without one, or for a damaged one that may be
-        replaced.
-
-        Records hashes for a collection that an earlier version built. Raises StoreError for a damaged one.
+        """Return the existing collection's metadata, with hashes added. None without one, or if damaged and
+        replaceable.
         """
         existing = self.target.metadata()
         if CollectionInfo.from_metadata(existing) is None:

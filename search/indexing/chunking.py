@@ -1,12 +1,9 @@
-"""Split documents into chunks that the embedder reads in full.
+"""Split documents into chunks that the embedder reads in full, prefix, title and special tokens included.
 
     Chunker(Embedder(spec), Chunking(tokens=256, overlap=32)).split(document)
 
-Text beyond the embedder's limit could not be found. So a long document becomes several chunks, each with its
-title. A chunk ends with a section, paragraph or sentence, and keeps a fitting fence or table whole
-(`search.indexing.boundaries`). It begins with the previous chunk's last short sentences, or last words after
-a torn one, so that a fact at the cut is complete in one. Lengths are tokens of prefix, title, text and
-special tokens.
+A chunk ends with a section, paragraph or sentence (`search.indexing.boundaries`), and begins with the last
+short sentences of the one before, or last words after a torn one, so that a fact at the cut stays complete.
 """
 
 import hashlib
@@ -43,8 +40,7 @@ def document_of(chunk_id: str) -> str:
 class Chunking:
     """How to split documents. A chunk has at most `tokens`, prefix and title included, and repeats `overlap`.
 
-    A challenger prompt shows about 256 tokens of a document, the search tool fewer.
-    Vectors of longer texts represent each part less well.
+    A challenger prompt shows about 256 tokens of a document, and a vector of more text is vague.
     """
 
     tokens: int = 256
@@ -89,11 +85,7 @@ class Chunker:
     def split(
         self, document: Document, progress: Callable[[float], object] = lambda part: None
     ) -> list[Chunk]:
-        """Return the document's chunks in order. One that fits is a single chunk, with the document's id and
-        title.
-
-        `progress` is called with each finished share of the document, 1 in sum.
-        """
+        """Return the document's chunks in order. `progress` is called with each finished share, 1 in sum."""
         title, text = document.title, document.text
         is_small = len(title) + len(text) <= self.limit * CHARACTERS_PER_TOKEN
         if is_small and self._count(title, text) <= self.limit:

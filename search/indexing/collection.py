@@ -55,9 +55,8 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection by name in a Chroma, which need not exist yet.
-
-    `shard` and `whole` are as in `CollectionInfo`.
+    """A collection by name in a Chroma, which need not exist yet, with `shard` and `whole` as in
+    `CollectionInfo`.
     """
 
     place: ChromaPlace
@@ -125,9 +124,8 @@ class Collection:
     def write_folder(
         self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
     ) -> None:
-        """Write the collection to `work` from the journal, and rename it to the target's folder.
-
-        With `update` the existing collection changes where it differs.
+        """Write the collection (or an `update`) to `work` from the journal, and rename it to the target's
+        folder.
         """
         folder = self.place.folder
         assert folder is not None
@@ -163,10 +161,7 @@ def write(
     update: bool,
     embedded: Embedded,
 ) -> None:
-    """Write the collection to `place`, each unit once it is embedded, and its info last.
-
-    A running server keeps the last vectors in its queue until its next start.
-    """
+    """Write the collection to `place`, each unit once it is embedded, and its info last."""
     info = replace(info, shard=target.shard, whole=target.whole)
     threshold = sync_threshold(journal.chunk_count())
     page = FOLDER_PAGE if place.folder else place.quota.page

@@ -1,11 +1,10 @@
 """Embed with several GPUs, cores or machines, through Ray.
 
-    python -m search.index … --workers 8
     RAY_ADDRESS=head:6379 python -m search.index … --workers 64
 
-Each worker is an actor with its own `Embedder`. It gets the texts of the journal's units, so machines need no
-shared file system. Units and vectors are the same as in one process, to the last bit on equal hardware and
-threads. Without RAY_ADDRESS a private Ray starts on 127.0.0.1.
+Each worker is an actor with its own `Embedder`, and gets the texts of the journal's units, so machines need
+no shared file system. Units are the same as in one process. Without RAY_ADDRESS a private Ray starts on
+127.0.0.1.
 """
 
 import logging

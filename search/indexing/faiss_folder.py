@@ -1,11 +1,9 @@
-"""Write a FAISS index folder from the journal of an index build.
+"""Write a FAISS index folder (index, passages, record) from the journal of an index build.
 
     build_target(corpus, FaissFolder(Path("outputs/corpus/faiss"), "flat"), EmbedderSpec("packaged-minilm"))
 
-The folder holds the index, its passages (`corpus.jsonl`, line i for row i) with their line offsets, and a
-record with both files' hashes, written last. An update replaces the folder. Flat and HNSW indices give back
-the vectors of unchanged documents. PQ indices hold codes, so their whole corpus is embedded again. FAISS
-holds an index in memory until it is written.
+An update replaces the folder. Flat and HNSW give back unchanged vectors. PQ holds codes, so its corpus is
+embedded again. FAISS holds an index in memory until it is written.
 """
 
 import math
@@ -23,10 +21,10 @@ from drzero.ops.files import publish
 from search.errors import StoreError
 from search.faiss.jsonl_passages import JsonlPassages
 from search.faiss.location import CORPUS_FILE, RECORD, FaissFiles
-from search.faiss.mapped_file import map_index
+from search.faiss.store import map_index
 from search.indexing.collection import with_progress
-from search.indexing.faiss_size import CODES, CONSTRUCTION, LINKS, FaissSize, code_bytes, lists_of, sample_of
-from search.indexing.journal import IndexJournal, Row
+from search.indexing.journal import IndexJournal
+from search.indexing.size import CODES, CONSTRUCTION, FAISS_LINKS, FaissSize, code_bytes, lists_of, sample_of
 from search.stored_index import INDEX_FILE, CollectionInfo
 
 
@@ -93,9 +91,8 @@ class FaissFolder:
                 )
 
     def embedded(self) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yield each existing chunk with its vector. A PQ index yields nothing.
-
-        A chunk is its document, digest, part, parts, id, title and text.
+        """Yield each existing chunk (document, digest, part, parts, id, title, text) with its vector, if
+        kept.
         """
         record = self.files.read_record()
         if record is None or record.kind not in ("flat", "hnsw"):
@@ -122,7 +119,9 @@ class FaissFolder:
         stored = (journal.embedded(unit) for unit in range(units))
         with files.corpus.open("wb") as lines:
             for rows, vectors in with_progress(stored, "writing", journal.chunk_count()):
-                lines.writelines(msgspec.json.encode(_line(row)) + b"\n" for row in rows)
+                for row in rows:
+                    record = {"id": row.id, "title": row.title, "text": row.text, **row.metadata()}
+                    lines.write(msgspec.json.encode(record) + b"\n")
                 index.add(vectors)
         if index.ntotal != info.chunks:
             raise StoreError(
@@ -134,17 +133,13 @@ class FaissFolder:
         publish(work, self.folder)
 
 
-def _line(row: Row) -> dict[str, str]:
-    return {"id": row.id, "title": row.title, "text": row.text, **row.metadata()}
-
-
 def _empty(kind: str, journal: IndexJournal, info: CollectionInfo, units: int) -> Any:
     """An index without vectors. Raises StoreError if there are too few to train one."""
     index: Any
     if kind == "flat":
         return faiss.IndexFlatIP(info.dimension)
     if kind == "hnsw":
-        index = faiss.IndexHNSWFlat(info.dimension, LINKS, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.IndexHNSWFlat(info.dimension, FAISS_LINKS, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = CONSTRUCTION
         return index
     if info.chunks < CODES:

@@ -1,13 +1,9 @@
 """The journal of one index build, on disk: the corpus, the existing collection, and finished vectors.
 
-    surveyed = IndexJournal(folder / "journal.sqlite3").survey(corpus)
-
-Without holding a corpus's ids in memory it finds duplicate ids, changed documents, and chunks without
-vectors. Chunks and vectors are committed one unit (about `UNIT` chunks of whole documents) at a time, so they
-survive a kill at any moment.
-
-Documents are compared by id and digest: vectors stay usable even if the corpus changed in between. A vector's
-last bits depend on its batch, so every run cuts the same units from the remaining work, in corpus order.
+It finds duplicate ids, changed documents and chunks without vectors, in bounded memory. Units (about `UNIT`
+chunks of whole documents) are committed one at a time, so they survive a kill. Documents are compared by id
+and digest, so vectors stay usable if the corpus changes. A vector's last bits depend on its batch, so every
+run cuts the same units, in corpus order.
 """
 
 import json
@@ -93,10 +89,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Survey:
-    """A corpus that was read once.
+    """A corpus that was read once. `version` is the sum of the documents' hashes, so order does not matter.
 
-    `version` is the sum of the documents' hashes, so order does not matter. `duplicates` counts documents
-    with an earlier one's title and text, up to white space. `examples` pairs some with that one.
+    `duplicates` have an earlier document's title and text, up to white space. `examples` pairs some with it.
     """
 
     version: str
@@ -123,10 +118,7 @@ class Changes:
 
 
 class IndexJournal:
-    """The journal in the SQLite file at `path`, with earlier runs' vectors. It is created if missing.
-
-    `read_only` opens an existing one and changes nothing.
-    """
+    """The journal at `path`, created if missing, with earlier runs' vectors. `read_only` changes nothing."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         # No implicit transactions: each write marks its own begin and end.
@@ -175,10 +167,7 @@ class IndexJournal:
         return dropped
 
     def survey(self, corpus: Corpus) -> Survey:
-        """Read a whole corpus. Two texts with one id are a fault of the second.
-
-        Raises CorpusError for an empty corpus, and with all faults unless they are to be skipped.
-        """
+        """Read a whole corpus. Raises CorpusError for an empty or faulty one (as two texts of one id)."""
         total = documents = duplicates = 0
         reading = Reading()
         examples: list[tuple[str, str]] = []
@@ -209,9 +198,8 @@ class IndexJournal:
         return Survey(f"{total % 2**256:064x}", documents, duplicates, reading, examples)
 
     def compare(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> Changes:
-        """Find the unchanged documents: same digest, and all their chunks exist.
-
-        `chunks` are the existing ones: id, document, its digest, and its number of chunks.
+        """Find the unchanged documents: same digest, and all their `chunks` exist (id, document, digest,
+        parts).
         """
         with self.transaction():
             self._db.executemany("INSERT INTO existing VALUES (?, ?, ?, ?)", chunks)
@@ -235,10 +223,7 @@ class IndexJournal:
             self._db.execute("DELETE FROM existing")
 
     def reuse(self, embedded: Iterable[tuple[Sequence[str], np.ndarray]]) -> int:
-        """Take over the chunks of unchanged documents with their vectors. Returns how many.
-
-        A chunk is its document, digest, part, parts, id, title and text.
-        """
+        """Take over unchanged documents' chunks (as `FaissFolder.embedded` yields them). Returns how many."""
         count = 0
         with self.transaction():
             kept = "INSERT OR IGNORE INTO chunks (document, digest, part, parts, id, title, text) "
@@ -266,9 +251,8 @@ class IndexJournal:
         return self._number("SELECT count(*) FROM existing") - sum(1 for _ in self.stale_chunks())
 
     def select_unsplit(self) -> tuple[int, int]:
-        """Find the documents to split, and drop an earlier run's chunks that are no longer needed.
-
-        Returns how many documents to split, and how many vectors were dropped.
+        """Find documents to split, and drop chunks no longer needed. Returns both numbers (documents,
+        vectors).
         """
         with self.transaction():
             self._db.execute(

@@ -103,10 +103,9 @@ def build_shards(
     embedder: EmbedderSpec,
     options: BuildOptions | None = None,
 ) -> IndexReport:
-    """Index a corpus in shards. Raises as `build_target`.
+    """Index a corpus in shards. Raises as `build_target`, or if the index has another number of shards.
 
-    Also raises StoreError if the index exists in another number of shards, or a shard would be empty. Calls
-    `options.judge` once, with the whole's needs, estimated from the first unwritten shard.
+    Calls `options.judge` once, with the whole's needs, estimated from the first unwritten shard.
     """
     options = options or BuildOptions()
     started, judge = time.monotonic(), options.judge
@@ -158,10 +157,7 @@ def build_shards(
 def _unchanged(
     targets: Sequence[Collection], settings: Mapping[str, Any], replace: bool
 ) -> CollectionInfo | None:
-    """Return how the index is recorded if all shards are complete and as asked, else None.
-
-    Raises StoreError for a damaged one that may not be replaced.
-    """
+    """Return the index's record if all shards are complete and as asked, else None."""
     infos = []
     for one in targets:
         metadata = one.metadata()
@@ -188,10 +184,7 @@ def _check_update(
     journal: IndexJournal,
     corpus: Corpus,
 ) -> Changes | None:
-    """Raise StoreError unless the index may be updated. Returns the changes, None for a new index.
-
-    This judges the whole before any shard is written: single shards may differ more.
-    """
+    """Return the changes to the whole index, None for a new one. Raises StoreError if it may not change."""
     there = {one: metadata for one in targets if (metadata := one.metadata()) is not None}
     if not there:
         return None

@@ -3,8 +3,7 @@
     with Writers(most=2) as writers:
         writers.start("shard-00-of-04", unwritten)      # waits for a free place
 
-Inserting vectors takes one core, and its memory bounds an index. So each process writes one shard and ends.
-It dies with this process, even by SIGKILL, and the next run writes that shard again from its journal.
+They die with this process, even by SIGKILL, and the next run writes their shards again from the journals.
 """
 
 import multiprocessing

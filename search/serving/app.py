@@ -1,12 +1,8 @@
 """The server's HTTP layer: Search-R1's wire format, limits, token, health, metrics, access log.
 
-    uvicorn.Config(RetrievalApp(retrieval, token=None, access_log=True))
-
-`POST /retrieve` is a plain ASGI function: at a thousand requests a second, each layer costs as much as the
-answer's JSON. FastAPI serves the other paths: `GET /index`, `/health`, `/metrics`, `/docs`, `/openapi.json`.
-
-With a token, `/retrieve` and `/index` require it (`Authorization: Bearer …`). The others stay open for load
-balancers, supervisors and Prometheus, and show nothing of the corpus.
+`POST /retrieve` is a plain ASGI function, because at a thousand requests a second each layer costs as much as
+the answer's JSON. FastAPI serves the rest. A token protects `/retrieve` and `/index`. The other paths stay
+open for load balancers and Prometheus, and show nothing of the corpus.
 """
 
 import asyncio

@@ -1,25 +1,9 @@
 """The scheduler: concurrent queries become batches, which are encoded and then searched.
 
-    queries = Batcher(encoders, search, metrics).submit(["who founded Orrin"], topk=3)
-    answer = await queries[0].future
-
-A batch of 64 takes far less time than 64 queries. So queries wait in one bounded queue while encoders are
-busy, and a free encoder takes up to `max_batch`, oldest first. Batch n+1 is encoded while batch n is
-searched. A batch starts only if it will not have to wait for the index, because only queued queries can be
-cancelled.
-
-**The window.** A free encoder starts at once unless more queries are known to be coming:
-
-* a request has reached the HTTP layer but is not queued yet (`arriving`), or
-* a batch of several requests was just answered, and not all of those clients have asked again.
-
-Then it waits until all have arrived, a batch is full, or the oldest query has waited `window_s`. A lone
-client never waits, and neither does a loaded server.
-
-A failed batch is repeated query by query, so that one bad query fails alone. If its encoder died, it goes
-back to the head of the queue, once. If the index is unavailable, the batch fails at once.
-
-All state belongs to the event loop. Encoders are processes, and the index runs in threads.
+A free encoder takes what is queued, oldest first. It starts at once unless more queries are known to come: a
+request has reached the HTTP layer, or clients that were answered together have not all asked again. Then it
+waits until all are there, a batch is full, or the oldest query has waited `window_s`. A failed batch is
+repeated query by query, or as a whole, once, if its encoder died. All state belongs to the event loop.
 """
 
 import asyncio
@@ -62,10 +46,7 @@ class IndexUnavailable(Unavailable):
 
 @dataclass(slots=True, eq=False)
 class Query(Generic[Answer]):
-    """One submitted query, its number of waiting callers, and the `future` of its answer.
-
-    `retried` is set once its encoder has died.
-    """
+    """A query, its waiting callers, and the `future` of its answer. `retried`: its encoder died."""
 
     text: str
     topk: int
@@ -87,10 +68,7 @@ class BatchLimits:
 
 
 class Batcher(Generic[Answer]):
-    """Answers queries in batches: `encoders` give vectors, `search(vectors, topk)` an answer per row.
-
-    `search` runs in a thread. Create and use a Batcher in one event loop.
-    """
+    """Answers queries in batches: `encoders` give vectors, `search(vectors, topk)` the answers."""
 
     def __init__(
         self,
@@ -140,9 +118,8 @@ class Batcher(Generic[Answer]):
             )
 
     def submit(self, texts: Sequence[str], topk: int, urgent: bool = False) -> list[Query[Answer]]:
-        """Queue one request's queries, at the head if `urgent`. Call `check_room` first.
-
-        Their futures raise Unavailable, or what this very query raised while encoding or searching.
+        """Queue one request's queries, at the head if `urgent`, after `check_room`. Futures raise what they
+        met.
         """
         self._requests += 1
         now = time.monotonic()

@@ -1,10 +1,9 @@
 """One encoder replica: a process that turns texts into vectors. `search.serving.encoders` starts and feeds
 it.
 
-Its stdin is a socket for both directions. Requests are pickles: a `LoadRequest`, which a `ModelInfo` answers,
-then texts. An answer is eight bytes of length and a pickle, of an exception after a failure. The process ends
-when stdin does, and the kernel kills it if the server dies in mid-batch. It ignores SIGTERM and SIGINT: a
-stop of the process group must not kill the encoder of requests that the server still answers.
+Its stdin is a socket for both directions. Requests are pickles, answers eight bytes of length and a pickle.
+It ends with its stdin, or when the server dies. It ignores SIGTERM and SIGINT: a stop of the process group
+must not kill the encoder of requests that the server still answers.
 """
 
 import json
@@ -24,10 +23,8 @@ from search.serving.encoders import CANARY, EncodeFailed, EncodeRequest, LoadReq
 
 
 def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the positions of `texts` in groups of similar length, shortest first.
-
-    Padding makes a batch as costly as its longest text. A group's longest text is at most twice its shortest,
-    plus 64 characters (about a dozen tokens).
+    """Yield the positions of `texts` in groups, shortest first: at most twice the shortest, plus 64
+    characters.
     """
     group: list[int] = []
     for position in sorted(range(len(texts)), key=lambda position: len(texts[position])):
@@ -40,11 +37,10 @@ def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
 
 
 def tokenizer_folds(embedder: Embedder) -> bool:
-    """Return whether `search.serving.cache.fold` provably never changes a query's tokens.
+    """Return whether `search.serving.service.fold` provably never changes a query's tokens.
 
     BERT's normaliser drops case and control characters, its splitter white space, before anything but special
-    tokens. Those must all contain a bracket, which `fold` does not touch. A prefix must end in white space,
-    so that white space at the query's start is ignored.
+    tokens, which must contain a bracket. A prefix must end in white space.
     """
     try:
         plan = json.loads(embedder.plain_tokenizer().to_str())

@@ -3,9 +3,7 @@
     async with EncoderPool(spec, replicas=2, threads=1, metrics=metrics) as pool:
         vectors = await pool.encode(["who founded Orrin"])
 
-Inside the server, a model would share Python's lock with the HTTP layer, and its crash would end the server.
-So each replica is a process (`search.serving.encoder_worker`), and the server imports no torch. When one
-dies, its batch raises `EncoderDied`, and the pool starts new ones, with growing pauses, until one is ready.
+A model in the server would hold Python's lock, and crash the server with it. A dead replica is replaced.
 """
 
 import asyncio
@@ -53,7 +51,7 @@ class LoadRequest(NamedTuple):
 
 
 class ModelInfo(NamedTuple):
-    """A loaded model. `folds`: `search.serving.cache.fold` does not change its tokens."""
+    """A loaded model. `folds`: `search.serving.service.fold` does not change its tokens."""
 
     name: str
     revision: str
@@ -172,9 +170,8 @@ class EncoderPool:
             await asyncio.wait(ends, timeout=_END_S)
 
     async def encode(self, texts: Sequence[str], passages: bool = False) -> np.ndarray:
-        """Return unit vectors, float32, shape (len(texts), dimension).
-
-        Call it at most `ready` times at once. Raises EncoderDied or EncodeFailed.
+        """Return unit vectors (len(texts), dimension), float32. At most `ready` calls at once. Raises
+        EncoderDied, EncodeFailed.
         """
         if not self._idle:
             raise EncoderDied

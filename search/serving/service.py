@@ -2,28 +2,68 @@
 
     (hits,) = await Retrieval(store, encoders, Metrics()).search(["who founded Orrin"], topk=3)
 
-Attempts at one question often ask the same at the same moment. Of identical queries in progress only one
-runs, and all callers get its answer. Only the last caller to leave cancels it. Failures are not cached.
-
-The index thread converts answers to JSON, so a cached answer costs a join of bytes, and the cache's size is
-exact.
+Of identical queries in progress one runs, and only the last caller to leave cancels it. Failures are not
+cached. Answers become JSON in the index thread, so a cached one costs a join of bytes.
 """
 
 import asyncio
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from cachetools import LRUCache
 
 from search.serving.batching import Batcher, BatchLimits, Query, Unavailable
-from search.serving.cache import ResultCache, fold
 from search.serving.encoders import CANARY, EncoderPool
 from search.serving.metrics import Metrics
 from search.stored_index import StoredIndex
+
+Answer = TypeVar("Answer")
+
+_ENTRY_BYTES = 600
+"""Memory of an entry besides its query and answer: a key, links, slots in two dictionaries."""
+# ASCII without control characters and without "[", which begins BERT's special tokens.
+_FOLDABLE = re.compile(r"[ -Z\\-~\t\n\r]*")
+
+
+def fold(query: str) -> str:
+    """Return a plain-ASCII query in lower case with single spaces, any other unchanged.
+
+    Use it only if the model's tokenizer gives both the same tokens
+    (`search.serving.encoder_worker.tokenizer_folds`). Beyond ASCII, case and width have too many exceptions.
+    """
+    return " ".join(query.lower().split()) if _FOLDABLE.fullmatch(query) else query
+
+
+class ResultCache(Generic[Answer]):
+    """The most recently used answers, in at most `max_bytes`. `size` returns one answer's bytes."""
+
+    def __init__(self, max_bytes: int, size: Callable[[Answer], int]) -> None:
+        self._entries: LRUCache[tuple[str, int], tuple[Answer, int]] = LRUCache(
+            max_bytes, lambda entry: entry[1]
+        )
+        self._size = size
+
+    @property
+    def bytes(self) -> int:
+        """Bytes used by the entries."""
+        return int(self._entries.currsize)
+
+    def get(self, query: str, topk: int) -> Answer | None:
+        """Return the answer, None without one."""
+        entry = self._entries.get((query, topk))
+        return None if entry is None else entry[0]
+
+    def put(self, query: str, topk: int, answer: Answer) -> None:
+        """Store an answer, evicting the least recently used ones."""
+        size = sys.getsizeof(query) + self._size(answer) + _ENTRY_BYTES
+        if size <= self._entries.maxsize:
+            self._entries[query, topk] = answer, size
 
 
 class Hits(NamedTuple):
@@ -62,10 +102,9 @@ class ServiceLimits:
 
 
 class Retrieval:
-    """Answers queries from one index. `folds`: the model allows `search.serving.cache.fold`.
+    """Answers queries from one index, in one event loop. `folds`: the model allows `fold`.
 
-    Create and use it in one event loop. Raises Unavailable if a retry may help, and any other exception if
-    the model or the index fails on a query.
+    Raises Unavailable if a retry may help, anything else if the model or the index fails on a query.
     """
 
     def __init__(

@@ -2,11 +2,8 @@
 
     corpus = Corpus("papers.jsonl", fields=Fields(text="abstract"))
     for number, document in corpus.read(reading := Reading()): ...
-    reading.faults
 
-A source is a file, a folder or a glob of the formats in `files.KINDS`, a hub data set, or a Chroma. In a
-folder each text is a document whose id is its path, and each table holds many. An index build reads a corpus
-twice: a survey finds all faults in seconds, before an embedder is loaded, then the documents are split.
+An index build reads a corpus twice: a survey that finds all faults in seconds, then to split documents.
 """
 
 import glob
@@ -84,11 +81,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a source. `collection` is for a Chroma that holds several.
+    """The documents of a source: a file, folder or glob of `files.KINDS`, a hub data set, or a Chroma.
 
-    `fields` names a record's text, title and id. `on_bad` says what an index build does with faults: `stop`
-    refuses the corpus and lists them all, `skip` leaves them out. A Chroma that this project built yields its
-    chunks.
+    `collection` is for a Chroma with several, `fields` names a record's text, title and id. With `on_bad` at
+    `stop` faults refuse the corpus, with `skip` they are left out.
     """
 
     source: Path | str
@@ -97,9 +93,8 @@ class Corpus:
     on_bad: OnBad = "stop"
 
     def read(self, reading: Reading | None = None) -> Iterator[tuple[int, Document]]:
-        """Yield the documents with their numbers, and fill `reading` meanwhile.
-
-        Numbers are the same in each pass over an unchanged source. Raises CorpusError for a missing source.
+        """Yield the documents, numbered alike in each pass, and fill `reading`. Raises CorpusError for no
+        source.
         """
         reading = Reading() if reading is None else reading
         for number, found in enumerate(self._all(reading), start=1):

@@ -1,9 +1,6 @@
-"""Which fields of a record are a document's text, title and id.
+"""Which fields of a record are a document's text, title and id (default names, or Search-R1's `contents`).
 
-    Fields(text="definition", title="headword").document({"headword": "bit", "definition": "…"}, origin)
-
-By default they are `text`, `title` and `id` or, as in Search-R1's corpora, `contents` with the title on its
-first line. A record without an id gets a hash.
+Fields(text="definition", title="headword").document({"headword": "bit", "definition": "…"}, origin)
 """
 
 import hashlib

@@ -2,8 +2,7 @@
 
     for file in files_of("notes/**/*.md"): file.path, file.kind, file.id
 
-A file's kind is its suffix, without a compression's. Hidden files are skipped. In folders, files of other
-kinds are skipped and counted. Nothing here is recursive: folders can be deeper than Python's stack.
+Hidden files are skipped. Nothing here is recursive: folders can be deeper than Python's stack.
 """
 
 import glob
@@ -52,10 +51,7 @@ def is_glob(source: Path | str) -> bool:
 
 
 def files_of(source: Path | str, left_out: Callable[[Path], object]) -> Iterator[SourceFile]:
-    """Yield the files to read, in a fixed order. `left_out` gets files of unknown kinds.
-
-    A file that you name yourself is yielded whatever its kind.
-    """
+    """Yield the files to read, in a fixed order. `left_out` gets unknown kinds in folders."""
     if not is_glob(source):
         yield from _below(Path(source), Path(source), left_out)
         return
@@ -133,9 +129,8 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def open_text(path: Path, used: Callable[[Encoding], object]) -> Iterator[IO[str]]:
-    """Open a text file in its encoding, which `used` gets. Raises ValueError for binary data.
-
-    Only `\\n` ends a line.
+    """Open a text file in its encoding, which `used` gets. Only `\\n` ends a line. Raises ValueError for
+    binary data.
     """
     with open_bytes(path) as stream:
         encoding = encoding_of(stream)

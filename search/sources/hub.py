@@ -1,9 +1,7 @@
-"""A hub data set as a source: its files are fetched into the hub's cache, and read as a folder.
+"""A hub data set as a source: its tables (or else texts) are fetched into the hub's cache, and read as a
+folder.
 
-    fetch_data_set("hf://datasets/OWNER/NAME@REVISION/data/train*.parquet")
-
-`OWNER/NAME` works too, unless a file or folder has that name. If a data set has tables, only these are read
-(a README is no document), otherwise its texts.
+    fetch_data_set("hf://datasets/OWNER/NAME@REVISION/data/train*.parquet")    # or OWNER/NAME
 """
 
 import re
@@ -25,10 +23,7 @@ def is_data_set(source: Path | str) -> bool:
 
 
 def fetch_data_set(source: str) -> Path:
-    """Fetch the missing files of a data set. Returns the folder or pattern to read.
-
-    Raises CorpusError if it has none, or is neither reachable nor cached.
-    """
+    """Fetch a data set's missing files. Returns the folder or pattern to read. Raises CorpusError."""
     match = _URL.fullmatch(source if source.startswith("hf://") else f"hf://datasets/{source}")
     if match is None:
         raise CorpusError(

@@ -1,7 +1,7 @@
-"""Tables as records: JSON lines, JSON, csv and tsv, parquet, one record at a time.
+"""Tables as records: JSON lines, JSON, csv and tsv, parquet.
 
-A reader yields a line, row or record number, counted from 1, with the record, or with a `Bad` if that one
-cannot be read. It raises ValueError or OSError if it cannot read on.
+A reader yields numbers, from 1, with records, or with a `Bad` for one that cannot be read. It raises
+ValueError or OSError if it cannot read on.
 """
 
 import csv

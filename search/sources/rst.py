@@ -1,10 +1,6 @@
 """reStructuredText as html, by docutils. Sphinx's own roles and directives show their text.
 
-    rst_to_html(Path("sorting.rst").read_text())
-
-Most rst is written for Sphinx, and docutils would put error messages for its roles and directives into the
-text. So the ones that a text uses are registered: roles show their text, directives their argument and
-contents.
+docutils would put error messages for them into the text, so the ones that a text uses are registered.
 """
 
 import re

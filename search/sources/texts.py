@@ -2,10 +2,8 @@
 
     title, text, is_markdown = read_document(SourceFile(Path("docs/guide.html"), "guide.html"), used)
 
-html and rst become Markdown, which keeps headings and code. markdownify converts a page's main part, docutils
-(`search.sources.rst`) comes before it for rst. The title is the first heading, unless that heads only one of
-several parts, else the page's head or front matter, else the file's name. A title on the first line leaves
-the text.
+html (its main part) and rst become Markdown, which keeps headings and code. The title is the first heading,
+unless that heads only one of several parts, else the page's head or front matter, else the file's name.
 """
 
 import re
@@ -51,8 +49,8 @@ def read_document(file: SourceFile, used: Callable[[Encoding], object]) -> tuple
 def first_heading(text: str) -> tuple[str, str]:
     """Return a Markdown text's own heading, or "", and the text without it.
 
-    The first heading counts, unless it is below the first level and others of its level or above follow. It
-    stays in the text unless it is on the first line and something follows.
+    The first counts, unless others of its level or above follow below the first level. It stays in the text
+    unless it is on the first line and something follows.
     """
     headings = _headings(text)
     if not headings:
@@ -66,10 +64,7 @@ def first_heading(text: str) -> tuple[str, str]:
 
 
 def _headings(text: str) -> list[tuple[int, str, Block]]:
-    """Level, words and lines of each top-level heading.
-
-    Underlines of dashes do not count: they are as often a rule, or the end of bad front matter.
-    """
+    """Level, words and lines of each top-level heading. A line of dashes may be a rule, so it makes none."""
     found: list[tuple[int, str, Block]] = []
     heading: Block | None = None
     for block in blocks(text):

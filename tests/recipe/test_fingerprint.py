@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drzero.recipe.fingerprint import fingerprint, fingerprint_collection, fingerprint_model
-from search.chroma.store import ChromaIndex
+from search.chroma.sharded_store import chroma_index
 from search.embedders import EmbedderSpec
 from search.errors import StoreError
 from search.indexing.build import build_index
@@ -99,7 +99,7 @@ def build(folder: Path, text: str) -> Path:
 
 def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path: Path) -> None:
     one, again, other = (
-        fingerprint_collection(ChromaIndex(build(tmp_path / name, text), "corpus"))
+        fingerprint_collection(chroma_index([build(tmp_path / name, text)], "corpus"))
         for name, text in (("a", "A harbour town."), ("b", "A harbour town."), ("c", "A market town."))
     )
     assert one == again != other
@@ -107,4 +107,4 @@ def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path: Path) -> Non
 
 def test_an_index_that_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no Chroma folder"):
-        fingerprint_collection(ChromaIndex(tmp_path, "corpus"))
+        fingerprint_collection(chroma_index([tmp_path], "corpus"))

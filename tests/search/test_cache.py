@@ -18,10 +18,9 @@ from search.chroma.store import Store, open_collection
 from search.embedders import Embedder
 from search.errors import StoreUnavailable
 from search.serving.batching import BatchLimits, Unavailable
-from search.serving.cache import ResultCache, fold
 from search.serving.encoder_worker import tokenizer_folds
 from search.serving.metrics import Metrics
-from search.serving.service import Hits, Retrieval, ServiceLimits
+from search.serving.service import Hits, ResultCache, Retrieval, ServiceLimits, fold
 
 SLOW_FIXTURE = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 # The same text in another batch is padded differently, and its vector differs in the last digits of float32.

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from search.chroma.location import connect
+from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import (
     DRAW,
     DRAWS,
     CollectionInfo,
-    draw_documents,
+    draw_from,
     draw_of,
     get_collection,
     iter_documents,
@@ -51,6 +51,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield returned
 
 
+def in_order(place: Path | str, seed: int) -> Iterator[tuple[str, str, str]]:
+    return draw_from([(ChromaPlace.parse(place), NAME)], seed)
+
+
 @given(st.text(max_size=40).filter(str.isprintable))
 def test_a_draw_is_one_of_its_range_and_depends_on_the_id_alone(key: str) -> None:
     assert 0 <= draw_of(key) == draw_of(key) < DRAWS
@@ -62,7 +66,7 @@ def test_draws_of_similar_ids_are_spread_evenly() -> None:
 
 
 def test_each_document_comes_once_in_an_order_that_the_seed_decides(folder: Path) -> None:
-    first, again, other = (list(draw_documents(folder, NAME, seed)) for seed in (1, 1, 2))
+    first, again, other = (list(in_order(folder, seed)) for seed in (1, 1, 2))
     assert sorted(first) == list(iter_documents(folder, NAME))
     assert first == again != other
 
@@ -70,20 +74,18 @@ def test_each_document_comes_once_in_an_order_that_the_seed_decides(folder: Path
 def test_a_server_gives_the_order_of_a_folder(folder: Path, tmp_path: Path) -> None:
     with chroma_server(tmp_path / "server", unused_port()) as server:
         written_index(server.url, [text_of(number) for number in range(COUNT)], unit_vectors(0, COUNT))
-        assert list(draw_documents(server.url, NAME, 3)) == list(draw_documents(folder, NAME, 3))
+        assert list(in_order(server.url, 3)) == list(in_order(folder, 3))
 
 
 def test_the_first_documents_are_found_without_reading_the_others(folder: Path, read: list[int]) -> None:
-    assert len(list(islice(draw_documents(folder, NAME, 0), 5))) == 5
+    assert len(list(islice(in_order(folder, 0), 5))) == 5
     assert sum(read) < COUNT / 10
     assert len(read) == 2
 
 
 def test_every_document_is_as_likely_to_be_among_the_first(folder: Path) -> None:
     seeds, size = 150, 20
-    drawn = Counter(
-        key for seed in range(seeds) for key, *_ in islice(draw_documents(folder, NAME, seed), size)
-    )
+    drawn = Counter(key for seed in range(seeds) for key, *_ in islice(in_order(folder, seed), size))
     assert chisquare([drawn[str(number)] for number in range(COUNT)]).pvalue > 1e-3
 
 

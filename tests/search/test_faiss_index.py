@@ -16,7 +16,7 @@ from chroma_parts import written_target
 from tiny_embedder import save_tiny_embedder
 
 from drzero.ops.errors import UserError
-from search.chroma.store import ChromaIndex
+from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
 from search.faiss.location import CORPUS_FILE, RECORD
@@ -25,7 +25,7 @@ from search.indexing.build import BuildOptions, IndexReport, build_index, build_
 from search.indexing.chunking import Chunking, document_of
 from search.indexing.collection import collection_at
 from search.indexing.faiss_folder import FaissFolder
-from search.indexing.faiss_size import KINDS
+from search.indexing.size import KINDS
 from search.stored_index import INDEX_FILE, Index
 
 DOCUMENTS, CHUNKING = 300, Chunking(64, 8)
@@ -101,7 +101,7 @@ def test_answers_are_those_of_chroma_over_the_same_corpus(
     build_index(source, tmp_path / "chroma", "wiki", spec, chunking=CHUNKING)
     index(source, tmp_path / "faiss", spec, kind)
     queries = Embedder(spec).encode_queries(["harbour of 7919", "passage 40", "title 7", "of the sea"])
-    chroma, faiss = ChromaIndex(tmp_path / "chroma", "wiki"), FaissIndex(tmp_path / "faiss")
+    chroma, faiss = chroma_index([tmp_path / "chroma"], "wiki"), FaissIndex(tmp_path / "faiss")
     for ours, theirs in zip(hits(faiss, queries, 5), hits(chroma, queries, 5), strict=True):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
         assert ours[0][0] == theirs[0][0]

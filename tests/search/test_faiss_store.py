@@ -23,9 +23,8 @@ from tiny_embedder import save_tiny_embedder
 from search.chroma.store import open_collection
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
-from search.faiss.device import on_device
 from search.faiss.jsonl_passages import JsonlPassages, StoredPassage
-from search.faiss.store import FaissIndex, FaissStore
+from search.faiss.store import FaissIndex, FaissStore, on_device
 
 COUNT = 500
 

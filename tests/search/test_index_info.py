@@ -12,7 +12,7 @@ from scripted_search import serving as scripted
 from search_parts import COLLECTION, PASSAGES, SPEC, build_collection, serving_with_token
 
 from drzero.recipe.fingerprint import fingerprint_collection
-from search.chroma.store import ChromaIndex
+from search.chroma.sharded_store import chroma_index
 from search.client import SearchRequestError
 from search.index_info import ServiceAway, ServiceUnusable, ask_index
 from search.server import main
@@ -39,7 +39,7 @@ def test_with_the_token_it_describes_its_index_as_whoever_opens_it_would(
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     served = ask_index(url)
     assert (served.collection, served.embedder, served.documents) == (COLLECTION, SPEC.name, len(PASSAGES))
-    assert served.fingerprint == fingerprint_collection(ChromaIndex(chroma, COLLECTION))
+    assert served.fingerprint == fingerprint_collection(chroma_index([chroma], COLLECTION))
 
 
 @pytest.mark.parametrize(

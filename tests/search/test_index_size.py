@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.indexing.faiss_folder import FaissFolder
-from search.indexing.faiss_size import KINDS, FaissSize
-from search.indexing.size import FACTOR, IndexSize, Planned, ShardedSize
+from search.indexing.size import FACTOR, KINDS, FaissSize, IndexSize, Planned, ShardedSize
 
 CHUNKS = 2000
 SIZES = ("serving_bytes", "building_bytes", "disk_bytes", "journal_bytes", "disk_while_building")

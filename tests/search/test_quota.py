@@ -19,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_embedder import save_tiny_embedder
 
-from search.chroma.location import ChromaPlace
-from search.chroma.quota import Quota
+from search.chroma.location import ChromaPlace, Quota
 from search.chroma.shard_layout import ShardLayout
-from search.chroma.sharded_store import ShardedIndex
+from search.chroma.sharded_store import ChromaIndex
 from search.embedders import EmbedderSpec
 from search.indexing.shards import Shards, build_shards
 
@@ -105,7 +104,7 @@ def test_an_index_on_a_server_is_written_and_asked_within_its_quota(
     report = build_shards(tmp_path / "corpus.jsonl", Shards(layout), spec)
     assert sum(written) == report.info.chunks and max(written) == PAGE
     vectors = np.random.default_rng(0).normal(size=(4, report.info.dimension)).astype(np.float32)
-    with closing(ShardedIndex(layout).open()) as store, ThreadPoolExecutor(4) as pool:
+    with closing(ChromaIndex(layout).open()) as store, ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: store.query(vectors, 3), range(8)))
     assert answers[1:] == answers[:-1]
     assert counted.most <= READS

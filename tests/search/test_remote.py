@@ -23,7 +23,8 @@ from search_parts import PASSAGES, SPEC, Server, read_metric, wait_for
 import search.chroma.location
 from drzero.recipe.fingerprint import fingerprint_collection
 from search.chroma.location import ChromaPlace, connect, request_headers
-from search.chroma.store import ChromaIndex, Store, collection_names, iter_documents, open_collection
+from search.chroma.sharded_store import chroma_index
+from search.chroma.store import Store, collection_names, iter_documents, open_collection
 from search.client import SearchClient, SearchUnavailable
 from search.errors import StoreError, StoreUnavailable
 from search.indexing.build import build_index
@@ -86,8 +87,8 @@ def test_collection_on_a_server_has_the_fingerprint_of_one_in_a_folder(
     chroma: ChromaServer, vectors: np.ndarray, tmp_path: Path
 ) -> None:
     build(tmp_path / "chroma", count=COUNT)
-    assert fingerprint_collection(ChromaIndex(chroma.url, NAME)) == fingerprint_collection(
-        ChromaIndex(tmp_path / "chroma", NAME)
+    assert fingerprint_collection(chroma_index([chroma.url], NAME)) == fingerprint_collection(
+        chroma_index([tmp_path / "chroma"], NAME)
     )
 
 
@@ -183,7 +184,7 @@ def test_start_waits_for_a_server_that_starts_later(
 ) -> None:
     chroma.stop()
     with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(wait_for_store, ChromaIndex(chroma.url, NAME))
+        opening = pool.submit(wait_for_store, chroma_index([chroma.url], NAME))
         wait_for(lambda: "waiting for the index" in caplog.text, LIMIT_S, or_else=opening.done)
         chroma.start()
         with closing(opening.result()) as store:
@@ -192,7 +193,7 @@ def test_start_waits_for_a_server_that_starts_later(
 
 def test_server_that_stays_down_is_one_clear_error_after_the_wait() -> None:
     with pytest.raises(StoreError, match="no Chroma server answers at"):
-        wait_for_store(ChromaIndex(f"http://127.0.0.1:{unused_port()}", NAME), wait_s=0)
+        wait_for_store(chroma_index([f"http://127.0.0.1:{unused_port()}"], NAME), wait_s=0)
 
 
 def test_server_of_another_kind_is_recognised(start_peer: StartPeer) -> None:

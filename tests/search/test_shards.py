@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from search.chroma.location import connect
 from search.chroma.shard_layout import ShardLayout, shard_of
-from search.chroma.sharded_store import ShardedIndex, ShardedStore, chroma_index, merge
-from search.chroma.store import DRAW, DRAWS, HNSW, ChromaIndex, draw_of
+from search.chroma.sharded_store import ChromaIndex, ShardedStore, chroma_index, merge
+from search.chroma.store import DRAW, DRAWS, HNSW, draw_of
 from search.errors import StoreError, StoreUnavailable
 from search.indexing.collection import Collection
 from search.serving.encoders import EncoderPool
@@ -82,7 +82,7 @@ def four(folders: dict[int, Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(four: Path) -> Iterator[ShardedStore]:
-    with closing(ShardedIndex(ShardLayout.parse([four], NAME, 4)).open()) as store:
+    with closing(ChromaIndex(ShardLayout.parse([four], NAME, 4)).open()) as store:
         yield store
 
 
@@ -164,11 +164,11 @@ async def wire(index: Index) -> list[bytes]:
 @pytest.mark.parametrize("shards", [2, 4])
 def test_the_service_answers_as_from_one_collection(folders: dict[int, Path], shards: int) -> None:
     many = chroma_index([folders[shards]], NAME, shards)
-    assert asyncio.run(wire(many)) == asyncio.run(wire(ChromaIndex(folders[1], NAME)))
+    assert asyncio.run(wire(many)) == asyncio.run(wire(chroma_index([folders[1]], NAME)))
 
 
 def test_documents_and_draws_come_in_the_order_of_one_collection(folders: dict[int, Path]) -> None:
-    one = ChromaIndex(folders[1], NAME)
+    one = chroma_index([folders[1]], NAME)
     for shards in (2, 4):
         many = chroma_index([folders[shards]], NAME, shards)
         assert list(many.documents()) == list(one.documents())

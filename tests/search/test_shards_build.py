@@ -17,8 +17,8 @@ from tiny_embedder import save_tiny_embedder
 
 import search.indexing.build
 from search.chroma.shard_layout import ShardLayout
-from search.chroma.sharded_store import ShardedIndex
-from search.chroma.store import ChromaIndex, open_collection
+from search.chroma.sharded_store import ChromaIndex, chroma_index
+from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
 from search.indexing.build import BuildOptions, IndexReport, Unwritten, build_index
@@ -112,7 +112,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_the_index_is_that_of_one_collection(built: Path, spec: EmbedderSpec, tmp_path: Path) -> None:
     build_index(built / "corpus.jsonl", tmp_path / "one", "wiki", spec, chunking=CHUNKING)
-    one, many = ChromaIndex(tmp_path / "one", "wiki"), ShardedIndex(target_in(built).layout)
+    one, many = chroma_index([tmp_path / "one"], "wiki"), ChromaIndex(target_in(built).layout)
     assert list(many.documents()) == list(one.documents())
     queries = Embedder(spec).encode_queries(["harbour", "Passage 17", "Title 30"])
     with closing(one.open()) as whole, closing(many.open()) as shards:

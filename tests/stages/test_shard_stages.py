@@ -13,11 +13,9 @@ from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.indices import index_of, places_of, target_of
 from drzero.recipe.overrides import OverrideError
 from drzero.stages.services import retrieval_spec
-from search.chroma.location import ChromaPlace
-from search.chroma.quota import Quota
+from search.chroma.location import Quota
 from search.chroma.shard_layout import ShardLayout
-from search.chroma.sharded_store import ShardedIndex
-from search.chroma.store import ChromaIndex
+from search.chroma.sharded_store import ChromaIndex
 from search.errors import StoreError
 from search.indexing.shards import Shards
 from search.indexing.size import IndexSize, Planned
@@ -31,7 +29,7 @@ def composed(stage: str, *overrides: str) -> DictConfig:
 
 def test_one_shard_is_the_index_of_before(tmp_path: Path) -> None:
     config = composed("serve_search", f"chroma.path={tmp_path}")
-    assert isinstance(index_of(config), ChromaIndex)
+    assert index_of(config) == ChromaIndex(ShardLayout.parse([tmp_path], "corpus", 1))
     assert "--shards" not in retrieval_spec(config).command
 
 
@@ -44,8 +42,8 @@ def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_n
     )
     layout = ShardLayout.parse(["http://127.0.0.1:1", "http://127.0.0.1:2"], "corpus", 3)
     words = retrieval_spec(config).command
-    assert index_of(config) == ShardedIndex(layout)
-    assert served(parser().parse_args(words[words.index("--chroma-path") :])) == ShardedIndex(layout)
+    assert index_of(config) == ChromaIndex(layout)
+    assert served(parser().parse_args(words[words.index("--chroma-path") :])) == ChromaIndex(layout)
 
 
 def test_a_servers_quotas_are_those_of_the_config() -> None:
@@ -55,8 +53,8 @@ def test_a_servers_quotas_are_those_of_the_config() -> None:
     assert place.quota == Quota(page=300, reads=10)
     words = retrieval_spec(config).command
     opened = served(parser().parse_args(words[words.index("--chroma-path") :]))
-    assert isinstance(opened, ChromaIndex) and isinstance(opened.path, ChromaPlace)
-    assert opened.path.quota.reads == 10
+    assert isinstance(opened, ChromaIndex)
+    assert opened.layout.places[0].quota.reads == 10
 
 
 @pytest.mark.parametrize(("shards", "fits"), [(1, False), (4, False), (5, True)])
